@@ -1,0 +1,45 @@
+# Every target works on a fresh clone: the first one to run makes a virtual environment and installs into it, once.
+# `make demo PYTHON=python3.13` picks another interpreter, which gets an environment of its own.
+PYTHON ?= python3
+VENV := .venv-$(notdir $(PYTHON))
+BIN := $(VENV)/bin
+NOTEBOOKS = $(wildcard notebooks/*.py)
+
+.PHONY: demo test test-slow bench lint notebooks clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	$(BIN)/ppl-gp demo --out demo_out
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.benchmarks.run
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+notebooks: $(VENV)/.installed-notebooks
+	$(BIN)/jupytext --to ipynb --execute $(NOTEBOOKS)
+
+# Under pyenv the name python3.13 only runs where that version is selected: select it, if the plain name fails.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV) || PYENV_VERSION=$(patsubst python%,%,$(notdir $(PYTHON))) $(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,demo]"
+	touch $@
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	touch $@
+
+clean:
+	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+"""Robust regression: Student-t noise, whose likelihood is not log-concave in f.
+
+    lengthscale_d ~ LogNormal(log(D) / 2, 1)        d = 1 ... D, in units of column d of X
+    variance      ~ LogNormal(0, 1)                 prior variance of f, in units of y squared
+    noise_scale   ~ LogNormal(-1, 1)                scale of the noise, in units of y
+    df            ~ Gamma(2, 0.1)                   degrees of freedom (Juarez & Steel 2010)
+    f | X         ~ GP(0, variance exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2)))
+    y_n | f       ~ StudentT(df, f_n, noise_scale)
+
+An outlier's pseudo-likelihood may have negative precision: seeing y_n then makes f_n less certain than before.
+The priors are meant for standardised X and y.
+"""
+
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+import ppl_gp as pg
+
+
+def student_t(X, y=None):
+    """X (N, D), y (N,) of real numbers or `None` to draw them."""
+    D = X.shape[-1]
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    noise_scale = numpyro.sample("noise_scale", dist.LogNormal(-1.0, 1.0))
+    df = numpyro.sample("df", dist.Gamma(2.0, 0.1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(df, f, noise_scale), obs=y)

@@ -1,0 +1,74 @@
+"""Gaussian-process models declared once, as NumPyro models, and inferred by every method that matters."""
+
+# The site and what it is made of
+from ppl_gp import kernels, means, observations
+
+# Errors and results
+from ppl_gp.errors import DataError, FitError, ModelError, NotPointwiseError, PplGpError, Result, StoreError
+
+# Reading a model
+from ppl_gp.factors import Factors, LogLikelihood, read
+from ppl_gp.gp import GP, Whiten
+
+# What happens to the hyperparameters
+from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.infer import local as _registers_local_methods
+
+# Checking, fitting, exact posteriors
+from ppl_gp.infer.check import check
+from ppl_gp.infer.elliptical import EllipticalSlice
+from ppl_gp.infer.fit import fit
+from ppl_gp.infer.handlers import marginal
+from ppl_gp.infer.nuts import NUTS
+
+# Local approximations
+from ppl_gp.local.bound import LocalBound
+from ppl_gp.local.ep import EP
+from ppl_gp.local.laplace import Laplace
+from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.local.vi import VI
+
+# What a fit gives, and how fits compare
+from ppl_gp.results.compare import compare
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.load import load
+from ppl_gp.results.predict import Prediction
+
+del _registers_local_methods
+
+__all__ = [
+    "EP",
+    "GP",
+    "MAP",
+    "NUTS",
+    "VI",
+    "DataError",
+    "EllipticalSlice",
+    "Factors",
+    "Fit",
+    "FitError",
+    "Fixed",
+    "Laplace",
+    "LocalBound",
+    "LocalMethod",
+    "LogLikelihood",
+    "ModelError",
+    "NotPointwiseError",
+    "PplGpError",
+    "Prediction",
+    "Result",
+    "Sample",
+    "StoreError",
+    "Whiten",
+    "check",
+    "compare",
+    "fit",
+    "kernels",
+    "load",
+    "log_evidence",
+    "marginal",
+    "means",
+    "observations",
+    "read",
+]
+__version__ = "0.1.0"

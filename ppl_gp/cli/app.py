@@ -1,0 +1,202 @@
+"""The commands: arguments in, one line out for every typed error (exit code 2, no traceback)."""
+
+import functools
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import numpy as np
+import typer
+from threadpoolctl import threadpool_limits
+
+from ppl_gp.cli.data import Preparation, prepare, read_csv
+from ppl_gp.cli.demo import run_demo
+from ppl_gp.cli.methods import NAMES, Effort, parse
+from ppl_gp.cli.model_path import load_model
+from ppl_gp.cli.pictures import write_pictures
+from ppl_gp.cli.predictions import write_predictions
+from ppl_gp.cli.run import Files, Problem, Recorder, fit_methods, say, write_fit
+from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.infer.check import check as check_model
+from ppl_gp.results.load import load
+
+app = typer.Typer(
+    help="Gaussian-process models declared in NumPyro, fitted by every method and compared. Computes in float64.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
+Data = Annotated[Path, typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns.")]
+Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Methods = Annotated[str, typer.Option(help=f"Some of {','.join(NAMES)}, separated by commas.")]
+Restarts = Annotated[int, typer.Option(min=1, help="Starts of the hyperparameters' maximisation.")]
+NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a chain.")]
+NumSamples = Annotated[int, typer.Option(min=1, help="Draws of a chain.")]
+NumChains = Annotated[int, typer.Option(min=1, help="Chains.")]
+SampleHyper = Annotated[bool, typer.Option("--sample-hyper", help="Local methods sample the hyperparameters by NUTS.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Standardise = Annotated[bool, typer.Option(help="Shift and scale the inputs to mean 0 and standard deviation 1.")]
+Setting = Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit.")]
+
+
+def _reported(command):
+    """A typed error, or a file that cannot be read or written, becomes one line and exit code 2; Ctrl-C exit code
+    130."""
+
+    @functools.wraps(command)
+    def wrapped(*args, **kwargs):
+        try:
+            jax.config.update("jax_enable_x64", True)
+            # Threads cost more than they give on matrices of a few hundred rows: 20 times, where cores are shared.
+            threadpool_limits(1, user_api="blas")
+            code = command(*args, **kwargs)
+        except (PplGpError, OSError) as error:
+            say(f"error: {' '.join(str(error).split())}")
+            code = 2
+        except KeyboardInterrupt:
+            say("interrupted.")
+            code = 130
+        raise typer.Exit(code or 0)
+
+    return wrapped
+
+
+@app.command()
+@_reported
+def check(model: Model, data: Data, target: Target, standardise: Standardise = True, settings: Setting = []):  # noqa: B006
+    """Check a model against data and print what was found; exit code 1 where something is not in order."""
+    problem, _ = _problem(model, data, target, standardise, 0.0, 0, settings)
+    found = check_model(problem.model, problem.X, y=problem.y, **problem.kwargs)
+    print(found)
+    return 0 if found.ok else 1
+
+
+@app.command()
+@_reported
+def fit(
+    model: Model,
+    data: Data,
+    target: Target,
+    methods: Methods = "ep",
+    out: Out = Path("ppl_gp_out"),
+    restarts: Restarts = 1,
+    num_warmup: NumWarmup = 500,
+    num_samples: NumSamples = 500,
+    num_chains: NumChains = 2,
+    sample_hyper: SampleHyper = False,
+    seed: Seed = 0,
+    standardise: Standardise = True,
+    settings: Setting = [],  # noqa: B006
+):
+    """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and preparation.json to --out."""
+    names = parse(methods)
+    problem, preparation = _problem(model, data, target, standardise, 0.0, seed, settings)
+    files = Files(out)
+    preparation.save(files.path("preparation.json"))
+    effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
+    outcome = fit_methods(problem, names, effort, seed, lambda name, fitted: write_fit(files, name, fitted, save=True))
+    files.tell()
+    return outcome.exit_code
+
+
+@app.command()
+@_reported
+def predict(
+    model: Model,
+    data: Data,
+    saved: Annotated[Path, typer.Option("--fit", help="METHOD.fit as written by `ppl-gp fit`, in its folder.")],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+):
+    """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
+    preparation = Preparation.load(saved.parent / "preparation.json")
+    fitted, columns = load(saved, load_model(model)), read_csv(data)
+    write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
+    print(out)
+
+
+@app.command()
+@_reported
+def compare(
+    model: Model,
+    data: Data,
+    target: Target,
+    methods: Methods = "laplace,ep,vi,nuts",
+    out: Out = Path("ppl_gp_out"),
+    restarts: Restarts = 1,
+    num_warmup: NumWarmup = 500,
+    num_samples: NumSamples = 500,
+    num_chains: NumChains = 2,
+    sample_hyper: SampleHyper = False,
+    test_fraction: Annotated[float, typer.Option(min=0.01, max=0.99, help="Share of the rows kept for testing.")] = 0.25,
+    seed: Seed = 0,
+    save: Annotated[bool, typer.Option("--save", help="Also save every fit, for `predict`.")] = False,
+    standardise: Standardise = True,
+    settings: Setting = [],  # noqa: B006
+):
+    """Fit by each method, score on held-out rows; write the table, pictures and posteriors to --out as methods end."""
+    names = parse(methods)
+    problem, preparation = _problem(model, data, target, standardise, test_fraction, seed, settings)
+    recorder = Recorder(problem, Files(out), save)
+    preparation.save(recorder.files.path("preparation.json"))
+    effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
+    outcome = fit_methods(problem, names, effort, seed, recorder)
+    if outcome.fits:
+        print(recorder.comparison)
+        print("\n".join(recorder.sentences()))
+    if outcome.fits and not outcome.interrupted:
+        write_pictures(recorder, problem, tuple(preparation.inputs), preparation.labels)
+    recorder.files.tell()
+    return outcome.exit_code
+
+
+@app.command()
+@_reported
+def demo(
+    out: Out = Path("demo_out"),
+    model: Annotated[str, typer.Option(help="The classifier to run.")] = "",
+    num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 60,
+    num_warmup: NumWarmup = 150,
+    num_samples: NumSamples = 200,
+    methods: Methods = ",".join(NAMES),
+    seed: Seed = 0,
+):
+    """One declared classifier of real data by every method: a table, pictures, and what can be trusted."""
+    location = model or _repository_model()
+    return run_demo(load_model(location), out, parse(methods), Effort(1, num_warmup, num_samples), num_train, seed)
+
+
+def _repository_model() -> str:
+    path = Path(__file__).parents[2] / "models" / "classification.py"
+    if not path.is_file():
+        raise DataError("the demo's model is in the repository's models/; run it in a clone, or give --model MODEL.py:NAME.")
+    return f"{path}:binary"
+
+
+def _problem(model, data, target, standardise, test_fraction, seed, settings) -> tuple[Problem, Preparation]:
+    """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled by all rows."""
+    columns = read_csv(data)
+    preparation = prepare(columns, target, standardise)
+    if preparation.labels is not None:
+        say(f"'{target}': {preparation.labels[0]} is read as 0, {preparation.labels[1]} as 1.")
+    X, y = preparation.X(columns), preparation.y(columns)
+    order = np.random.default_rng(seed).permutation(len(y))
+    num_test = round(test_fraction * len(y))
+    if test_fraction > 0 and not 0 < num_test < len(y):
+        raise DataError(f"--test-fraction {test_fraction} of {len(y)} rows leaves {num_test} for testing; give another.")
+    test, train = order[:num_test], np.sort(order[num_test:])
+    options = dict(_setting(text) for text in settings)
+    return Problem(load_model(model), X[train], y[train], X[test], y[test], options), preparation
+
+
+def _setting(text: str) -> tuple[str, str | float | int]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise DataError(f"--set {text}: write NAME=VALUE.")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value

@@ -1,0 +1,29 @@
+"""Predictions as a CSV file."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from ppl_gp.cli.data import Preparation
+from ppl_gp.errors import ModelError
+from ppl_gp.results.predict import Prediction
+from ppl_gp.results.scores import is_classification, outcome_probabilities
+
+
+def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:
+    """One row an input row: mean and standard deviation of f; p(y = k) for each label, else mean and sd of y."""
+    if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
+        raise ModelError("the model has several GP or observed sites; predict from Python: pg.load(...).predict(X_new).")
+    table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
+    if is_classification(prediction):
+        probs = outcome_probabilities(prediction)
+        labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
+        table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
+    elif prediction.mean is not None:
+        table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
+    columns = {name: np.asarray(column) for name, column in table.items()}
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))

@@ -1,0 +1,134 @@
+"""Fitting one method after another, with every method's files written as soon as it ends."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_gp.cli.methods import Effort, configured
+from ppl_gp.errors import PplGpError, Result
+from ppl_gp.infer.fit import fit
+from ppl_gp.results.compare import Comparison
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.verdict import verdict
+
+
+def say(text: str) -> None:
+    """A line for the user on stderr, where the progress bars are."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass
+class Problem:
+    """A model with training and test data; `kwargs` are its options (link="probit")."""
+
+    model: Callable
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What a run over methods came to: fits by name, the errors of those that failed, and whether it was cut short."""
+
+    fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0; 2 where a method could not be run; 130 after Ctrl-C."""
+        return 130 if self.interrupted else 2 if self.errors else 0
+
+
+def fit_methods(
+    problem: Problem, names: Iterable[str], effort: Effort, seed: int, each: Callable[[str, Fit], None]
+) -> Outcome:
+    """Fit every method in turn and call each(name, fit) as soon as one ends.
+
+    A typed error is told and the next method tried. Ctrl-C ends the run; what was finished is kept.
+    """
+    outcome = Outcome()
+    for name in names:
+        try:
+            fitted = fit(
+                problem.model,
+                configured(name, effort),
+                seed,
+                problem.X,
+                y=problem.y,
+                throw=False,
+                progress=True,
+                **problem.kwargs,
+            )
+            _report(name, fitted)
+            outcome.fits[name] = fitted
+            outcome.interrupted = fitted.result is Result.interrupted
+            each(name, fitted)
+        except PplGpError as error:
+            outcome.errors[name] = str(error)
+            say(f"{name}: {error}")
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        if outcome.interrupted:
+            say(f"interrupted during {name}; what was finished is kept.")
+            break
+    return outcome
+
+
+def _report(name: str, fitted: Fit) -> None:
+    evidence = "" if fitted.log_evidence is None else f", log evidence {fitted.log_evidence:.3f}"
+    say(f"{name}: {fitted.result} in {fitted.stats['seconds']:.1f} s{evidence}")
+    if fitted.result not in (Result.converged, Result.interrupted):
+        say(f"{name}: {fitted.result.message}")
+
+
+class Files:
+    """The files that a run writes into one folder."""
+
+    def __init__(self, out: Path):
+        self.out, self.written = out, []
+        out.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """A file of this run, remembered."""
+        path = self.out / name
+        if path not in self.written:
+            self.written.append(path)
+        return path
+
+    def tell(self) -> None:
+        """Print the list of files."""
+        print("\n".join(str(path) for path in self.written if path.exists()))
+
+
+def write_fit(files: Files, name: str, fitted: Fit, save: bool) -> None:
+    """NAME.nc: the posterior as NetCDF; NAME.fit: the saved fit, on request."""
+    fitted.to_datatree().to_netcdf(files.path(f"{name}.nc"), engine="h5netcdf")
+    if save:
+        fitted.save(files.path(f"{name}.fit"))
+
+
+class Recorder:
+    """Writes the files of a comparison as each method ends: posterior as NetCDF, the table as CSV, the fit on
+    request."""
+
+    def __init__(self, problem: Problem, files: Files, save_fits: bool = False):
+        self.files, self.save_fits = files, save_fits
+        self.comparison = Comparison(problem.X_test, problem.y_test, (), problem.kwargs)
+
+    def __call__(self, name: str, fitted: Fit) -> None:
+        write_fit(self.files, name, fitted, self.save_fits)
+        self.comparison.add(name, fitted)
+        self.comparison.to_csv(self.files.path("table.csv"))
+
+    def sentences(self) -> list[str]:
+        """What can be trusted, one sentence a method."""
+        c = self.comparison
+        return [verdict(row, c.reference_name, c.reference_error) for row in c.table]

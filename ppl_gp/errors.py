@@ -1,0 +1,83 @@
+"""Status as data (`Result`) and the typed errors that are raised at the boundary.
+
+Inside compiled code a status is a small integer, `Result.<member>.code`; `Result.from_code` turns it back.
+Every error names the argument, its value and the remedy. `FitError` carries the fit, so nothing computed is lost.
+"""
+
+import enum
+from typing import Any
+
+
+class Result(enum.StrEnum):
+    """How an inference ended. The members are the messages: `fit.result == "converged"` holds as well."""
+
+    converged = "converged"
+    max_steps = "max_steps"
+    nonfinite = "nonfinite"
+    negative_curvature = "negative_curvature"
+    negative_cavity = "negative_cavity"
+    not_pointwise = "not_pointwise"
+    not_affine = "not_affine"
+    interrupted = "interrupted"
+    not_mixed = "not_mixed"
+
+    @property
+    def code(self) -> int:
+        """The integer that stands for this member inside compiled code."""
+        return list(Result).index(self)
+
+    @classmethod
+    def from_code(cls, code) -> "Result":
+        """The member behind an integer status; of several statuses, pass the worst yourself."""
+        return list(cls)[int(code)]
+
+    @property
+    def message(self) -> str:
+        """What happened and what to do about it."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Result.converged: "converged.",
+    Result.max_steps: "the step limit was reached before the tolerance; raise `max_steps`, lower `damping`, or "
+    "loosen `tol`.",
+    Result.nonfinite: "a value that is not finite appeared; run pg.check(model, ...) and look at the data's scale, "
+    "the jitter and the hyperparameters.",
+    Result.negative_curvature: "the Gaussian's precision K^-1 + T stopped being positive definite (a likelihood that "
+    "is not log-concave); try EP(power=0.5, damping=0.5), or NUTS().",
+    Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
+    Result.not_pointwise: "the likelihood couples several values of f; use NUTS() or EllipticalSlice().",
+    Result.not_affine: "the likelihood is not logistic with logits affine in f, which LocalBound() needs; use EP() "
+    "or VI().",
+    Result.interrupted: "interrupted by the user; what was reached is kept.",
+    Result.not_mixed: "chains disagree (r-hat above 1.05 or divergences); run more warm-up and samples, or raise "
+    "target_accept_prob.",
+}
+
+
+class PplGpError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class DataError(PplGpError, ValueError):
+    """An argument's value cannot be used: NaN, wrong shape, label outside the support ..."""
+
+
+class ModelError(PplGpError, ValueError):
+    """The model does not fit the method: no GP site, several latent functions, local latents, a GP fed by a GP ..."""
+
+
+class NotPointwiseError(ModelError):
+    """The likelihood of some datum depends on more than its own value of f."""
+
+
+class StoreError(PplGpError, ValueError):
+    """A file that cannot be loaded: truncated, foreign, from another version, or saved from another model."""
+
+
+class FitError(PplGpError, RuntimeError):
+    """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result` says why."""
+
+    def __init__(self, message: str, fit: Any = None):
+        super().__init__(message)
+        self.fit = fit

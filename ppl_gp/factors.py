@@ -1,0 +1,130 @@
+"""Reading a model: `read(model, *args, hyper=...)` gives its GP priors and its pointwise log-likelihood.
+
+The model itself is the likelihood: it is run under `substitute` and `trace` with f given, and every observed site
+counts, with its mask and scale. A probe at the boundary proves that datum n sees only its own f_n.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, roles, run
+
+
+class LogLikelihood(eqx.Module):
+    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats. A pytree: hyperparameters are
+    leaves."""
+
+    model: Callable = eqx.field(static=True)
+    site: str = eqx.field(static=True)
+    num: int = eqx.field(static=True)
+    hyper: dict[str, Any]
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def trace(self, f) -> dict:
+        """The model's trace with f given."""
+        return run(self.model, self.args, self.kwargs, self.hyper, {self.site: f})
+
+    def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
+        total = jnp.zeros((self.num,), jnp.result_type(f))
+        for site in self.trace(f).values():
+            if is_observed(site):
+                per_datum = log_prob_per_datum(site, self.num)
+                total = total + per_datum if per_datum.ndim else total
+        return total
+
+    def shared(self, f=None) -> Float[Array, ""]:
+        """Log-probability of observed sites that have no data axis (an observed hyperparameter, a factor), nats."""
+        trace = run(self.model, self.args, self.kwargs, self.hyper, None if f is None else {self.site: f})
+        terms = [log_prob_per_datum(s, self.num) for s in trace.values() if is_observed(s)]
+        return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
+
+
+class Factors(eqx.Module):
+    """p(y, f | hyperparameters) = prod of `priors` x exp(sum_n log_lik(f)_n + shared)."""
+
+    priors: dict[str, GP]
+    log_lik: LogLikelihood
+
+    @property
+    def prior(self) -> GP:
+        """The model's one GP prior."""
+        (prior,) = self.priors.values()
+        return prior
+
+
+def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors:
+    """Read a model with one GP site at given hyperparameters (constrained values, sample and param sites alike).
+
+    **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper` and arrays in args.
+
+    **Raises** `ModelError`: no GP site, several GP sites or an expanded one (several latent functions), a latent in the
+    data plate, a hyperparameter missing from `hyper`. The likelihood's pointwise form is proved by `probe`, which
+    `fit` and `check` call. Cost: two traces of the model, O(N), no factorisation.
+    """
+    trace = run(model, args, kwargs, hyper)
+    found = roles(trace)
+    require_one_latent_function(found, trace, lambda latent: run(model, args, kwargs, hyper, latent))
+    missing = [k for k in found.hyper if k not in (hyper or {})]
+    if missing:
+        raise ModelError(f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give every site.")
+    (name,) = found.gps
+    prior = unwrap(trace[name]["fn"])
+    params = {k: trace[k]["value"] for k in found.params}
+    log_lik = LogLikelihood(model, name, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs)
+    return Factors({name: prior}, log_lik)
+
+
+_FITTING = "NUTS() and EllipticalSlice() fit such a model as it stands."
+
+
+def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:
+    """Raise `ModelError` unless the model has one GP site of shape (N,) and no local latent.
+
+    `rerun({site: f})` traces the model again with GP sites given.
+    """
+
+    def feeds_another():
+        def inputs(values):
+            again = rerun(values)
+            return [unwrap(again[g]["fn"]).X for g in found.gps]
+
+        return depends(inputs, {g: trace[g]["value"] for g in found.gps})
+
+    if not found.gps:
+        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    if len(found.gps) > 1:
+        kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
+        raise ModelError(
+            f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound read one. {_FITTING}"
+        )
+    fn = trace[found.gps[0]]["fn"]
+    if len(fn.shape()) > 1:
+        raise ModelError(
+            f"GP site '{found.gps[0]}' has shape {fn.shape()}: several latent functions, where Laplace, EP, VI and "
+            f"LocalBound read one of shape (N,). {_FITTING}"
+        )
+    if found.local_latents:
+        raise ModelError(f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. {_FITTING}")
+    if not found.observed:
+        raise ModelError(
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
+        )
+
+
+def depends(function, x) -> bool:
+    """Whether any output of `function` is computed from x, read off its jaxpr (so tracers are fine)."""
+    jaxpr = jax.make_jaxpr(function)(x).jaxpr
+    reached = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if any(v in reached for v in equation.invars if not isinstance(v, jax.extend.core.Literal)):
+            reached.update(equation.outvars)
+    return any(v in reached for v in jaxpr.outvars if not isinstance(v, jax.extend.core.Literal))

@@ -1,0 +1,244 @@
+"""`check`: a checklist about a model and its data that a person can read, before any inference is run."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jax.flatten_util import ravel_pytree
+from numpyro.infer.util import log_density
+
+from ppl_gp.arguments import as_arrays
+from ppl_gp.errors import ModelError, PplGpError
+from ppl_gp.factors import read
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.boundary import first_trace, probe
+from ppl_gp.infer.space import Space, space, starts
+from ppl_gp.local.bound import logistic_form
+from ppl_gp.tracing import Roles, is_factor, roles, run
+
+_CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
+_MEDIAN_DRAWS_KEY = 0
+
+
+class Item(NamedTuple):
+    """One line of the checklist."""
+
+    name: str
+    ok: bool
+    message: str
+
+
+class Checklist(NamedTuple):
+    """What `check` found. `ok`: every item is; `print` shows one line an item."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every item is in order."""
+        return all(item.ok for item in self.items)
+
+    def __str__(self) -> str:
+        width = max((len(item.name) for item in self.items), default=0)
+        return "\n".join(f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items)
+
+
+class _Subject(NamedTuple):
+    """A model with its arguments and what one run of it showed."""
+
+    model: Callable
+    args: tuple
+    kwargs: dict
+    trace: dict
+    found: Roles
+
+
+def check(model: Callable, *args, **kwargs) -> Checklist:
+    """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds the observations.
+
+    Items: arguments, GP sites, hyperparameters, observations (supports included), pointwise likelihood, dtype,
+    conditioning of K and finite gradients at the prior's median, and the methods that fit this model.
+    Where the arguments, the GP sites or the observations are not in order, the items that need them are left out.
+    Cost: O(N^3), one eigenvalue decomposition a GP site.
+    """
+    try:
+        args, kwargs = as_arrays(args, kwargs)
+        trace = first_trace(model, args, kwargs)
+    except (PplGpError, TypeError, ValueError) as error:
+        return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
+    subject = _Subject(model, args, kwargs, trace, roles(trace))
+    items = [Item("arguments", True, _describe_arguments(args, kwargs)), *_guarded(subject, _SITE_CHECKS)]
+    usable = bool(subject.found.gps and subject.found.observed)
+    return Checklist((*items, *(_guarded(subject, _FURTHER_CHECKS) if usable else ())))
+
+
+def _guarded(subject: _Subject, checks: dict) -> list[Item]:
+    """The items of named checks; a typed error is an item's message."""
+    items = []
+    for name, function in checks.items():
+        try:
+            items.append(Item(name, *function(subject)))
+        except PplGpError as error:
+            items.append(Item(name, False, str(error)))
+    return items
+
+
+def _describe_arguments(args, kwargs) -> str:
+    named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+    return ", ".join(f"{k} {a.shape} {a.dtype}" if eqx.is_array(a) else f"{k}={a!r}" for k, a in named.items())
+
+
+def _gp_sites(subject: _Subject):
+    if not subject.found.gps:
+        return False, "none; declare one: f = numpyro.sample('f', pg.GP(kernel, X))."
+    sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
+    return True, "; ".join(f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items())
+
+
+def _hyperparameters(subject: _Subject):
+    names = (*subject.found.hyper, *subject.found.params)
+    space(subject.trace)  # raises for a discrete one
+    if not names:
+        return True, "none: the model is fitted as it stands, with Fixed({})."
+    shapes = {k: jnp.shape(subject.trace[k]["value"]) for k in names}
+    kinds = {k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"]) for k in names}
+    return True, "; ".join(f"{k} {shapes[k] or ''} {kinds[k]}".replace("  ", " ") for k in names)
+
+
+def _family(fn) -> str:
+    return type(unwrap(fn)).__name__
+
+
+def _observations(subject: _Subject):
+    sites = {k: subject.trace[k] for k in subject.found.observed}
+    data = {k: s for k, s in sites.items() if not is_factor(s)}
+    if not sites:
+        return False, "nothing is observed; pass y=..., and obs=y in the model."
+    described = [f"{k} {s['fn'].shape()} {_family(s['fn'])} on {unwrap(s['fn']).support}" for k, s in data.items()]
+    constant = [k for k, s in data.items() if np.ptp(np.asarray(s["value"], float)) == 0.0]
+    note = f"; all values of {constant} are equal, so the data say little" if constant else ""
+    return True, "; ".join(described) + note
+
+
+def _pointwise(subject: _Subject):
+    try:
+        probe(_read(subject).log_lik)
+    except ModelError as error:
+        return False, str(error)
+    return True, "each datum depends on its own value of f (shown by a random probe)."
+
+
+def _read(subject: _Subject, hyper: dict | None = None):
+    hyper = {k: subject.trace[k]["value"] for k in subject.found.hyper} if hyper is None else hyper
+    return read(subject.model, *subject.args, hyper=hyper, **subject.kwargs)
+
+
+def _dtype(subject: _Subject):
+    X = unwrap(subject.trace[subject.found.gps[0]]["fn"]).X
+    if X.dtype == jnp.float64:
+        return True, "float64"
+    return False, f"{X.dtype}; set jax.config.update('jax_enable_x64', True) before any array is made."
+
+
+def _median(subject: _Subject) -> tuple[Space, dict, dict]:
+    """(space, unconstrained, constrained) hyperparameters at the prior's median."""
+    sp = space(subject.trace)
+    if not sp.transforms:
+        return sp, {}, {}
+    first = starts(subject.model, subject.args, subject.kwargs, sp, random.key(_MEDIAN_DRAWS_KEY), 1)
+    free = {k: v[0] for k, v in first.items()}
+    return sp, free, sp.constrain(free)
+
+
+def _conditioning(subject: _Subject):
+    _, _, hyper = _median(subject)
+    trace = run(subject.model, subject.args, subject.kwargs, hyper)
+    parts = [_conditioning_of(name, unwrap(trace[name]["fn"])) for name in subject.found.gps]
+    return all(ok for ok, _ in parts), "; ".join(message for _, message in parts)
+
+
+def _conditioning_of(name, prior):
+    K = prior.covariance_matrix
+    values = np.linalg.eigvalsh(np.asarray(K))
+    jitter = float(jnp.max(prior.variance - prior.kernel.diag(prior.X)))
+    L, added = prior.factor()
+    if not bool(jnp.all(jnp.isfinite(L))):
+        return (
+            False,
+            f"K of '{name}' has smallest eigenvalue {values[0]:.2g} and no jitter repairs it; check the kernel.",
+        )
+    condition = values[-1] / max(values[0] + float(added), np.finfo(values.dtype).tiny)
+    raised = f", raised by {float(added):.2g}" if added > 0 else ""
+    message = f"K of '{name}' at the prior's median: condition number {condition:.2g}, jitter {jitter:.2g}{raised}"
+    ok = condition < _CONDITION_LIMIT[K.dtype.name]
+    return ok, message + ("." if ok else "; give GP(jitter=...) a larger value, or drop duplicate rows.")
+
+
+def _gradient(subject: _Subject):
+    if subject.found.local_latents:
+        return True, f"not computed: the model has latents in the data's plate {list(subject.found.local_latents)}."
+    sp, free, _ = _median(subject)
+    value, gradient = _log_density(subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free)
+    bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(g)))]
+    if bad or not bool(jnp.isfinite(value)):
+        return (
+            False,
+            f"log density {float(value):.4g}, gradient not finite in {bad}; check the data's scale and the priors.",
+        )
+    size = float(jnp.max(jnp.abs(ravel_pytree(gradient)[0])))
+    return (
+        True,
+        f"log density {float(value):.4g}, gradient finite at the prior's median, f drawn (largest entry {size:.2g}).",
+    )
+
+
+@eqx.filter_jit
+def _log_density(model, gps, sp: Space, args, kwargs, free):
+    """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a prior draw."""
+    trace = run(model, args, kwargs, sp.constrain(free))
+    latent = {k: trace[k]["fn"].sample(random.key(1)) for k in gps}
+
+    def density(point):
+        values = {**sp.constrain({k: point[k] for k in free}), **{k: point[k] for k in latent}}
+        return log_density(model, args, kwargs, values)[0]
+
+    return jax.value_and_grad(density)({**free, **latent})
+
+
+def _methods(subject: _Subject):
+    local = _local_methods(subject)
+    try:
+        space(subject.trace)
+    except ModelError:
+        return bool(local), ", ".join(local) + ", each with hyper=Fixed(...)" if local else "none."
+    draws = ["NUTS"] + ([] if subject.found.local_latents else ["EllipticalSlice"])
+    return True, ", ".join(draws + local)
+
+
+def _local_methods(subject: _Subject) -> list[str]:
+    """The local methods that can read this model; why the others cannot stands beside the likelihood."""
+    try:
+        log_lik = _read(subject).log_lik
+        probe(log_lik)
+    except PplGpError:
+        return []
+    try:
+        logistic = bool(logistic_form(log_lik).holds)
+    except ModelError:
+        logistic = False
+    return ["Laplace", "EP", "VI"] + (["LocalBound"] if logistic else [])
+
+
+_SITE_CHECKS = {"GP sites": _gp_sites, "observations": _observations}
+_FURTHER_CHECKS = {
+    "hyperparameters": _hyperparameters,
+    "likelihood": _pointwise,
+    "dtype": _dtype,
+    "conditioning": _conditioning,
+    "gradients": _gradient,
+    "methods": _methods,
+}

@@ -1,0 +1,49 @@
+"""`fit`: one verb for every method."""
+
+from collections.abc import Callable
+from functools import singledispatch
+
+import jax
+from jax import random
+
+from ppl_gp.arguments import as_arrays
+from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.infer.timing import stopwatch
+from ppl_gp.results.fit import Fit
+
+
+@singledispatch
+def run_method(method, model, rng_key, args, kwargs, progress: bool) -> Fit:
+    """How a method fits a model: register an implementation for a new method's class."""
+    raise DataError(f"method={method!r} is no inference method; give Laplace(), EP(), VI(), LocalBound(), NUTS() ...")
+
+
+def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs) -> Fit:
+    """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
+
+    The first positional argument holds the inputs, the keyword `y` the observations. `progress=True` draws a bar.
+    Ctrl-C returns what was reached, with `result` interrupted.
+
+    **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any work; `FitError`
+    at the end where the method did not succeed, with the fit in `error.fit`; `throw=False` returns that fit instead.
+    """
+    if isinstance(method, type):
+        raise DataError(f"method={method.__name__} is a class; give an instance, {method.__name__}().")
+    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    args, kwargs = as_arrays(args, kwargs)
+    with stopwatch() as watch:
+        result = run_method(method, model, key, args, kwargs, progress)
+        jax.block_until_ready(result.latent)
+    result.stats.update(watch)
+    if throw and result.result not in (Result.converged, Result.interrupted):
+        raise FitError(
+            f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
+            f"Figures: {_figures(result.stats)}. The fit is in error.fit; throw=False returns it.",
+            result,
+        )
+    return result
+
+
+def _figures(stats):
+    shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str)}
+    return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())

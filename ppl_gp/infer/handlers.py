@@ -1,0 +1,55 @@
+"""`marginal`: model -> model with the GP site integrated out by a local approximation."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpyro
+from numpyro import handlers
+
+from ppl_gp.errors import Result
+from ppl_gp.factors import read
+from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.tracing import is_gp, is_observed, pin
+
+
+def marginal(model: Callable, approximation: LocalMethod) -> Callable:
+    """A NumPyro model over the hyperparameters alone: f is integrated out, its log evidence is a factor.
+
+    Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each draw the
+    approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`, `<f>_residual`, `<f>_code`.
+    Where the inner iteration does not converge the density is NaN, which NUTS counts as a divergence; it is never
+    silently biased. Errors as `read`. Cost: the approximation's, at every evaluation.
+    """
+
+    def hidden(site):
+        return site["type"] in ("plate", "deterministic") or is_gp(site) or is_observed(site) or _missing(site)
+
+    def marginalised(*args, **kwargs):
+        # Pass 1: only the hyperparameters talk to the outer handlers.
+        with handlers.block(hide_fn=hidden), handlers.trace() as trace, pin():
+            model(*args, **kwargs)
+        hyper = {k: s["value"] for k, s in trace.items() if _is_hyper(s)}
+        # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
+        factors = read(model, *args, hyper=hyper, **kwargs)
+        prior, log_lik = factors.prior, factors.log_lik
+        value, solution = log_evidence(approximation, prior.covariance_matrix, prior.mean, log_lik)
+        name = log_lik.site
+        solved = solution.code == Result.converged.code
+        numpyro.factor(f"{name}_log_evidence", jnp.where(solved, value + log_lik.shared(), jnp.nan))
+        numpyro.deterministic(f"{name}_mean", solution.marginals.mean)
+        numpyro.deterministic(f"{name}_nat1", solution.sites.nat1)
+        numpyro.deterministic(f"{name}_nat2", solution.sites.nat2)
+        numpyro.deterministic(f"{name}_steps", solution.steps)
+        numpyro.deterministic(f"{name}_residual", solution.residual)
+        numpyro.deterministic(f"{name}_code", solution.code)
+
+    return marginalised
+
+
+def _is_hyper(site) -> bool:
+    latent = site["type"] == "sample" and not (is_gp(site) or site["is_observed"] or _missing(site))
+    return latent or site["type"] == "param"
+
+
+def _missing(site) -> bool:
+    return site["type"] == "sample" and str(site["name"]).endswith("_unobserved")

@@ -1,0 +1,90 @@
+"""Fitting by a local approximation, with the hyperparameters fixed, maximised or sampled."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.factors import read
+from ppl_gp.hyperparameters import Fixed, Sample
+from ppl_gp.infer.boundary import first_trace, probe
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.marginal_nuts import sample_marginal
+from ppl_gp.infer.optimise import maximise
+from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.local.pseudo import condition
+from ppl_gp.posterior import Latent
+from ppl_gp.results.fit import Fit
+from ppl_gp.tracing import roles
+
+
+@run_method.register
+def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
+    trace = first_trace(model, args, kwargs)
+    found = roles(trace)
+    probe(read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik)
+    if isinstance(method.hyper, Sample):
+        return sample_marginal(method, model, rng_key, args, kwargs, progress)
+    hyper, ended, stats = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
+    value, solution, latent, figures = _solve(model, method, hyper, args, kwargs)
+    inner = Result.from_code(solution.code)
+    return Fit(
+        model,
+        method,
+        args,
+        kwargs,
+        hyper,
+        {found.gps[0]: latent},
+        float(value),
+        _worst(ended, inner, float(value)),
+        {**stats, "steps": int(solution.steps), "residual": float(solution.residual), **_jitter(figures)},
+    )
+
+
+def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress):
+    found = roles(trace)
+    names = (*found.hyper, *found.params)
+    if isinstance(method.hyper, Fixed):
+        return _fixed(method.hyper.values, names, trace), Result.converged, {}
+    if not names:
+        return {}, Result.converged, {}
+    return maximise(model, method, method.hyper, rng_key, args, kwargs, progress=progress)
+
+
+def _fixed(values, names, trace) -> dict:
+    missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
+    if missing or unknown:
+        raise ModelError(
+            f"Fixed({dict(values)!r}) does not fit the model's hyperparameters {list(names)}: "
+            f"missing {missing}, unknown {unknown}. Give one constrained value for each."
+        )
+    hyper = {n: jnp.asarray(values[n], jnp.result_type(float)) for n in names}
+    for name, value in hyper.items():
+        if not bool(jnp.all(jnp.isfinite(value))):
+            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is not finite.")
+        site = trace[name]
+        if site["type"] == "sample" and not bool(jnp.all(site["fn"].support(value))):
+            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is outside its support, {site['fn'].support}.")
+    return hyper
+
+
+@eqx.filter_jit
+def _solve(model, method, hyper, args, kwargs):
+    factors = read(model, *args, hyper=hyper, **kwargs)
+    prior, log_lik = factors.prior, factors.log_lik
+    K = prior.covariance_matrix
+    value, solution = log_evidence(method, K, prior.mean, log_lik)
+    q = condition(K, prior.mean, solution.sites)
+    latent = Latent(*(x[None] for x in (q.mean, q.variance, q.alpha)), jax.tree.map(lambda x: x[None], solution.sites))
+    return value + log_lik.shared(), solution, latent, (prior.variance - prior.kernel.diag(prior.X), prior.factor()[1])
+
+
+def _jitter(figures):
+    jitter, raised = figures
+    return {"jitter": float(jnp.max(jitter)), "jitter_raised": float(raised)}
+
+
+def _worst(outer: Result, inner: Result, value: float) -> Result:
+    if inner is not Result.converged:
+        return inner
+    return outer if jnp.isfinite(value) else Result.nonfinite

@@ -1,0 +1,65 @@
+"""`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation integrates out."""
+
+from functools import lru_cache
+
+import equinox as eqx
+import numpy as np
+import numpyro.infer
+from jax import lax
+
+from ppl_gp.errors import ModelError, Result
+from ppl_gp.hyperparameters import Sample
+from ppl_gp.infer.boundary import first_trace
+from ppl_gp.infer.handlers import marginal
+from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
+from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.posterior import Latent
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.processes import prior_at
+from ppl_gp.tracing import roles
+
+
+@lru_cache(maxsize=64)
+def _kernel(model, method, config: Sample):
+    """One kernel a model and configuration, so that compiled code is found again."""
+    return numpyro.infer.NUTS(marginal(model, method), target_accept_prob=config.target_accept_prob)
+
+
+def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
+    """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood and inner status."""
+    config, found = method.hyper, roles(first_trace(model, args, kwargs))
+    if not found.hyper:
+        raise ModelError("Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP().")
+    kernel = _kernel(model, method, config)
+    draws = run_chains(
+        kernel,
+        rng_key,
+        args,
+        kwargs,
+        num_warmup=config.num_warmup,
+        num_samples=config.num_samples,
+        num_chains=config.num_chains,
+        progress=progress,
+        label=f"{type(method).__name__} marginal NUTS",
+    )
+    name, values = found.gps[0], flatten(draws.values)
+    result, stats = diagnose(draws, found.hyper)
+    codes = np.asarray(values[f"{name}_code"])
+    stats |= {"residual": float(np.max(values[f"{name}_residual"])), "inner_codes": codes}
+    inner = {f"inner_{figure}": draws.values[f"{name}_{figure}"] for figure in ("steps", "residual", "code")}
+    stats["sample_stats"] = {**stats["sample_stats"], **inner}
+    if result is Result.converged and codes.any():
+        result = Result.from_code(codes.max())
+    hyper = {k: values[k] for k in (*found.hyper, *found.params)}
+    latent = _latents(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
+    return Fit(model, method, args, kwargs, hyper, {name: latent}, None, result, stats, config.num_chains, True)
+
+
+@eqx.filter_jit
+def _latents(model, site, hyper, sites, args, kwargs) -> Latent:
+    def one(entry):
+        prior = prior_at(model, site, entry[0], args, kwargs)
+        q = condition(prior.covariance_matrix, prior.mean, entry[1])
+        return q.mean, q.variance, q.alpha
+
+    return Latent(*lax.map(one, (hyper, sites)), sites)

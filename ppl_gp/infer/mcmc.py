@@ -1,0 +1,124 @@
+"""Running a NumPyro kernel in chunks: progress, Ctrl-C that keeps the draws so far, and no recompilation on new
+data."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+
+from ppl_gp.errors import Result
+from ppl_gp.infer.batching import over_leading_axis
+from ppl_gp.infer.progress import track
+
+CHUNK = 25
+_R_HAT_LIMIT = 1.05
+
+
+class Draws(NamedTuple):
+    """Draws by site, leading axes (chain, draw), and whether the run was cut short."""
+
+    values: dict[str, Any]
+    extra: dict[str, Any]
+    interrupted: bool
+
+
+@eqx.filter_jit
+def _init(kernel, keys, num_warmup: int, args, kwargs):
+    def one(key):
+        return kernel.init(random.wrap_key_data(key), num_warmup, None, args, kwargs)
+
+    return over_leading_axis(one, keys)
+
+
+@eqx.filter_jit
+def _chunk(kernel, states, args, kwargs, num: int):
+    """`num` transitions of every chain; draws have leading axes (chain, num)."""
+
+    def transition(state, _):
+        state = kernel.sample(state, args, kwargs)
+        return state, _record(state)
+
+    return over_leading_axis(lambda state: lax.scan(transition, state, None, length=num), states)
+
+
+def _record(state):
+    fields = {"z": state.z}
+    for name, label in _FIELDS.items():
+        inner = getattr(state, name, getattr(getattr(state, "hmc_state", None), name, None))
+        if inner is not None:
+            fields[label] = inner
+    return fields
+
+
+_FIELDS = {"diverging": "diverging", "accept_prob": "acceptance_rate", "num_steps": "n_steps", "energy": "energy"}
+
+
+@eqx.filter_jit
+def _postprocess(kernel, z, args, kwargs):
+    """Constrained values and deterministic sites of every draw."""
+    transform = kernel.postprocess_fn(args, kwargs)
+    return lax.map(lambda chain: lax.map(transform, chain), z)
+
+
+def run_chains(kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_chains, progress, label) -> Draws:
+    """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it propagates."""
+    keys = random.key_data(random.split(rng_key, num_chains))
+    states = _init(kernel, keys, num_warmup, args, kwargs)
+    parts, interrupted = [], False
+    with track(label, num_warmup + num_samples, progress) as update:
+        done = 0
+        try:
+            for num, keep in _schedule(num_warmup, num_samples):
+                states, record = jax.block_until_ready(_chunk(kernel, states, args, kwargs, num))
+                done += num
+                if keep:
+                    parts.append(record)
+                divergences = sum(int(np.sum(p["diverging"])) for p in parts if "diverging" in p)
+                update(done, f"{'sampling' if keep else 'warm-up'}, {divergences} divergences")
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            interrupted = True
+    record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
+    values = _postprocess(kernel, record.pop("z"), args, kwargs)
+    return Draws(values, record, interrupted)
+
+
+def _schedule(num_warmup, num_samples):
+    for total, keep in ((num_warmup, False), (num_samples, True)):
+        full, rest = divmod(total, CHUNK)
+        yield from ((CHUNK, keep) for _ in range(full))
+        if rest:
+            yield rest, keep
+
+
+def diagnose(draws: Draws, names) -> tuple[Result, dict]:
+    """r-hat and ESS (the worst entry of each named site), divergences, and the verdict."""
+    r_hat, ess = {}, {}
+    for name in names:
+        x = np.asarray(draws.values[name], float)
+        if x.shape[1] >= 4:
+            r_hat[name] = float(np.max(split_gelman_rubin(x)))
+            ess[name] = float(np.min(effective_sample_size(x)))
+    divergences = int(np.sum(draws.extra.get("diverging", 0)))
+    share = divergences / max(1, np.size(draws.extra.get("diverging", [0])))
+    mixed = all(r < _R_HAT_LIMIT or np.isnan(r) for r in r_hat.values()) and share < 0.05
+    result = Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
+    finite = [v for v in r_hat.values() if np.isfinite(v)]
+    return result, {
+        "r_hat": max(finite, default=float("nan")),
+        "ess": min(ess.values(), default=float("nan")),
+        "r_hat_by_site": r_hat,
+        "ess_by_site": ess,
+        "divergences": divergences,
+        "sample_stats": draws.extra,
+    }
+
+
+def flatten(values):
+    """(chain, draw, ...) -> (S, ...)."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), values)

@@ -1,0 +1,23 @@
+"""Covariance functions and their algebra. Constructor order: variance, then length scale, then what is particular."""
+
+from ppl_gp.kernels.base import CallableKernel, Constant, Kernel, Product, Sum, as_kernel
+from ppl_gp.kernels.nonstationary import Linear, Polynomial
+from ppl_gp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, White
+
+__all__ = [
+    "RBF",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "RationalQuadratic",
+    "Periodic",
+    "Linear",
+    "Polynomial",
+    "Constant",
+    "White",
+    "Sum",
+    "Product",
+    "Kernel",
+    "CallableKernel",
+    "as_kernel",
+]

@@ -1,0 +1,121 @@
+"""Damped fixed-point iteration with Anderson acceleration: the one loop behind EP, VI and the local bound.
+
+x <- x + step (g(x) - x); near the fixed point, g is extrapolated from the last iterates (Anderson 1965; Walker & Ni
+2011, type II). A point is kept only where it can be evaluated and either the residual does not grow (EP, which has no
+merit to climb) or the merit does not fall (VI, the local bound). A rejected point halves the step and forgets the
+memory. Each step evaluates g once. Fails by `max_steps`, or by `nonfinite` where no smaller step can be evaluated.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+
+from ppl_gp.errors import Result
+
+MEMORY = 5
+SMALLEST_STEP = 1e-4
+_ACCELERATE_BELOW = 1.0  # residual from which on extrapolation is tried
+_GROWTH = 1.5  # by which a residual may grow in one accepted step
+
+
+class Evaluation(NamedTuple):
+    """g at a point: the target, weights that make its residual dimensionless, its size, the merit and byproducts."""
+
+    target: Any
+    weight: Any
+    residual: Float[Array, ""]
+    merit: Float[Array, ""]  # constant where there is none
+    aux: Any
+
+
+class FixedPoint(NamedTuple):
+    """Where the iteration ended."""
+
+    x: Any
+    evaluation: Evaluation
+    steps: Int[Array, ""]
+    code: Int[Array, ""]
+
+
+class _State(NamedTuple):
+    x: Any
+    at: Evaluation
+    step: Float[Array, ""]
+    points: Float[Array, "H P"]
+    targets: Float[Array, "H P"]
+    count: Int[Array, ""]
+    steps: Int[Array, ""]
+    stuck: Array
+
+
+def fixed_point(
+    evaluate: Callable[[Any], Evaluation], x: Any, first: Evaluation, *, tol: float, max_steps: int, damping: float
+) -> FixedPoint:
+    """Iterate from x, whose evaluation is `first`, until the residual is below tol."""
+    size = ravel_pytree(x)[0].size
+    memory = jnp.zeros((MEMORY, size), first.residual.dtype)
+    zero = jnp.zeros((), jnp.int32)
+    step = jnp.asarray(damping, first.residual.dtype)
+    state = _State(x, first, step, memory, memory, zero, zero, jnp.zeros((), bool))
+
+    def running(s):
+        return (s.at.residual >= tol) & (s.steps < max_steps) & ~s.stuck
+
+    def advance(s):
+        candidate = _propose(s)
+        at = evaluate(candidate)
+        return _accept(s, candidate, at, damping, tol)
+
+    end = lax.while_loop(running, advance, state)
+    code = jnp.where(end.at.residual < tol, Result.converged.code, Result.max_steps.code)
+    return FixedPoint(end.x, end.at, end.steps, jnp.where(end.stuck, Result.nonfinite.code, code))
+
+
+def _propose(s: _State):
+    x, unravel = ravel_pytree(s.x)
+    g, weight = ravel_pytree(s.at.target)[0], ravel_pytree(s.at.weight)[0]
+    ready = (s.count > 0) & (s.at.residual < _ACCELERATE_BELOW)
+    extrapolated = _anderson(x, g, weight, s.points, s.targets, s.count)
+    usable = ready & jnp.all(jnp.isfinite(extrapolated))
+    return unravel(jnp.where(usable, x + s.step * (extrapolated - x), x + s.step * (g - x)))
+
+
+def _anderson(x, g, weight, points, targets, count):
+    """argmin_c |W (r - sum_j c_j (r - r_j))|, r = g - x; the mixture of targets it gives."""
+    r = g - x
+    used = (jnp.arange(MEMORY) < count)[:, None]
+    dr = jnp.where(used, r - (targets - points), 0.0) * weight
+    gram = dr @ dr.T
+    ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(x.dtype).tiny
+    gram = gram + jnp.diag(jnp.where(used[:, 0], ridge, 1.0))
+    c = jnp.linalg.solve(gram, dr @ (weight * r))
+    return g - c @ jnp.where(used, g - targets, 0.0)
+
+
+def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
+    finite = jnp.isfinite(at.residual) & jnp.isfinite(at.merit)
+    slack = 1e-9 * (1.0 + jnp.abs(s.at.merit))
+    shrinks = at.residual < jnp.maximum(_GROWTH * s.at.residual, tol)
+    # The first point may start anywhere: whatever can be evaluated is an improvement on it.
+    better = finite & ((at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack)) | (s.steps == 0))
+    slot = s.count % MEMORY
+    kept = _State(
+        candidate,
+        at,
+        jnp.minimum(damping, 1.4 * s.step),
+        s.points.at[slot].set(ravel_pytree(s.x)[0]),
+        s.targets.at[slot].set(ravel_pytree(s.at.target)[0]),
+        s.count + 1,
+        s.steps + 1,
+        jnp.zeros((), bool),
+    )
+    step = 0.5 * s.step
+    # Below the smallest step: take any point that can be evaluated rather than stand still.
+    forced = finite & (step < SMALLEST_STEP)
+    rejected = s._replace(step=step, count=jnp.zeros_like(s.count), steps=s.steps + 1, stuck=step < SMALLEST_STEP)
+    return jax.tree.map(lambda a, b: jnp.where(better | forced, a, b), kept, rejected)

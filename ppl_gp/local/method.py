@@ -1,0 +1,83 @@
+"""What every local approximation offers, and the log evidence built on it with its exact gradient."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import vjp
+from jaxtyping import Array, Float, Int
+
+from ppl_gp.factors import LogLikelihood
+from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.local.pseudo import Marginals, Sites, log_partition_and_mean
+
+
+class Solution(NamedTuple):
+    """A converged (or not: see `code`) pseudo-likelihood with its posterior marginals."""
+
+    sites: Sites
+    marginals: Marginals
+    local: Any  # what else the method's objective depends on, e.g. the bound's xi
+    steps: Int[Array, ""]
+    residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
+    code: Int[Array, ""]  # Result.<member>.code
+
+
+class LocalMethod(eqx.Module):
+    """A Gaussian approximation with one pseudo-likelihood a datum. Static configuration; `solve` does the work."""
+
+    hyper: eqx.AbstractVar[MAP | Fixed | Sample]
+
+    @abc.abstractmethod
+    def solve(self, K: Float[Array, "N N"], mean: Float[Array, "N"], log_lik: LogLikelihood, init=None) -> Solution:
+        """Find the pseudo-likelihood; `init` is a warm start (`Sites`). Not differentiable."""
+
+    @abc.abstractmethod
+    def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
+        """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in log_lik."""
+
+    def pull_back(self, K, mean, log_lik, solution: Solution):
+        """d log evidence / d (K, mean, log_lik) at the solution.
+
+        Where the evidence is stationary in the pseudo-likelihood (EP, VI, the local bound), holding it fixed is exact.
+        """
+        _, pull = vjp(lambda K, m: log_partition_and_mean(K, m, solution.sites)[0], K, mean)
+        _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
+        one = jnp.ones((), K.dtype)
+        return (*pull(one), *pull_terms(one))
+
+
+@eqx.filter_custom_vjp
+def _log_evidence(differentiable, method: LocalMethod, init):
+    K, mean, log_lik = differentiable
+    solution = method.solve(K, mean, log_lik, init)
+    return solution.marginals.log_partition + jnp.sum(method.log_terms(log_lik, solution)), solution
+
+
+@_log_evidence.def_fwd
+def _forward(perturbed, differentiable, method, init):
+    out = _log_evidence(differentiable, method, init)
+    return out, out[1]
+
+
+@_log_evidence.def_bwd
+def _backward(solution, cotangent, perturbed, differentiable, method, init):
+    K, mean, log_lik = differentiable
+    bars = method.pull_back(K, mean, log_lik, solution)
+    return _scale(bars, cotangent[0])
+
+
+def _scale(tree, factor):
+    return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
+
+
+def log_evidence(method: LocalMethod, K, mean, log_lik: LogLikelihood, init: Sites | None = None):
+    """(log evidence or bound in nats, Solution), differentiable in K, mean and everything log_lik holds.
+
+    The gradient is exact at the fixed point and of first order only: differentiating twice raises rather than
+    returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3) once.
+    """
+    value, solution = _log_evidence((K, mean, log_lik), method, init)
+    return value, solution

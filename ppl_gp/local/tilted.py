@@ -1,0 +1,109 @@
+"""Moments of the tilted distribution N(f; cavity) p(y|f)^power, for every datum at once.
+
+Quadrature in log space, centred on the tilted mode, for any one-dimensional factor; a closed form where the likelihood is
+a Gaussian or a probit of a + b f, which is decided while tracing (the site's type) and at run time (affine or not).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import lax
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
+
+from ppl_gp.factors import LogLikelihood
+from ppl_gp.numerics.normal import log_ndtr
+from ppl_gp.numerics.quadrature import likelihood_nodes, normal_log_pdf
+from ppl_gp.observations import BernoulliProbit
+from ppl_gp.tracing import is_observed
+
+
+class Tilted(NamedTuple):
+    """log normaliser (nats), mean and variance of each tilted distribution, (N,)."""
+
+    log_z: Float[Array, "N"]
+    mean: Float[Array, "N"]
+    variance: Float[Array, "N"]
+
+
+def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, start=None, power=1.0) -> Tilted:
+    """Moments by `num` nodes a datum. O(N num)."""
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, start=start, power=power)
+    log_p = power * jax.vmap(log_lik)(f) + log_w
+    log_z = logsumexp(log_p, 0)
+    p = jnp.exp(log_p - log_z)
+    first = jnp.sum(p * f, 0)
+    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0))
+
+
+def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
+    """Phi(sign (slope f + intercept)): R&W 3.58 and 3.85-3.87, PRML 4.152."""
+    spread = jnp.sqrt(1.0 + slope**2 * variance)
+    z = sign * (slope * mean + intercept) / spread
+    log_z = log_ndtr(z)
+    ratio = jnp.exp(normal_log_pdf(z, 0.0, 1.0) - log_z)
+    b = sign * slope / spread
+    return Tilted(log_z, mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio))
+
+
+def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
+    """N(y; slope f + intercept, scale^2): conjugate."""
+    total = slope**2 * variance + scale**2
+    gain = variance * slope / total
+    return Tilted(
+        normal_log_pdf(y, slope * mean + intercept, total),
+        mean + gain * (y - slope * mean - intercept),
+        variance * scale**2 / total,
+    )
+
+
+class _Affine(NamedTuple):
+    slope: Float[Array, "N"]
+    intercept: Float[Array, "N"]
+    holds: Array
+
+
+def affine(function, num: int, dtype) -> _Affine:
+    """slope, intercept and whether function(f) = intercept + slope * f at a third point, in f of shape (N,)."""
+    zero = jnp.zeros((num,), dtype)
+    intercept, one, probe = function(zero), function(zero + 1.0), function(zero - 2.5)
+    slope = one - intercept
+    return _Affine(slope, intercept, jnp.allclose(probe, intercept - 2.5 * slope, rtol=1e-10, atol=1e-10))
+
+
+def only_site(log_lik: LogLikelihood, kind: type):
+    """A function f -> the one observed site, where the model has one of this unwrapped, unscaled, full-size kind."""
+    zero = jnp.zeros((log_lik.num,))
+    sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
+    if len(sites) != 1:
+        return None
+    ((name, site),) = sites.items()
+    plain = type(site["fn"]) is kind and site["scale"] is None and jnp.shape(site["value"]) == (log_lik.num,)
+    return (lambda f: log_lik.trace(f)[name]) if plain else None
+
+
+def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, start=None, power=1.0, closed_form=True) -> Tilted:
+    """Tilted moments by closed form where one exists (power 1), else by quadrature with `num` nodes."""
+
+    def by_quadrature():
+        return tilted_quadrature(log_lik, mean, variance, num=num, start=start, power=power)
+
+    closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
+    return by_quadrature() if closed is None else lax.cond(closed[0], closed[1], by_quadrature)
+
+
+def _closed_form(log_lik, mean, variance):
+    if (site := only_site(log_lik, BernoulliProbit)) is not None:
+        form = affine(lambda f: site(f)["fn"].f, log_lik.num, mean.dtype)
+        sign = 2.0 * site(mean)["value"] - 1.0
+        return form.holds, lambda: tilted_probit(mean, variance, form.slope, form.intercept, sign)
+    if (site := only_site(log_lik, dist.Normal)) is not None:
+        form = affine(lambda f: site(f)["fn"].loc, log_lik.num, mean.dtype)
+        scale = affine(lambda f: jnp.broadcast_to(site(f)["fn"].scale, f.shape), log_lik.num, mean.dtype)
+        holds = form.holds & scale.holds & jnp.all(scale.slope == 0)
+        y = site(mean)["value"]
+        return holds, lambda: tilted_gaussian(mean, variance, form.slope, form.intercept, y, scale.intercept)
+    return None

@@ -1,0 +1,135 @@
+"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods, exact in both tails."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.scipy.special import ndtr
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.util import validate_sample
+
+from ppl_gp.errors import DataError
+from ppl_gp.numerics.normal import log_ndtr
+
+
+class BernoulliProbit(Distribution):
+    """y in {0, 1} with p(y = 1 | f) = Phi(f), Phi the standard normal distribution function.
+
+    `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it and its first two
+    derivatives are finite and accurate for any f a model meets (|f| < 1e150 in float64). For labels flipped with
+    probability e, mix this with `Bernoulli(0.5)` at weights 1 - 2 e and 2 e.
+    """
+
+    arg_constraints = {"f": constraints.real}
+    support = constraints.boolean  # pyright: ignore[reportAssignmentType]
+    pytree_data_fields = ("f",)
+    has_enumerate_support = True
+
+    def __init__(self, f: ArrayLike, *, validate_args: bool | None = None):
+        self.f = _floating(f)
+        super().__init__(batch_shape=jnp.shape(self.f), validate_args=validate_args)
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
+        draws = random.bernoulli(key, ndtr(self.f), sample_shape + self.batch_shape)
+        return draws.astype(jnp.result_type(int))
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike) -> Float[Array, "..."]:
+        return log_ndtr((2.0 * jnp.asarray(value, self.f.dtype) - 1.0) * self.f)
+
+    @property
+    def mean(self) -> Float[Array, "..."]:
+        return ndtr(self.f)
+
+    @property
+    def variance(self) -> Float[Array, "..."]:
+        return ndtr(self.f) * ndtr(-self.f)
+
+    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
+        return _enumerated(2, self.batch_shape, expand)
+
+
+class OrdinalProbit(Distribution):
+    """y in {0, ..., K - 1} by which interval between cutpoints a noisy f falls into:
+
+    p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f) with c_{-1} = -inf, c_{K-1} = inf (Chu & Ghahramani 2005, eq. 2-4).
+
+    `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in log space on the side
+    of the tail where it does not cancel: log p and its derivatives stay finite however far f is from the interval.
+    A noise scale s is `OrdinalProbit(f / s, cutpoints / s)`.
+    """
+
+    arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}
+    pytree_data_fields = ("f", "cutpoints")
+    has_enumerate_support = True
+
+    def __init__(self, f: ArrayLike, cutpoints: ArrayLike, *, validate_args: bool | None = None):
+        f, cutpoints = _floating(f), _floating(cutpoints)
+        if cutpoints.shape[-1:] in ((), (0,)):
+            raise DataError(
+                f"OrdinalProbit(cutpoints=...) has shape {cutpoints.shape}; K >= 2 classes need (..., K - 1)."
+            )
+        batch_shape = lax.broadcast_shapes(jnp.shape(f), jnp.shape(cutpoints)[:-1])
+        self.f = jnp.broadcast_to(f, batch_shape)
+        self.cutpoints = jnp.broadcast_to(cutpoints, batch_shape + cutpoints.shape[-1:])
+        super().__init__(batch_shape=batch_shape, validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)  # pyright: ignore[reportArgumentType]
+    def support(self):
+        return constraints.integer_interval(0, self.cutpoints.shape[-1])
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
+        shape = sample_shape + self.batch_shape
+        noisy = self.f + random.normal(key, shape, self.f.dtype)
+        return jnp.sum(noisy[..., None] > self.cutpoints, -1)
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike) -> Float[Array, "..."]:
+        value = jnp.asarray(value, int)
+        last = self.cutpoints.shape[-1]
+        upper = self._cutpoint(jnp.clip(value, 0, last - 1)) - self.f
+        lower = self._cutpoint(jnp.clip(value - 1, 0, last - 1)) - self.f
+        inside = (value > 0) & (value < last)
+        between = _log_ndtr_difference(jnp.where(inside, lower, -1.0), jnp.where(inside, upper, 1.0))
+        return jnp.where(inside, between, log_ndtr(jnp.where(value == 0, upper, -lower)))
+
+    def _cutpoint(self, index):
+        shape = lax.broadcast_shapes(jnp.shape(index), self.cutpoints.shape[:-1])
+        cutpoints = jnp.broadcast_to(self.cutpoints, shape + self.cutpoints.shape[-1:])
+        return jnp.take_along_axis(cutpoints, jnp.broadcast_to(index, shape)[..., None], -1)[..., 0]
+
+    @property
+    def mean(self) -> Float[Array, "..."]:
+        return jnp.sum(self._exceedance(), -1)
+
+    @property
+    def variance(self) -> Float[Array, "..."]:
+        # E[y^2] = sum_k (2 k + 1) P(y > k).
+        P = self._exceedance()
+        return jnp.sum((2.0 * jnp.arange(P.shape[-1]) + 1.0) * P, -1) - jnp.sum(P, -1) ** 2
+
+    def _exceedance(self):
+        """P(y > k), (..., K - 1)."""
+        return ndtr(self.f[..., None] - self.cutpoints)
+
+    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
+        return _enumerated(self.cutpoints.shape[-1] + 1, self.batch_shape, expand)
+
+
+def _log_ndtr_difference(a, b):
+    """log(Phi(b) - Phi(a)) for a < b: mirrored into the lower tail, then log Phi(b) + log(1 - Phi(a) / Phi(b))."""
+    mirrored = a + b > 0.0
+    a, b = jnp.where(mirrored, -b, a), jnp.where(mirrored, -a, b)
+    log_b = log_ndtr(b)
+    return log_b + jnp.log(-jnp.expm1(log_ndtr(a) - log_b))
+
+
+def _enumerated(size, batch_shape, expand):
+    values = jnp.arange(size).reshape((-1,) + (1,) * len(batch_shape))
+    return jnp.broadcast_to(values, (size,) + batch_shape) if expand else values
+
+
+def _floating(x):
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))

@@ -1,0 +1,145 @@
+"""A fit together with new inputs: what compiled prediction takes, and the posterior processes at one draw."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.posterior import Latent, Posterior, process
+from ppl_gp.results.layout import Layout, layout
+from ppl_gp.results.mixing import Moments
+from ppl_gp.results.new_inputs import new_arguments
+from ppl_gp.tracing import is_gp, run
+
+if TYPE_CHECKING:
+    from ppl_gp.results.fit import Fit
+
+
+class Case(eqx.Module):
+    """Draws of (hyperparameters, q(f)) with a leading axis S, the training arguments and the new ones.
+
+    `posterior`: the posterior process, factored already, where the hyperparameters are one value.
+    """
+
+    model: Callable = eqx.field(static=True)
+    layout: Layout = eqx.field(static=True)
+    draws: tuple[dict, dict[str, Latent]]
+    posterior: Posterior | None
+    args: tuple
+    kwargs: dict[str, Any]
+    new_args: tuple
+    new_kwargs: dict[str, Any]
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return next(iter(self.draws[1].values())).num_draws
+
+    @property
+    def site(self) -> str | None:
+        """The one GP site that is one function (N,), or `None` where there are several functions."""
+        latents = self.draws[1]
+        (name, latent), *others = latents.items()
+        return None if others or latent.mean.ndim != 2 else name
+
+    @property
+    def is_approximation(self) -> bool:
+        """Whether q(f) is a local approximation (a pointwise likelihood, which was proved) rather than draws."""
+        return all(latent.sites is not None for latent in self.draws[1].values())
+
+    def new_hyper(self, hyper: dict) -> dict:
+        """Hyperparameters that hold at new inputs too: all but local latents."""
+        return {k: v for k, v in hyper.items() if k not in self.layout.local_latents}
+
+    def trace(self, hyper: dict, latent: dict, key=None, **observations) -> dict:
+        """The model at the new inputs with GP sites given; observed sites are drawn, or have the values given."""
+        return run(self.model, self.new_args, {**self.new_kwargs, **observations}, self.new_hyper(hyper), latent, key)
+
+    def conditionals(self, hyper: dict, latents: dict[str, Latent]) -> dict[str, "Conditional"]:
+        """The posterior processes at one draw. O(N^3), unless factored already."""
+        if self.posterior is not None and self.site is not None:
+            return {self.site: Conditional(self.posterior.prior, latents[self.site], self.posterior)}
+        trace = run(self.model, self.args, self.kwargs, hyper, {k: v.mean for k, v in latents.items()})
+        return {k: Conditional(unwrap(trace[k]["fn"]), v) for k, v in latents.items()}
+
+
+def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
+    """Check the arguments of a prediction and lay it out."""
+    new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
+    hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
+    first = jax.tree.map(lambda x: x[0], hyper)
+    plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0])
+    posterior = None if fit.sampled else fit.posterior
+    given = {k: v for k, v in fit.kwargs.items() if k in new_kwargs or eqx.is_array(v)}
+    return Case(fit.model, plan, (hyper, fit.latent), posterior, fit.args, given, new_args, new_kwargs)
+
+
+class Conditional(eqx.Module):
+    """p(f(X*) | one draw) of one GP site; several functions (C, N) share the process."""
+
+    prior: GP
+    latent: Latent
+    posterior: Posterior | None = None
+
+    def _each(self, method):
+        if self.posterior is not None:
+            return method(self.posterior)
+        one = lambda latent: method(process(self.prior, latent))  # noqa: E731
+        for _ in range(self.latent.mean.ndim - 1):
+            one = jax.vmap(one)
+        return one(self.latent)
+
+    def marginals(self, new: GP) -> Moments:
+        """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
+        return Moments(*self._each(lambda posterior: posterior.marginals(new)))
+
+    def draw(self, key, new: GP, joint: bool):
+        """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the marginals."""
+        if not joint:
+            mean, variance = self.marginals(new)
+            return mean + jnp.sqrt(variance) * random.normal(key, mean.shape, mean.dtype)
+        unit = default_jitter(new.variance)
+
+        def factored(posterior):
+            mean, covariance = posterior.joint(new)
+            return mean, robust_cholesky(covariance, unit)[0]
+
+        mean, factor = self._each(factored)
+        white = random.normal(key, mean.shape, mean.dtype)
+        return mean + jnp.einsum("...ij,...j->...i", factor, white)
+
+
+class draw_gps(Messenger):
+    """Draws every GP site from its conditional at the inputs that the site has there, so that GPs may feed each other.
+
+    `moments` keeps the conditional mean and variance of each site.
+    """
+
+    def __init__(self, fn, conditionals: dict[str, Conditional], key, joint: bool):
+        self.conditionals, self.key, self.joint, self.moments = conditionals, key, joint, {}
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Draw an unset GP site."""
+        if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
+            new, conditional = unwrap(msg["fn"]), self.conditionals[msg["name"]]
+            self.key, key = random.split(self.key)
+            self.moments[msg["name"]] = conditional.marginals(new)
+            msg["value"] = conditional.draw(key, new, self.joint)
+
+
+def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observations) -> tuple[dict, dict]:
+    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn."""
+    key_gps, key_rest = random.split(key)
+    with handlers.block():
+        given = handlers.substitute(handlers.seed(case.model, key_rest), data=case.new_hyper(hyper))
+        drawing = draw_gps(given, conditionals, key_gps, joint)
+        trace = handlers.trace(drawing).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
+    return trace, drawing.moments

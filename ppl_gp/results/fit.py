@@ -1,0 +1,69 @@
+"""`Fit`: what every method returns, and the one way to use it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ppl_gp.errors import Result
+from ppl_gp.posterior import Latent, Mixture, Posterior
+from ppl_gp.results.inference_data import to_datatree
+from ppl_gp.results.loo import loo
+from ppl_gp.results.predict import log_density, predict, sample
+from ppl_gp.results.processes import posterior_of
+from ppl_gp.results.store import save
+
+
+@dataclasses.dataclass
+class Fit:
+    """A fitted model. Made by `fit`; every method fills the same fields.
+
+    - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
+    - `hyper`: {site: value}, with a leading axis of S draws where sampled (`num_chains` chains one after another).
+    - `latent`: {GP site: q(f) at the training inputs (`Latent`)}, leading axis S (1 where not sampled).
+    - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
+    """
+
+    model: Callable
+    method: Any
+    args: tuple
+    kwargs: dict
+    hyper: dict
+    latent: dict[str, Latent]
+    log_evidence: float | None
+    result: Result
+    stats: dict
+    num_chains: int = 1
+    sampled: bool = False
+
+    @functools.cached_property
+    def posterior(self) -> Posterior | Mixture | dict[str, Posterior | Mixture]:
+        """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
+
+        Factored once, at the first use: O(N^3).
+        """
+        return posterior_of(self)
+
+    def predict(self, X_new, *args, **kwargs):
+        """Predictions at new inputs, as `ppl_gp.results.predict.predict`."""
+        return predict(self, X_new, *args, **kwargs)
+
+    def log_density(self, X_new, y_new, *args, **kwargs):
+        """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density`."""
+        return log_density(self, X_new, y_new, *args, **kwargs)
+
+    def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
+        """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.sample`."""
+        return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
+
+    def loo(self):
+        """Leave-one-out ELPD as ArviZ's `ELPDData`, as `ppl_gp.results.loo.loo`."""
+        return loo(self)
+
+    def to_datatree(self, **kwargs):
+        """ArviZ's DataTree, as `ppl_gp.results.inference_data.to_datatree`."""
+        return to_datatree(self, **kwargs)
+
+    def save(self, path):
+        """Write what prediction needs to one file, as `ppl_gp.results.store.save`."""
+        return save(self, path)

@@ -1,0 +1,183 @@
+"""A fit as ArviZ's DataTree: every method's draws with the same groups and dimensions, so that comparisons mix methods.
+
+ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
+"""
+
+from typing import TYPE_CHECKING
+
+import arviz_base
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax, random
+
+from ppl_gp.errors import DataError
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.posterior import Latent
+from ppl_gp.results.layout import bare, mask_of
+from ppl_gp.results.new_inputs import argument_names, shaping_arguments
+from ppl_gp.results.processes import prior_at
+from ppl_gp.results.versions import package_versions
+from ppl_gp.tracing import is_factor, is_gp, is_observed, run
+
+if TYPE_CHECKING:
+    from ppl_gp.results.fit import Fit
+
+
+def to_datatree(fit: "Fit", *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
+    """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
+
+    Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each observed site and datum;
+    0 where masked; factors are not in it), `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and
+    `inner_steps`, `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`). Attributes:
+    method, result, log_evidence, seconds.
+
+    Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the approximation q(f),
+    jointly, and the hyperparameters are repeated. With `Sample` f is drawn once from q(f) at each draw of theirs.
+    `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
+    `observed_data`.
+
+    Cost: O(S N^3) for draws of f, S evaluations of the model. Raises `DataError` for num_draws < 1.
+    """
+    if num_draws < 1:
+        raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
+    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    chains = fit.num_chains if fit.sampled else 1
+    hyper, f = posterior_draws(fit, key, num_draws)
+    sites = training_sites(fit)
+    groups = {
+        "posterior": by_chain({**hyper, **f}, chains),
+        "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), chains),
+        "observed_data": {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)},
+        "constant_data": _inputs(fit),
+        "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
+    }
+    groups = {k: v for k, v in groups.items() if v}
+    return arviz_base.from_dict(groups, dims=dimensions(fit, sites), attrs={"/": _attributes(fit)})
+
+
+def posterior_draws(fit: "Fit", key, num_draws: int) -> tuple[dict, dict]:
+    """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the training inputs.
+
+    S is `num_draws` where the hyperparameters are one value, and the number of draws kept otherwise.
+    """
+    if all(latent.sites is None for latent in fit.latent.values()):
+        return fit.hyper, {k: v.mean for k, v in fit.latent.items()}
+    (site, latent), hyper, repeats = *fit.latent.items(), fit.hyper, 1
+    if not fit.sampled:
+        hyper, repeats = jax.tree.map(lambda x: x[None], hyper), num_draws
+    f = _draw_approximation(fit.model, site, hyper, latent, fit.args, fit.kwargs, key, repeats)
+    return jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), {site: f}
+
+
+@eqx.filter_jit
+def _draw_approximation(model, site: str, hyper, latent: Latent, args, kwargs, key, repeats: int):
+    """(S repeats, N) draws of q(f): mean + L z, L L^T = K - K (K + T^-1)^-1 K."""
+
+    def one(entry):
+        hyper, latent, key = entry
+        prior = prior_at(model, site, hyper, args, kwargs)
+        L, _ = robust_cholesky(latent.covariance(prior), default_jitter(prior.variance))
+        return latent.mean + random.normal(key, (repeats, *latent.mean.shape), latent.mean.dtype) @ L.T
+
+    draws = lax.map(one, (hyper, latent, random.split(key, latent.num_draws)))
+    return jnp.reshape(draws, (-1, draws.shape[-1]))
+
+
+def log_likelihood_of_draws(fit: "Fit", hyper: dict, f: dict) -> dict:
+    """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where masked, unscaled."""
+    return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
+
+
+@eqx.filter_jit
+def _log_likelihood(model, hyper, f, args, kwargs):
+    def one(entry):
+        trace = run(model, args, kwargs, *entry)
+        return {label_of(k, trace): log_prob_of(trace[k]) for k in observed_names(trace)}
+
+    return lax.map(one, (hyper, f))
+
+
+def log_prob_of(site):
+    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where masked."""
+    return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
+
+
+def training_sites(fit: "Fit") -> dict:
+    """The model's trace on the training arguments, at the first draw of everything."""
+    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
+    return run(fit.model, fit.args, fit.kwargs, hyper, {k: v.mean[0] for k, v in fit.latent.items()})
+
+
+def observed_names(trace: dict) -> list[str]:
+    """The sites of a trace that observe data."""
+    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
+
+
+def label_of(name: str, trace: dict) -> str:
+    """A site's name for the user: without the "_observed" that obs_mask adds."""
+    stem = name.removesuffix("_observed")
+    return stem if f"{stem}_unobserved" in trace else name
+
+
+def dimensions(fit: "Fit", trace: dict) -> dict[str, list[str]]:
+    """{variable: names of its dimensions after chain and draw}: plates by name, else `<variable>_dim_<i>`."""
+    num = num_data(fit)
+    kept = [k for k, s in trace.items() if s["type"] == "sample" and (k in fit.hyper or is_gp(s) or is_observed(s))]
+    variables = {label_of(k, trace): trace[k] for k in kept}
+    plate = data_plate(trace, num)
+    named = {k: _site_dimensions(k, site, plate if is_gp(site) else None, num) for k, site in variables.items()}
+    for name, array in _inputs(fit).items():
+        rest = [f"{name}_dim_{i}" for i in range(1, array.ndim)]
+        named[name] = [plate if plate and len(array) == num else f"{name}_dim_0", *rest]
+    taken = set(named)
+    return {k: [f"{d}_dim" if d in taken else d for d in dims] for k, dims in named.items()}
+
+
+def num_data(fit: "Fit") -> int:
+    """N, the rows of the training inputs."""
+    return jnp.shape(fit.args[0])[0] if fit.args else next(iter(fit.latent.values())).mean.shape[-1]
+
+
+def data_plate(trace: dict, num: int) -> str | None:
+    """The name of the data's plate, if there is one."""
+    data = [s for s in trace.values() if s["type"] == "sample" and not is_gp(s)]
+    frames = [f for s in data for f in s["cond_indep_stack"] if f.size == num]
+    return frames[-1].name if frames else None
+
+
+def _site_dimensions(name, site, plate, num) -> list[str]:
+    """`plate` names a GP's own axis, which is an event and so in no plate."""
+    shape, batch = site["fn"].shape(), len(site["fn"].batch_shape)
+    dims = [f"{name}_dim_{i}" for i in range(len(shape))]
+    for frame in site["cond_indep_stack"]:
+        dims[batch + frame.dim] = frame.name
+    if plate and shape[-1] == num:
+        dims[-1] = plate
+    return dims
+
+
+def by_chain(values: dict, chains: int) -> dict:
+    """(S, ...) -> (chain, draw, ...)."""
+    return {k: np.reshape(np.asarray(v), (chains, -1, *np.shape(v)[1:])) for k, v in values.items()}
+
+
+def _inputs(fit) -> dict:
+    names = argument_names(fit.model, len(fit.args))
+    named = {**dict(zip(names, fit.args, strict=True)), **fit.kwargs}
+    shaping = shaping_arguments(fit)
+    return {k: np.asarray(v) for k, v in named.items() if k in shaping and np.ndim(v) > 0}
+
+
+def _attributes(fit) -> dict:
+    known = {
+        "inference_library": "ppl_gp",
+        "inference_library_version": package_versions()["ppl-gp"],
+        "method": repr(fit.method),
+        "result": str(fit.result),
+        "log_evidence": fit.log_evidence,
+        "seconds": fit.stats.get("seconds"),
+    }
+    return {k: v for k, v in known.items() if v is not None}

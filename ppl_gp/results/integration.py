@@ -1,0 +1,76 @@
+"""How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f, by a probe."""
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from ppl_gp.results.layout import bare
+from ppl_gp.tracing import log_prob_per_datum
+
+if TYPE_CHECKING:
+    from ppl_gp.results.case import Case
+
+
+class Integration(Enum):
+    """The three ways."""
+
+    quadrature = "one f_n decides y_n"
+    marginal_draws = "several functions or local latents, row by row"
+    joint_draws = "rows of y depend on several rows of f"
+
+
+def plan_integration(case: "Case") -> Integration:
+    """The cheapest way that is right for this model."""
+    pointwise = all(site.axis is not None for site in case.layout.sites)
+    pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
+    if not pointwise:
+        return Integration.joint_draws
+    one = case.site is not None and not case.layout.local_latents
+    return Integration.quadrature if one else Integration.marginal_draws
+
+
+@eqx.filter_jit
+def _is_pointwise(case: "Case"):
+    """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one function at a time."""
+    hyper, latents = jax.tree.map(lambda x: x[0], case.draws)
+    num, names = case.layout.num, [site.name for site in case.layout.sites]
+    declared = case.trace(hyper, {})
+    f = {k: random.normal(random.key(3), declared[k]["fn"].shape()) for k in latents}
+    if any(x.shape[-1] != num for x in f.values()):
+        return jnp.zeros((), bool)
+    y = case.trace(hyper, f)
+
+    def log_lik(f):
+        trace = case.trace(hyper, f)
+        sites = [{**trace[k], "fn": bare(trace[k]["fn"]), "scale": None, "value": y[k]["value"]} for k in names]
+        return sum([log_prob_per_datum(site, num) for site in sites], jnp.zeros(num))
+
+    flat, rebuild = _functions(f, num)
+    v, ones = random.normal(random.key(4), (num,)), jnp.ones(num)
+
+    def function_is_pointwise(one):
+        along, rows = (jax.jvp(lambda x: log_lik(rebuild(x)), (flat,), (one[:, None] * d,))[1] for d in (v, ones))
+        tolerance = 1e3 * jnp.finfo(flat.dtype).eps * (1.0 + jnp.abs(along) + jnp.abs(rows * v))
+        return jnp.all(jnp.abs(along - rows * v) <= tolerance)
+
+    return jnp.all(lax.map(function_is_pointwise, jnp.eye(flat.shape[0], dtype=flat.dtype)))
+
+
+def _functions(f: dict, num: int):
+    """All functions as rows, (functions, M), and the way back."""
+    flat = jnp.concatenate([jnp.reshape(x, (-1, num)) for x in f.values()])
+
+    def rebuild(rows):
+        out, start = {}, 0
+        for name, x in f.items():
+            size = math.prod(x.shape[:-1])
+            out[name] = jnp.reshape(rows[start : start + size], x.shape)
+            start += size
+        return out
+
+    return flat, rebuild

@@ -1,0 +1,64 @@
+"""The cheap class probability of logistic models: the logistic function's Gaussian integral by a probit."""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import unwrap
+from ppl_gp.local.tilted import affine
+from ppl_gp.results.integration import Integration
+from ppl_gp.results.layout import bare
+
+if TYPE_CHECKING:
+    from ppl_gp.results.case import Case
+    from ppl_gp.results.mixing import Moments
+
+MACKAY = "mackay"
+
+
+def mackay_log_probs(fn_at, f: "Moments"):
+    """log p(y = 0), log p(y = 1), (2, M): sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2) (PRML 4.153-4.154).
+
+    m and v are those of the logits, a + b f. MacKay (1992), "The evidence framework applied to classification
+    networks".
+    """
+    form = affine(lambda x: _logits(fn_at(x), x), f.mean.shape[0], f.mean.dtype)
+    mean, variance = form.intercept + form.slope * f.mean, form.slope**2 * f.variance
+    eta = mean / jnp.sqrt(1.0 + jnp.pi * variance / 8.0)
+    return jax.nn.log_sigmoid(jnp.stack([-eta, eta]))
+
+
+def check_link_approximation(case: "Case", integration: Integration, name: str | None) -> None:
+    """Raise `DataError` for an unknown name, `ModelError` for a model that it does not fit."""
+    if name is None:
+        return
+    if name != MACKAY:
+        raise DataError(
+            f"link_approximation={name!r}: give 'mackay', or None for quadrature of the model's likelihood."
+        )
+    if integration is not Integration.quadrature or not bool(_logits_are_affine(case)):
+        raise ModelError(
+            "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits affine in f; the observed "
+            f"sites are {[s.label for s in case.layout.sites]}. Leave it out: quadrature fits every likelihood."
+        )
+
+
+@eqx.filter_jit
+def _logits_are_affine(case: "Case"):
+    hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
+    holds = jnp.ones((), bool)
+    for site in case.layout.sites:
+        trace_at = lambda x: case.trace(hyper, {case.site: x})[site.name]  # noqa: B023, E731 - used at once
+        if not isinstance(unwrap(trace_at(jnp.zeros(case.layout.num))["fn"]), dist.BernoulliLogits):
+            return jnp.zeros((), bool)
+        form = affine(lambda x: _logits(bare(trace_at(x)["fn"]), x), case.layout.num, jnp.result_type(float))  # noqa: B023
+        holds = holds & form.holds
+    return holds
+
+
+def _logits(fn, f):
+    return jnp.broadcast_to(unwrap(fn).logits, f.shape)

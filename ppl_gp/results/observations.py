@@ -1,0 +1,47 @@
+"""Observations at new inputs, checked before they are scored."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.arguments import as_arrays
+from ppl_gp.errors import DataError
+from ppl_gp.gp import unwrap
+from ppl_gp.results.case import Case
+from ppl_gp.results.layout import mask_of
+from ppl_gp.tracing import is_factor, is_observed
+
+
+def observations_at(case: Case, y_new) -> dict:
+    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its support."""
+    if jnp.shape(y_new)[:1] != (case.layout.num,):
+        raise DataError(
+            f"y_new has shape {jnp.shape(y_new)} and X_new {case.layout.num} row(s); give one observation a row."
+        )
+    _, observations = as_arrays((), {"y": y_new})
+    for name, (inside, value) in _inside(case, observations).items():
+        if not bool(jnp.all(inside)):
+            bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3].tolist()
+            raise DataError(
+                f"y_new: site '{name}' observes {bad}, outside its support; give observations coded as in training."
+            )
+    return observations
+
+
+@eqx.filter_jit
+def _inside(case: Case, observations: dict) -> dict:
+    hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
+    trace = case.trace(hyper, {}, **observations)
+    return {k: _check(k, site) for k, site in trace.items() if is_observed(site) and not is_factor(site)}
+
+
+def _check(name, site):
+    fn, value = site["fn"], site["value"]
+    if jnp.shape(value) != tuple(fn.shape()):
+        raise DataError(
+            f"y_new: site '{name}' observes shape {jnp.shape(value)}, and its distribution has {fn.shape()}."
+        )
+    core = unwrap(fn)
+    inside = jnp.broadcast_to(core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim])
+    return inside | ~mask_of(fn), value

@@ -1,0 +1,143 @@
+"""Compiled prediction: quadrature where one f_n decides y_n, Monte Carlo over joint draws where it does not."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+
+from ppl_gp.gp import unwrap
+from ppl_gp.results.case import Case, drawn_trace
+from ppl_gp.results.integration import Integration
+from ppl_gp.results.layout import bare
+from ppl_gp.results.link import mackay_log_probs
+from ppl_gp.results.mixing import Moments, mixture
+from ppl_gp.results.observing import (
+    fn_at,
+    log_density_per_datum,
+    log_expectation,
+    moments_shape,
+    outcome_log_probs,
+    site_moments,
+)
+
+NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
+_MIN_DRAWS = 1000  # Monte Carlo draws in all
+
+
+def _nodes(case: Case) -> int:
+    return NODES[case.num_draws > 1]
+
+
+def _marginals(case: Case, hyper, latents) -> Moments:
+    """f at the new inputs of the one GP site."""
+    new = unwrap(case.trace(hyper, {})[case.site]["fn"])
+    return case.conditionals(hyper, latents)[case.site].marginals(new)
+
+
+@eqx.filter_jit
+def predictive(case: Case, integration: Integration, link_approximation: str | None):
+    """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}), mixed over draws."""
+    if integration is Integration.quadrature:
+        f, y, log_probs = mixture(lambda draw: _predict_by_quadrature(case, *draw, link_approximation), case.draws)
+    else:
+        f, y, log_probs = _average(case, integration, lambda trace, f: _predict_given_draw(case, trace, f))
+    missing = {site.label: None for site in case.layout.sites}
+    moments = {
+        s.label: _outcome_moments(s.support, log_probs[s.label]) for s in case.layout.sites if s.label in log_probs
+    }
+    return f, {**missing, **y, **moments}, log_probs
+
+
+def _predict_by_quadrature(case: Case, hyper, latents, link_approximation):
+    f, num_nodes = _marginals(case, hyper, latents), _nodes(case)
+    y, log_probs = {}, {}
+    for site in case.layout.sites:
+        fn = fn_at(lambda x: case.trace(hyper, {case.site: x}), site)
+        if link_approximation is not None:
+            log_probs[site.label] = mackay_log_probs(fn, f)
+        elif site.support is not None:
+            log_probs[site.label] = outcome_log_probs(site, fn, f, num_nodes)
+        elif (moments := site_moments(site, fn, f, num_nodes)) is not None:
+            y[site.label] = moments
+    return {case.site: f}, y, log_probs
+
+
+def _predict_given_draw(case: Case, trace, f):
+    y, log_probs = {}, {}
+    for site in case.layout.sites:
+        fn = bare(trace[site.name]["fn"])
+        if site.support is not None:
+            values = jnp.asarray(site.support).reshape((-1,) + (1,) * len(fn.batch_shape))
+            log_probs[site.label] = fn.log_prob(jnp.broadcast_to(values, (values.size, *fn.batch_shape)))
+        elif moments_shape(lambda _, fn=fn: fn, jnp.zeros(())) is not None:
+            y[site.label] = Moments(*(jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)))
+    return f, y, log_probs
+
+
+def _average(case: Case, integration: Integration, quantity, **observations):
+    """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few."""
+    repeats = math.ceil(_MIN_DRAWS / case.num_draws)
+    keys = random.split(random.key(0), (case.num_draws, repeats))
+    joint = integration is Integration.joint_draws
+
+    def component(draw):
+        (hyper, latents), keys = draw
+        conditionals = case.conditionals(hyper, latents)
+
+        def given_f(key):
+            return quantity(*drawn_trace(case, hyper, conditionals, key, joint=joint, **observations))
+
+        return mixture(given_f, keys)
+
+    return mixture(component, (case.draws, keys))
+
+
+def _outcome_moments(support, log_probs) -> Moments:
+    """Of an outcome as a number; the variance about the mean, with p(y = k) along the first axis."""
+    p = jnp.exp(log_probs)
+    values = jnp.asarray(support, p.dtype).reshape((-1,) + (1,) * (p.ndim - 1))
+    mean = jnp.sum(p * values, 0)
+    return Moments(mean, jnp.sum(p * (values - mean) ** 2, 0))
+
+
+@eqx.filter_jit
+def log_density_at(case: Case, integration: Integration, observations: dict):
+    """log p(y*_n | x*_n, data), (M,), mixed over draws."""
+
+    def by_quadrature(draw):
+        hyper, latents = draw
+
+        def log_lik(f):
+            return log_density_per_datum(case.trace(hyper, {case.site: f}, **observations), case.layout)
+
+        return log_expectation(log_lik, _marginals(case, hyper, latents), _nodes(case))
+
+    if integration is Integration.quadrature:
+        return mixture(by_quadrature, case.draws)
+    return _average(case, integration, lambda trace, f: log_density_per_datum(trace, case.layout), **observations)
+
+
+@eqx.filter_jit
+def joint_draws(case: Case, key, num_samples: int):
+    """({GP site: (num_samples, ...)}, {label: (num_samples, ...)})."""
+    used = min(case.num_draws, num_samples)
+    chosen = (jnp.arange(used) * case.num_draws) // used
+    draws = jax.tree.map(lambda x: x[chosen], case.draws)
+    keys = random.split(key, (used, math.ceil(num_samples / used)))
+
+    def component(draw):
+        (hyper, latents), keys = draw
+        conditionals = case.conditionals(hyper, latents)
+
+        def one(key):
+            trace, _ = drawn_trace(case, hyper, conditionals, key, joint=True)
+            f = {k: trace[k]["value"] for k in latents}
+            return f, {s.label: trace[s.name]["value"] for s in case.layout.sites}
+
+        return jax.vmap(one)(keys)
+
+    f_and_y = lax.map(component, (draws, keys))
+    # Of every posterior draw the first sample, then the second: cutting to num_samples leaves them spread.
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape((-1, *x.shape[2:]))[:num_samples], f_and_y)

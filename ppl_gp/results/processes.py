@@ -1,0 +1,60 @@
+"""The posterior process behind a fit, rebuilt from the model, the hyperparameters and what is kept of q(f)."""
+
+from typing import TYPE_CHECKING
+
+import equinox as eqx
+import jax
+
+from ppl_gp.errors import ModelError
+from ppl_gp.factors import depends
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.posterior import Mixture, Posterior, process
+from ppl_gp.tracing import run
+
+if TYPE_CHECKING:
+    from ppl_gp.results.fit import Fit
+
+
+def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
+    """The GP prior that the model declares at `args`, hyperparameters given. O(N)."""
+    return unwrap(run(model, args, kwargs, hyper)[site]["fn"])
+
+
+def training_prior(fit: "Fit", site: str, hyper: dict) -> GP:
+    """The GP prior at the training inputs."""
+    return prior_at(fit.model, site, hyper, fit.args, fit.kwargs)
+
+
+@eqx.filter_jit
+def _process(model, site, hyper, args, kwargs, latent) -> Posterior:
+    return process(prior_at(model, site, hyper, args, kwargs), latent)
+
+
+def posterior_of(fit: "Fit"):
+    """`Posterior` where the hyperparameters are one value, else `Mixture` over the draws; {site: ...} for several.
+
+    Raises `ModelError` where one GP feeds another, whose inputs are then random.
+    """
+    if len(fit.latent) > 1 and _feeds_another(fit):
+        raise ModelError(
+            f"a GP of this model is fed by another (GP sites {list(fit.latent)}), so it is no process of given inputs; "
+            "fit.predict and fit.sample draw through both."
+        )
+    processes = {site: _one(fit, site, latent) for site, latent in fit.latent.items()}
+    return next(iter(processes.values())) if len(processes) == 1 else processes
+
+
+def _feeds_another(fit) -> bool:
+    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
+
+    def inputs(latent):
+        trace = run(fit.model, fit.args, fit.kwargs, hyper, latent)
+        return [unwrap(trace[site]["fn"]).X for site in fit.latent]
+
+    return depends(inputs, {site: latent.mean[0] for site, latent in fit.latent.items()})
+
+
+def _one(fit, site, latent) -> Posterior | Mixture:
+    if fit.sampled:
+        return Mixture(lambda hyper: training_prior(fit, site, hyper), fit.hyper, latent)
+    return _process(fit.model, site, fit.hyper, fit.args, fit.kwargs, latent.draw(0))

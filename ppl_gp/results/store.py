@@ -1,0 +1,141 @@
+"""Saving a fit: one zip file with a JSON header and NumPy arrays, no pickle.
+
+The file holds what prediction needs: hyperparameters and q(f) for *all* draws, the training inputs and other array
+arguments but not the observations, and figures about the fit. `ppl_gp.load` reads it back.
+"""
+
+import json
+import os
+import secrets
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.errors import DataError, StoreError
+from ppl_gp.results.inference_data import training_sites
+from ppl_gp.results.new_inputs import argument_names, shaping_arguments
+from ppl_gp.results.versions import package_versions
+from ppl_gp.tracing import is_gp
+
+if TYPE_CHECKING:
+    from ppl_gp.results.fit import Fit
+
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
+HEADER = "header.json"
+_ARRAY, _TUPLE = "$array", "$tuple"
+
+
+def save(fit: "Fit", path) -> Path:
+    """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
+
+    Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples and dictionaries of
+    those. Raises `DataError` naming an argument that is not, `StoreError` where the file cannot be written.
+    """
+    path, arrays = Path(path), {}
+    args, kwargs = _without_observations(fit)
+    names = argument_names(fit.model, len(args))
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "packages": package_versions(),
+        "model": qualified_name(fit.model),
+        "gp_sites": {k: list(v.mean.shape[1:]) for k, v in fit.latent.items()},
+        "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
+        "observed_sites": _observed_sites(fit),
+        "method": repr(fit.method),
+        "result": str(fit.result),
+        "log_evidence": fit.log_evidence,
+        "num_chains": fit.num_chains,
+        "sampled": fit.sampled,
+        "args": [encode(v, arrays, f"args/{k}", f"argument '{k}'") for k, v in zip(names, args, strict=True)],
+        "kwargs": {k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()},
+        "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
+        "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
+        "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
+    }
+    _write(path, header, arrays)
+    return path
+
+
+def _observed_sites(fit) -> list[str]:
+    """Also where the observations are gone, as in a fit that was loaded."""
+    trace = training_sites(fit)
+    return [k for k, s in trace.items() if s["type"] == "sample" and k not in fit.hyper and not is_gp(s)]
+
+
+def qualified_name(model) -> str:
+    """module.name of a function; the class's for another callable."""
+    named = model if hasattr(model, "__qualname__") else type(model)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _without_observations(fit) -> tuple[list, dict]:
+    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from."""
+    shaping = shaping_arguments(fit, masks=True) - {"y"}
+    names = argument_names(fit.model, len(fit.args))
+    args = [a if n in shaping or not eqx.is_array(a) else None for n, a in zip(names, fit.args, strict=True)]
+    kwargs = {k: v for k, v in fit.kwargs.items() if k in shaping or not eqx.is_array(v)}
+    return args, kwargs
+
+
+def _encode_latent(latent, arrays, where) -> dict:
+    sites = None if latent.sites is None else {"nat1": latent.sites.nat1, "nat2": latent.sites.nat2}
+    fields = {"mean": latent.mean, "variance": latent.variance, "alpha": latent.alpha, "sites": sites}
+    return encode(fields, arrays, where, where)
+
+
+def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
+    """`value` as JSON, with arrays put into `arrays` under keys that begin with `where`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, jax.Array | np.ndarray):
+        arrays[where] = np.asarray(value)
+        return {_ARRAY: where}
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {k: encode(v, arrays, f"{where}/{k}", f"{name}['{k}']") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        items = [encode(v, arrays, f"{where}/{i}", f"{name}[{i}]") for i, v in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise DataError(
+        f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, or lists, tuples and "
+        "dictionaries of those, and bind other objects to the model with functools.partial."
+    )
+
+
+def decode(value: Any, arrays) -> Any:
+    """The inverse of `encode`; `arrays` maps keys to arrays."""
+    if isinstance(value, list):
+        return [decode(v, arrays) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_ARRAY}:
+        return jnp.asarray(arrays[value[_ARRAY]])
+    if set(value) == {_TUPLE}:
+        return tuple(decode(v, arrays) for v in value[_TUPLE])
+    return {k: decode(v, arrays) for k, v in value.items()}
+
+
+def _write(path: Path, header: dict, arrays: dict) -> None:
+    """To a temporary file beside the target first, so that no reader ever sees half a file."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(temporary, "xb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                archive.writestr(HEADER, json.dumps({**header, "arrays": sorted(arrays)}, indent=1))
+                for name, array in arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

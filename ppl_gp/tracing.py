@@ -1,0 +1,112 @@
+"""Running a model with f given, and sorting its sites by the role they play."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import random
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from ppl_gp.gp import GP, unwrap
+
+
+class pin(Messenger):
+    """Gives every GP site a value, by default its prior mean, so that tracing a model never factorises a matrix."""
+
+    def __init__(self, fn=None, values: Mapping[str, Any] | None = None):
+        self.values = values or {}
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Set the value of an unset GP site."""
+        if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
+            value = self.values.get(msg["name"])
+            msg["value"] = jnp.broadcast_to(unwrap(msg["fn"]).mean, msg["fn"].shape()) if value is None else value
+
+
+def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
+    """Trace of the model with hyperparameters and GP sites given; nothing leaks to outer handlers.
+
+    Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation.
+    """
+    with handlers.block():
+        given = handlers.substitute(handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {}))
+        return handlers.trace(pin(given, latent)).get_trace(*args, **kwargs)
+
+
+def is_gp(site) -> bool:
+    """Whether a site is an unobserved Gaussian process."""
+    return site["type"] == "sample" and not site["is_observed"] and isinstance(unwrap(site["fn"]), GP)
+
+
+def is_observed(site) -> bool:
+    """Whether a site is part of the likelihood. A `numpyro.factor` is, though it holds no data (`is_factor`)."""
+    return site["type"] == "sample" and site["is_observed"]
+
+
+def is_factor(site) -> bool:
+    """Whether a site is a `numpyro.factor`: a term of the log density that observes nothing."""
+    return is_observed(site) and isinstance(unwrap(site["fn"]), dist.Unit)
+
+
+class Roles(NamedTuple):
+    """Names of a trace's sites by role."""
+
+    gps: tuple[str, ...]
+    observed: tuple[str, ...]
+    hyper: tuple[str, ...]
+    params: tuple[str, ...]
+    local_latents: tuple[str, ...]
+
+
+def roles(trace: dict) -> Roles:
+    """Sort sites: GP sites, observed sites, hyperparameters, `numpyro.param`s, latents inside the data's plates.
+
+    `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
+    """
+    observed = [k for k, s in trace.items() if is_observed(s)]
+    data_plates = {frame.name for k in observed for frame in trace[k]["cond_indep_stack"]}
+    hyper, local = [], []
+    for name, site in trace.items():
+        if site["type"] != "sample" or site["is_observed"] or is_gp(site) or _is_missing_part(name, trace):
+            continue
+        in_data = any(frame.name in data_plates for frame in site["cond_indep_stack"])
+        (local if in_data else hyper).append(name)
+    return Roles(
+        tuple(k for k, s in trace.items() if is_gp(s)),
+        tuple(observed),
+        tuple(hyper),
+        tuple(k for k, s in trace.items() if s["type"] == "param"),
+        tuple(local),
+    )
+
+
+def _is_missing_part(name, trace):
+    return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
+
+
+def log_prob_per_datum(site, num: int):
+    """A site's log-probability with `scale` and `mask`, summed to (num,); to () where it has no axis of data, nats."""
+    fn, value = site["fn"], site["value"]
+    log_prob = fn.log_prob(value)
+    axis = data_axis(site, jnp.shape(log_prob), num)
+    if axis is None and isinstance(fn, dist.Independent):
+        log_prob = fn.base_dist.log_prob(value)  # `to_event` hid the data axis
+        axis = data_axis(site, jnp.shape(log_prob), num)
+    if site["scale"] is not None:
+        log_prob = site["scale"] * log_prob
+    if axis is None:
+        return jnp.sum(log_prob)
+    others = tuple(i for i in range(jnp.ndim(log_prob)) if i != axis % jnp.ndim(log_prob))
+    return jnp.sum(log_prob, others)
+
+
+def data_axis(site, shape, num: int) -> int | None:
+    """The axis of the data (counted from the right, negative) in a batch of this shape: by plate, else by size."""
+    frames = [f.dim for f in site["cond_indep_stack"] if f.size == num and -f.dim <= len(shape) and shape[f.dim] == num]
+    if frames:
+        return frames[0]
+    matches = [i for i in range(-1, -len(shape) - 1, -1) if shape[i] == num]
+    return matches[0] if matches else None

@@ -1,0 +1,38 @@
+"""Set-up of the suite: float64, a compilation cache on disk, and every annotation of `ppl_gp` checked at run time."""
+
+import os
+from pathlib import Path
+
+# Read when jax is imported, and inherited by the processes that the tests start. Compilation is most of the suite's
+# time, in many small pieces: all of them are kept.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ["JAX_ENABLE_X64"] = "true"
+# LAPACK's threads spin on matrices of a hundred rows, up to 20 times slower where several processes share the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+# Shapes and types stand in every signature; they are checked here and cost nothing to a user.
+install_import_hook("ppl_gp", "beartype.beartype")
+
+import functools  # noqa: E402
+
+import pytest  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def small_fit():
+    """name -> the fit of `small_fits.classifier` by that method (laplace, ep, vi, bound, laplace_sample, nuts), made
+    once."""
+    import small_fits
+
+    import ppl_gp as pg
+
+    X, y, _ = small_fits.classification()
+
+    @functools.cache
+    def fitted(name):
+        return pg.fit(small_fits.classifier, small_fits.methods()[name], 0, X, y=y, throw=False)
+
+    return fitted

@@ -1,0 +1,174 @@
+"""Bad input, one table for all methods: a right answer, or a typed error that names the argument, the value, the
+remedy."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+from ppl_gp.errors import DataError, FitError, ModelError, PplGpError
+
+FIXED = pg.Fixed({"variance": 1.5, "lengthscale": 1.0})
+LOCAL = {
+    "laplace": pg.Laplace(hyper=FIXED),
+    "ep": pg.EP(hyper=FIXED),
+    "vi": pg.VI(hyper=FIXED),
+    "bound": pg.LocalBound(hyper=FIXED),
+}
+METHODS = {**LOCAL, "nuts": pg.NUTS(10, 10, 1), "slice": pg.EllipticalSlice(10, 10, 1)}
+
+
+def classifier(X, y=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
+def good():
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(12, 2))
+    return X, (X[:, 0] > 0).astype(int)
+
+
+def _with(array, index, value):
+    array = np.array(array, float)
+    array[index] = value
+    return array
+
+
+REFUSED = {
+    "NaN in X": (lambda X, y: (_with(X, (3, 1), np.nan), y), "positional argument 0 has nan at index (3, 1)"),
+    "infinity in X": (lambda X, y: (_with(X, (0, 0), np.inf), y), "positional argument 0 has inf"),
+    "NaN in y": (lambda X, y: (X, _with(y, 2, np.nan)), "argument 'y' has nan at index (2,)"),
+    "lengths differ": (lambda X, y: (X, y[:-2]), "shape"),
+    "y is a column": (lambda X, y: (X, y[:, None]), "y of shape (N,) rather than (N, 1)"),
+    "labels -1 and 1": (lambda X, y: (X, 2 * y - 1), "binary labels are 0 and 1"),
+    "no columns": (lambda X, y: (X[:, :0], y), "shape (12, 0)"),
+    "no rows": (lambda X, y: (X[:0], y[:0]), "shape (0, 2)"),
+    "strings": (lambda X, y: (X.astype(str), y), "convert them to numbers"),
+    "objects": (lambda X, y: (X, np.array(["a"] * 12, object)), "convert them to numbers"),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_any_work(method, case):
+    change, words = REFUSED[case]
+    X, y = change(*good())
+    with pytest.raises(DataError) as error:
+        pg.fit(classifier, METHODS[method], 0, X, y=y)
+    assert words in str(error.value)
+
+
+ANSWERED = {
+    "as it is": lambda X, y: (X, y),
+    "one class": lambda X, y: (X, np.ones_like(y)),
+    "duplicate rows": lambda X, y: (np.repeat(X[:6], 2, 0), y),
+    "all rows equal": lambda X, y: (np.repeat(X[:1], 12, 0), y),
+    "constant column": lambda X, y: (np.stack([X[:, 0], np.ones(12)], 1), y),
+    "huge scale": lambda X, y: (1e8 * X, y),
+    "tiny scale": lambda X, y: (1e-8 * X, y),
+}
+
+
+@pytest.mark.parametrize("method", LOCAL)
+@pytest.mark.parametrize("case", ANSWERED)
+def test_answered_and_converged(method, case):
+    fit = pg.fit(classifier, LOCAL[method], 0, ANSWERED[case](*good())[0], y=ANSWERED[case](*good())[1])
+    latent = fit.latent["f"]
+    assert fit.result == "converged"
+    assert np.isfinite(fit.log_evidence) and fit.log_evidence < 0
+    assert np.all(np.isfinite(latent.mean)) and np.all(np.asarray(latent.variance) > 0)
+    # No posterior variance of a log-concave likelihood exceeds the prior's.
+    assert np.all(np.asarray(latent.variance) <= 1.5 + 1e-6)
+
+
+def test_integer_inputs_and_boolean_labels_are_numbers():
+    X, y = good()
+    X = np.round(3 * X).astype(int)
+    a = pg.fit(classifier, LOCAL["laplace"], 0, X, y=y.astype(bool))
+    b = pg.fit(classifier, LOCAL["laplace"], 0, X.astype(float), y=y)
+    np.testing.assert_allclose(a.log_evidence, b.log_evidence, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ("laplace", "ep", "vi"))
+def test_far_apart_rows_are_independent(method):
+    """At a huge scale the rows know nothing of each other: the evidence is the product of single-datum evidences."""
+    X, y = good()
+    fit = pg.fit(classifier, LOCAL[method], 0, 1e8 * X, y=y)
+    assert np.ptp(np.asarray(fit.latent["f"].variance)) < 1e-6
+    assert np.ptp(np.abs(np.asarray(fit.latent["f"].mean))) < 1e-6
+
+
+@pytest.mark.parametrize("method", LOCAL)
+def test_a_single_datum(method):
+    fit = pg.fit(classifier, LOCAL[method], 0, np.zeros((1, 2)), y=np.array([1]))
+    assert fit.result == "converged"
+    # By symmetry p(y = 1) = 1/2; EP is exact for one factor, the others approximate from below or above.
+    tolerance = {"ep": 1e-6, "laplace": 0.05, "vi": 0.05, "bound": 0.1}[method]
+    np.testing.assert_allclose(fit.log_evidence, np.log(0.5), atol=tolerance)
+
+
+def negative(X1, X2):
+    """Not a covariance function: minus an RBF."""
+    return -jnp.exp(-0.5 * jnp.sum((X1[:, None] - X2[None]) ** 2, -1))
+
+
+def broken(X, y=None):
+    f = numpyro.sample("f", pg.GP(negative, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(2.0 * f)), obs=y)
+
+
+@pytest.mark.parametrize("method", (pg.Laplace(hyper=pg.Fixed()), pg.EP(hyper=pg.Fixed()), pg.VI(hyper=pg.Fixed())))
+def test_a_kernel_that_is_not_positive_definite_ends_in_a_typed_error_with_the_fit(method):
+    X, y = good()
+    with pytest.raises(FitError) as error:
+        pg.fit(broken, method, 0, X, y=5 * y)
+    assert error.value.fit.result != "converged"
+    assert str(error.value.fit.result) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"variance": -1.0, "lengthscale": 1.0}, "outside its support"),
+        ({"variance": np.nan, "lengthscale": 1.0}, "not finite"),
+        ({"variance": 1.0}, "missing ['lengthscale']"),
+        ({"variance": 1.0, "lengthscale": 1.0, "noise": 1.0}, "unknown ['noise']"),
+    ],
+)
+def test_fixed_hyperparameters_are_checked(values, words):
+    X, y = good()
+    with pytest.raises(PplGpError) as error:
+        pg.fit(classifier, pg.Laplace(hyper=pg.Fixed(values)), 0, X, y=y)
+    assert words in str(error.value)
+
+
+def test_a_class_or_a_string_in_place_of_a_method():
+    X, y = good()
+    with pytest.raises(DataError, match="give an instance"):
+        pg.fit(classifier, pg.EP, 0, X, y=y)
+    with pytest.raises(DataError, match="no inference method"):
+        pg.fit(classifier, "ep", 0, X, y=y)
+
+
+def test_local_bound_refuses_other_likelihoods():
+    def poisson(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    X, y = good()
+    with pytest.raises(ModelError, match="Bernoulli or Binomial"):
+        pg.fit(poisson, pg.LocalBound(hyper=pg.Fixed()), 0, X, y=y)
+
+
+@pytest.mark.parametrize("make", (lambda: pg.EP(power=0.0), lambda: pg.EP(damping=1.5), lambda: pg.VI(damping=0.0)))
+def test_configuration_outside_its_range(make):
+    with pytest.raises(ValueError, match="give a"):
+        make()

@@ -1,0 +1,113 @@
+"""`check` reports what `fit` would find: each line is right on a sound model and wrong on a model broken there."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from small_fits import classification
+
+import ppl_gp as pg
+from models.classification import binary
+from models.counts import poisson
+from ppl_gp.infer.check import check
+
+X, y, _ = classification()
+NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "likelihood", "dtype", "conditioning", "gradients"]
+
+
+def item(checklist, name):
+    return next(item for item in checklist.items if item.name == name)
+
+
+def gp(X, name="f", **kwargs):
+    return numpyro.sample(name, pg.GP(pg.kernels.RBF(1.0, 1.0), X, **kwargs))
+
+
+def observe(X, y, logits):
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def test_sound_model():
+    found = check(binary, X, y=y)
+    assert found.ok and [i.name for i in found.items] == [*NAMES, "methods"]
+    assert "f (25,), RBF" in item(found, "GP sites").message
+    assert "lengthscale (2,) LogNormal" in item(found, "hyperparameters").message
+    assert item(found, "methods").message == "NUTS, EllipticalSlice, Laplace, EP, VI, LocalBound"
+    assert len(str(found).splitlines()) == len(found.items) and str(found).startswith("ok ")
+
+
+def test_local_bound_is_for_logistic_likelihoods():
+    for found in (check(binary, X, y=y, link="probit"), check(poisson, X, y=y)):
+        assert found.ok and item(found, "methods").message == "NUTS, EllipticalSlice, Laplace, EP, VI"
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, words",
+    [
+        ((X,), {"y": 2 * y - 1}, "outside the support"),
+        ((X,), {"y": y[:-1]}, "shape (24,)"),
+        ((np.where(X > 1, np.nan, X),), {"y": y}, "nan"),
+        ((), {"y": y}, "missing 1 required positional argument"),
+    ],
+)
+def test_arguments_that_cannot_be_used(args, kwargs, words):
+    found = check(binary, *args, **kwargs)
+    assert not found.ok and words in item(found, "arguments").message
+
+
+def test_nothing_observed():
+    found = check(binary, X)
+    assert not found.ok and "pass y=" in item(found, "observations").message
+
+
+def test_no_gp_site():
+    found = check(lambda X, y=None: observe(X, y, X[:, 0]), X, y=y)
+    assert not found.ok and "pg.GP" in item(found, "GP sites").message
+
+
+def test_coupled_likelihood():
+    found = check(lambda X, y=None: observe(X, y, jnp.cumsum(gp(X))), X, y=y)
+    assert not item(found, "likelihood").ok and "['y'] couples" in item(found, "likelihood").message
+    assert item(found, "methods") == ("methods", True, "NUTS, EllipticalSlice")
+
+
+def test_several_functions():
+    found = check(lambda X, y=None: observe(X, y, gp(X) + gp(X, "g")), X, y=y)
+    assert "several latent functions" in item(found, "likelihood").message
+    assert item(found, "methods").message == "NUTS, EllipticalSlice"
+    assert "g (25,)" in item(found, "GP sites").message
+
+
+def test_discrete_hyperparameter():
+    def model(X, y=None):
+        flip = numpyro.sample("flip", dist.Bernoulli(0.5))
+        observe(X, y, jnp.where(flip == 1, -1.0, 1.0) * gp(X))
+
+    found = check(model, X, y=y)
+    assert not item(found, "hyperparameters").ok and "'flip' is discrete" in item(found, "hyperparameters").message
+    assert item(found, "methods").message == "Laplace, EP, VI, LocalBound, each with hyper=Fixed(...)"
+
+
+def test_conditioning():
+    """The condition number is NumPy's, and a kernel matrix beyond repair is told."""
+    far = np.linspace(0.0, 3.0, 6)[:, None]
+    found = check(lambda X, y=None: observe(X, y, gp(X, jitter=1e-3)), far, y=y[:6])
+    want = np.linalg.cond(np.exp(-0.5 * (far - far.T) ** 2) + 1e-3 * np.eye(6))
+    assert f"condition number {want:.2g}, jitter 0.001." in item(found, "conditioning").message
+    close = check(lambda X, y=None: observe(X, y, gp(X, jitter=1e-14)), 1e-3 * far, y=y[:6])
+    assert not item(close, "conditioning").ok and "jitter" in item(close, "conditioning").message
+
+    def indefinite(X1, X2):
+        return -jnp.exp(-((X1 - X2.T) ** 2))
+
+    def model(X, y=None):
+        observe(X, y, numpyro.sample("f", pg.GP(indefinite, X)))
+
+    assert "no jitter repairs it" in item(check(model, far, y=y[:6]), "conditioning").message
+
+
+def test_gradient_that_is_not_finite():
+    found = check(lambda X, y=None: observe(X, y, jnp.sqrt(gp(X))), X, y=y)
+    assert not item(found, "gradients").ok and "['f']" in item(found, "gradients").message

@@ -1,0 +1,183 @@
+"""The comparison: every column against its definition, the errors, the renderings."""
+
+import csv
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_fits import HYPER, classification, classifier, made_fit, methods
+
+import ppl_gp as pg
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.posterior import Latent
+from ppl_gp.results import scores
+from ppl_gp.results.compare import compare
+from ppl_gp.results.predict import Prediction
+from ppl_gp.results.truth import importance_sampling
+from ppl_gp.results.verdict import verdict
+
+X, y, X_test = classification()
+y_test = np.array([0, 1, 1, 0, 1, 0, 1])
+
+
+@pytest.fixture(scope="module")
+def comparison(small_fit):
+    fits = {name: small_fit(name) for name in ("laplace", "ep", "nuts")}
+    return compare(fits, X_test, y_test, num_importance_samples=4000)
+
+
+def row(comparison, name):
+    return next(row for row in comparison.table if row["method"] == name)
+
+
+def test_columns_are_what_the_fits_say(comparison, small_fit):
+    ep, fit = row(comparison, "ep"), small_fit("ep")
+    log_density = np.asarray(fit.log_density(X_test, y_test))
+    np.testing.assert_allclose(ep["log_density"], log_density.mean(), rtol=1e-12)
+    np.testing.assert_allclose(ep["log_density_se"], log_density.std(ddof=1) / np.sqrt(7), rtol=1e-12)
+    assert ep["error"] == np.mean((np.asarray(fit.predict(X_test).probs) > 0.5) != y_test)
+    assert ep["error_name"] == "misclassified" and ep["calibration_name"] == "ECE"
+    assert ep["log_evidence"] == fit.log_evidence and ep["result"] == "converged"
+    np.testing.assert_allclose(ep["elpd_loo"], fit.loo().elpd, rtol=1e-12)
+    truth = importance_sampling(fit, num_samples=4000)
+    assert (ep["truth"], ep["truth_se"]) == (truth.log_evidence, truth.standard_error)
+    assert (ep["khat"], ep["khat_datum"]) == (truth.khat_q, np.max(truth.khat_loo))
+    assert ep["compile_seconds"] + ep["run_seconds"] == pytest.approx(fit.stats["seconds"])
+
+
+def test_sampled_fits_have_no_evidence(comparison):
+    nuts = row(comparison, "nuts")
+    assert nuts["log_evidence"] is nuts["truth"] is nuts["khat"] is None
+    assert nuts["khat_datum"] is not None and nuts["elpd_loo"] is not None
+    assert "sampled" in comparison.notes["nuts"][0] and comparison.notes["ep"] == []
+
+
+def test_distances_to_the_reference(comparison, small_fit):
+    """By default to the first fit by draws; the reference itself has none."""
+    f, latent = np.asarray(small_fit("nuts").latent["f"].mean), small_fit("ep").latent["f"]
+    sd = f.std(0)
+    want = np.max(np.abs(np.asarray(latent.mean)[0] - f.mean(0)) / sd)
+    assert comparison.reference_name == "nuts" and row(comparison, "nuts")["mean_distance"] is None
+    np.testing.assert_allclose(row(comparison, "ep")["mean_distance"], want, rtol=1e-12)
+    want = np.max(np.abs(np.sqrt(np.asarray(latent.variance)[0]) - sd) / sd)
+    np.testing.assert_allclose(row(comparison, "ep")["sd_distance"], want, rtol=1e-12)
+    np.testing.assert_allclose(comparison.reference_error, small_fit("nuts").stats["ess"] ** -0.5, rtol=1e-12)
+
+
+def test_another_reference(small_fit):
+    fits = {name: small_fit(name) for name in ("laplace", "ep")}
+    other = compare(fits, X_test, y_test, reference="ep", num_importance_samples=4000)
+    assert row(other, "ep")["mean_distance"] is None and row(other, "laplace")["mean_distance"] > 0
+    none = compare({"ep": small_fit("ep")}, X_test, y_test, num_importance_samples=4000)
+    assert none.reference_name is None and row(none, "ep")["mean_distance"] is None
+    assert "distance" not in str(none)
+
+
+def test_renderings(comparison, tmp_path):
+    text, html = str(comparison), comparison._repr_html_()
+    for words in ("laplace", "importance-sampled truth", "k-hat", "LOO ELPD", "Monte Carlo error"):
+        assert words in text and words in html
+    comparison.to_csv(tmp_path / "table.csv")
+    with open(tmp_path / "table.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["method"] for r in rows] == ["laplace", "ep", "nuts"]
+    assert float(rows[1]["truth"]) == row(comparison, "ep")["truth"] and rows[2]["truth"] == ""
+    assert list(rows[0]) == list(comparison.table[0])
+
+
+def test_errors(small_fit):
+    ep = small_fit("ep")
+    with pytest.raises(DataError, match="nothing to compare"):
+        compare({}, X_test, y_test)
+    with pytest.raises(DataError, match="reference='nuts'.*'ep'"):
+        compare({"ep": ep}, X_test, y_test, reference="nuts")
+    with pytest.raises(DataError, match=r"\(7, 2\).*\(6,\)"):
+        compare({"ep": ep}, X_test, y_test[:6])
+
+
+def test_mixed_problems(small_fit):
+    ep = small_fit("ep")
+    comparison = compare({"ep": ep}, X_test, y_test, num_importance_samples=4000)
+
+    def other(X, y=None):
+        return classifier(X, y)
+
+    with pytest.raises(ModelError, match="'b' fits other and 'ep' fits classifier"):
+        comparison.add("b", made_fit(other, HYPER, X, y=y))
+    with pytest.raises(DataError, match=r"\['y'\] differ"):
+        comparison.add("b", made_fit(classifier, HYPER, X, y=1 - y))
+    with pytest.raises(DataError, match=r"\['argument 0', 'y'\] differ"):
+        comparison.add("b", made_fit(classifier, HYPER, X[:-1], y=y[:-1]))
+    assert list(comparison.fits) == ["ep"]
+
+
+def test_a_loaded_fit_is_scored_without_its_data(small_fit, tmp_path):
+    """Predictions and distances are there; what needs the observations is not, and the note says so."""
+    from ppl_gp.results.load import load
+
+    path = tmp_path / "ep.fit"
+    small_fit("ep").save(path)
+    comparison = compare({"ep": small_fit("ep"), "again": load(path, classifier)}, X_test, y_test, num_importance_samples=4000)
+    again, ep = row(comparison, "again"), row(comparison, "ep")
+    np.testing.assert_allclose(again["log_density"], ep["log_density"], rtol=1e-10)
+    assert again["truth"] is None and again["elpd_loo"] is None
+    assert len(comparison.notes["again"]) == 2 and all("observations" in note for note in comparison.notes["again"])
+
+
+def prediction(mean=None, variance=None, probs=None):
+    return Prediction(np.zeros(4), np.ones(4), mean, variance, probs)
+
+
+def test_scores_of_classification():
+    """Ten bins: 0.15 and 0.12 share one (one of two happened), 0.95 and 0.65 stand alone."""
+    p = prediction(probs=np.array([0.15, 0.12, 0.95, 0.65]))
+    seen = np.array([0, 1, 1, 0])
+    assert scores.error(p, seen) == (0.5, "misclassified")
+    want = (2 * abs(0.135 - 0.5) + abs(0.95 - 1.0) + abs(0.65 - 0.0)) / 4
+    np.testing.assert_allclose(scores.calibration(p, seen).value, want, rtol=1e-12)
+    three = prediction(probs=np.array([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]]))
+    assert scores.error(three, np.array([0, 2, 0])).value == 1 / 3
+    np.testing.assert_allclose(scores.calibration(three, np.array([0, 2, 0])).value, (2 * 0.3 + 0.5) / 3, rtol=1e-12)
+
+
+def test_scores_of_regression():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=20_000)
+    true, narrow = prediction(0 * z, 4.0 + 0 * z), prediction(0 * z, 1.0 + 0 * z)
+    np.testing.assert_allclose(scores.error(true, 2 * z).value, 2 * np.sqrt(np.mean(z**2)), rtol=1e-12)
+    assert scores.error(true, z).name == "RMSE"
+    assert scores.calibration(true, 2 * z).value < 0.01
+    # Half the true scale: level 0.5 covers P(|z| < 0.674 / 2) = 0.264.
+    np.testing.assert_allclose(scores.coverage(narrow, 2 * z)[9], 0.264, atol=0.015)
+
+
+def test_moments_of_draws():
+    """Variances within and between draws of the hyperparameters add up."""
+    latent = Latent(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([[1.0, 1.0], [3.0, 1.0]]), None, None)
+    mean, sd = scores.latent_moments(latent)
+    np.testing.assert_allclose(mean, [1.0, 1.0])
+    np.testing.assert_allclose(sd**2, [3.0, 1.0])
+
+
+def test_verdicts():
+    sound = {
+        "method": "ep", "result": "converged", "log_evidence": -10.02, "truth": -10.0, "truth_se": 0.01,
+        "khat": 0.4, "efficiency": 0.95, "mean_distance": 0.1, "sd_distance": 0.1,
+    }  # fmt: skip
+    text = verdict(sound, "nuts", 0.05)
+    assert text.count("trust") == 2 and "not" not in text and "0.02 nats below" in text and "k-hat 0.40" in text
+    assert "do not trust its log evidence (0.52 nats below" in verdict({**sound, "log_evidence": -10.52}, "nuts", 0.05)
+    assert "needs importance weights" in verdict({**sound, "khat": 0.8}, "nuts", 0.05)
+    assert "too far from the posterior" in verdict({**sound, "khat": 0.8, "efficiency": 0.2}, "nuts", 0.05)
+    assert "do not trust every latent means" in verdict({**sound, "mean_distance": 0.4}, "nuts", 0.05)
+    assert "do not trust it, it ended as 'max_steps'" in verdict({**sound, "result": "max_steps"}, "nuts", 0.05)
+    nuts = {**sound, "method": "nuts", "truth": None, "khat": None, "mean_distance": None}
+    assert "trust them to about 0.05" in verdict(nuts, "nuts", 0.05)
+
+
+@pytest.mark.slow
+def test_every_method(small_fit):
+    """All six in one table, ten scores each."""
+    comparison = pg.compare({name: small_fit(name) for name in methods()}, X_test, y_test)
+    assert len(comparison.table) == 6
+    assert all(np.isfinite(row["log_density"]) and np.isfinite(row["elpd_loo"]) for row in comparison.table)

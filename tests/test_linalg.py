@@ -1,0 +1,89 @@
+"""Factors, the jitter policy and triangular inverses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ppl_gp.numerics.linalg import (
+    MAX_RAISES,
+    add_diagonal,
+    cholesky,
+    default_jitter,
+    half_log_det,
+    robust_cholesky,
+    tril_inverse,
+)
+
+
+def _spd(n, seed=0):
+    A = np.random.default_rng(seed).normal(size=(n, n))
+    return jnp.asarray(A @ A.T / n + 0.5 * np.eye(n))
+
+
+def test_robust_cholesky_adds_nothing_where_nothing_is_needed():
+    K = _spd(7)
+    L, added = robust_cholesky(K, default_jitter(jnp.diagonal(K)))
+    np.testing.assert_allclose(L, np.linalg.cholesky(K), atol=1e-12)
+    assert float(added) == 0.0
+
+
+def test_robust_cholesky_raises_the_jitter_and_says_by_how_much():
+    K = jnp.ones((6, 6)) - 3e-7 * jnp.eye(6)  # smallest eigenvalue -3e-7
+    unit = default_jitter(jnp.diagonal(K))
+    L, added = robust_cholesky(K, unit)
+    assert float(unit) < 3e-7 < float(added) <= float(unit) * 10.0 ** (MAX_RAISES - 1)
+    np.testing.assert_allclose(L @ L.T, K + added * jnp.eye(6), atol=1e-12)
+
+
+@pytest.mark.parametrize("K", [-jnp.eye(4), jnp.full((4, 4), jnp.nan)], ids=["negative", "nan"])
+def test_a_hopeless_matrix_gives_nan(K):
+    L, _ = robust_cholesky(K, jnp.asarray(1e-8))
+    assert bool(jnp.isnan(L[-1, -1]))
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_robust_cholesky_gradient(raised):
+    base = _spd(5) if not raised else jnp.ones((5, 5)) - 1e-6 * jnp.eye(5)
+    direction, unit = _spd(5, 1), jnp.asarray(1e-3)
+
+    def value(t):
+        L, _ = robust_cholesky(base + t * direction, unit)
+        return jnp.sum(jnp.sin(L)) + half_log_det(L)
+
+    step = 1e-6 if not raised else 1e-7
+    difference = (value(step) - value(-step)) / (2 * step)
+    np.testing.assert_allclose(jax.grad(value)(0.0), difference, rtol=1e-5)
+    np.testing.assert_allclose(jax.jvp(value, (0.0,), (1.0,))[1], difference, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_tril_inverse(n):
+    L = jnp.asarray(np.linalg.cholesky(_spd(n)))
+    inverse = tril_inverse(L)
+    np.testing.assert_allclose(inverse @ L, np.eye(n), atol=1e-9)
+    assert bool(jnp.all(jnp.triu(inverse, 1) == 0))
+
+
+def test_half_log_det():
+    K = _spd(6)
+    np.testing.assert_allclose(half_log_det(cholesky(K)), 0.5 * np.linalg.slogdet(K)[1], rtol=1e-12)
+
+
+def test_cholesky_of_an_indefinite_matrix_is_nan_and_of_a_batch_one_by_one():
+    K = jnp.stack([_spd(4), -jnp.eye(4)])
+    L = jax.vmap(cholesky)(K)
+    assert bool(jnp.all(jnp.isfinite(L[0]))) and bool(jnp.isnan(L[1][-1, -1]))
+
+
+def test_default_jitter_follows_scale_and_precision():
+    variance = jnp.array([1.0, 3.0])
+    np.testing.assert_allclose(default_jitter(variance), 2e-8)
+    np.testing.assert_allclose(default_jitter(1e6 * variance), 2e-2)
+    np.testing.assert_allclose(default_jitter(variance.astype(jnp.float32)), 2e-5, rtol=1e-6)
+    assert float(jax.grad(lambda v: default_jitter(v))(variance)[0]) == 0.0
+
+
+def test_add_diagonal_takes_a_number_or_a_vector():
+    np.testing.assert_array_equal(add_diagonal(jnp.zeros((2, 2)), 3.0), 3.0 * np.eye(2))
+    np.testing.assert_array_equal(add_diagonal(jnp.zeros((2, 2)), jnp.array([1.0, 2.0])), np.diag([1.0, 2.0]))
