@@ -12,6 +12,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.local.pseudo import Root
 from ppl_gp.posterior import Latent, Posterior, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 class Case(eqx.Module):
     """Draws of (hyperparameters, q(f)) with a leading axis S, the training arguments and the new ones.
 
-    `posterior`: the posterior process, factored already, where the hyperparameters are one value.
+    `root`: the posterior process's factor, made already, where the hyperparameters are one value.
     """
 
     model: Callable = eqx.field(static=True)
     layout: Layout = eqx.field(static=True)
     draws: tuple[dict, dict[str, Latent]]
-    posterior: Posterior | None
+    root: Root | None
     args: tuple
     kwargs: dict[str, Any]
     new_args: tuple
@@ -64,10 +65,8 @@ class Case(eqx.Module):
 
     def conditionals(self, hyper: dict, latents: dict[str, Latent]) -> dict[str, "Conditional"]:
         """The posterior processes at one draw. O(N^3), unless factored already."""
-        if self.posterior is not None and self.site is not None:
-            return {self.site: Conditional(self.posterior.prior, latents[self.site], self.posterior)}
         trace = run(self.model, self.args, self.kwargs, hyper, {k: v.mean for k, v in latents.items()})
-        return {k: Conditional(unwrap(trace[k]["fn"]), v) for k, v in latents.items()}
+        return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in latents.items()}
 
 
 def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
@@ -76,9 +75,9 @@ def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)
     plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0])
-    posterior = None if fit.sampled else fit.posterior
+    root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root
     given = {k: v for k, v in fit.kwargs.items() if k in new_kwargs or eqx.is_array(v)}
-    return Case(fit.model, plan, (hyper, fit.latent), posterior, fit.args, given, new_args, new_kwargs)
+    return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, given, new_args, new_kwargs)
 
 
 class Conditional(eqx.Module):
@@ -86,11 +85,11 @@ class Conditional(eqx.Module):
 
     prior: GP
     latent: Latent
-    posterior: Posterior | None = None
+    root: Root | None = None
 
     def _each(self, method):
-        if self.posterior is not None:
-            return method(self.posterior)
+        if self.root is not None:
+            return method(Posterior(self.prior, self.latent.alpha, self.root))
         one = lambda latent: method(process(self.prior, latent))  # noqa: E731
         for _ in range(self.latent.mean.ndim - 1):
             one = jax.vmap(one)

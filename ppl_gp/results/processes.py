@@ -8,6 +8,7 @@ import jax
 from ppl_gp.errors import ModelError
 from ppl_gp.factors import depends
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.local.pseudo import Root
 from ppl_gp.posterior import Mixture, Posterior, process
 from ppl_gp.tracing import run
 
@@ -26,8 +27,8 @@ def training_prior(fit: "Fit", site: str, hyper: dict) -> GP:
 
 
 @eqx.filter_jit
-def _process(model, site, hyper, args, kwargs, latent) -> Posterior:
-    return process(prior_at(model, site, hyper, args, kwargs), latent)
+def _root(model, site, hyper, args, kwargs, latent) -> Root:
+    return process(prior_at(model, site, hyper, args, kwargs), latent).root
 
 
 def posterior_of(fit: "Fit"):
@@ -57,4 +58,7 @@ def _feeds_another(fit) -> bool:
 def _one(fit, site, latent) -> Posterior | Mixture:
     if fit.sampled:
         return Mixture(lambda hyper: training_prior(fit, site, hyper), fit.hyper, latent)
-    return _process(fit.model, site, fit.hyper, fit.args, fit.kwargs, latent.draw(0))
+    entry = latent.draw(0)
+    root = _root(fit.model, site, fit.hyper, fit.args, fit.kwargs, entry)
+    # The prior is made outside the compiled function: a mean or kernel may close over the hyperparameters.
+    return Posterior(training_prior(fit, site, fit.hyper), entry.alpha, root)
