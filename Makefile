@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv-$(notdir $(PYTHON))
 BIN := $(VENV)/bin
+# Processes that share the tests; each holds up to 4 GB of compiled functions.
+WORKERS ?= 2
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
 .PHONY: demo test test-slow bench lint notebooks clean
@@ -12,10 +14,10 @@ demo: $(VENV)/.installed
 	$(BIN)/ppl-gp demo --out demo_out
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run

@@ -34,18 +34,24 @@ class LogLikelihood(eqx.Module):
         return run(self.model, self.args, self.kwargs, self.hyper, {self.site: f})
 
     def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
-        total = jnp.zeros((self.num,), jnp.result_type(f))
-        for site in self.trace(f).values():
-            if is_observed(site):
-                per_datum = log_prob_per_datum(site, self.num)
-                total = total + per_datum if per_datum.ndim else total
-        return total
+        return _per_datum(self, f)
 
     def shared(self, f=None) -> Float[Array, ""]:
         """Log-probability of observed sites that have no data axis (an observed hyperparameter, a factor), nats."""
         trace = run(self.model, self.args, self.kwargs, self.hyper, None if f is None else {self.site: f})
         terms = [log_prob_per_datum(s, self.num) for s in trace.values() if is_observed(s)]
         return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
+
+
+@eqx.filter_jit
+def _per_datum(log_lik: LogLikelihood, f):
+    """A method asks for the likelihood in tens of places: compiled as a function of its own, the model is traced once."""
+    total = jnp.zeros((log_lik.num,), jnp.result_type(f))
+    for site in log_lik.trace(f).values():
+        if is_observed(site):
+            per_datum = log_prob_per_datum(site, log_lik.num)
+            total = total + per_datum if per_datum.ndim else total
+    return total
 
 
 class Factors(eqx.Module):

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from jax.scipy.linalg import solve_triangular
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.infer.reparam import Reparam
@@ -13,6 +12,7 @@ from numpyro.infer.reparam import Reparam
 from ppl_gp.errors import DataError
 from ppl_gp.kernels import as_kernel
 from ppl_gp.means import as_mean
+from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
 
 _WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
@@ -87,7 +87,7 @@ class GP(dist.Distribution):
         """log N(value; m, K), nats; value (..., N)."""
         L = self.scale_tril
         centred = jnp.reshape(value - self.mean, (-1, self.event_shape[0]))
-        white = solve_triangular(L, centred.T, lower=True)
+        white = solve_lower(L, centred.T)
         constant = half_log_det(L) + 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi)
         return jnp.reshape(-0.5 * jnp.sum(white**2, 0), jnp.shape(value)[:-1]) - constant
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -45,7 +46,8 @@ def as_mean(mean: Any) -> Any:
     if mean is None:
         return Zero()
     if callable(mean) and not isinstance(mean, type):
-        return mean
+        # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
+        return jax.tree_util.Partial(mean) if jax.tree_util.all_leaves([mean]) else mean
     try:
         return Constant(scalar(mean, "mean"))
     except TypeError:

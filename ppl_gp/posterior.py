@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.local.pseudo import Root, Sites, prediction_root
+from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
 
 
@@ -123,5 +124,5 @@ class Mixture(eqx.Module):
         weights = dist.CategoricalProbs(jnp.full(self.latent.num_draws, 1.0 / self.latent.num_draws))
         if joint:
             spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
-            return dist.MixtureSameFamily(weights, dist.MultivariateNormal(mean, spread))
+            return dist.MixtureSameFamily(weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread)))
         return dist.MixtureSameFamily(weights, dist.Normal(mean.T, jnp.sqrt(spread.T)))

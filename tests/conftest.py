@@ -18,7 +18,18 @@ install_import_hook("ppl_gp", "beartype.beartype")
 
 import functools  # noqa: E402
 
+import jax  # noqa: E402
 import pytest  # noqa: E402
+
+_MEMORY_MAPS = Path("/proc/self/maps")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_memory_maps():
+    """XLA holds some maps of memory for each compiled function, and Linux ends a process that has over 65 530."""
+    yield
+    if _MEMORY_MAPS.exists() and len(_MEMORY_MAPS.read_bytes().splitlines()) > 30_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

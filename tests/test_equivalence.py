@@ -17,8 +17,6 @@ from ppl_gp.errors import Result
 from ppl_gp.local.pseudo import Sites, condition, log_partition_and_mean
 from ppl_gp.posterior import condition_on_sites
 
-pytestmark = pytest.mark.slow  # compiles for minutes; moves to the default suite once it is fast
-
 X40, Y40 = wave40()
 HYPER = hyper(variance=4.0, lengthscale=0.7)
 

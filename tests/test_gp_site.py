@@ -229,5 +229,3 @@ def test_a_kernel_that_is_not_positive_definite_gives_nan_and_not_a_number():
 
 
 import pytest  # noqa: E402
-
-pytestmark = pytest.mark.slow  # not yet run in full

@@ -13,8 +13,6 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
 
-pytestmark = pytest.mark.slow  # compiles for minutes; moves to the default suite once it is fast
-
 METHODS = {"laplace": pg.Laplace(), "ep": pg.EP(), "vi": pg.VI()}
 STEP = 1e-4
 

@@ -105,5 +105,3 @@ def test_errors_are_those_of_read():
 
 
 import pytest  # noqa: E402
-
-pytestmark = pytest.mark.slow  # not yet run in full

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpyro
+from jax import random
 from numpyro import handlers
 
 from ppl_gp.errors import Result
@@ -26,9 +27,9 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
 
     def marginalised(*args, **kwargs):
         # Pass 1: only the hyperparameters talk to the outer handlers.
-        with handlers.block(hide_fn=hidden), handlers.trace() as trace, pin():
-            model(*args, **kwargs)
-        hyper = {k: s["value"] for k, s in trace.items() if _is_hyper(s)}
+        with handlers.trace() as trace, handlers.block(hide_fn=hidden), pin():
+            handlers.substitute(model, substitute_fn=_any_missing_part)(*args, **kwargs)
+        hyper = {name: site["value"] for name, site in trace.items()}
         # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
         factors = read(model, *args, hyper=hyper, **kwargs)
         prior, log_lik = factors.prior, factors.log_lik
@@ -46,9 +47,9 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
     return marginalised
 
 
-def _is_hyper(site) -> bool:
-    latent = site["type"] == "sample" and not (is_gp(site) or site["is_observed"] or _missing(site))
-    return latent or site["type"] == "param"
+def _any_missing_part(site):
+    """Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked."""
+    return site["fn"].sample(random.key(0)) if _missing(site) else None
 
 
 def _missing(site) -> bool:

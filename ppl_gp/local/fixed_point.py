@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
+from ppl_gp.numerics.lapack import cholesky, solve_lower
 
 MEMORY = 5
 SMALLEST_STEP = 1e-4
@@ -93,7 +94,8 @@ def _anderson(x, g, weight, points, targets, count):
     gram = dr @ dr.T
     ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(x.dtype).tiny
     gram = gram + jnp.diag(jnp.where(used[:, 0], ridge, 1.0))
-    c = jnp.linalg.solve(gram, dr @ (weight * r))
+    C = cholesky(gram)
+    c = solve_lower(C, solve_lower(C, dr @ (weight * r)), trans=1)
     return g - c @ jnp.where(used, g - targets, 0.0)
 
 

@@ -13,12 +13,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
-    cholesky,
     default_jitter,
     half_log_det,
     robust_cholesky,
@@ -112,7 +111,7 @@ def _condition_signed(K, mean, sites, with_variance, with_root):
 
 
 def _cho_solve(C, b):
-    return solve_triangular(C, solve_triangular(C, b, lower=True), lower=True, trans=1)
+    return solve_lower(C, solve_lower(C, b), trans=1)
 
 
 def _condition(K, mean, sites, with_variance, with_root):

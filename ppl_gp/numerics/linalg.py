@@ -1,4 +1,4 @@
-"""Cholesky factors and triangular inverses: the only file that calls `cholesky`, and the one jitter policy.
+"""Covariances factored under the one jitter policy, and what is cheap to compute from a triangular factor.
 
 Policy: a covariance gets a diagonal `jitter` (an absolute variance; by default a small multiple of the kernel's mean
 variance). Where its factorisation still fails, the jitter is raised tenfold up to `MAX_RAISES` times, and the caller is
@@ -8,9 +8,10 @@ told how much was added. A factor that is NaN afterwards is a matrix that no jit
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+
+from ppl_gp.numerics.lapack import cholesky, solve_lower
 
 MAX_RAISES = 6
 _RELATIVE_JITTER = {"float64": 1e-8, "float32": 1e-5}
@@ -29,14 +30,6 @@ def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "N
     return jnp.where(i[:, None] == i, A + jnp.asarray(d)[..., None], A)
 
 
-def cholesky(A: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """Lower Cholesky factor of a symmetric A (its lower triangle is read), all NaN where A is not positive definite.
-
-    O(N^3 / 3).
-    """
-    return lax.linalg.cholesky(A, symmetrize_input=False)
-
-
 @jax.custom_jvp
 def robust_cholesky(K: Float[Array, "N N"], unit: Float[Array, ""]) -> tuple[Float[Array, "N N"], Float[Array, ""]]:
     """Lower Cholesky factor L of K + added * I and `added`: 0 where K factorises, else unit * 10^k, k = 0, 1, ...
@@ -51,7 +44,7 @@ def robust_cholesky(K: Float[Array, "N N"], unit: Float[Array, ""]) -> tuple[Flo
 
     def attempt(state):
         raises, _, _ = state
-        added = unit * 10.0**raises
+        added = (unit * 10.0**raises).astype(K.dtype)
         return raises + 1, added, cholesky(add_diagonal(K, added))
 
     start = (jnp.zeros((), int), jnp.zeros((), K.dtype), cholesky(K))
@@ -65,7 +58,7 @@ def _robust_cholesky_jvp(primals, tangents):
     dK = tangents[0]
     dK = 0.5 * (dK + dK.T)
     # dL = L Phi(L^-1 dK L^-T), Phi the lower triangle with a halved diagonal (Murray 2016, eq. 8).
-    inner = solve_triangular(L, solve_triangular(L, dK, lower=True).T, lower=True)
+    inner = solve_lower(L, solve_lower(L, dK).T)
     phi = jnp.tril(inner) - 0.5 * jnp.diag(jnp.diag(inner))
     return (L, added), (L @ phi, jnp.zeros_like(added))
 
@@ -77,7 +70,7 @@ def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
     """
     n = L.shape[0]
     if n <= _BLOCK:
-        return solve_triangular(L, jnp.eye(n, dtype=L.dtype), lower=True)
+        return solve_lower(L, jnp.eye(n, dtype=L.dtype))
     h = n // 2
     A, C = tril_inverse(L[:h, :h]), tril_inverse(L[h:, h:])
     B = -C @ (L[h:, :h] @ A)
