@@ -17,7 +17,7 @@ test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run

@@ -1,6 +1,7 @@
 """Set-up of the suite: float64, a compilation cache on disk, and every annotation of `ppl_gp` checked at run time."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 # Read when jax is imported, and inherited by the processes that the tests start. Compilation is most of the suite's
@@ -8,6 +9,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["JAX_ENABLE_X64"] = "true"
+# Half of compiling is LLVM's optimisation, which pays for itself in long runs only: `make test-slow` keeps it on.
+if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1" and version("jaxlib") < "0.11":
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 # LAPACK's threads spin on matrices of a hundred rows, up to 20 times slower where several processes share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
