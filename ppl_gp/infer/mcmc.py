@@ -11,7 +11,7 @@ from jax import lax, random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from ppl_gp.errors import Result
-from ppl_gp.infer.batching import over_leading_axis
+from ppl_gp.infer.batching import over_devices
 from ppl_gp.infer.progress import track
 
 CHUNK = 25
@@ -31,7 +31,7 @@ def _init(kernel, keys, num_warmup: int, args, kwargs):
     def one(key):
         return kernel.init(random.wrap_key_data(key), num_warmup, None, args, kwargs)
 
-    return over_leading_axis(one, keys)
+    return over_devices(one, keys)
 
 
 @eqx.filter_jit
@@ -42,7 +42,7 @@ def _chunk(kernel, states, args, kwargs, num: int):
         state = kernel.sample(state, args, kwargs)
         return state, _record(state)
 
-    return over_leading_axis(lambda state: lax.scan(transition, state, None, length=num), states)
+    return over_devices(lambda state: lax.scan(transition, state, None, length=num), states)
 
 
 def _record(state):
