@@ -112,10 +112,11 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         raise ModelError(
             f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound read one. {_FITTING}"
         )
-    fn = trace[found.gps[0]]["fn"]
+    (name,) = found.gps
+    fn = trace[name]["fn"]
     if len(fn.shape()) > 1:
         raise ModelError(
-            f"GP site '{found.gps[0]}' has shape {fn.shape()}: several latent functions, where Laplace, EP, VI and "
+            f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, EP, VI and "
             f"LocalBound read one of shape (N,). {_FITTING}"
         )
     if found.local_latents:

@@ -1,5 +1,7 @@
 """The site: a Gaussian process as a NumPyro distribution that carries the process, and its whitening."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpyro
@@ -79,7 +81,7 @@ class GP(dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """Draws m + L v, v ~ N(0, I), shape sample_shape + (N,)."""
-        white = random.normal(key, sample_shape + self.event_shape, self.X.dtype)
+        white = random.normal(key, sample_shape + self.event_shape, self.X.dtype)  # pyright: ignore[reportArgumentType]
         return self.mean + white @ self.scale_tril.T
 
     @validate_sample
@@ -97,7 +99,7 @@ def _floating(X):
     return X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
 
 
-def unwrap(fn):
+def unwrap(fn) -> Any:
     """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a plate expands it)."""
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist

@@ -43,7 +43,7 @@ class Latent(eqx.Module):
     def covariance(self, prior: GP) -> Float[Array, "N N"]:
         """Covariance K - K (K + T^-1)^-1 K of q(f) for one entry (no leading axis), a pseudo-likelihood. O(N^3)."""
         K = prior.covariance_matrix
-        root = prediction_root(K, self.sites)
+        root = prediction_root(K, self.sites)  # pyright: ignore[reportArgumentType]
         WK = root.W @ K
         return K - root.sign * WK.T @ WK - (K * root.diagonal) @ K
 

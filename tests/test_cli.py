@@ -83,7 +83,9 @@ def test_fit_then_predict(data, tmp_path):
 
 def test_compare(data, tmp_path):
     out = tmp_path / "out"
-    result = run("compare", MODEL, data, "--target", "kind", "--methods", "laplace,ep", "--out", out, "--test-fraction", 0.28)
+    result = run(
+        "compare", MODEL, data, "--target", "kind", "--methods", "laplace,ep", "--out", out, "--test-fraction", 0.28
+    )
     assert result.exit_code == 0, result.output
     table = rows(out / "table.csv")
     assert [r["method"] for r in table] == ["laplace", "ep"]
@@ -156,7 +158,9 @@ def test_signal(data, tmp_path):
     code = "from ppl_gp.cli import main; main()"
     args = ["compare", MODEL, data, "--target", "kind", "--methods", "laplace,nuts", "--num-warmup", "20"]
     command = [sys.executable, "-c", code, *args, "--num-samples", "1000000", "--out", str(out)]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 300
     while not (out / "table.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -236,6 +240,14 @@ def test_demo(tmp_path):
     assert result.exit_code == 0, result.output
     for name in ("digits_3_5", "breast_cancer"):
         files = {p.name for p in (tmp_path / name).iterdir()}
-        assert files >= {"table.csv", "nuts.nc", "slice.nc", "evidence.png", "forest.png", "calibration.png", "surface.png"}
+        assert files >= {
+            "table.csv",
+            "nuts.nc",
+            "slice.nc",
+            "evidence.png",
+            "forest.png",
+            "calibration.png",
+            "surface.png",
+        }
         assert len(rows(tmp_path / name / "table.csv")) == 6
     assert result.stdout.count("What can be trusted") == 2 and result.stdout.count("\n- ep: ") == 2

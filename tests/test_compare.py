@@ -117,7 +117,9 @@ def test_a_loaded_fit_is_scored_without_its_data(small_fit, tmp_path):
 
     path = tmp_path / "ep.fit"
     small_fit("ep").save(path)
-    comparison = compare({"ep": small_fit("ep"), "again": load(path, classifier)}, X_test, y_test, num_importance_samples=4000)
+    comparison = compare(
+        {"ep": small_fit("ep"), "again": load(path, classifier)}, X_test, y_test, num_importance_samples=4000
+    )
     again, ep = row(comparison, "again"), row(comparison, "ep")
     np.testing.assert_allclose(again["log_density"], ep["log_density"], rtol=1e-10)
     assert again["truth"] is None and again["elpd_loo"] is None

@@ -74,7 +74,7 @@ def _many(method, hypers, X, data):
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP()], ids=lambda m: type(m).__name__)
 def test_eight_settings_in_one_compiled_call_are_the_loop(method):
     X, data = padded(X40, Y40, "logit")
-    settings = [hyper(v, l) for v in (0.5, 2.0, 8.0, 30.0) for l in (0.4, 1.5)]
+    settings = [hyper(v, ell) for v in (0.5, 2.0, 8.0, 30.0) for ell in (0.4, 1.5)]
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *settings)
     together = _many(method, stacked, X, data)
     one_by_one = [solve(switched, method, h, X, data).log_z for h in settings]
@@ -131,7 +131,12 @@ def test_signed_form_with_really_negative_precisions_is_the_dense_formula():
     np.testing.assert_allclose(q.variance, np.diag(covariance), rtol=1e-9)
     np.testing.assert_allclose(q.mean, covariance @ (nat1 + np.linalg.solve(K, mean)), rtol=0, atol=1e-9)
     b = nat1 + np.linalg.solve(K, mean)
-    log_z = 0.5 * (np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(K)[1] + b @ covariance @ b - mean @ np.linalg.solve(K, mean))
+    log_z = 0.5 * (
+        np.linalg.slogdet(covariance)[1]
+        - np.linalg.slogdet(K)[1]
+        + b @ covariance @ b
+        - mean @ np.linalg.solve(K, mean)
+    )
     np.testing.assert_allclose(q.log_partition, log_z, rtol=0, atol=1e-9)
 
 

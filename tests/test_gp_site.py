@@ -114,7 +114,9 @@ def test_masks_and_scales_on_the_site():
 
     assert float(log_density(model, (), {}, {"f": jnp.ones(N)})[0]) == 0.0
     scaled = handlers.scale(lambda: numpyro.sample("f", SITE), scale=3.0)
-    np.testing.assert_allclose(log_density(scaled, (), {}, {"f": jnp.ones(N)})[0], 3 * SAME.log_prob(jnp.ones(N)), rtol=1e-9)
+    np.testing.assert_allclose(
+        log_density(scaled, (), {}, {"f": jnp.ones(N)})[0], 3 * SAME.log_prob(jnp.ones(N)), rtol=1e-9
+    )
 
 
 def test_plates_expand_the_site():

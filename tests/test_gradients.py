@@ -58,11 +58,12 @@ def test_student_t_has_sites_of_negative_precision():
     X, y = _observations("student_t")
     y = y.copy()
     y[4] += 6.0
+    args = padded(X, y, "student_t")
     for method in METHODS.values():
         at = hyper(variance=1.3, lengthscale=0.9, s=0.45)
-        solved = solve(switched, method, at, *padded(X, y, "student_t"))
+        solved = solve(switched, method, at, *args)
         assert float(solved.solution.sites.nat2[4]) < 0
-        wanted = _finite_difference(lambda h: solve(switched, method, h, *padded(X, y, "student_t")).log_z, at, "s")
+        wanted = _finite_difference(lambda h, method=method: solve(switched, method, h, *args).log_z, at, "s")
         np.testing.assert_allclose(solved.gradient["s"], wanted, rtol=1e-6, atol=2e-6)
 
 
@@ -82,7 +83,9 @@ def test_local_bound_gradient_in_every_parameter():
     kwargs = {"y": jnp.minimum(jnp.asarray(y), 3), "weight": jnp.asarray(1.7)}
     solved = solve(affine_logit, pg.LocalBound(), at, jnp.asarray(X), **kwargs)
     for name in at:
-        wanted = _finite_difference(lambda h: solve(affine_logit, pg.LocalBound(), h, jnp.asarray(X), **kwargs).log_z, at, name)
+        wanted = _finite_difference(
+            lambda h: solve(affine_logit, pg.LocalBound(), h, jnp.asarray(X), **kwargs).log_z, at, name
+        )
         np.testing.assert_allclose(solved.gradient[name], wanted, rtol=1e-6, atol=2e-6)
         assert abs(wanted) > 1e-3
 
@@ -111,5 +114,7 @@ def test_gradient_in_the_inputs():
 
     gradient = jax.grad(value)(inputs)
     move = jnp.zeros((ROWS, 2)).at[2, 0].set(STEP)
-    difference = (8 * (value(inputs + move) - value(inputs - move)) - (value(inputs + 2 * move) - value(inputs - 2 * move))) / 12
+    difference = (
+        8 * (value(inputs + move) - value(inputs - move)) - (value(inputs + 2 * move) - value(inputs - 2 * move))
+    ) / 12
     np.testing.assert_allclose(gradient[2, 0], difference / STEP, rtol=1e-6, atol=2e-6)

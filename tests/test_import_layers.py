@@ -78,7 +78,9 @@ def test_one_file_factorises(source):
         return
     attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names = {name for module, name, _ in imported(tree) if module != "ppl_gp.numerics.lapack"}
-    assert not FACTORISATIONS & (attributes | names), f"{path.name}: take factors and solves from ppl_gp.numerics.lapack"
+    assert not FACTORISATIONS & (attributes | names), (
+        f"{path.name}: take factors and solves from ppl_gp.numerics.lapack"
+    )
 
 
 def run_at_import(node):

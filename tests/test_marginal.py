@@ -102,6 +102,3 @@ def test_errors_are_those_of_read():
 
     with pytest.raises(ModelError, match="several latent functions"):
         handlers.seed(marginal(two, pg.Laplace()), 0)(X, y=Y)
-
-
-import pytest  # noqa: E402

@@ -71,7 +71,9 @@ def test_likelihood_is_pointwise(model, kwargs):
     assert np.all(np.asarray(slopes)[~np.eye(N, dtype=bool)] == 0)
     assert np.all(np.diag(slopes) != 0)
     total, _ = numpyro.infer.util.log_density(model, (X,), {"y": y, **kwargs}, {**hyper, "f": f})
-    without, _ = numpyro.infer.util.log_density(model, (X,), {"y": drawn(model, kwargs), **kwargs}, {**hyper, "f": 0 * f})
+    without, _ = numpyro.infer.util.log_density(
+        model, (X,), {"y": drawn(model, kwargs), **kwargs}, {**hyper, "f": 0 * f}
+    )
     prior = pg.read(model, X, y=y, hyper=hyper, **kwargs).prior
     zero = jnp.sum(log_lik(0 * f)) + prior.log_prob(0 * f)
     np.testing.assert_allclose(total - without, jnp.sum(log_lik(f)) + prior.log_prob(f) - zero, rtol=1e-9)

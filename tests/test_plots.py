@@ -62,7 +62,9 @@ def test_surface():
 
 
 def test_evidence(small_fit):
-    comparison = compare({k: small_fit(k) for k in ("laplace", "ep", "nuts")}, X_test, y_test, num_importance_samples=4000)
+    comparison = compare(
+        {k: small_fit(k) for k in ("laplace", "ep", "nuts")}, X_test, y_test, num_importance_samples=4000
+    )
     figure = plots.plot_evidence(comparison)
     values = [row["log_evidence"] for row in comparison.table[:2]]
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), values)

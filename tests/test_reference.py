@@ -139,7 +139,9 @@ def _tolerance(value):
 STORED = SMALL["five_points"]["stored"]
 
 
-@pytest.mark.parametrize("point", [p for p in STORED if p["set"] != "R"], ids=lambda p: f"{p['set']}-{p['method']}-{p['sf']}")
+@pytest.mark.parametrize(
+    "point", [p for p in STORED if p["set"] != "R"], ids=lambda p: f"{p['set']}-{p['method']}-{p['sf']}"
+)
 def test_five_points_against_gpml(point):
     at, values = _five(point)
     # The source stopped EP when log Z, which is stationary, had settled: its moments and gradient had not.
@@ -152,7 +154,10 @@ def test_five_points_against_gpml(point):
             np.testing.assert_allclose(getattr(at.solution.marginals, key)[:5], point[key], rtol=0, atol=atol)
     for key in ("grad_minus_log_z_log_ell_log_sf", "grad_minus_elbo_log_ell_log_sf"):
         if key in point:
-            ours = -at.gradient["lengthscale"] * values["lengthscale"], -2 * at.gradient["variance"] * values["variance"]
+            ours = (
+                -at.gradient["lengthscale"] * values["lengthscale"],
+                -2 * at.gradient["variance"] * values["variance"],
+            )
             np.testing.assert_allclose(ours, point[key], rtol=0, atol=atol)
 
 

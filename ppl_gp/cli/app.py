@@ -27,10 +27,11 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
+ALL = ",".join(NAMES)
 Data = Annotated[Path, typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns.")]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
-Methods = Annotated[str, typer.Option(help=f"Some of {','.join(NAMES)}, separated by commas.")]
+Methods = Annotated[str, typer.Option(help=f"Some of {ALL}, separated by commas.")]
 Restarts = Annotated[int, typer.Option(min=1, help="Starts of the hyperparameters' maximisation.")]
 NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a chain.")]
 NumSamples = Annotated[int, typer.Option(min=1, help="Draws of a chain.")]
@@ -129,7 +130,9 @@ def compare(
     num_samples: NumSamples = 500,
     num_chains: NumChains = 2,
     sample_hyper: SampleHyper = False,
-    test_fraction: Annotated[float, typer.Option(min=0.01, max=0.99, help="Share of the rows kept for testing.")] = 0.25,
+    test_fraction: Annotated[
+        float, typer.Option(min=0.01, max=0.99, help="Share of the rows kept for testing.")
+    ] = 0.25,
     seed: Seed = 0,
     save: Annotated[bool, typer.Option("--save", help="Also save every fit, for `predict`.")] = False,
     standardise: Standardise = True,
@@ -159,7 +162,7 @@ def demo(
     num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 60,
     num_warmup: NumWarmup = 150,
     num_samples: NumSamples = 200,
-    methods: Methods = ",".join(NAMES),
+    methods: Methods = ALL,
     seed: Seed = 0,
 ):
     """One declared classifier of real data by every method: a table, pictures, and what can be trusted."""
@@ -170,7 +173,9 @@ def demo(
 def _repository_model() -> str:
     path = Path(__file__).parents[2] / "models" / "classification.py"
     if not path.is_file():
-        raise DataError("the demo's model is in the repository's models/; run it in a clone, or give --model MODEL.py:NAME.")
+        raise DataError(
+            "the demo's model is in the repository's models/; run it in a clone, or give --model MODEL.py:NAME."
+        )
     return f"{path}:binary"
 
 
@@ -184,7 +189,9 @@ def _problem(model, data, target, standardise, test_fraction, seed, settings) ->
     order = np.random.default_rng(seed).permutation(len(y))
     num_test = round(test_fraction * len(y))
     if test_fraction > 0 and not 0 < num_test < len(y):
-        raise DataError(f"--test-fraction {test_fraction} of {len(y)} rows leaves {num_test} for testing; give another.")
+        raise DataError(
+            f"--test-fraction {test_fraction} of {len(y)} rows leaves {num_test} for testing; give another."
+        )
     test, train = order[:num_test], np.sort(order[num_test:])
     options = dict(_setting(text) for text in settings)
     return Problem(load_model(model), X[train], y[train], X[test], y[test], options), preparation

@@ -25,7 +25,9 @@ def read_csv(path: str | Path) -> Columns:
         rows = [row for row in csv.reader(file) if row]
     if not rows:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
-    header = [f"x{i}" for i in range(len(rows[0]))] if all(map(_is_number, rows[0])) else [c.strip() for c in rows.pop(0)]
+    header = (
+        [f"x{i}" for i in range(len(rows[0]))] if all(map(_is_number, rows[0])) else [c.strip() for c in rows.pop(0)]
+    )
     if not rows:
         raise DataError(f"{path} has a header and no rows.")
     if ragged := [i for i, row in enumerate(rows) if len(row) != len(header)]:
@@ -101,7 +103,9 @@ def prepare(columns: Columns, target: str, standardise: bool) -> Preparation:
     X = np.stack([numbers(columns, name) for name in inputs], 1)
     shift, scale = (X.mean(0), X.std(0)) if standardise else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
     # A constant column says nothing: it becomes zeros.
-    return Preparation(target, inputs, shift.tolist(), np.where(scale > 0, scale, 1.0).tolist(), _labels(columns, target))
+    return Preparation(
+        target, inputs, shift.tolist(), np.where(scale > 0, scale, 1.0).tolist(), _labels(columns, target)
+    )
 
 
 def _labels(columns: Columns, target: str) -> list[str] | None:
@@ -109,7 +113,9 @@ def _labels(columns: Columns, target: str) -> list[str] | None:
     if len(values) == 2 and values != ["0", "1"]:
         return values
     if words := [v for v in values if not _is_number(v)]:
-        raise DataError(f"{columns.path}: the target '{target}' has {len(values)} values such as {words[0]!r}; give numbers.")
+        raise DataError(
+            f"{columns.path}: the target '{target}' has {len(values)} values such as {words[0]!r}; give numbers."
+        )
     return None
 
 

@@ -28,7 +28,9 @@ def digits_3_5(seed: int) -> DataSet:
     pixels, digit = load_digits(return_X_y=True)
     keep = np.flatnonzero((digit == 3) | (digit == 5))
     keep = np.random.default_rng(seed).permutation(keep)
-    return DataSet("digits_3_5", "handwritten digits, 3 against 5", ("a 3", "a 5"), pixels[keep], (digit[keep] == 5) * 1)
+    return DataSet(
+        "digits_3_5", "handwritten digits, 3 against 5", ("a 3", "a 5"), pixels[keep], (digit[keep] == 5) * 1
+    )
 
 
 def breast_cancer(seed: int) -> DataSet:

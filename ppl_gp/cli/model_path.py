@@ -13,7 +13,9 @@ def load_model(location: str) -> Callable:
     file, colon, name = location.rpartition(":")
     path = Path(file)
     if not colon or not name.isidentifier():
-        raise ModelError(f"'{location}' names no model; write MODEL.py:function, such as models/classification.py:binary.")
+        raise ModelError(
+            f"'{location}' names no model; write MODEL.py:function, such as models/classification.py:binary."
+        )
     if not path.is_file():
         raise ModelError(f"there is no file '{file}'.")
     spec = importlib.util.spec_from_file_location(f"_model_{path.stem}", path)

@@ -14,7 +14,9 @@ from ppl_gp.results.scores import is_classification, outcome_probabilities
 def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:
     """One row an input row: mean and standard deviation of f; p(y = k) for each label, else mean and sd of y."""
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
-        raise ModelError("the model has several GP or observed sites; predict from Python: pg.load(...).predict(X_new).")
+        raise ModelError(
+            "the model has several GP or observed sites; predict from Python: pg.load(...).predict(X_new)."
+        )
     table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
     if is_classification(prediction):
         probs = outcome_probabilities(prediction)

@@ -14,9 +14,9 @@ _spent: dict[str, float] = {"compile_seconds": 0.0, "compilations": 0}
 _listening = False
 
 
-def _listen(event, seconds, **_):
+def _listen(event: str, duration: float, **_):
     if event in _EVENTS:
-        _spent["compile_seconds"] += seconds
+        _spent["compile_seconds"] += duration
         _spent["compilations"] += event == _EVENTS[-1]
 
 
@@ -25,7 +25,7 @@ def stopwatch():
     """Yields a dict that holds, at the end, `seconds`, `compile_seconds`, `run_seconds` and `compilations`."""
     global _listening
     if not _listening:
-        jax.monitoring.register_event_duration_secs_listener(_listen)
+        jax.monitoring.register_event_duration_secs_listener(_listen)  # pyright: ignore[reportArgumentType]
         _listening = True
     begin, before, out = time.perf_counter(), dict(_spent), {}
     try:

@@ -8,7 +8,7 @@ included.
 Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `not_affine`, `max_steps`, `nonfinite`; `ModelError` for another likelihood.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -63,7 +63,8 @@ _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 
 
 def _weight(site, num, dtype):
-    weight, fn = jnp.ones((num,), dtype), site["fn"]
+    weight = jnp.ones((num,), dtype)
+    fn: Any = site["fn"]
     while fn is not unwrap(fn):
         weight = weight * jnp.asarray(fn._mask, dtype) if isinstance(fn, dist.MaskedDistribution) else weight
         fn = fn.base_dist

@@ -79,7 +79,7 @@ def _condition_positive(K, mean, sites, with_variance, with_root):
     flat = s == 0.0
     free = jnp.where(flat, r, 0.0)
     alpha = free + s * _cho_solve(C, jnp.where(flat, 0.0, r / jnp.where(flat, 1.0, s)) - s * (K @ free))
-    inverse = tril_inverse(C) if with_variance or with_root else None
+    inverse = tril_inverse(C) if with_variance or with_root else jnp.zeros((0, 0), K.dtype)
     variance = _variance_positive(K, sites, s, inverse) if with_variance else jnp.full_like(mean, jnp.nan)
     precision = tril_gram(inverse) * s[:, None] * s if with_root else jnp.zeros((0, 0), K.dtype)
     return _finish(K, mean, sites, alpha, half_log_det(C), variance), precision
@@ -101,7 +101,7 @@ def _condition_signed(K, mean, sites, with_variance, with_root):
     C, L = _signed_factor(K, sites)
     r = sites.nat1 - sites.nat2 * mean
     alpha = r - sites.nat2 * (L @ _cho_solve(C, L.T @ r))
-    V = tril_inverse(C) @ L.T if with_variance or with_root else None  # Sigma = V^T V
+    V = tril_inverse(C) @ L.T if with_variance or with_root else jnp.zeros((0, 0), K.dtype)  # Sigma = V^T V
     variance = jnp.sum(V**2, 0) if with_variance else jnp.full_like(mean, jnp.nan)
     precision = jnp.zeros((0, 0), K.dtype)
     if with_root:

@@ -11,8 +11,8 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.local.pseudo import Root
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
@@ -75,7 +75,7 @@ def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)
     plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0])
-    root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root
+    root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
     given = {k: v for k, v in fit.kwargs.items() if k in new_kwargs or eqx.is_array(v)}
     return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, given, new_args, new_kwargs)
 
@@ -89,7 +89,7 @@ class Conditional(eqx.Module):
 
     def _each(self, method):
         if self.root is not None:
-            return method(Posterior(self.prior, self.latent.alpha, self.root))
+            return method(Posterior(self.prior, self.latent.alpha, self.root))  # pyright: ignore[reportArgumentType]
         one = lambda latent: method(process(self.prior, latent))  # noqa: E731
         for _ in range(self.latent.mean.ndim - 1):
             one = jax.vmap(one)

@@ -106,7 +106,7 @@ def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
             mask = mask & fn._mask
         if isinstance(fn, dist.Independent) and mask.ndim:
             mask = mask.reshape(mask.shape + (1,) * fn.reinterpreted_batch_ndims)
-        fn = fn.base_dist
+        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue]
     return mask
 
 

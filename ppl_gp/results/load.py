@@ -126,7 +126,7 @@ def _shape(site) -> list[int]:
 
 
 def _warn_of_precision(path, arrays) -> None:
-    if any(a.dtype == np.float64 for a in arrays.values()) and not jax.config.jax_enable_x64:
+    if any(a.dtype == np.float64 for a in arrays.values()) and not jax.config.read("jax_enable_x64"):
         warnings.warn(
             f"{path} holds float64, which JAX has switched off: predictions will be less exact than the saved fit's. "
             "Call jax.config.update('jax_enable_x64', True) first.",

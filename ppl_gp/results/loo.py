@@ -11,7 +11,7 @@
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import arviz_base
 import arviz_stats
@@ -114,7 +114,7 @@ def _psis(fit, sites, densities, posterior, lpd=None):
     groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
     dim = _dimension(fit, sites)
     tree = arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords={dim: keep})
-    elpd = arviz_stats.loo(tree, pointwise=True)
+    elpd: Any = arviz_stats.loo(tree, pointwise=True)
     if lpd is None:
         return elpd
     return dataclasses.replace(elpd, p=float(np.sum(np.asarray(lpd)[keep] - elpd.elpd_i.values)))

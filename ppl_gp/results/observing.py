@@ -52,13 +52,13 @@ def floored(f: Moments) -> Moments:
 
 def by_datum(x, site: ObservedSite):
     """(entries, M): a site's values with the data last and its other axes in one."""
-    return jnp.reshape(jnp.moveaxis(x, site.axis, -1), (-1, x.shape[site.axis]))
+    return jnp.reshape(jnp.moveaxis(x, site.axis, -1), (-1, x.shape[site.axis]))  # pyright: ignore[reportArgumentType]
 
 
 def from_by_datum(x, site: ObservedSite, shape):
     """The inverse of `by_datum` for values of this shape."""
     moved = tuple(n for i, n in enumerate(shape) if i != site.axis)
-    return jnp.moveaxis(jnp.reshape(x, (*moved, x.shape[-1])), -1, site.axis)
+    return jnp.moveaxis(jnp.reshape(x, (*moved, x.shape[-1])), -1, site.axis)  # pyright: ignore[reportArgumentType]
 
 
 def outcome_log_probs(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int):

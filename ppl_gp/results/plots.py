@@ -155,6 +155,7 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
             ax.annotate(f"{gap:+.2f}", (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9)
     ax.set(
         title="Log evidence at each method's own hyperparameters\n(figures: method minus truth)",
+        xlabel="method",
         ylabel="log evidence (nats)",
         xlim=(-0.5, len(rows) - 0.3),
     )

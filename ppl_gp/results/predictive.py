@@ -33,7 +33,7 @@ def _nodes(case: Case) -> int:
 def _marginals(case: Case, hyper, latents) -> Moments:
     """f at the new inputs of the one GP site."""
     new = unwrap(case.trace(hyper, {})[case.site]["fn"])
-    return case.conditionals(hyper, latents)[case.site].marginals(new)
+    return case.conditionals(hyper, latents)[case.site].marginals(new)  # pyright: ignore[reportArgumentType]
 
 
 @eqx.filter_jit
