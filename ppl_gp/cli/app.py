@@ -15,7 +15,7 @@ from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.pictures import write_pictures
 from ppl_gp.cli.predictions import write_predictions
-from ppl_gp.cli.run import Files, Problem, Recorder, fit_methods, say, write_fit
+from ppl_gp.cli.run import INTERRUPTED, Files, Problem, Recorder, fit_methods, say, write_fit
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.infer.check import check as check_model
 from ppl_gp.results.load import load
@@ -58,7 +58,7 @@ def _reported(command):
             code = 2
         except KeyboardInterrupt:
             say("interrupted.")
-            code = 130
+            code = INTERRUPTED
         raise typer.Exit(code or 0)
 
     return wrapped

@@ -15,6 +15,8 @@ from ppl_gp.results.compare import Comparison
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.verdict import verdict
 
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
+
 
 def say(text: str) -> None:
     """A line for the user on stderr, where the progress bars are."""
@@ -44,7 +46,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """0; 2 where a method could not be run; 130 after Ctrl-C."""
-        return 130 if self.interrupted else 2 if self.errors else 0
+        return INTERRUPTED if self.interrupted else 2 if self.errors else 0
 
 
 def fit_methods(

@@ -32,8 +32,10 @@ def machine() -> str:
 def main():
     """Run the chosen parts; only a full run rewrites the README."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), choices=list(PARTS))
-    chosen = parser.parse_args().parts
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all by default")
+    chosen = parser.parse_args().parts or list(PARTS)
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows = []
     for part in chosen:
         for row in PARTS[part]():
