@@ -10,7 +10,7 @@ from ppl_gp.hyperparameters import Fixed, Sample
 from ppl_gp.infer.boundary import first_trace, probe
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.marginal_nuts import sample_marginal
-from ppl_gp.infer.optimise import maximise
+from ppl_gp.infer.optimise import Optimum, maximise
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import condition
 from ppl_gp.posterior import Latent
@@ -25,8 +25,8 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     probe(read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik)
     if isinstance(method.hyper, Sample):
         return sample_marginal(method, model, rng_key, args, kwargs, progress)
-    hyper, ended, stats = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
-    value, solution, latent, figures = _solve(model, method, hyper, args, kwargs)
+    hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
+    value, solution, latent, figures = _solve(model, method, hyper, args, kwargs, sites)
     inner = Result.from_code(solution.code)
     return Fit(
         model,
@@ -41,13 +41,13 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     )
 
 
-def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress):
+def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Optimum:
     found = roles(trace)
     names = (*found.hyper, *found.params)
     if isinstance(method.hyper, Fixed):
-        return _fixed(method.hyper.values, names, trace), Result.converged, {}
+        return Optimum(_fixed(method.hyper.values, names, trace), Result.converged, {}, None)
     if not names:
-        return {}, Result.converged, {}
+        return Optimum({}, Result.converged, {}, None)
     return maximise(model, method, method.hyper, rng_key, args, kwargs, progress=progress)
 
 
@@ -69,11 +69,11 @@ def _fixed(values, names, trace) -> dict:
 
 
 @eqx.filter_jit
-def _solve(model, method, hyper, args, kwargs):
+def _solve(model, method, hyper, args, kwargs, sites):
     factors = read(model, *args, hyper=hyper, **kwargs)
     prior, log_lik = factors.prior, factors.log_lik
     K = prior.covariance_matrix
-    value, solution = log_evidence(method, K, prior.mean, log_lik)
+    value, solution = log_evidence(method, K, prior.mean, log_lik, sites)
     q = condition(K, prior.mean, solution.sites)
     latent = Latent(*(x[None] for x in (q.mean, q.variance, q.alpha)), jax.tree.map(lambda x: x[None], solution.sites))
     return value + log_lik.shared(), solution, latent, (prior.variance - prior.kernel.diag(prior.X), prior.factor()[1])

@@ -32,11 +32,12 @@ _UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that 
 
 
 class Optimum(NamedTuple):
-    """The best restart: constrained hyperparameters, how it ended, and the figures behind it."""
+    """The best restart: constrained hyperparameters, how it ended, the figures behind it, and a warm start there."""
 
     hyper: dict
     result: Result
     stats: dict
+    sites: Sites | None
 
 
 class _Problem(eqx.Module):
@@ -165,7 +166,7 @@ def maximise(model, method: LocalMethod, config: MAP, rng_key, args, kwargs, *, 
         "log_posterior": -float(losses[best]),
         "restart_log_posteriors": -losses,
     }
-    return Optimum(_constrain(problem, runs, best), result, stats)
+    return Optimum(_constrain(problem, runs, best), result, stats, jax.tree.map(lambda x: x[best], runs.sites))
 
 
 def _checked_init(problem, init):

@@ -16,7 +16,7 @@ from numpyro.infer import NUTS as NumPyroNUTS
 import ppl_gp as pg
 from tests.benchmarks.common import Row, binary, two_moons_like
 
-WARMUP, SAMPLES = 200, 400
+WARMUP, SAMPLES = 150, 300
 
 
 def hand_written(X, y):
