@@ -172,7 +172,7 @@ for ax, name in zip(axes, ("Laplace", "VI"), strict=True):
             bbox=dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="none", alpha=0.85),
         )
     ax.set(title=f"{name} minus EP (colour), minus the truth (numbers)", xlabel="log lengthscale")
-    ax.margins(0.08)
+    ax.set(xlim=(-1.8, 2.3), ylim=(-1.2, 2.7))  # room for the numbers at the edge
 axes[0].set_ylabel("log standard deviation of f")
 fig.colorbar(filled, ax=axes, label="difference of log evidence (nats)", format="%g")
 plt.show()
