@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv-$(notdir $(PYTHON))
 BIN := $(VENV)/bin
-# Processes that share the tests; each holds up to 4 GB of compiled functions.
+# Processes that share the tests; each holds gigabytes of compiled functions.
 WORKERS ?= 2
 NOTEBOOKS = $(wildcard notebooks/*.py)
 

@@ -86,6 +86,7 @@ class OrdinalProbit(Distribution):
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Float[Array, "..."]:
+        """log(Phi(c_k - f) - Phi(c_{k-1} - f)) of outcome k, nats, accurate in both tails."""
         value = jnp.asarray(value, int)
         last = self.cutpoints.shape[-1]
         upper = self._cutpoint(jnp.clip(value, 0, last - 1)) - self.f

@@ -22,23 +22,20 @@ def _check(moments, log_z, mean, variance, tol):
     np.testing.assert_allclose(moments.variance / variance, 1.0, atol=tol)
 
 
-# Geometric convergence: the methods' own 96 nodes, and a third more for a digit more.
-ACCURACY = pytest.mark.parametrize("num, tol", [(96, 1e-7), (128, 1e-8)])
-
-
-@ACCURACY
+# The hardest cell (a probit edge 3.3 standard deviations of 30 away) is good to 9e-8 with the methods' own 96 nodes and
+# converges geometrically: 2e-9 with 128.
+@pytest.mark.parametrize("num, tol", [(96, 1e-7), (128, 1e-8)])
 def test_probit_closed_form_is_quadrature(num, tol):
     closed = tilted_probit(MEAN, VARIANCE, jnp.full(20, 1.3), jnp.full(20, -0.4), SIGN)
     moments = tilted_quadrature(lambda f: log_ndtr(SIGN * (1.3 * f - 0.4)), MEAN, VARIANCE, num=num)
     _check(moments, closed.log_z, closed.mean, closed.variance, tol)
 
 
-@ACCURACY
-def test_gaussian_closed_form_is_quadrature(num, tol):
+def test_gaussian_closed_form_is_quadrature():
     y, scale = jnp.linspace(-3.0, 3.0, 20), jnp.full(20, 0.6)
     closed = tilted_gaussian(MEAN, VARIANCE, jnp.full(20, 1.3), jnp.full(20, -0.4), y, scale)
-    moments = tilted_quadrature(lambda f: dist.Normal(1.3 * f - 0.4, scale).log_prob(y), MEAN, VARIANCE, num=num)
-    _check(moments, closed.log_z, closed.mean, closed.variance, tol)
+    moments = tilted_quadrature(lambda f: dist.Normal(1.3 * f - 0.4, scale).log_prob(y), MEAN, VARIANCE, num=96)
+    _check(moments, closed.log_z, closed.mean, closed.variance, 1e-8)
 
 
 LIKELIHOODS = {
