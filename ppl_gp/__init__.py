@@ -13,6 +13,7 @@ from ppl_gp.gp import GP, Whiten
 # What happens to the hyperparameters
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.infer import local as _registers_local_methods
+from ppl_gp.infer import sparse as _registers_svgp
 
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.check import check
@@ -28,20 +29,27 @@ from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.vi import VI
 
+# Sparse approximations
+from ppl_gp.infer.sources import Stream
+from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.svgp import SVGP, Checkpoint
+
 # What a fit gives, and how fits compare
 from ppl_gp.results.compare import compare
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
 from ppl_gp.results.predict import Prediction
 
-del _registers_local_methods
+del _registers_local_methods, _registers_svgp
 
 __all__ = [
     "EP",
     "GP",
     "MAP",
     "NUTS",
+    "SVGP",
     "VI",
+    "Checkpoint",
     "DataError",
     "EllipticalSlice",
     "Factors",
@@ -49,16 +57,19 @@ __all__ = [
     "FitError",
     "Fixed",
     "Laplace",
+    "InducingVariables",
     "LocalBound",
     "LocalMethod",
     "LogLikelihood",
     "ModelError",
     "NotPointwiseError",
+    "Points",
     "PplGpError",
     "Prediction",
     "Result",
     "Sample",
     "StoreError",
+    "Stream",
     "Whiten",
     "check",
     "compare",

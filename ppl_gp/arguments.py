@@ -22,7 +22,9 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def as_array(name: str, value):
-    """One argument of this name, as `as_arrays` describes."""
+    """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be checked as it is read."""
+    if isinstance(value, np.memmap):
+        return value
     if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):
         return value
     array = value if isinstance(value, jax.Array) else np.asarray(value)

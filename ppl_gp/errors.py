@@ -20,6 +20,8 @@ class Result(enum.StrEnum):
     not_affine = "not_affine"
     interrupted = "interrupted"
     not_mixed = "not_mixed"
+    completed = "completed"
+    stream_ended = "stream_ended"
 
     @property
     def code(self) -> int:
@@ -52,6 +54,9 @@ _MESSAGES = {
     Result.interrupted: "interrupted by the user; what was reached is kept.",
     Result.not_mixed: "chains disagree (r-hat above 1.05 or divergences); run more warm-up and samples, or raise "
     "target_accept_prob.",
+    Result.completed: "all steps were made, as planned; whether the bound had stopped rising is for fit.stats['bounds'] to show.",
+    Result.stream_ended: "the stream of batches ended before the last step, and cannot be read again; give an iterable that can "
+    "(a list, a function that returns an iterator), or fewer max_steps.",
 }
 
 

@@ -18,36 +18,56 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, roles, run
 
 
-class LogLikelihood(eqx.Module):
-    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats. A pytree: hyperparameters are
-    leaves."""
+class JointLogLikelihood(eqx.Module):
+    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree: hyperparameters are leaves."""
 
     model: Callable = eqx.field(static=True)
-    site: str = eqx.field(static=True)
     num: int = eqx.field(static=True)
     hyper: dict[str, Any]
     args: tuple
     kwargs: dict[str, Any]
 
-    def trace(self, f) -> dict:
-        """The model's trace with f given."""
-        return run(self.model, self.args, self.kwargs, self.hyper, {self.site: f})
+    def trace(self, latent: dict | None) -> dict:
+        """The model's trace with GP sites given."""
+        return run(self.model, self.args, self.kwargs, self.hyper, latent)
 
-    def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
-        return _per_datum(self, f)
+    def __call__(self, latent: dict) -> Float[Array, "N"]:
+        return _per_datum(self, latent)
 
-    def shared(self, f=None) -> Float[Array, ""]:
+    def shared(self, latent: dict | None = None) -> Float[Array, ""]:
         """Log-probability of observed sites that have no data axis (an observed hyperparameter, a factor), nats."""
-        trace = run(self.model, self.args, self.kwargs, self.hyper, None if f is None else {self.site: f})
-        terms = [log_prob_per_datum(s, self.num) for s in trace.values() if is_observed(s)]
+        terms = [log_prob_per_datum(s, self.num) for s in self.trace(latent).values() if is_observed(s)]
         return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
+class LogLikelihood(eqx.Module):
+    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site."""
+
+    joint: JointLogLikelihood
+    site: str = eqx.field(static=True)
+
+    @property
+    def num(self) -> int:
+        """N."""
+        return self.joint.num
+
+    def trace(self, f) -> dict:
+        """The model's trace with f given."""
+        return self.joint.trace({self.site: f})
+
+    def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
+        return self.joint({self.site: f})
+
+    def shared(self, f=None) -> Float[Array, ""]:
+        """As `JointLogLikelihood.shared`."""
+        return self.joint.shared(None if f is None else {self.site: f})
+
+
 @eqx.filter_jit
-def _per_datum(log_lik: LogLikelihood, f):
+def _per_datum(log_lik: JointLogLikelihood, latent):
     """A method asks for the likelihood in tens of places: compiled as a function of its own, the model is traced once."""
-    total = jnp.zeros((log_lik.num,), jnp.result_type(f))
-    for site in log_lik.trace(f).values():
+    total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
+    for site in log_lik.trace(latent).values():
         if is_observed(site):
             per_datum = log_prob_per_datum(site, log_lik.num)
             total = total + per_datum if per_datum.ndim else total
@@ -85,8 +105,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     (name,) = found.gps
     prior = unwrap(trace[name]["fn"])
     params = {k: trace[k]["value"] for k in found.params}
-    log_lik = LogLikelihood(model, name, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs)
-    return Factors({name: prior}, log_lik)
+    joint = JointLogLikelihood(model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs)
+    return Factors({name: prior}, LogLikelihood(joint, name))
 
 
 _FITTING = "NUTS() and EllipticalSlice() fit such a model as it stands."

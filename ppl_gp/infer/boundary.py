@@ -1,13 +1,15 @@
 """What is checked before anything is computed: arguments, shapes, supports, and that the likelihood is pointwise."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import lax, random
 
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
-from ppl_gp.factors import LogLikelihood
+from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
 from ppl_gp.tracing import is_factor, is_observed, log_prob_per_datum, roles, run
 
@@ -79,6 +81,51 @@ def probe(log_lik: LogLikelihood) -> None:
             f"the likelihood of site {_coupled_sites(log_lik)} couples values of f"
             f"{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and LocalBound need "
             "log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
+        )
+
+
+@eqx.filter_jit
+def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
+    names = [name for name, _ in shapes]
+    keys = random.split(key, 3)
+    f, v, w = ({k: random.normal(random.fold_in(one, i), s) for i, (k, s) in enumerate(shapes)} for one in keys)
+
+    def along(directions):
+        return jax.jvp(log_lik, (f,), (directions,))[1]
+
+    def decides_one_row(name, function):
+        """J 1 * J (v w) = J v * J w for random v and w, if and only if every row of J has at most one entry."""
+
+        def only(x):
+            x = jnp.reshape(x, (-1, x.shape[-1]))
+            row = jnp.where(jnp.arange(x.shape[0])[:, None] == function, x, 0.0)
+            return {k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k]) for k in names}
+
+        ones, a, b, both = (along(only(x)) for x in (jnp.ones_like(v[name]), v[name], w[name], v[name] * w[name]))
+        scale = jnp.abs(ones * both) + jnp.abs(a * b)
+        return jnp.abs(ones * both - a * b) <= 1e3 * jnp.finfo(scale.dtype).eps * (1.0 + scale)
+
+    def functions(name):
+        return jnp.arange(math.prod(f[name].shape[:-1]))
+
+    rows = [jnp.all(lax.map(lambda c, k=k: decides_one_row(k, c), functions(k)), 0) for k in names]
+    free = jnp.all(jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))]))
+    return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
+
+
+def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
+    """Prove that y_n depends on one value of each latent function at most, or raise `NotPointwiseError`.
+
+    `shapes`: {GP site: (*C, N)}. Four jvps a function, O(N).
+    """
+    finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
+    if not bool(finite):
+        raise DataError("the log-likelihood is not finite at random values of f; check the observations and the model.")
+    if not (bool(jnp.all(pointwise)) and bool(free)):
+        bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
+        raise NotPointwiseError(
+            f"the likelihood couples several values of one latent function{f' (data {bad}, ...)' if bad else ''}, and "
+            "SVGP() needs log p(y|f) = sum_n log p(y_n|f_n). Use NUTS()."
         )
 
 

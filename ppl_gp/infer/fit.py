@@ -35,7 +35,7 @@ def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: b
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
-    if throw and result.result not in (Result.converged, Result.interrupted):
+    if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
             f"Figures: {_figures(result.stats)}. The fit is in error.fit; throw=False returns it.",

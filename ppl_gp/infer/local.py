@@ -4,11 +4,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.errors import Result
 from ppl_gp.factors import read
 from ppl_gp.hyperparameters import Fixed, Sample
 from ppl_gp.infer.boundary import first_trace, probe
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.initial import fixed_values
 from ppl_gp.infer.marginal_nuts import sample_marginal
 from ppl_gp.infer.optimise import Optimum, maximise
 from ppl_gp.local.method import LocalMethod, log_evidence
@@ -45,27 +46,10 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
     found = roles(trace)
     names = (*found.hyper, *found.params)
     if isinstance(method.hyper, Fixed):
-        return Optimum(_fixed(method.hyper.values, names, trace), Result.converged, {}, None)
+        return Optimum(fixed_values(method.hyper.values, names, trace), Result.converged, {}, None)
     if not names:
         return Optimum({}, Result.converged, {}, None)
     return maximise(model, method, method.hyper, rng_key, args, kwargs, progress=progress)
-
-
-def _fixed(values, names, trace) -> dict:
-    missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
-    if missing or unknown:
-        raise ModelError(
-            f"Fixed({dict(values)!r}) does not fit the model's hyperparameters {list(names)}: "
-            f"missing {missing}, unknown {unknown}. Give one constrained value for each."
-        )
-    hyper = {n: jnp.asarray(values[n], jnp.result_type(float)) for n in names}
-    for name, value in hyper.items():
-        if not bool(jnp.all(jnp.isfinite(value))):
-            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is not finite.")
-        site = trace[name]
-        if site["type"] == "sample" and not bool(jnp.all(site["fn"].support(value))):
-            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is outside its support, {site['fn'].support}.")
-    return hyper
 
 
 @eqx.filter_jit

@@ -1,0 +1,121 @@
+"""Checkpoints of a long run: the state's arrays in one file, written so that no reader ever sees half of one."""
+
+import hashlib
+import json
+import os
+import secrets
+import warnings
+import zipfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.errors import StoreError
+from ppl_gp.infer.training import State
+from ppl_gp.results.versions import package_versions
+from ppl_gp.sparse.svgp import Checkpoint
+
+FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 1
+
+
+class Checkpoints:
+    """The checkpoints of one run. `identity` says what run they belong to: model, method, data, key."""
+
+    def __init__(self, config: Checkpoint, identity: dict):
+        self.config, self.identity = config, identity
+        self.folder = Path(config.folder)
+        self.saved, self.error = 0, None
+
+    def save(self, state: State, bounds: np.ndarray, step: int, last: bool = False) -> None:
+        """Write a checkpoint if one is due. A disk that is full ends no run: it warns, and `error` says so."""
+        if step == self.saved or not (last or step - self.saved >= self.config.every):
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write(self.folder / f"step-{step:09d}.ckpt", state, bounds)
+            self.saved, self.error = step, None
+            for old in self._files()[: -self.config.keep]:
+                old.unlink(missing_ok=True)
+        except OSError as error:
+            self.error = f"step {step}: {error}"
+            warnings.warn(f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.", stacklevel=2)
+
+    def restore(self, state: State) -> tuple[State, np.ndarray]:
+        """(state, bounds so far) of the newest checkpoint, or `state` as it is where there is none.
+
+        Raises `StoreError` where it belongs to another model, method, data or version, or cannot be read.
+        """
+        files = self._files() if self.config.resume else []
+        if not files:
+            return state, np.zeros(0)
+        header, arrays = self._read(files[-1])
+        self._require_same(files[-1], header)
+        leaves, structure = jax.tree.flatten(state)
+        restored = [_like(arrays[f"leaf-{i}"], leaf, files[-1]) for i, leaf in enumerate(leaves)]
+        self.saved = len(arrays["bounds"])
+        return jax.tree.unflatten(structure, restored), arrays["bounds"]
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.ckpt"))
+
+    def _write(self, path: Path, state: State, bounds) -> None:
+        arrays = {f"leaf-{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))} | {"bounds": bounds}
+        header = {"format": FORMAT, "version": FORMAT_VERSION, "packages": package_versions(), **self.identity}
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            with open(temporary, "xb") as file:
+                with zipfile.ZipFile(file, "w") as archive:
+                    archive.writestr("header.json", json.dumps(header, indent=1))
+                    for name, array in arrays.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> tuple[dict, dict]:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                header = json.loads(archive.read("header.json"))
+                names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+                arrays = {}
+                for name in names:
+                    with archive.open(f"{name}.npy") as member:
+                        arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise StoreError(f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}") from error
+        if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
+            raise StoreError(
+                f"{path} has format {header.get('format')!r}, version {header.get('version')}; this installation reads "
+                f"{FORMAT!r}, version {FORMAT_VERSION}. {_REMEDY}"
+            )
+        return header, arrays
+
+    def _require_same(self, path, header) -> None:
+        other = {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}
+        if other:
+            told = "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in other.items())
+            raise StoreError(f"{path} belongs to another run: {told}. {_REMEDY}")
+
+
+_REMEDY = "Give another folder, delete this one, or pass Checkpoint(..., resume=False)."
+
+
+def _like(array: np.ndarray, leaf, path):
+    if array.shape != jnp.shape(leaf) or array.dtype != np.asarray(leaf).dtype:
+        raise StoreError(f"{path} holds an array of shape {array.shape} and type {array.dtype} where this run has "
+                         f"{jnp.shape(leaf)} and {np.asarray(leaf).dtype}. {_REMEDY}")  # fmt: skip
+    return jnp.asarray(array)
+
+
+def fingerprint(*arrays) -> str:
+    """A short digest of arrays: their shapes, and up to 1000 rows of each."""
+    digest = hashlib.sha256()
+    for x in arrays:
+        digest.update(f"{np.shape(x)}{np.asarray(x[:1]).dtype}".encode())
+        digest.update(np.ascontiguousarray(x[:: max(1, len(x) // 1000)]).tobytes())
+    return digest.hexdigest()[:16]

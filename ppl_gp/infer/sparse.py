@@ -1,0 +1,168 @@
+"""Fitting by `SVGP`: choose inducing variables, run the steps, sum the bound over all data, make a `Fit`."""
+
+import dataclasses
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+
+from ppl_gp.errors import DataError, Result
+from ppl_gp.hyperparameters import Sample
+from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.hyper_guide import HyperGuide, is_point
+from ppl_gp.infer.initial import initial_inducing, initial_point, priors_of, units
+from ppl_gp.infer.long_run import Ended, LongRun, as_batch
+from ppl_gp.infer.placement import placement
+from ppl_gp.infer.sources import StreamSource
+from ppl_gp.infer.subject import Subject, look_at, site_inputs
+from ppl_gp.infer.training import Plan, Problem, State, begin, bound_terms, hyper_at
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.store import qualified_name
+from ppl_gp.sparse.bound import Batch, priors_at
+from ppl_gp.sparse.process import SparseLatent
+from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.tracing import run
+
+GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide keeps
+_SWEEP = 2000  # rows a batch when the bound is summed over all data
+
+
+@run_method.register
+def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
+    if isinstance(method.hyper, Sample):
+        raise DataError("SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS().")
+    key_start, key_run, key_end = random.split(rng_key, 3)
+    seed = int(random.randint(key_start, (), 0, 2**31 - 1))
+    subject = look_at(method, model, args, kwargs, seed)
+    problem, state = prepare(method, subject, key_start, seed)
+    spread = placement(method.devices, subject.source.batch_size)
+    checkpoints = None if method.checkpoint is None else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
+    long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
+    ended = long_run.go(spread.replicated(state))
+    return _make_fit(method, subject, problem, long_run, ended, key_end)
+
+
+def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
+    """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for the inducing points."""
+    batch = as_batch(subject.first, key)
+    guide, fixed, free = None, {}, {}
+    if is_point(method.hyper):
+        fixed, free = initial_point(method.hyper, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
+    elif subject.names:
+        guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
+        free = guide.initial
+        # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
+        method = dataclasses.replace(method, dual_bound=False)
+    plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
+    hyper, _ = hyper_at(Problem(plan, fixed, None), free, batch)
+    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    inputs = site_inputs(subject, hyper, seed)
+    inducing = initial_inducing(method, *priors_of(trace, subject.gps), inputs, seed)
+    scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in inducing.variables.items()}
+    problem = Problem(plan, fixed, scale)
+    return problem, begin(problem, free, inducing)
+
+
+def _none(variables):
+    return jax.tree.map(lambda _: None, variables)
+
+
+def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
+    whole = subject.source.whole
+    return Plan(
+        model=subject.model,
+        expectation=method.expectation,
+        guide=guide,
+        names=names,
+        train_inducing=method.train_inducing,
+        whole=whole,
+        noisy=guide is not None or method.num_draws is not None or not whole,
+        learning_rate=method.learning_rate,
+        natural_rate=method.natural_rate,
+        optimiser=method.optimiser,
+        max_steps=method.max_steps,
+        warm_up=method.warm_up,
+    )
+
+
+def _identity(method: SVGP, subject: Subject, key) -> dict:
+    """What run a checkpoint belongs to."""
+    arrays = [x for x in jax.tree.leaves((subject.first.args, subject.first.kwargs)) if isinstance(x, np.ndarray)]
+    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "inducing", "devices")}
+    return {
+        "model": qualified_name(subject.model),
+        "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()),
+        "num_data": subject.source.num_data,
+        "data": fingerprint(*arrays),
+        "key": np.asarray(random.key_data(key)).tolist(),
+    }
+
+
+def _told(value) -> str:
+    return qualified_name(value) if callable(value) else repr(value)
+
+
+def _make_fit(method, subject: Subject, problem: Problem, long_run: LongRun, ended: Ended, key) -> Fit:
+    state = ended.state
+    bound = total_bound(problem, state, subject, long_run.placement, key)
+    hyper, latent, raised = _kept(problem, state, as_batch(subject.first, key), key)
+    sampled = problem.plan.guide is not None
+    result = ended.result if bound is None or np.isfinite(bound) else Result.nonfinite
+    source = subject.source
+    stats = {
+        "steps": len(ended.bounds),
+        "bounds": ended.bounds,
+        "batch_size": int(source.batch_size or 0),
+        "num_data": source.num_data,
+        "num_inducing": max(q.mean.shape[-1] for q in latent.values()),
+        "failed_steps": int(state.failed),
+        "shortened_steps": int(state.halved),
+        "jitter_raised": float(raised),
+    }
+    told = {"bad_batch": ended.message, "checkpoint_error": long_run.checkpoints and long_run.checkpoints.error}
+    stats |= {k: v for k, v in told.items() if v}
+    args, kwargs = (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    args, kwargs = jax.tree.map(_on_device, (args, kwargs))
+    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, result, stats, 1, sampled)
+
+
+def _on_device(x):
+    return jnp.asarray(x) if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) else x
+
+
+def total_bound(problem: Problem, state: State, subject: Subject, spread, key) -> float | None:
+    """The ELBO over all data, nats; for a stream that cannot be read again, `None`. O(N M^2)."""
+    source = subject.source
+    if isinstance(source, StreamSource) and not source.stream.restarts:
+        return None
+    total, rest = 0.0, 0.0
+    for i, rows in enumerate(source.sweep(max(_SWEEP, source.batch_size or 1))):
+        batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
+        expected, rest = bound_terms(problem, state, batch)
+        total += float(expected)
+    return total + float(rest)
+
+
+@eqx.filter_jit
+def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict, jax.Array]:
+    """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws where there are any."""
+
+    def one(key):
+        hyper, _ = hyper_at(problem, state.free, batch._replace(key=key))
+        kept, raised = {}, jnp.zeros(())
+        for name, prior in priors_at(problem.plan.model, batch, hyper).items():
+            variables = state.inducing.variables[name]
+            root = variables.root(prior)
+            q = state.inducing.q[name].whitened(root, variables, prior)
+            kept[name] = SparseLatent(variables, q.mean, q.reduction, q.basis)
+            raised = jnp.maximum(raised, root.added)
+        return hyper, kept, raised
+
+    if problem.plan.guide is None:
+        hyper, kept, raised = one(key)
+        return hyper, jax.tree.map(lambda x: x[None] if eqx.is_array(x) else x, kept), raised
+    hyper, kept, raised = lax.map(one, random.split(key, GUIDE_DRAWS))
+    return hyper, kept, jnp.max(raised)

@@ -1,0 +1,95 @@
+"""What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first batch showed."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import random
+
+from ppl_gp.errors import DataError
+from ppl_gp.factors import JointLogLikelihood
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.boundary import first_trace, probe_joint
+from ppl_gp.infer.long_run import as_batch, is_finite, where_not_finite
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource
+from ppl_gp.sparse.bound import require_sparse
+from ppl_gp.sparse.select import MAX_CANDIDATES
+from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.tracing import roles, run
+
+_LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
+
+
+class Subject(NamedTuple):
+    """A model with a first batch of its data; the names of its hyperparameters and GP sites."""
+
+    model: Any
+    source: ArraySource | StreamSource
+    first: Rows
+    trace: dict
+    names: tuple[str, ...]
+    gps: tuple[str, ...]
+
+
+def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
+    """Run the model on a first batch, and require that SVGP fits it. No factorisation."""
+    source = _source(method, model, args, kwargs, seed)
+    first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
+    if not is_finite(first):
+        raise DataError(f"{where_not_finite(first, 0)}.")
+    batch = as_batch(first, random.key(0))
+    trace = first_trace(model, batch.args, batch.kwargs, batch.given)
+    found = roles(trace)
+    require_sparse(found, trace, lambda f: run(model, batch.args, batch.kwargs, batch.given, f))
+    names = (*found.hyper, *found.params)
+    hyper = {k: trace[k]["value"] for k in names}
+    log_lik = JointLogLikelihood(model, len(first.weights), {**hyper, **batch.given}, batch.args, batch.kwargs)
+    probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in found.gps})
+    return Subject(model, source, first, trace, names, found.gps)
+
+
+def _source(method: SVGP, model, args, kwargs, seed):
+    if args and isinstance(args[0], Stream):
+        return StreamSource(args[0], model)
+    if not (args and hasattr(args[0], "shape") and len(args[0].shape)):
+        raise DataError("SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream.")
+    plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
+    if plate is None:
+        return ArraySource(args, kwargs, method.rows(args[0].shape[0]), seed)
+    name, num_data, batch_size = plate
+    return ArraySource(args, kwargs, batch_size, seed, name, num_data)
+
+
+def _is_small_to_trace(args) -> bool:
+    """A memory map is not read as a whole to see whether the model subsamples: pass arrays, or let SVGP subsample."""
+    return not isinstance(args[0], np.memmap)
+
+
+def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
+    """(name, N, batch size) of a plate that subsamples in the model itself, if there is one. O(N)."""
+    trace = run(model, args, kwargs)
+    plates = [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
+    if len(plates) > 1:
+        raise DataError(f"plates {[s['name'] for s in plates]} all subsample; SVGP() handles one.")
+    return (plates[0]["name"], *plates[0]["args"]) if plates else None
+
+
+def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:
+    """Inputs that each GP site sees, up to `MAX_CANDIDATES` rows of them: what inducing points are chosen from."""
+    source = subject.source
+    if isinstance(source, StreamSource):
+        looks = [subject.first]
+    elif source.plate is not None:
+        looks = [source.rows(source.indices(i)) for i in range(_LOOKS)]
+    else:
+        rng = np.random.default_rng([seed, 29])
+        few = source.num_data <= MAX_CANDIDATES
+        rows = np.arange(source.num_data) if few else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
+        looks = [source.rows(rows)]
+    found = [_inputs(subject, hyper, rows) for rows in looks]
+    return {k: np.concatenate([f[k] for f in found]) for k in subject.gps}
+
+
+def _inputs(subject, hyper, rows: Rows):
+    batch = as_batch(rows, random.key(0))
+    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    return {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}

@@ -1,0 +1,259 @@
+"""One step of sparse variational training, compiled: natural gradients for q(u), an optax optimiser for everything else.
+
+Both gradients come from one forward and one reverse pass. A step that gives something that is not finite is not made: the run goes back
+to the last good state with a shorter natural-gradient step, and counts it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from ppl_gp.infer.hyper_guide import HyperGuide
+from ppl_gp.infer.space import log_prior, space
+from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.sparse.bound import Batch, Inducing, Terms, blend, natural_target, nudges, terms
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import Sites
+from ppl_gp.sparse.root import positive_definite
+from ppl_gp.tracing import roles, run
+
+MAX_HALVINGS = 10
+FIRST_RATE, LAST_SHARE = 0.1, 0.1  # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is static about a run: hashable, so that the compiled step is found again by the next fit."""
+
+    model: Callable
+    expectation: Expectation
+    guide: HyperGuide | None
+    names: tuple[str, ...]  # hyperparameters that are trained or drawn
+    train_inducing: bool
+    whole: bool  # every batch is all data
+    noisy: bool  # the bound of a step is an estimate
+    learning_rate: float | Callable
+    natural_rate: float | Callable | None
+    optimiser: Callable | None
+    max_steps: int
+    warm_up: int
+
+    def schedule(self) -> Callable:
+        """Step -> learning rate of the optimiser."""
+        if callable(self.learning_rate):
+            return self.learning_rate
+        return optax.cosine_decay_schedule(self.learning_rate, self.max_steps, alpha=0.01)
+
+    def natural_schedule(self) -> Callable:
+        """Step -> size of the natural-gradient step."""
+        rate = self.natural_rate
+        if callable(rate):
+            return rate
+        if rate is None and not self.whole:
+            return lambda step: FIRST_RATE * LAST_SHARE ** (step / self.max_steps)
+        return lambda step: jnp.asarray(1.0 if rate is None else rate)
+
+    def optax(self) -> optax.GradientTransformation:
+        """The optimiser of everything but natural-gradient sites."""
+        return (self.optimiser or optax.adam)(self.schedule())
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything but q(u) is trained."""
+        return bool(self.names) or self.train_inducing
+
+
+class Problem(eqx.Module):
+    """The plan and the arrays that a run does not change: fixed hyperparameters, units of the inducing variables."""
+
+    plan: Plan = eqx.field(static=True)
+    fixed: dict
+    units: Any  # of the structure of the trained inducing variables
+
+
+class Last(eqx.Module):
+    """The last good state, and the natural-gradient target found there."""
+
+    free: dict
+    inducing: Inducing
+    target: dict[str, Sites]
+    loss: Float[Array, ""]
+
+
+class State(eqx.Module):
+    """Everything a run needs to go on."""
+
+    free: dict
+    inducing: Inducing
+    optimiser: Any
+    last: Last
+    step: Int[Array, ""]
+    shrink: Float[Array, ""]  # factor on the natural-gradient step, below 1 after failures
+    failures: Int[Array, ""]  # in a row
+    failed: Int[Array, ""]  # in all
+    halved: Int[Array, ""]  # natural-gradient steps shortened to stay positive definite
+
+
+def hyper_at(problem: Problem, free, batch: Batch):
+    """(hyperparameters, log prior - log q of them)."""
+    plan = problem.plan
+    if plan.guide is None:
+        transforms = space(run(plan.model, batch.args, batch.kwargs, {**problem.fixed, **batch.given}))
+        hyper = {**problem.fixed, **{k: transforms.transforms[k](free[k]) for k in plan.names}}
+        extra = jnp.zeros(())
+    else:
+        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs, plan.names)
+        hyper, extra = {**problem.fixed, **hyper}, -log_q
+    return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
+
+
+def is_trained(plan: Plan, free, inducing: Inducing):
+    """A tree of booleans like (free, inducing): what the optimiser trains."""
+
+    def mark(tree, yes):
+        return jax.tree.map(lambda x: yes and eqx.is_inexact_array(x), tree)
+
+    q = {k: mark(v, not isinstance(v, Sites)) for k, v in inducing.q.items()}
+    return mark(free, True), Inducing(mark(inducing.variables, plan.train_inducing), q)
+
+
+def begin(problem: Problem, free, inducing: Inducing) -> State:
+    """The state before the first step."""
+    trained, _ = eqx.partition((free, inducing), is_trained(problem.plan, free, inducing))
+    zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
+    target = {k: q for k, q in inducing.q.items() if isinstance(q, Sites)}
+    last = Last(free, inducing, target, jnp.asarray(jnp.inf))
+    return State(free, inducing, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
+
+
+def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
+    """(state, objective): the bound plus the log prior of the hyperparameters, nats, before the step."""
+    plan = problem.plan
+    spec = is_trained(plan, state.free, state.inducing)
+    trained, held = eqx.partition((state.free, state.inducing), spec)
+
+    def loss(trained, nudge):
+        free, inducing = eqx.combine(trained, held)
+        hyper, log_p = hyper_at(problem, free, batch)
+        t = terms(plan.model, plan.expectation, hyper, inducing, batch, nudge)
+        return -(t.bound + log_p), t
+
+    (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(trained, nudges(state.inducing))
+    finite = jnp.isfinite(value) & _all_finite((gradient, toward))
+    slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
+    fell = (value > state.last.loss + slack) if not plan.noisy and not plan.moves else jnp.zeros((), bool)
+    failed = ~finite | fell
+    new = _advance(problem, state, spec, gradient, jax.tree.map(jnp.negative, toward), t, value)
+    return _choose(failed, _retreat(plan, state), new), -value
+
+
+def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
+    plan = problem.plan
+    trained, held = eqx.partition((state.free, state.inducing), spec)
+    updates, optimiser = plan.optax().update(gradient, state.optimiser, trained)
+    free_updates, inducing_updates = updates
+    variables = jax.tree.map(lambda u, unit: u * unit, inducing_updates.variables, problem.units)
+    hold = jnp.where(state.step < plan.warm_up, 0.0, 1.0)
+    free_updates, variables = jax.tree.map(lambda u: hold * u, (free_updates, variables))
+    updates = (free_updates, Inducing(variables, inducing_updates.q))
+    free, inducing = eqx.combine(eqx.apply_updates(trained, updates), held)
+    target = {k: _based(natural_target(t.q[k], g), state.inducing.q[k], t.roots[k]) for k, g in toward.items()}
+    here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in state.inducing.q.items() if k in target}
+    rate = plan.natural_schedule()(state.step) * state.shrink
+    moved, halved = _blend_all(here, target, rate)
+    inducing = Inducing(inducing.variables, {**inducing.q, **moved})
+    last = Last(state.free, Inducing(state.inducing.variables, {**state.inducing.q, **here}), target, value)
+    shrink = jnp.minimum(1.0, (1.1 if plan.noisy else 2.0) * state.shrink)
+    return State(
+        free, inducing, optimiser, last, state.step + 1, shrink, jnp.zeros_like(state.failures), state.failed,
+        state.halved + halved,
+    )  # fmt: skip
+
+
+def _based(sites: Sites, before: Sites, root) -> Sites:
+    """Remember the root, where the bound carries sites from one root to the next."""
+    return Sites(sites.nat1, sites.nat2, None if before.base is None else lax.stop_gradient(root.L))
+
+
+def _retreat(plan: Plan, state: State) -> State:
+    """Back to the last good state, half as far along the natural gradient."""
+    last, shrink = state.last, 0.5 * state.shrink
+    rate = plan.natural_schedule()(state.step) * shrink
+    here = {k: last.inducing.q[k] for k in last.target}
+    moved, halved = _blend_all(here, last.target, rate)
+    inducing = Inducing(last.inducing.variables, {**last.inducing.q, **moved})
+    return State(
+        last.free, inducing, state.optimiser, last, state.step + 1, shrink, state.failures + 1, state.failed + 1,
+        state.halved + halved,
+    )  # fmt: skip
+
+
+def _blend_all(here: dict, target: dict, rate):
+    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many were shortened."""
+    moved, halved = {}, jnp.zeros((), jnp.int32)
+    for name in target:
+        moved[name], shortened = _within_cone(here[name], target[name], rate)
+        halved = halved + shortened
+    return moved, halved
+
+
+def _within_cone(here: Sites, target: Sites, rate):
+    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is log-concave."""
+
+    def outside(state):
+        halvings, sites = state
+        precisions = jnp.reshape(sites.nat2, (-1, *sites.nat2.shape[-2:]))
+        inside = jnp.all(lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions))
+        return ~inside & (halvings < MAX_HALVINGS)
+
+    def halve(state):
+        halvings, _ = state
+        # The last try is no step at all.
+        shorter = jnp.where(halvings + 1 == MAX_HALVINGS, 0.0, rate * 0.5 ** (halvings + 1.0))
+        return halvings + 1, blend(here, target, shorter)
+
+    first = (jnp.zeros((), jnp.int32), blend(here, target, jnp.asarray(rate, here.nat1.dtype)))
+    halvings, sites = lax.while_loop(outside, halve, first)
+    return sites, (halvings > 0).astype(jnp.int32)
+
+
+def _choose(first: Array, a, b):
+    return jax.tree.map(lambda x, y: jnp.where(first, x, y) if eqx.is_array(x) else x, a, b)
+
+
+def _all_finite(tree):
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)] or [jnp.ones((), bool)]))
+
+
+@eqx.filter_jit
+def advance(problem: Problem, state: State, batches: Batch) -> tuple[State, Float[Array, "k"]]:
+    """As many steps as `batches` holds along their leading axis; the objective before each."""
+    arrays, static = eqx.partition(batches, eqx.is_array)
+    return lax.scan(lambda s, b: step(problem, s, eqx.combine(b, static)), state, arrays)
+
+
+@eqx.filter_jit
+def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[State, Float[Array, "k"]]:
+    """As `advance`, with the same data in every batch."""
+    return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
+
+
+@eqx.filter_jit
+def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(weighted expectation, shared terms - KL) of one batch, nats, for sums over all data."""
+    hyper, _ = hyper_at(problem, state.free, batch)
+    t = terms(problem.plan.model, problem.plan.expectation, hyper, state.inducing, batch)
+    return t.expected, t.shared - t.kl
+
+
+def hyper_names(model, args, kwargs) -> tuple[str, ...]:
+    """All hyperparameters of a model."""
+    found = roles(run(model, args, kwargs))
+    return (*found.hyper, *found.params)

@@ -1,0 +1,143 @@
+"""The sparse variational bound of a declared model on a minibatch, and the natural-gradient target at the same price.
+
+ELBO = sum_n w_n E_q[log p(y_n | f_n)] - sum over GP sites of KL[q(u) || p(u)] + shared terms + log p(hyperparameters),
+w_n = N / B (Hensman, Fusi & Lawrence 2013; Hensman, Matthews & Ghahramani 2015, eq. 19).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import ModelError
+from ppl_gp.factors import JointLogLikelihood, depends
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.sparse.families import Family, Sites, Whitened
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.root import Root
+from ppl_gp.tracing import Roles, roles, run
+
+
+class Batch(NamedTuple):
+    """A minibatch: the model's arguments at its rows, each row's weight (N / B; 0 where padded), a key for draws.
+
+    `given`: further sites of the trace that are given values, such as the indices of the model's own subsampling plate.
+    """
+
+    args: tuple
+    kwargs: dict
+    weights: Float[Array, "B"]
+    key: Any
+    given: dict = {}
+
+
+class Inducing(NamedTuple):
+    """The variational part of the parameters: {GP site: ...} each."""
+
+    variables: dict[str, InducingVariables]
+    q: dict[str, Family]
+
+
+class Terms(eqx.Module):
+    """What a bound is made of, nats, and q(v) of every site in the coordinates of this evaluation."""
+
+    expected: Float[Array, ""]
+    kl: Float[Array, ""]
+    shared: Float[Array, ""]
+    q: dict[str, Whitened]
+    roots: dict[str, Root]
+
+    @property
+    def bound(self) -> Float[Array, ""]:
+        """The ELBO at these hyperparameters, nats (without their prior)."""
+        return self.expected - self.kl + self.shared
+
+
+class Nudge(NamedTuple):
+    """Zeros added to q(v)'s mean and P before the expectation: the derivative in them is the natural gradient."""
+
+    mean: Float[Array, "*F M"]
+    reduction: Float[Array, "..."]
+
+
+def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
+    """The GP priors that the model declares at a minibatch. O(B)."""
+    trace = run(model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    return {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
+
+
+def terms(
+    model: Callable, how: Expectation, hyper: dict, inducing: Inducing, batch: Batch, nudge: dict[str, Nudge] | None = None
+) -> Terms:
+    """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature of the likelihood."""
+    priors = priors_at(model, batch, hyper)
+    mean, variance, q, roots = {}, {}, {}, {}
+    for name, prior in priors.items():
+        variables = inducing.variables[name]
+        roots[name] = variables.root(prior)
+        q[name] = inducing.q[name].whitened(roots[name], variables, prior)
+        m, P = q[name].mean, q[name].reduction
+        if nudge is not None and name in nudge:
+            m, P = m + nudge[name].mean, P + nudge[name].reduction
+        process = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
+        mean[name], variance[name] = process.marginals(prior)
+    log_lik = JointLogLikelihood(
+        model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs
+    )
+    expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
+    # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf into NaN.
+    total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))
+    kl = sum([w.kl for w in q.values()], jnp.zeros(()))
+    return Terms(total, kl, log_lik.shared(), q, roots)
+
+
+def nudges(inducing: Inducing) -> dict[str, Nudge]:
+    """Zero nudges for the sites that natural gradients train."""
+    return {
+        k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in inducing.q.items() if isinstance(q, Sites)
+    }
+
+
+def natural_target(q: Whitened, gradient: Nudge) -> Sites:
+    """The sites that maximise the bound's linearisation: nat1 = dE/dm + 2 (dE/dP) m, nat2 = 2 dE/dP (P = I - S).
+
+    A step of size 1 lands there; for a Gaussian likelihood that is the optimum (Hensman et al. 2013; Khan & Lin 2017).
+    """
+    P_bar = 0.5 * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
+    return Sites(gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean), 2.0 * P_bar)
+
+
+def require_sparse(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:
+    """Raise `ModelError` unless SVGP can fit the model: GP sites at given inputs, no local latents, something observed."""
+    if not found.gps:
+        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    if found.local_latents:
+        raise ModelError(
+            f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum, which SVGP() cannot "
+            "integrate; NUTS() fits such a model as it stands."
+        )
+    if not found.observed:
+        raise ModelError(
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
+        )
+
+    def inputs(values):
+        again = rerun(values)
+        return [unwrap(again[g]["fn"]).X for g in found.gps]
+
+    if depends(inputs, {g: trace[g]["value"] for g in found.gps}):
+        raise ModelError(
+            f"a GP of this model is fed by another (GP sites {list(found.gps)}), which SVGP() cannot train; "
+            "NUTS() fits such a model as it stands."
+        )
+
+
+def blend(old: Sites, target: Sites, rate) -> Sites:
+    """A natural-gradient step of size `rate` in (0, 1]."""
+    nat1, nat2 = ((1.0 - rate) * a + rate * b for a, b in ((old.nat1, target.nat1), (old.nat2, target.nat2)))
+    return Sites(nat1, nat2, old.base)

@@ -1,0 +1,77 @@
+"""E_q[log p(y_n | f_n)] for one function a datum, two or three, or many: Gauss-Hermite, its tensor product, or draws."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import DataError
+
+MAX_CUBATURE = 3
+NODES = {1: 20, 2: 12, 3: 8}
+
+
+class Expectation(NamedTuple):
+    """How to integrate: `num_nodes` in each direction (`None`: 20, 12, 8 for one, two, three functions), or `num_draws`.
+
+    Draws serve any number of functions; they are the default above three.
+    """
+
+    num_nodes: int | None = None
+    num_draws: int | None = None
+
+    def nodes(self, num_functions: int) -> int | None:
+        """Nodes in each direction, or `None` where draws are to be used."""
+        if self.num_draws is not None or num_functions > MAX_CUBATURE:
+            return None
+        return self.num_nodes or NODES[num_functions]
+
+
+def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
+    """All functions as rows, and the way back from (F, B) to {site: (*C, B)}."""
+    shapes = {k: x.shape for k, x in latent.items()}
+    rows = jnp.concatenate([jnp.reshape(x, (-1, x.shape[-1])) for x in latent.values()])
+
+    def rebuild(rows):
+        out, start = {}, 0
+        for name, shape in shapes.items():
+            size = math.prod(shape[:-1])
+            out[name] = jnp.reshape(rows[start : start + size], shape)
+            start += size
+        return out
+
+    return rows, rebuild
+
+
+def expected_log_lik(
+    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
+) -> Float[Array, "B"]:
+    """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
+
+    Cost: num_nodes^F (or num_draws) evaluations of the likelihood. Raises `DataError` for `num_nodes` above three functions.
+    """
+    m, rebuild = flatten(mean)
+    scale = jnp.sqrt(flatten(variance)[0])
+    num = how.nodes(m.shape[0])
+    if num is None:
+        if how.num_nodes is not None and how.num_draws is None:
+            raise DataError(f"num_nodes={how.num_nodes}: cubature serves up to 3 functions, this model has {m.shape[0]}; "
+                            "leave it out, or give num_draws.")  # fmt: skip
+        z = random.normal(key, (how.num_draws or 10, *m.shape), m.dtype)
+        return jnp.mean(jax.vmap(lambda z: log_lik(rebuild(m + scale * z)))(z), 0)
+    z, w = _hermite(num, m.shape[0])
+    values = jax.vmap(lambda z: log_lik(rebuild(m + scale * z[:, None])))(jnp.asarray(z, m.dtype))
+    return jnp.asarray(w, m.dtype) @ values
+
+
+def _hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes (num^dims, dims) and weights of the tensor product; constants of the compiled program."""
+    x, w = np.polynomial.hermite_e.hermegauss(num)
+    nodes = np.stack(np.meshgrid(*[x] * dims, indexing="ij"), -1).reshape(-1, dims)
+    weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * dims, indexing="ij"), -1), -1).reshape(-1)
+    return nodes, weights

@@ -1,0 +1,164 @@
+"""Families of q(u): Gaussians over the inducing variables, each seen as q(v) = N(m, S) of the whitened v = R^-1 (u - E[u]).
+
+A family holds arrays (several functions at one site: a leading axis F) and says, for a given root R, what m, P = I - S and
+KL[q(u) || p(u)] are. The KL does not depend on R for the whitened ones.
+"""
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.gp import GP
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, tril_gram, tril_inverse
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.root import Root, product
+
+
+class Basis(NamedTuple):
+    """Further points of the posterior mean: k(x, Z) weights is added to it."""
+
+    Z: Float[Array, "K *D"]
+    weights: Float[Array, "*F K"]
+
+
+class Whitened(NamedTuple):
+    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in nats, summed over F."""
+
+    mean: Float[Array, "*F M"]
+    reduction: Float[Array, "..."]
+    kl: Float[Array, ""]
+    basis: Basis | None = None
+
+
+class Family(eqx.Module):
+    """A parameterised q(u)."""
+
+    @abstractmethod
+    def whitened(self, root: Root, inducing: InducingVariables, prior: GP) -> Whitened:
+        """The same distribution in whitened coordinates."""
+
+
+class FullGaussian(Family):
+    """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`; the signs of its diagonal do not matter."""
+
+    loc: Float[Array, "*F M"]
+    scale_tril: Float[Array, "*F M M"]
+
+    def whitened(self, root, inducing, prior):
+        return _from_scale(self.loc, jnp.tril(self.scale_tril))
+
+
+class UnwhitenedGaussian(Family):
+    """q(u) = N(loc, L L^T) in u's own coordinates: slower to train, easier to read."""
+
+    loc: Float[Array, "*F M"]
+    scale_tril: Float[Array, "*F M M"]
+
+    def whitened(self, root, inducing, prior):
+        def one(loc, scale_tril):
+            m = root.whiten((loc - inducing.mean(prior))[:, None])[:, 0]
+            return m, jnp.tril(root.whiten(jnp.tril(scale_tril)))
+
+        for _ in self.loc.shape[:-1]:
+            one = jax.vmap(one)
+        # R^-1 L is lower triangular where R is; for other roots nothing is lost by its Gram matrix.
+        return _from_scale(*one(self.loc, self.scale_tril))
+
+
+class DiagonalGaussian(Family):
+    """q(v) = N(loc, diag(scale^2)): O(M B) beside the whitening, no M x M parameters; too narrow along correlations."""
+
+    loc: Float[Array, "*F M"]
+    log_scale: Float[Array, "*F M"]
+
+    def whitened(self, root, inducing, prior):
+        variance = jnp.exp(2.0 * self.log_scale)
+        kl = 0.5 * jnp.sum(variance + self.loc**2 - 1.0) - jnp.sum(self.log_scale)
+        return Whitened(self.loc, 1.0 - variance, kl)
+
+
+class DecoupledGaussian(Family):
+    """Orthogonally decoupled (Salimbeni et al. 2018, eq. 13-15): a second set of points for the mean alone.
+
+    mean(x) = a^T m + (k(x, Z') - a^T A') w, A' = Cov[v, f(Z')]; KL gains w^T (K_Z'Z' - A'^T A') w / 2. The covariance is the
+    full one of the inducing variables. Each of the K further points costs O(M^2) and O(B K), not O(K^3).
+    """
+
+    q: FullGaussian
+    basis: Basis
+
+    def whitened(self, root, inducing, prior):
+        full, (Z, w) = self.q.whitened(root, inducing, prior), self.basis
+        A = root.whiten(inducing.cross(prior, Z))
+        Aw = w @ A.T
+        quadratic = jnp.sum((w @ prior.kernel(Z, Z)) * w) - jnp.sum(Aw**2)
+        return Whitened(full.mean - Aw, full.reduction, full.kl + 0.5 * quadratic, self.basis)
+
+
+class Sites(Family):
+    """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in natural parameters.
+
+    The dual parameterisation (Adam, Chang, Khan & Solin 2021). `base`: the factor L of K_uu for which they were computed;
+    under another root R they are carried over, T = R^-1 L, nat1 <- T nat1, nat2 <- T nat2 T^T, so that the bound as a function
+    of the hyperparameters moves q(u) with the prior (their eq. 17). `None`: held in whitened coordinates.
+    """
+
+    nat1: Float[Array, "*F M"]
+    nat2: Float[Array, "*F M M"]
+    base: Float[Array, "M M"] | None = None
+
+    def carried(self, root: Root) -> "Sites":
+        """The same sites in this root's coordinates."""
+        if self.base is None:
+            return self
+        T = root.whiten(self.base)
+        return Sites(self.nat1 @ T.T, product(product(T, self.nat2), T.T))
+
+    def whitened(self, root, inducing, prior):
+        here = self.carried(root)
+        one = _from_natural
+        for _ in self.nat1.shape[:-1]:
+            one = jax.vmap(one)
+        mean, reduction, kl = one(here.nat1, here.nat2)
+        return Whitened(mean, reduction, jnp.sum(kl))
+
+
+def _from_scale(loc, L) -> Whitened:
+    S = product(L, jnp.swapaxes(L, -1, -2))
+    log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))))
+    trace = jnp.sum(L**2)
+    kl = 0.5 * (trace + jnp.sum(loc**2) - loc.size) - log_det
+    return Whitened(loc, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
+
+
+def _from_natural(nat1, nat2):
+    """(m, I - S, KL) of precision I + nat2; all NaN where that is not positive definite."""
+    S, half_log_det_precision = _inverse(add_diagonal(0.5 * (nat2 + nat2.T), 1.0))
+    m = S @ nat1
+    kl = 0.5 * (jnp.trace(S) + jnp.sum(m**2) - m.size) + half_log_det_precision
+    return m, add_diagonal(-S, 1.0), kl
+
+
+@jax.custom_vjp
+def _inverse(B):
+    """(B^-1, log|B| / 2) of a positive definite B."""
+    L, _ = robust_cholesky(B, jnp.zeros((), B.dtype))
+    return tril_gram(tril_inverse(L)), half_log_det(L)
+
+
+def _inverse_forward(B):
+    out = _inverse(B)
+    return out, out[0]
+
+
+def _inverse_reverse(S, cotangents):
+    S_bar, log_det_bar = cotangents
+    S_bar = 0.5 * (S_bar + S_bar.T)
+    return (0.5 * log_det_bar * S - product(S, product(S_bar, S)),)
+
+
+_inverse.defvjp(_inverse_forward, _inverse_reverse)

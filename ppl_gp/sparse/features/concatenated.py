@@ -1,0 +1,90 @@
+"""Several kinds of inducing variables of one process side by side: values with derivatives, features with points."""
+
+from functools import partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import DataError
+from ppl_gp.kernels.distance import safe_sqrt
+from ppl_gp.numerics.linalg import add_diagonal, default_jitter
+from ppl_gp.sparse.features.derivatives import Derivatives
+from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.root import Root, dense_root, product
+
+
+class Concatenated(InducingVariables):
+    """u = (u_1, u_2, ...), all functionals of the same f. K_uu is dense: O(M^3) for M in all.
+
+    A block Cov[u_i, u_j] is the functional j applied to x -> Cov[u_i, f(x)]: evaluated for `Points`, differentiated for
+    `Derivatives`. So any of these two take part, and at most one part of another kind (Fourier features for the trend
+    with points where it is rough). Parts that measure the same thing twice make K_uu singular, and its jitter is raised.
+    The jitter is relative to each variable's own variance, since values, slopes and features differ in units.
+
+    Raises `DataError` for two parts of other kinds, and for one that is no functional of f (`is_exact` False).
+    """
+
+    parts: tuple[InducingVariables, ...]
+
+    def __init__(self, parts):
+        self.parts = tuple(parts)
+        other = [part for part in self.parts if not isinstance(part, Points | Derivatives)]
+        if not self.parts or len(other) > 1 or not all(getattr(part, "is_exact", True) for part in other):
+            names = [type(part).__name__ for part in self.parts]
+            raise DataError(
+                f"Concatenated({names}) has parts of unknown covariance with each other: give Points and Derivatives, and at "
+                "most one other kind, whose `is_exact` is True."
+            )
+
+    @property
+    def num(self):
+        return sum(part.num for part in self.parts)
+
+    def mean(self, prior):
+        return jnp.concatenate([part.mean(prior) for part in self.parts])
+
+    def root(self, prior) -> "ScaledRoot":
+        K = jnp.block([[_covariance(prior, i, j) for j in self.parts] for i in self.parts])
+        scale = safe_sqrt(jnp.diagonal(K))
+        unit = default_jitter(jnp.ones_like(scale))
+        jitter = jnp.concatenate([_jitter(prior, part, unit) for part in self.parts])
+        correlation = K / scale[:, None] / scale
+        return ScaledRoot(scale, dense_root(add_diagonal(correlation, jnp.maximum(unit, jitter / scale**2)), unit))
+
+    def cross(self, prior, X):
+        return jnp.concatenate([part.cross(prior, X) for part in self.parts])
+
+
+class ScaledRoot(Root):
+    """R = diag(scale) R', for a K_uu whose rows differ in units."""
+
+    scale: Float[Array, "M"]
+    inner: Root
+
+    def whiten(self, C):
+        return self.inner.whiten(C / self.scale[:, None])
+
+    def color(self, v):
+        return self.scale[:, None] * self.inner.color(v)
+
+    @property
+    def added(self):
+        return self.inner.added * jnp.mean(self.scale**2)
+
+
+def _covariance(prior, first, second):
+    """Cov[u_first, u_second]."""
+    if isinstance(second, Points):
+        return first.cross(prior, second.Z)
+    if isinstance(second, Derivatives):
+        return second.of(partial(first.cross, prior))
+    if first is second:
+        R = first.root(prior).color(jnp.eye(first.num, dtype=prior.X.dtype))
+        return product(R, R.T)
+    return _covariance(prior, second, first).T
+
+
+def _jitter(prior, part, unit):
+    """What the GP's own `jitter` asks for: it is noise on f, so on values of f alone."""
+    absolute = prior.jitter if isinstance(part, Points) and prior.jitter is not None else jnp.zeros_like(unit)
+    return jnp.full(part.num, absolute, unit.dtype)

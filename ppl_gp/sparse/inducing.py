@@ -1,0 +1,63 @@
+"""Inducing variables: what u is. A kind of them says three things about a GP prior, and nothing else changes.
+
+u is a set of M linear functionals of f: values at points, projections on Fourier features or eigenfunctions,
+derivatives. The bound, the posterior, training and prediction only ask for E[u], Cov[u] and Cov[u, f(X)].
+"""
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import DataError
+from ppl_gp.gp import GP
+from ppl_gp.numerics.linalg import add_diagonal, default_jitter
+from ppl_gp.sparse.root import DenseRoot, Root, dense_root
+
+
+class InducingVariables(eqx.Module):
+    """M linear functionals of a GP. Array leaves are what training may move."""
+
+    @property
+    @abstractmethod
+    def num(self) -> int:
+        """M."""
+
+    @abstractmethod
+    def mean(self, prior: GP) -> Float[Array, "M"]:
+        """E[u] under the prior."""
+
+    @abstractmethod
+    def root(self, prior: GP) -> Root:
+        """R with R R^T = Cov[u], in the form that its structure allows."""
+
+    @abstractmethod
+    def cross(self, prior: GP, X) -> Float[Array, "M B"]:
+        """Cov[u, f(X)] for X in the GP site's own inputs."""
+
+
+class Points(InducingVariables):
+    """u = f(Z), Z of shape (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), and O(M^2 B) for B data."""
+
+    Z: Float[Array, "M *D"]
+
+    @property
+    def num(self):
+        return self.Z.shape[0]
+
+    def mean(self, prior):
+        return prior.mean_function(self.Z)
+
+    def root(self, prior) -> DenseRoot:
+        variance = prior.kernel.diag(self.Z)
+        unit = default_jitter(variance)
+        jitter = unit if prior.jitter is None else jnp.asarray(prior.jitter, variance.dtype)
+        return dense_root(add_diagonal(prior.kernel(self.Z, self.Z), jitter), unit)
+
+    def cross(self, prior, X):
+        return prior.kernel(self.Z, X)
+
+    def __check_init__(self):
+        if hasattr(self.Z, "ndim") and (self.Z.ndim not in (1, 2) or 0 in self.Z.shape):
+            raise DataError(f"Points(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1.")

@@ -1,0 +1,88 @@
+"""The posterior process behind q(u), and what a fit keeps of it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+
+from ppl_gp.gp import GP
+from ppl_gp.sparse.families import Basis, Whitened
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.projection import explained
+from ppl_gp.sparse.root import Root, product
+
+
+class SparseProcess(eqx.Module):
+    """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A with A = R^-1 Cov[u, f(X*)].
+
+    `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a `MultivariateNormal`. X_new are
+    the GP site's own inputs, or a `GP` at them (then its kernel and mean are taken). O(M^2 B); K_uu is factored already.
+    """
+
+    prior: GP
+    inducing: InducingVariables
+    root: Root
+    mean: Float[Array, "*F M"]
+    reduction: Float[Array, "..."]
+    basis: Basis | None = None
+
+    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
+        new = self.at(X_new)
+        if joint:
+            return dist.MultivariateNormal(*self.joint(new))
+        mean, variance = self.marginals(new)
+        return dist.Normal(mean, jnp.sqrt(variance))
+
+    def at(self, X_new) -> GP:
+        """The prior at new inputs."""
+        prior = self.prior
+        return X_new if isinstance(X_new, GP) else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
+
+    def marginals(self, new: GP):
+        """(mean, variance), (*F, B) each; rounding below zero is raised to a rounding error of the prior variance."""
+        mean, explained_variance = explained(self.root, self.inducing.cross(new, new.X), self.mean, self.reduction)
+        prior_variance = new.variance
+        least = jnp.finfo(prior_variance.dtype).eps * prior_variance
+        return new.mean + mean + self._further(new), jnp.maximum(prior_variance - explained_variance, least)
+
+    def joint(self, new: GP):
+        """(mean (*F, B), covariance (*F, B, B)). O(M B^2)."""
+        A = self.root.whiten(self.inducing.cross(new, new.X))
+        dense = self.reduction.ndim > self.mean.ndim
+        PA = self.reduction @ A if dense else self.reduction[..., None] * A
+        return new.mean + self.mean @ A + self._further(new), new.covariance_matrix - product(A.T, PA)
+
+    def _further(self, new: GP):
+        return 0.0 if self.basis is None else self.basis.weights @ new.kernel(self.basis.Z, new.X)
+
+
+def sparse_process(prior: GP, inducing: InducingVariables, q: Whitened) -> SparseProcess:
+    """The posterior process of q(u) under a prior (its inputs do not matter). O(M^3)."""
+    return SparseProcess(prior, inducing, inducing.root(prior), q.mean, q.reduction, q.basis)
+
+
+class SparseLatent(eqx.Module):
+    """What a fit keeps of q(u) at one GP site: leading axis S of draws of the hyperparameters (1 where not sampled).
+
+    `mean` (S, *F, M) and `reduction` in whitened coordinates. Draws of u: `mean` the draws of v, `reduction` the identity.
+    """
+
+    inducing: InducingVariables
+    mean: Float[Array, "S *F M"]
+    reduction: Float[Array, "..."]
+    basis: Basis | None = None
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return self.mean.shape[0]
+
+    def draw(self, s) -> "SparseLatent":
+        """Entry s, without the leading axis."""
+        return jax.tree.map(lambda x: x[s], self)
+
+    def process(self, prior: GP) -> SparseProcess:
+        """The posterior process of one entry (no leading axis). O(M^3)."""
+        q = Whitened(self.mean, self.reduction, jnp.zeros(()), self.basis)
+        return sparse_process(prior, self.inducing, q)

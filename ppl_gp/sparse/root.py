@@ -1,0 +1,149 @@
+"""Square roots of K_uu, R R^T = K_uu, in the form that its structure allows: what whitening means for each.
+
+`DenseRoot` carries the derivative of its Cholesky factor as one matrix: to first order L + dL = L (I + omega), omega
+lower triangular. `omega` is zero in value. Every product with the root adds its part to omega's cotangent, and only
+their sum is taken back to K_uu, by two products with L^-1 and no triangular solve (Murray 2016, eq. 8 and 10).
+"""
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ppl_gp.numerics.lapack import cholesky
+from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky, tril_inverse
+
+
+def product(A, B):
+    """A @ B at the inputs' full precision: accelerators round float32 products to fewer bits by default."""
+    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+
+
+class Root(eqx.Module):
+    """R with R R^T = K_uu. u = m_u + R v, v ~ N(0, I)."""
+
+    @abstractmethod
+    def whiten(self, C: Float[Array, "M B"]) -> Float[Array, "M B"]:
+        """R^-1 C; for C = Cov[u, f(X)] this is Cov[v, f(X)]."""
+
+    @abstractmethod
+    def color(self, v: Float[Array, "M S"]) -> Float[Array, "M S"]:
+        """R v."""
+
+    @property
+    def added(self) -> Float[Array, ""]:
+        """Variance that had to be added to K_uu's diagonal before it could be factored."""
+        return jnp.zeros(())
+
+
+class DiagonalRoot(Root):
+    """K_uu = diag(variance). Whitening costs O(M B)."""
+
+    variance: Float[Array, "M"]
+
+    def whiten(self, C):
+        return C / jnp.sqrt(self.variance)[:, None]
+
+    def color(self, v):
+        return v * jnp.sqrt(self.variance)[:, None]
+
+
+class LowRankRoot(Root):
+    """K_uu = diag(variance) + U U^T with U (M, r), r << M. Whitening costs O(M r B), the set-up O(M r^2).
+
+    R = D^(1/2) (I + Q (T - I) Q^T): Q an orthonormal basis of D^(-1/2) U, T T^T = I + G, G = Q^T D^(-1/2) U U^T D^(-1/2) Q.
+    """
+
+    variance: Float[Array, "M"]
+    Q: Float[Array, "M r"]
+    T: Float[Array, "r r"]
+
+    def __init__(self, variance, U):
+        scaled = U / jnp.sqrt(variance)[:, None]
+        gram = product(scaled.T, scaled)
+        eps = 8 * jnp.finfo(gram.dtype).eps * jnp.trace(lax.stop_gradient(gram))
+        L, _ = robust_cholesky(add_diagonal(gram, eps), eps)
+        inverse = tril_inverse(L)
+        self.variance, self.Q = variance, product(scaled, inverse.T)
+        # Q^T scaled = L^-1 gram = L^T up to eps, so that G = L^T L.
+        self.T, _ = robust_cholesky(add_diagonal(product(L.T, L), 1.0), eps)
+
+    def whiten(self, C):
+        C = C / jnp.sqrt(self.variance)[:, None]
+        inside = product(self.Q.T, C)
+        return C + product(self.Q, product(tril_inverse(self.T), inside) - inside)
+
+    def color(self, v):
+        inside = product(self.Q.T, v)
+        v = v + product(self.Q, product(self.T, inside) - inside)
+        return v * jnp.sqrt(self.variance)[:, None]
+
+
+class DenseRoot(Root):
+    """R = L, the Cholesky factor of a dense K_uu, with its inverse W: whitening is one matrix product, O(M^2 B).
+
+    L and W carry no derivative themselves; `omega` does. Set-up: two thirds of M^3 multiply-adds.
+    """
+
+    L: Float[Array, "M M"]
+    W: Float[Array, "M M"]
+    omega: Float[Array, "M M"]
+    raised: Float[Array, ""]
+
+    def whiten(self, C):
+        return _whiten(self.W, self.omega, C)
+
+    def color(self, v):
+        return product(self.L, v + product(self.omega, v))
+
+    @property
+    def added(self):
+        return self.raised
+
+
+def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
+    """Factor K_uu, which carries its jitter already; `unit` is the first raise where that fails."""
+    L, W, omega, added = _factor(K, lax.stop_gradient(unit))
+    return DenseRoot(lax.stop_gradient(L), lax.stop_gradient(W), omega, lax.stop_gradient(added))
+
+
+@jax.custom_jvp
+def _factor(K, unit):
+    L, added = robust_cholesky(K, unit)
+    return L, tril_inverse(L), jnp.zeros_like(L), added
+
+
+@_factor.defjvp
+def _factor_jvp(primals, tangents):
+    L, W, omega, added = _factor(*primals)
+    dK = tangents[0]
+    inner = product(W, product(0.5 * (dK + dK.T), W.T))
+    zero = jnp.zeros_like(L)
+    return (L, W, omega, added), (zero, zero, lower_half(inner), jnp.zeros_like(added))
+
+
+def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:
+    """Phi: the lower triangle with a halved diagonal."""
+    i = jnp.arange(A.shape[-1])
+    return jnp.where(i[:, None] > i, A, jnp.where(i[:, None] == i, 0.5 * A, 0.0))
+
+
+@jax.custom_jvp
+def _whiten(W, omega, C):
+    return product(W, C)
+
+
+@_whiten.defjvp
+def _whiten_jvp(primals, tangents):
+    W, _, _ = primals
+    _, d_omega, dC = tangents
+    A = _whiten(*primals)
+    return A, product(W, dC) - product(d_omega, A)
+
+
+def positive_definite(A: Float[Array, "M M"]) -> Float[Array, ""]:
+    """Whether a symmetric matrix has a Cholesky factor."""
+    return jnp.isfinite(cholesky(A)[-1, -1])

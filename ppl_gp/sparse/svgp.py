@@ -1,0 +1,116 @@
+"""`SVGP`: the configuration of sparse stochastic variational inference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppl_gp.errors import DataError
+from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.sparse.expectation import Expectation
+
+COVARIANCES = ("full", "diagonal", "decoupled")
+_FULL_BATCH = 2000
+_MINIBATCH = 1000
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Save the state of a run to `folder` every `every` steps (and at its end), and go on from there when it is run again.
+
+    A resumed run has the numbers of an uninterrupted one. `keep`: how many files stay. `resume=False` starts anew.
+    """
+
+    folder: str | Path
+    every: int = 500
+    keep: int = 2
+    resume: bool = True
+
+    def __post_init__(self):
+        if min(self.every, self.keep) < 1:
+            raise DataError(f"{self}: every and keep must be at least 1.")
+
+
+@dataclass(frozen=True)
+class SVGP:
+    """Sparse variational inference with M inducing variables (Hensman et al. 2013, 2015; Titsias 2009).
+
+    q(u) by natural gradients in the dual parameterisation, hyperparameters and inducing inputs by Adam, both from one
+    forward and reverse pass a step. O(M^3 + M^2 B) a step, O(B M + M^2) memory.
+
+    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset" (see `sparse.select`), an array Z, or inducing variables such as
+      `FourierFeatures`; {site: ...} for several GP sites. `train_inducing`: whether Z moves.
+    - `covariance`: of q(u): "full", "diagonal", or "decoupled" (as many points again for the mean alone). `whiten=False`
+      parameterises q(u) itself. `natural=False`, and everything but a whitened full covariance, trains q(u) by Adam.
+    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP); `False` holds q(v).
+    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters).
+    - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
+    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `optimiser`: learning rate
+      -> optax optimiser, default `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1 for all data, else 0.1 decaying to
+      0.01. `warm_up`: steps in which only q(u) moves.
+    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats. `patience`: ends where the bound,
+      averaged over so many steps, stops rising.
+    - `num_nodes`, `num_draws`: see `sparse.expectation`. `devices`: spread each batch's rows over this many devices.
+
+    Results: converged (by `tol` or `patience`); completed (all steps made); nonfinite; interrupted; stream_ended.
+    """
+
+    num_inducing: int = 100
+    inducing: Any = field(default="greedy", hash=False, compare=True)
+    train_inducing: bool = True
+    covariance: str = "full"
+    whiten: bool = True
+    natural: bool = True
+    dual_bound: bool = True
+    hyper: Any = field(default=MAP(), hash=False)
+    batch_size: int | None = None
+    max_steps: int = 2000
+    learning_rate: float | Callable = 0.02
+    optimiser: Callable | None = None
+    natural_rate: float | Callable | None = None
+    warm_up: int = 0
+    tol: float = 1e-6
+    patience: int | None = None
+    num_nodes: int | None = None
+    num_draws: int | None = None
+    devices: int | None = None
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self):
+        numbers = {"num_inducing": self.num_inducing, "max_steps": self.max_steps, "batch_size": self.batch_size}
+        numbers |= {"num_nodes": self.num_nodes, "num_draws": self.num_draws, "devices": self.devices}
+        numbers |= {"patience": self.patience}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise DataError(f"SVGP({name}={value}): give at least 1.")
+        if self.covariance not in COVARIANCES:
+            raise DataError(f"SVGP(covariance={self.covariance!r}): give one of {COVARIANCES}.")
+        if not self.whiten and self.covariance != "full":
+            raise DataError(f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has an unwhitened form.")
+        if self.warm_up < 0:
+            raise DataError(f"SVGP(warm_up={self.warm_up}): give 0 or a number of steps.")
+        if isinstance(self.natural_rate, int | float) and not 0.0 < self.natural_rate <= 1.0:
+            raise DataError(f"SVGP(natural_rate={self.natural_rate}): give a step size in (0, 1].")
+        if isinstance(self.hyper, type) and issubclass(self.hyper, MAP | Fixed):
+            raise DataError(f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, {self.hyper.__name__}(...).")
+
+    @property
+    def uses_natural(self) -> bool:
+        """Whether q(u) is trained by natural gradients."""
+        return self.natural and self.whiten and self.covariance == "full"
+
+    @property
+    def carries_sites(self) -> bool:
+        """Whether natural-gradient sites follow K_uu as it moves (`dual_bound`)."""
+        return self.dual_bound and (self.train_inducing or not isinstance(self.hyper, Fixed))
+
+    @property
+    def expectation(self) -> Expectation:
+        """How the likelihood is integrated."""
+        return Expectation(self.num_nodes, self.num_draws)
+
+    def rows(self, num_data: int) -> int:
+        """The batch size for N data."""
+        if self.batch_size is not None:
+            return min(self.batch_size, num_data)
+        return num_data if num_data <= _FULL_BATCH else _MINIBATCH

@@ -1,0 +1,43 @@
+"""Run a peer's program from our own process, which needs NumPy only: write the problem, call, read the answer."""
+
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+NAMES = ("gpflow", "gpytorch", "gpjax")
+METHODS = {"gpflow": ["adam", "natgrad"], "gpytorch": ["adam", "natgrad"], "gpjax": ["adam", "natgrad", "dual"]}
+
+
+def available() -> dict[str, str]:
+    """The Python of every peer that is installed: PPL_GP_PEERS/<name>, else .venv-<name> of this repository."""
+    places = os.environ.get("PPL_GP_PEERS")
+    roots = {n: pathlib.Path(places, n) if places else HERE.parents[2] / f".venv-{n}" for n in NAMES}
+    pythons = {name: root / "bin" / "python" for name, root in roots.items()}
+    return {name: str(python) for name, python in pythons.items() if python.exists()}
+
+
+def run_peer(name: str, problem: dict, settings: dict, timeout: float) -> dict:
+    """The peer's answer to `settings["task"]` on the arrays X, y, Z, lengthscale, variance; or what went "error"."""
+    python = available()[name]
+    with tempfile.TemporaryDirectory() as folder:
+        given, answer = pathlib.Path(folder, "problem.npz"), pathlib.Path(folder, "out.json")
+        np.savez(given, settings=json.dumps(settings), **problem)
+        failed = _call([python, str(HERE / f"{name}_svgp.py"), str(given), str(answer)], timeout)
+        return (
+            {"library": name, "task": settings["task"], "error": failed} if failed else json.loads(answer.read_text())
+        )
+
+
+def _call(command: list[str], timeout: float) -> str:
+    """Nothing, or why the program gave no answer."""
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    try:
+        done = subprocess.run(command, env=clean, timeout=timeout, capture_output=True, text=True)
+    except subprocess.TimeoutExpired:
+        return f"not finished after {timeout:g} s"
+    return "" if done.returncode == 0 else (done.stderr.strip()[-500:] or f"exit status {done.returncode}")
