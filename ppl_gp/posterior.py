@@ -1,6 +1,7 @@
 """Posterior processes: what conditioning a GP gives is again a process, callable at new inputs.
 
-`Posterior`: from a pseudo-likelihood, or from values of f, at one setting of the hyperparameters.
+`Posterior`: from a pseudo-likelihood, or from values of f, at one setting of the hyperparameters; from inducing variables it
+is a `sparse.process.SparseProcess`, with the same calls.
 `Mixture`: an equal-weight mixture of those over draws of the hyperparameters (and of f).
 """
 
@@ -13,10 +14,12 @@ import numpyro.distributions as dist
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.local.pseudo import Root, Sites, prediction_root
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
+from ppl_gp.sparse.process import SparseLatent, SparseProcess
 
 
 class Latent(eqx.Module):
@@ -35,6 +38,16 @@ class Latent(eqx.Module):
     def num_draws(self) -> int:
         """S."""
         return self.mean.shape[0]
+
+    @property
+    def is_draws(self) -> bool:
+        """Whether f itself was drawn."""
+        return self.sites is None
+
+    @property
+    def at_training_inputs(self) -> Float[Array, "*C N"] | None:
+        """A value of f at the training inputs, for running the model on them."""
+        return self.mean[0]
 
     def draw(self, s) -> "Latent":
         """Entry s, without the leading axis."""
@@ -97,8 +110,10 @@ def condition_on_values(prior: GP, f) -> Posterior:
     return Posterior(prior, alpha, Root(inverse, jnp.zeros_like(f), jnp.ones((), f.dtype)))
 
 
-def process(prior: GP, latent: Latent) -> Posterior:
+def process(prior: GP, latent: Latent | SparseLatent) -> Posterior | SparseProcess:
     """The posterior process of one entry (no leading axis) of a `Latent`."""
+    if isinstance(latent, SparseLatent):
+        return latent.process(prior)
     if latent.sites is None:
         return condition_on_values(prior, latent.mean)
     return condition_on_sites(prior, latent.alpha, latent.sites)
@@ -110,7 +125,7 @@ class Mixture(eqx.Module):
 
     prior_of: Callable = eqx.field(static=True)  # hyper -> GP at the training inputs
     hyper: dict
-    latent: Latent
+    latent: Latent | SparseLatent
 
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
         """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
@@ -120,7 +135,9 @@ class Mixture(eqx.Module):
             new = posterior.at(X_new)
             return posterior.joint(new) if joint else posterior.marginals(new)
 
-        mean, spread = lax.map(one, (self.hyper, self.latent))
+        mean, spread = lax.map(one, (self.hyper, self.latent))  # (S, M), or (S, C, M) and so on for several functions
+        if mean.ndim > 2:
+            raise ModelError("a mixture of several functions at one GP site has no one distribution; use fit.predict or fit.sample.")
         weights = dist.CategoricalProbs(jnp.full(self.latent.num_draws, 1.0 / self.latent.num_draws))
         if joint:
             spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)

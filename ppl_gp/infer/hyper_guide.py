@@ -21,7 +21,7 @@ def hyper_model(model: Callable) -> Callable:
     """
 
     def hidden(site):
-        return site["type"] == "deterministic" or is_gp(site) or is_observed(site)
+        return site["type"] in ("deterministic", "plate") or is_gp(site) or is_observed(site)
 
     def hyper_only(*args, **kwargs):
         with handlers.block(hide_fn=hidden), pin():

@@ -126,7 +126,7 @@ def unit_vectors(A: Float[Array, "N D"], i: Int[Array, "N"]) -> Float[Array, "N 
 
 
 def _check_column(column, D):
-    bad = column[~np.isin(column, np.arange(D + 1))]
+    bad = column[~np.isin(np.round(column), np.arange(D + 1))]
     if bad.size:
         raise DataError(
             f"the last column of the inputs holds {bad[0]}; WithDerivatives takes 0 (the value of f) or 1 .. {D} there "

@@ -11,9 +11,9 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.local.pseudo import Root
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, process
+from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import new_arguments
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Case(eqx.Module):
     """Draws of (hyperparameters, q(f)) with a leading axis S, the training arguments and the new ones.
 
-    `root`: the posterior process's factor, made already, where the hyperparameters are one value.
+    `root`: the posterior process's factor of the one GP site, made already, where the hyperparameters are one value.
     """
 
     model: Callable = eqx.field(static=True)
     layout: Layout = eqx.field(static=True)
-    draws: tuple[dict, dict[str, Latent]]
-    root: Root | None
+    draws: tuple[dict, dict[str, Latent | SparseLatent]]
+    root: Any
     args: tuple
     kwargs: dict[str, Any]
     new_args: tuple
@@ -53,7 +53,7 @@ class Case(eqx.Module):
     @property
     def is_approximation(self) -> bool:
         """Whether q(f) is a local approximation (a pointwise likelihood, which was proved) rather than draws."""
-        return all(latent.sites is not None for latent in self.draws[1].values())
+        return not any(latent.is_draws for latent in self.draws[1].values())
 
     def new_hyper(self, hyper: dict) -> dict:
         """Hyperparameters that hold at new inputs too: all but local latents."""
@@ -63,9 +63,10 @@ class Case(eqx.Module):
         """The model at the new inputs with GP sites given; observed sites are drawn, or have the values given."""
         return run(self.model, self.new_args, {**self.new_kwargs, **observations}, self.new_hyper(hyper), latent, key)
 
-    def conditionals(self, hyper: dict, latents: dict[str, Latent]) -> dict[str, "Conditional"]:
-        """The posterior processes at one draw. O(N^3), unless factored already."""
-        trace = run(self.model, self.args, self.kwargs, hyper, {k: v.mean for k, v in latents.items()})
+    def conditionals(self, hyper: dict, latents: dict) -> dict[str, "Conditional"]:
+        """The posterior processes at one draw. O(N^3) or, with inducing variables, O(M^3), unless factored already."""
+        dense = {k: v.mean for k, v in latents.items() if isinstance(v, Latent)}
+        trace = run(self.model, self.args, self.kwargs, hyper, dense)
         return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in latents.items()}
 
 
@@ -84,12 +85,17 @@ class Conditional(eqx.Module):
     """p(f(X*) | one draw) of one GP site; several functions (C, N) share the process."""
 
     prior: GP
-    latent: Latent
-    root: Root | None = None
+    latent: Latent | SparseLatent
+    root: Any = None
 
     def _each(self, method):
+        latent = self.latent
+        if isinstance(latent, SparseLatent):  # several functions are rows of one process
+            if self.root is None:
+                return method(latent.process(self.prior))
+            return method(SparseProcess(self.prior, latent.inducing, self.root, latent.mean, latent.reduction, latent.basis))
         if self.root is not None:
-            return method(Posterior(self.prior, self.latent.alpha, self.root))  # pyright: ignore[reportArgumentType]
+            return method(Posterior(self.prior, latent.alpha, self.root))  # pyright: ignore[reportArgumentType]
         one = lambda latent: method(process(self.prior, latent))  # noqa: E731
         for _ in range(self.latent.mean.ndim - 1):
             one = jax.vmap(one)
@@ -108,7 +114,10 @@ class Conditional(eqx.Module):
 
         def factored(posterior):
             mean, covariance = posterior.joint(new)
-            return mean, robust_cholesky(covariance, unit)[0]
+            factor = lambda c: robust_cholesky(c, unit)[0]  # noqa: E731
+            for _ in covariance.shape[:-2]:
+                factor = jax.vmap(factor)
+            return mean, factor(covariance)
 
         mean, factor = self._each(factored)
         white = random.normal(key, mean.shape, mean.dtype)

@@ -12,6 +12,7 @@ from ppl_gp.arguments import as_array
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.results import scores, table
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.inference_data import training_moments
 from ppl_gp.results.truth import KHAT_LIMIT, importance_sampling
 
 
@@ -119,7 +120,7 @@ class Comparison:
         reference = self.reference_name
         if reference is None or reference not in self.fits or name == reference:
             return {"mean_distance": None, "sd_distance": None}
-        ours, theirs = self.fits[name].latent, self.fits[reference].latent
+        ours, theirs = training_moments(self.fits[name]), training_moments(self.fits[reference])
         means, sds = zip(*(scores.distance(ours[site], theirs[site]) for site in theirs), strict=True)
         return {"mean_distance": max(means), "sd_distance": max(sds)}
 
@@ -210,7 +211,7 @@ def _name(model) -> str:
 
 
 def _by_draws(fit: Fit) -> bool:
-    return all(latent.sites is None for latent in fit.latent.values())
+    return all(latent.is_draws for latent in fit.latent.values())
 
 
 def _largest(khat) -> float | None:

@@ -15,7 +15,9 @@ from ppl_gp.errors import PplGpError, Result, StoreError
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.processes import values_at_training_inputs
 from ppl_gp.results.store import FORMAT, FORMAT_VERSION, HEADER, decode, qualified_name
+from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp, run
 
 
@@ -59,7 +61,9 @@ def load(path, model: Callable) -> Fit:
     return fit
 
 
-def _latent(fields) -> Latent:
+def _latent(fields) -> Latent | SparseLatent:
+    if isinstance(fields, SparseLatent):
+        return fields
     sites = fields["sites"]
     return Latent(fields["mean"], fields["variance"], fields["alpha"], sites and Sites(sites["nat1"], sites["nat2"]))
 
@@ -102,7 +106,7 @@ def _check_model(path, header, fit: Fit) -> None:
     saved = f"{path} was saved from the model '{header['model']}', and '{qualified_name(fit.model)}' was given"
     hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
     try:
-        trace = run(fit.model, fit.args, fit.kwargs, hyper, {k: v.mean[0] for k, v in fit.latent.items()})
+        trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
     except (TypeError, ValueError, PplGpError) as error:
         raise StoreError(f"{saved}, which does not run with the saved arguments: {error}") from error
     gps = {k: list(site["fn"].shape()) for k, site in trace.items() if is_gp(site)}

@@ -21,13 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from arviz_stats import utils as arviz_utils
-from jax import lax
+from jax import lax, random
 from jax.scipy.special import logsumexp
 
 from ppl_gp.errors import DataError
 from ppl_gp.factors import read
 from ppl_gp.local.pseudo import prediction_root
-from ppl_gp.results.inference_data import by_chain, data_plate, num_data, observed_names, training_sites
+from ppl_gp.posterior import Latent
+from ppl_gp.results.inference_data import (
+    by_chain,
+    data_plate,
+    num_data,
+    observed_names,
+    posterior_draws,
+    training_sites,
+)
 from ppl_gp.results.layout import Layout, bare, mask_of
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.observing import log_density_per_datum, log_expectation
@@ -42,7 +50,8 @@ def loo(fit: "Fit") -> arviz_utils.ELPDData:
     """Expected log predictive density of the training data, each datum left out (`elpd`, `se`, pointwise `elpd_i`).
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges the importance
-    weights of sampled fits (`None` for one setting of the hyperparameters, which needs no weights). Several observed
+    weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times (`None` for a local method at one setting of the
+    hyperparameters, which needs no weights). Several observed
     sites of one datum are left out together; masked data do not count, nor do `scale` handlers. ArviZ's `compare`
     takes the result.
 
@@ -52,10 +61,12 @@ def loo(fit: "Fit") -> arviz_utils.ELPDData:
     sites = training_sites(fit)
     if not observed_names(sites):
         raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")
-    if all(latent.sites is None for latent in fit.latent.values()):
-        f = {k: v.mean for k, v in fit.latent.items()}
-        densities = _draw_log_densities(fit.model, fit.hyper, f, fit.args, fit.kwargs, num_data(fit))
-        return _psis(fit, sites, densities, {**fit.hyper, **f})
+    if not all(isinstance(latent, Latent) and latent.sites is not None for latent in fit.latent.values()):
+        if num_data(fit) > MAX_DATA:
+            raise DataError(f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density.")
+        hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
+        densities = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit))
+        return _psis(fit, sites, densities, {**hyper, **f})
     ((name, latent),) = fit.latent.items()
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     left_out, kept = _cavity_log_densities(fit.model, name, hyper, latent, fit.args, fit.kwargs)
@@ -142,6 +153,8 @@ def _elpd(fit, sites, left_out, lpd):
 
 
 _LABEL = "observations"
+_DRAWS = 1000  # of q(f), for the weights of an SVGP
+MAX_DATA = 20_000
 
 
 def _dimension(fit, sites) -> str:

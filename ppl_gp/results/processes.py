@@ -10,6 +10,8 @@ from ppl_gp.factors import depends
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.local.pseudo import Root
 from ppl_gp.posterior import Mixture, Posterior, process
+from ppl_gp.sparse.process import SparseLatent, SparseProcess
+from ppl_gp.sparse.root import Root as SparseRoot
 from ppl_gp.tracing import run
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def training_prior(fit: "Fit", site: str, hyper: dict) -> GP:
 
 
 @eqx.filter_jit
-def _root(model, site, hyper, args, kwargs, latent) -> Root:
+def _root(model, site, hyper, args, kwargs, latent) -> Root | SparseRoot:
     return process(prior_at(model, site, hyper, args, kwargs), latent).root
 
 
@@ -52,13 +54,22 @@ def _feeds_another(fit) -> bool:
         trace = run(fit.model, fit.args, fit.kwargs, hyper, latent)
         return [unwrap(trace[site]["fn"]).X for site in fit.latent]
 
-    return depends(inputs, {site: latent.mean[0] for site, latent in fit.latent.items()})
+    values = values_at_training_inputs(fit)
+    return bool(values) and depends(inputs, values)  # SVGP() refuses a GP that is fed by another
 
 
-def _one(fit, site, latent) -> Posterior | Mixture:
+def values_at_training_inputs(fit: "Fit") -> dict:
+    """{GP site: a value of f there}, for running the model on its training arguments; sites without one are left out."""
+    return {k: v.at_training_inputs for k, v in fit.latent.items() if v.at_training_inputs is not None}
+
+
+def _one(fit, site, latent) -> Posterior | Mixture | SparseProcess:
     if fit.sampled:
         return Mixture(lambda hyper: training_prior(fit, site, hyper), fit.hyper, latent)
     entry = latent.draw(0)
     root = _root(fit.model, site, fit.hyper, fit.args, fit.kwargs, entry)
     # The prior is made outside the compiled function: a mean or kernel may close over the hyperparameters.
-    return Posterior(training_prior(fit, site, fit.hyper), entry.alpha, root)
+    prior = training_prior(fit, site, fit.hyper)
+    if isinstance(entry, SparseLatent):
+        return SparseProcess(prior, entry.inducing, root, entry.mean, entry.reduction, entry.basis)
+    return Posterior(prior, entry.alpha, root)  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from ppl_gp.posterior import Latent
+from ppl_gp.results.mixing import Moments
 
 if TYPE_CHECKING:
     from ppl_gp.results.predict import Prediction
@@ -82,13 +82,13 @@ def coverage(prediction: "Prediction", y) -> Float[ndarray, "L"]:
     return np.mean(np.abs(z)[:, None] <= _WIDTHS, 0)
 
 
-def latent_moments(latent: Latent) -> tuple[ndarray, ndarray]:
-    """Posterior mean and standard deviation of f at the training inputs, draws of the hyperparameters mixed."""
-    mean, variance = np.asarray(latent.mean), np.asarray(latent.variance)
+def latent_moments(f: Moments) -> tuple[ndarray, ndarray]:
+    """Posterior mean and standard deviation of f at the training inputs, draws (S, ...) of the hyperparameters mixed."""
+    mean, variance = np.asarray(f.mean), np.asarray(f.variance)
     return mean.mean(0), np.sqrt(variance.mean(0) + mean.var(0))
 
 
-def distance(latent: Latent, reference: Latent) -> tuple[float, float]:
+def distance(f: Moments, reference: Moments) -> tuple[float, float]:
     """Largest |difference| of latent means and of standard deviations, in standard deviations of the reference."""
-    (mean, sd), (mean_ref, sd_ref) = latent_moments(latent), latent_moments(reference)
+    (mean, sd), (mean_ref, sd_ref) = latent_moments(f), latent_moments(reference)
     return float(np.max(np.abs(mean - mean_ref) / sd_ref)), float(np.max(np.abs(sd - sd_ref) / sd_ref))

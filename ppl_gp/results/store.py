@@ -4,6 +4,7 @@ The file holds what prediction needs: hyperparameters and q(f) for *all* draws, 
 arguments but not the observations, and figures about the fit. `ppl_gp.load` reads it back.
 """
 
+import dataclasses
 import json
 import os
 import secrets
@@ -20,6 +21,8 @@ from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.new_inputs import argument_names, shaping_arguments
 from ppl_gp.results.versions import package_versions
+from ppl_gp.sparse.process import SparseLatent
+from ppl_gp.sparse.storable import storable_modules
 from ppl_gp.tracing import is_gp
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
 HEADER = "header.json"
-_ARRAY, _TUPLE = "$array", "$tuple"
+_ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
 
 
 def save(fit: "Fit", path) -> Path:
@@ -38,15 +41,15 @@ def save(fit: "Fit", path) -> Path:
     """
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
-    names = argument_names(fit.model, len(args))
+    names, training = argument_names(fit.model, len(args)), training_sites(fit)
     header = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "packages": package_versions(),
         "model": qualified_name(fit.model),
-        "gp_sites": {k: list(v.mean.shape[1:]) for k, v in fit.latent.items()},
+        "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
-        "observed_sites": _observed_sites(fit),
+        "observed_sites": _observed_sites(fit, training),
         "method": repr(fit.method),
         "result": str(fit.result),
         "log_evidence": fit.log_evidence,
@@ -62,9 +65,8 @@ def save(fit: "Fit", path) -> Path:
     return path
 
 
-def _observed_sites(fit) -> list[str]:
+def _observed_sites(fit, trace) -> list[str]:
     """Also where the observations are gone, as in a fit that was loaded."""
-    trace = training_sites(fit)
     return [k for k, s in trace.items() if s["type"] == "sample" and k not in fit.hyper and not is_gp(s)]
 
 
@@ -84,6 +86,8 @@ def _without_observations(fit) -> tuple[list, dict]:
 
 
 def _encode_latent(latent, arrays, where) -> dict:
+    if isinstance(latent, SparseLatent):
+        return encode_module(latent, arrays, where, where)
     sites = None if latent.sites is None else {"nat1": latent.sites.nat1, "nat2": latent.sites.nat2}
     fields = {"mean": latent.mean, "variance": latent.variance, "alpha": latent.alpha, "sites": sites}
     return encode(fields, arrays, where, where)
@@ -98,11 +102,13 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
         return {_ARRAY: where}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
         return {k: encode(v, arrays, f"{where}/{k}", f"{name}['{k}']") for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [encode(v, arrays, f"{where}/{i}", f"{name}[{i}]") for i, v in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if type(value).__name__ in storable_modules():
+        return encode_module(value, arrays, where, name)
     raise DataError(
         f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, or lists, tuples and "
         "dictionaries of those, and bind other objects to the model with functools.partial."
@@ -119,7 +125,26 @@ def decode(value: Any, arrays) -> Any:
         return jnp.asarray(arrays[value[_ARRAY]])
     if set(value) == {_TUPLE}:
         return tuple(decode(v, arrays) for v in value[_TUPLE])
+    if _MODULE in value:
+        return _decode_module(value, arrays)
     return {k: decode(v, arrays) for k, v in value.items()}
+
+
+def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
+    """One of our own modules (inducing variables, q(u)) as the name of its class and its fields."""
+    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {_MODULE: type(value).__name__, **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()}}
+
+
+def _decode_module(value: dict, arrays) -> Any:
+    cls = storable_modules().get(value[_MODULE])
+    if cls is None:
+        raise StoreError(f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade ppl-gp.")
+    module = object.__new__(cls)  # its arrays have an axis of draws, which a constructor would not expect
+    for k, v in value.items():
+        if k != _MODULE:
+            object.__setattr__(module, k, decode(v, arrays))
+    return module
 
 
 def _write(path: Path, header: dict, arrays: dict) -> None:

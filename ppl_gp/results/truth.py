@@ -21,6 +21,7 @@ from jax.scipy.special import logsumexp
 
 from ppl_gp.factors import read
 from ppl_gp.results.inference_data import observed_names, training_sites
+from ppl_gp.sparse.process import SparseLatent
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
@@ -64,6 +65,8 @@ def importance_sampling(fit: "Fit", rng_key=0, num_samples: int = 20_000) -> Tru
     data; k-hat above 0.7. The standard error falls as 1 / sqrt(num_samples).
     """
     latent = next(iter(fit.latent.values()))
+    if isinstance(latent, SparseLatent):
+        return unavailable("importance sampling knows the local methods' q(f); LOO's k-hat judges this one")
     if fit.sampled or latent.sites is None:
         return unavailable("the hyperparameters were sampled: there is no one evidence to compare with")
     if not observed_names(training_sites(fit)):

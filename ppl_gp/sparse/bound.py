@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -92,7 +91,7 @@ def terms(
     expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf into NaN.
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))
-    kl = sum([w.kl for w in q.values()], jnp.zeros(()))
+    kl = sum([jnp.sum(w.kl) for w in q.values()], jnp.zeros(()))
     return Terms(total, kl, log_lik.shared(), q, roots)
 
 

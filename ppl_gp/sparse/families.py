@@ -26,11 +26,11 @@ class Basis(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in nats, summed over F."""
+    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in nats."""
 
     mean: Float[Array, "*F M"]
     reduction: Float[Array, "..."]
-    kl: Float[Array, ""]
+    kl: Float[Array, "*F"]
     basis: Basis | None = None
 
 
@@ -77,7 +77,7 @@ class DiagonalGaussian(Family):
 
     def whitened(self, root, inducing, prior):
         variance = jnp.exp(2.0 * self.log_scale)
-        kl = 0.5 * jnp.sum(variance + self.loc**2 - 1.0) - jnp.sum(self.log_scale)
+        kl = 0.5 * jnp.sum(variance + self.loc**2 - 1.0, -1) - jnp.sum(self.log_scale, -1)
         return Whitened(self.loc, 1.0 - variance, kl)
 
 
@@ -95,7 +95,7 @@ class DecoupledGaussian(Family):
         full, (Z, w) = self.q.whitened(root, inducing, prior), self.basis
         A = root.whiten(inducing.cross(prior, Z))
         Aw = w @ A.T
-        quadratic = jnp.sum((w @ prior.kernel(Z, Z)) * w) - jnp.sum(Aw**2)
+        quadratic = jnp.sum((w @ prior.kernel(Z, Z)) * w, -1) - jnp.sum(Aw**2, -1)
         return Whitened(full.mean - Aw, full.reduction, full.kl + 0.5 * quadratic, self.basis)
 
 
@@ -124,14 +124,13 @@ class Sites(Family):
         for _ in self.nat1.shape[:-1]:
             one = jax.vmap(one)
         mean, reduction, kl = one(here.nat1, here.nat2)
-        return Whitened(mean, reduction, jnp.sum(kl))
+        return Whitened(mean, reduction, kl)
 
 
 def _from_scale(loc, L) -> Whitened:
     S = product(L, jnp.swapaxes(L, -1, -2))
-    log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))))
-    trace = jnp.sum(L**2)
-    kl = 0.5 * (trace + jnp.sum(loc**2) - loc.size) - log_det
+    log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1)
+    kl = 0.5 * (jnp.sum(L**2, (-2, -1)) + jnp.sum(loc**2, -1) - loc.shape[-1]) - log_det
     return Whitened(loc, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
 
 

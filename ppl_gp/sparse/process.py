@@ -1,5 +1,7 @@
 """The posterior process behind q(u), and what a fit keeps of it."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -77,6 +79,20 @@ class SparseLatent(eqx.Module):
     def num_draws(self) -> int:
         """S."""
         return self.mean.shape[0]
+
+    @property
+    def is_draws(self) -> bool:
+        """Whether f itself was drawn: u may have been, f is not."""
+        return False
+
+    @property
+    def at_training_inputs(self) -> None:
+        """Nothing is kept of f at the training inputs: running the model on them takes the prior mean."""
+
+    @property
+    def num_functions(self) -> int:
+        """How many functions the site holds."""
+        return math.prod(self.mean.shape[1:-1])
 
     def draw(self, s) -> "SparseLatent":
         """Entry s, without the leading axis."""

@@ -69,7 +69,7 @@ class FourierFeatures(InducingVariables):
 
     def root(self, prior) -> LowRankRoot:
         variance, rate, order, _ = self._process(prior, prior.X)
-        w = self._frequencies()
+        w = jnp.asarray(self._frequencies(), rate.dtype)
         density = variance * _DENSITY[order] * rate ** (2 * order - 1) / (rate**2 + w**2) ** order
         half = 0.5 * (self.high - self.low) / density
         alpha = jnp.concatenate([2.0 * half[:1], half[1:], half[1:]])
@@ -100,19 +100,19 @@ class FourierFeatures(InducingVariables):
 
     def _edge(self, rate, order):
         """V C, (M, p), with C C^T = variance P^-1: V has (phi, phi' / rate, phi'' / rate^2), alike at both ends."""
-        w = self._frequencies() / rate
+        w = jnp.asarray(self._frequencies(), rate.dtype) / rate
         one, zero = jnp.ones_like(w), jnp.zeros_like(w[1:])
         value, slope = jnp.concatenate([one, zero]), jnp.concatenate([0.0 * one, w[1:]])
         bend = jnp.concatenate([-(w**2), zero])
-        return jnp.stack([value, slope, bend][:order], 1) @ _stationary_factor(order)
+        return product(jnp.stack([value, slope, bend][:order], 1), _stationary_factor(order, rate.dtype))
 
 
-def _stationary_factor(order):
+def _stationary_factor(order, dtype):
     """C, (p, p), C C^T = P^-1 of a process with variance and rate one; P = [[1, 0, -1/3], [0, 1/3, 0], [-1/3, 0, 1]]
     for p = 3."""
     if order < 3:
-        return np.eye(order)
-    return np.array([[sqrt(9 / 8), 0.0, 0.0], [0.0, sqrt(3.0), 0.0], [sqrt(1 / 8), 0.0, 1.0]])
+        return jnp.eye(order, dtype=dtype)
+    return jnp.array([[sqrt(9 / 8), 0.0, 0.0], [0.0, sqrt(3.0), 0.0], [sqrt(1 / 8), 0.0, 1.0]], dtype)
 
 
 def _edge_covariance(order, rate, beyond):
@@ -126,4 +126,4 @@ def _edge_covariance(order, rate, beyond):
     }[order]
     signs = [jnp.ones_like(z), jnp.where(beyond > 0, -1.0, 1.0), jnp.ones_like(z)]
     jet = jnp.stack([s * shape for s, shape in zip(signs, shapes, strict=False)]) * jnp.exp(-z)
-    return _stationary_factor(order).T @ jet
+    return product(_stationary_factor(order, z.dtype).T, jet)

@@ -100,5 +100,6 @@ def _spectral_density(core, w, variance, lengthscale):
 
 
 def _eigenfunctions(w, low, high, X):
+    w, low, high = (jnp.asarray(a, X.dtype) for a in (w, low, high))
     phi = (jnp.sqrt(2.0 / (high[d] - low[d])) * jnp.sin(w[:, d, None] * (X[:, d] - low[d])) for d in range(len(low)))
-    return jnp.where(jnp.all((X >= low) & (X <= high), 1), reduce(mul, phi), 0.0).astype(X.dtype)
+    return jnp.where(jnp.all((X >= low) & (X <= high), 1), reduce(mul, phi), 0.0)

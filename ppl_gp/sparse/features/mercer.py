@@ -67,7 +67,9 @@ class MercerFeatures(InducingVariables):
         scale = per_dimension(self.scale, D, "MercerFeatures(scale=...)")
         index = multi_indices(self.size, D, lambda d, j: float(j), "MercerFeatures")
         factors = (
-            eigenfunctions(X[:, d] - mean[d], lengthscale[d], scale[d], int(index[:, d].max()) + 1)[index[:, d]]
+            eigenfunctions(X[:, d] - float(mean[d]), lengthscale[d], float(scale[d]), int(index[:, d].max()) + 1)[
+                index[:, d]
+            ]
             for d in range(D)
         )
         return jnp.sqrt(variance) * reduce(mul, factors)

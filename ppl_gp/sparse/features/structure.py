@@ -64,4 +64,4 @@ def columns(core: Kernel, X: Any) -> tuple[Float[Array, "N D"], Float[Array, "D"
     """The columns of X that a stationary kernel sees, and its length scale in each."""
     X = as_inputs(X, core.active_dims)
     lengthscale = per_column(core.lengthscale, X.shape[1], f"{type(core).__name__}(lengthscale=...)")
-    return X, jnp.broadcast_to(lengthscale, (X.shape[1],))
+    return X, jnp.broadcast_to(lengthscale, (X.shape[1],)).astype(jnp.result_type(X, lengthscale))

@@ -1,0 +1,105 @@
+"""q(u) at a GP site of a NumPyro model: the distribution that replaces the prior there, and its KL rule."""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from jaxtyping import Array, Float
+from numpyro.distributions import constraints
+from numpyro.distributions.kl import kl_divergence
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import GP
+from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, UnwhitenedGaussian
+from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.process import SparseProcess
+
+
+class SparseMarginals(dist.Distribution):
+    """q(f) at the rows of X, batch_shape F, event_shape (N,). `sample` draws each f_n from its marginal.
+
+    That is what a bound with a pointwise likelihood needs: its rows need not be drawn together. `kl` is KL[q(u) || p(u)], and
+    NumPyro's `kl_divergence(SparseMarginals, GP)` returns it. There is no joint density of marginals: `log_prob` raises.
+    """
+
+    support = constraints.real_vector
+    reparametrized_params = ["loc", "variance_n"]
+    pytree_data_fields = ("loc", "variance_n", "kl")
+    has_rsample = True
+
+    def __init__(self, loc: Float[Array, "*F N"], variance: Float[Array, "*F N"], kl: Float[Array, "*F"], *, validate_args=None):
+        self.loc, self.variance_n, self.kl = loc, variance, kl
+        super().__init__(jnp.shape(loc)[:-1], jnp.shape(loc)[-1:], validate_args=validate_args)
+
+    @property
+    def mean(self):
+        """(*F, N)."""
+        return self.loc
+
+    @property
+    def variance(self):
+        """(*F, N)."""
+        return self.variance_n
+
+    def sample(self, key, sample_shape=()):
+        """m_n + sqrt(v_n) z_n with independent z."""
+        white = random.normal(key, sample_shape + jnp.shape(self.loc), self.loc.dtype)
+        return self.loc + jnp.sqrt(self.variance_n) * white
+
+    def log_prob(self, value):
+        raise ModelError(
+            "a sparse q(f) is drawn row by row and has no joint density: use numpyro.infer.TraceMeanField_ELBO, whose KL term "
+            "is KL[q(u) || p(u)] in closed form."
+        )
+
+
+@kl_divergence.register(SparseMarginals, GP)
+def _kl_sparse(q: SparseMarginals, p: GP):
+    return q.kl
+
+
+class SparsePosterior(eqx.Module):
+    """Declares a trainable q(u) for `approximate` and `guide`: its parameters become `numpyro.param`s.
+
+    `inducing`: an array Z, or inducing variables. `covariance`: "full" or "diagonal"; `whiten=False` parameterises q(u) itself
+    (full only). Parameters of site f: `f_Z` where points are trained, `f_loc`, and `f_scale_tril` or `f_log_scale`.
+    """
+
+    inducing: Any
+    covariance: str = eqx.field(default="full", static=True)
+    whiten: bool = eqx.field(default=True, static=True)
+    train_inducing: bool = eqx.field(default=True, static=True)
+
+    def __check_init__(self):
+        if self.covariance not in ("full", "diagonal") or (self.covariance == "diagonal" and not self.whiten):
+            raise DataError(
+                f"SparsePosterior(covariance={self.covariance!r}, whiten={self.whiten}): give 'full' or a whitened 'diagonal'."
+            )
+
+    def at_site(self, name: str, fn, prior: GP) -> SparseMarginals:
+        """The distribution at a GP site, its parameters registered under the site's name."""
+        variables = self._variables(name)
+        root = variables.root(prior)
+        q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(root, variables, prior)
+        process = SparseProcess(prior, variables, root, q.mean, q.reduction, q.basis)
+        return SparseMarginals(*process.marginals(prior), q.kl)
+
+    def _variables(self, name) -> InducingVariables:
+        if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):
+            return self.inducing
+        Z = self.inducing.Z if isinstance(self.inducing, Points) else jnp.asarray(self.inducing)
+        return Points(numpyro.param(f"{name}_Z", Z) if self.train_inducing else Z)
+
+    def _family(self, name, batch, variables, root, prior) -> Family:
+        shape = (*batch, variables.num)
+        zeros, eye = jnp.zeros(shape), jnp.broadcast_to(jnp.eye(variables.num), (*shape, variables.num))
+        if self.covariance == "diagonal":
+            return DiagonalGaussian(numpyro.param(f"{name}_loc", zeros), numpyro.param(f"{name}_log_scale", zeros))
+        if self.whiten:
+            return FullGaussian(numpyro.param(f"{name}_loc", zeros), numpyro.param(f"{name}_scale_tril", eye))
+        loc = numpyro.param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
+        scale = numpyro.param(f"{name}_scale_tril", lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape))
+        return UnwhitenedGaussian(loc, scale)
