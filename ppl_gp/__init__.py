@@ -30,8 +30,12 @@ from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.vi import VI
 
 # Sparse approximations
+from ppl_gp.infer.approximate import approximate, guide
 from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.sparse_nuts import SparseNUTS
+from ppl_gp.sparse import features
 from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.site import SparsePosterior
 from ppl_gp.sparse.svgp import SVGP, Checkpoint
 
 # What a fit gives, and how fits compare
@@ -69,11 +73,16 @@ __all__ = [
     "Result",
     "Sample",
     "StoreError",
+    "SparseNUTS",
+    "SparsePosterior",
     "Stream",
     "Whiten",
+    "approximate",
     "check",
     "compare",
+    "features",
     "fit",
+    "guide",
     "kernels",
     "load",
     "log_evidence",

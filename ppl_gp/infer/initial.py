@@ -66,7 +66,9 @@ def _starts(model, args, kwargs, key):
 
 def initial_inducing(method: SVGP, priors: dict[str, GP], shapes: dict, inputs: dict, seed: int) -> Inducing:
     """Inducing variables of every GP site, and q(u) = p(u) over them."""
-    variables = {k: _variables(_of_site(method.inducing, k), method, prior, inputs[k], seed) for k, prior in priors.items()}
+    variables = {
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+    }
     q = {k: _family(method, variables[k], prior, shapes[k][:-1]) for k, prior in priors.items()}
     return Inducing(variables, q)
 
@@ -75,22 +77,24 @@ def _of_site(choice: Any, site: str) -> Any:
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
-        raise DataError(f"SVGP(inducing={{...}}) has entries for {sorted(choice)}, and none for the GP site '{site}'.")
+        raise DataError(f"inducing={{...}} has entries for {sorted(choice)}, and none for the GP site '{site}'.")
     return choice[site]
 
 
-def _variables(choice, method: SVGP, prior: GP, X, seed) -> InducingVariables:
+def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int) -> InducingVariables:
+    """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables, or {site: one of those}."""
+    choice = _of_site(choice, site)
     if isinstance(choice, InducingVariables):
         return choice
     if isinstance(choice, str):
-        return Points(jnp.asarray(select(choice, prior, X, method.num_inducing, seed)))
+        return Points(jnp.asarray(select(choice, prior, X, num, seed)))
     Z = jnp.asarray(choice, prior.X.dtype)
     if Z.ndim != prior.X.ndim or Z.shape[1:] != prior.X.shape[1:] or 0 in Z.shape:
         raise DataError(
-            f"SVGP(inducing=Z) has shape {Z.shape}, and the GP site's inputs {prior.X.shape}: only the rows may differ in number."
+            f"inducing=Z has shape {Z.shape}, and the GP site's inputs {prior.X.shape}: only the rows may differ in number."
         )
     if not bool(jnp.all(jnp.isfinite(Z))):
-        raise DataError("SVGP(inducing=Z) has entries that are not finite.")
+        raise DataError("inducing=Z has entries that are not finite.")
     return Points(Z)
 
 

@@ -134,16 +134,19 @@ def _on_device(x):
 
 
 def total_bound(problem: Problem, state: State, subject: Subject, spread, key) -> float | None:
-    """The ELBO over all data, nats; for a stream that cannot be read again, `None`. O(N M^2)."""
+    """The ELBO over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
+
+    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over them.
+    """
     source = subject.source
     if isinstance(source, StreamSource) and not source.stream.restarts:
         return None
-    total, rest = 0.0, 0.0
+    total, rests = 0.0, []
     for i, rows in enumerate(source.sweep(max(_SWEEP, source.batch_size or 1))):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
         expected, rest = bound_terms(problem, state, batch)
-        total += float(expected)
-    return total + float(rest)
+        total, rests = total + float(expected), [*rests, float(rest)]
+    return total + float(np.mean(rests))
 
 
 @eqx.filter_jit

@@ -130,7 +130,9 @@ def begin(problem: Problem, free, inducing: Inducing) -> State:
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in inducing.q.items() if isinstance(q, Sites)}
     last = Last(free, inducing, target, jnp.asarray(jnp.inf))
-    return State(free, inducing, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
+    state = State(free, inducing, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
+    # Without weak types, which the first step would lose: the second chunk would be compiled anew.
+    return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
 
 
 def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
@@ -233,10 +235,12 @@ def _all_finite(tree):
 
 
 @eqx.filter_jit
-def advance(problem: Problem, state: State, batches: Batch) -> tuple[State, Float[Array, "k"]]:
-    """As many steps as `batches` holds along their leading axis; the objective before each."""
-    arrays, static = eqx.partition(batches, eqx.is_array)
-    return lax.scan(lambda s, b: step(problem, s, eqx.combine(b, static)), state, arrays)
+def advance(problem: Problem, state: State, constant: Batch, varying: Batch) -> tuple[State, Float[Array, "k"]]:
+    """As many steps as `varying` holds along its leading axis, and the objective before each.
+
+    `constant`: the parts of a batch that all share; each has `None` for the other's parts.
+    """
+    return lax.scan(lambda s, batch: step(problem, s, eqx.combine(batch, constant)), state, varying)
 
 
 @eqx.filter_jit
@@ -247,10 +251,11 @@ def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[S
 
 @eqx.filter_jit
 def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(weighted expectation, shared terms - KL) of one batch, nats, for sums over all data."""
-    hyper, _ = hyper_at(problem, state.free, batch)
+    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all data."""
+    hyper, log_p = hyper_at(problem, state.free, batch)
     t = terms(problem.plan.model, problem.plan.expectation, hyper, state.inducing, batch)
-    return t.expected, t.shared - t.kl
+    # Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior.
+    return t.expected, t.shared - t.kl + (0.0 if problem.plan.guide is None else log_p)
 
 
 def hyper_names(model, args, kwargs) -> tuple[str, ...]:

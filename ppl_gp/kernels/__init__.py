@@ -1,6 +1,7 @@
 """Covariance functions and their algebra. Constructor order: variance, then length scale, then what is particular."""
 
 from ppl_gp.kernels.base import CallableKernel, Constant, Kernel, Product, Sum, as_kernel
+from ppl_gp.kernels.derivative import MeanWithDerivatives, WithDerivatives, derivative_inputs, value_inputs
 from ppl_gp.kernels.nonstationary import Linear, Polynomial
 from ppl_gp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, White
 
@@ -15,6 +16,10 @@ __all__ = [
     "Polynomial",
     "Constant",
     "White",
+    "WithDerivatives",
+    "MeanWithDerivatives",
+    "value_inputs",
+    "derivative_inputs",
     "Sum",
     "Product",
     "Kernel",

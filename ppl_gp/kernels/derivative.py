@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
@@ -61,14 +62,16 @@ class MeanWithDerivatives(eqx.Module):
 
     base: Any
 
+    def __init__(self, base):
+        if not callable(base):
+            raise DataError(f"MeanWithDerivatives(base={base!r}) is not callable; give means.Constant(c), say.")
+        # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
+        self.base = jax.tree_util.Partial(base) if jax.tree_util.all_leaves([base]) else base
+
     def __call__(self, X: ArrayLike) -> Float[Array, "N"]:
         A, i = split_inputs(as_inputs(X))
         value, slope = jax.jvp(self.base, (A,), (unit_vectors(A, i),))
         return jnp.where(i == 0, value, slope) + _nan_outside(A, i)
-
-    def __check_init__(self):
-        if not callable(self.base):
-            raise DataError(f"MeanWithDerivatives(base={self.base!r}) is not callable; give means.Constant(c), say.")
 
 
 def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
@@ -113,7 +116,7 @@ def split_inputs(X: Float[Array, "N D1"]) -> tuple[Float[Array, "N D"], Int[Arra
             "is: make them with value_inputs(X) and derivative_inputs(X, dim)."
         )
     column = lax.stop_gradient(X[:, -1])
-    if not isinstance(column, jax.core.Tracer):
+    if not isinstance(column, Tracer):
         _check_column(np.asarray(column), X.shape[1] - 1)
     # What is NaN or far off becomes -1, outside 0 .. D, whatever a conversion to integers would make of it.
     usable = (column > -0.5) & (column < X.shape[1])

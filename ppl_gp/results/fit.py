@@ -5,13 +5,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ppl_gp.errors import Result
+from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Mixture, Posterior
 from ppl_gp.results.inference_data import to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.predict import log_density, predict, sample
 from ppl_gp.results.processes import posterior_of
 from ppl_gp.results.store import save
+from ppl_gp.sparse.process import SparseLatent
 
 
 @dataclasses.dataclass
@@ -43,6 +44,14 @@ class Fit:
         Factored once, at the first use: O(N^3).
         """
         return posterior_of(self)
+
+    @property
+    def inducing(self):
+        """The inducing variables of a sparse fit, {site: ...} for several GP sites; to be given as `inducing=` again."""
+        found = {k: v.draw(0).inducing for k, v in self.latent.items() if isinstance(v, SparseLatent)}
+        if not found:
+            raise ModelError(f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() do.")
+        return next(iter(found.values())) if len(found) == 1 else found
 
     def predict(self, X_new, *args, **kwargs):
         """Predictions at new inputs, as `ppl_gp.results.predict.predict`."""

@@ -132,7 +132,7 @@ def decode(value: Any, arrays) -> Any:
 
 def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
     """One of our own modules (inducing variables, q(u)) as the name of its class and its fields."""
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    fields = value._asdict() if isinstance(value, tuple) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return {_MODULE: type(value).__name__, **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()}}
 
 
@@ -140,10 +140,12 @@ def _decode_module(value: dict, arrays) -> Any:
     cls = storable_modules().get(value[_MODULE])
     if cls is None:
         raise StoreError(f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade ppl-gp.")
+    fields = {k: decode(v, arrays) for k, v in value.items() if k != _MODULE}
+    if issubclass(cls, tuple):
+        return cls(**fields)
     module = object.__new__(cls)  # its arrays have an axis of draws, which a constructor would not expect
-    for k, v in value.items():
-        if k != _MODULE:
-            object.__setattr__(module, k, decode(v, arrays))
+    for k, v in fields.items():
+        object.__setattr__(module, k, v)
     return module
 
 

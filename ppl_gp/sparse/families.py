@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, tril_gram, tril_inverse
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import Root, product
+from ppl_gp.sparse.root import DenseRoot, Root, product
 
 
 class Basis(NamedTuple):
@@ -61,12 +61,25 @@ class UnwhitenedGaussian(Family):
     def whitened(self, root, inducing, prior):
         def one(loc, scale_tril):
             m = root.whiten((loc - inducing.mean(prior))[:, None])[:, 0]
-            return m, jnp.tril(root.whiten(jnp.tril(scale_tril)))
+            scale = root.whiten(jnp.tril(scale_tril))
+            # R^-1 L is lower triangular where R is; of another root's product the determinant needs a factorisation.
+            if isinstance(root, DenseRoot):
+                return _from_scale(m, jnp.tril(scale))
+            S = product(scale, scale.T)
+            return _of_moments(m, S, half_log_det(robust_cholesky(S, jnp.zeros((), S.dtype))[0]))
 
         for _ in self.loc.shape[:-1]:
             one = jax.vmap(one)
-        # R^-1 L is lower triangular where R is; for other roots nothing is lost by its Gram matrix.
-        return _from_scale(*one(self.loc, self.scale_tril))
+        return one(self.loc, self.scale_tril)
+
+
+class Values(Family):
+    """u known: q(v) = delta(v - values), P = I. What MCMC over inducing variables draws."""
+
+    values: Float[Array, "*F M"]
+
+    def whitened(self, root, inducing, prior):
+        return Whitened(self.values, jnp.ones_like(self.values), jnp.zeros(self.values.shape[:-1], self.values.dtype))
 
 
 class DiagonalGaussian(Family):
@@ -129,9 +142,13 @@ class Sites(Family):
 
 def _from_scale(loc, L) -> Whitened:
     S = product(L, jnp.swapaxes(L, -1, -2))
-    log_det = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1)
-    kl = 0.5 * (jnp.sum(L**2, (-2, -1)) + jnp.sum(loc**2, -1) - loc.shape[-1]) - log_det
-    return Whitened(loc, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
+    return _of_moments(loc, S, jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1))
+
+
+def _of_moments(m, S, half_log_det_S) -> Whitened:
+    trace = jnp.trace(S, axis1=-2, axis2=-1)
+    kl = 0.5 * (trace + jnp.sum(m**2, -1) - m.shape[-1]) - half_log_det_S
+    return Whitened(m, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
 
 
 def _from_natural(nat1, nat2):

@@ -24,6 +24,11 @@ class InducingVariables(eqx.Module):
     def num(self) -> int:
         """M."""
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether u are functionals of f under the prior's own kernel, so that the bound is one on the model's evidence."""
+        return True
+
     @abstractmethod
     def mean(self, prior: GP) -> Float[Array, "M"]:
         """E[u] under the prior."""

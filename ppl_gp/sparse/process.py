@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
+from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.sparse.families import Basis, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.projection import explained
@@ -53,7 +54,12 @@ class SparseProcess(eqx.Module):
         A = self.root.whiten(self.inducing.cross(new, new.X))
         dense = self.reduction.ndim > self.mean.ndim
         PA = self.reduction @ A if dense else self.reduction[..., None] * A
-        return new.mean + self.mean @ A + self._further(new), new.covariance_matrix - product(A.T, PA)
+        covariance = new.covariance_matrix - product(A.T, PA)
+        if not self.inducing.is_exact:  # what u leaves unexplained is independent from row to row: k - Q need not be a covariance
+            Q = product(A.T, A)
+            rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
+            covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
+        return new.mean + self.mean @ A + self._further(new), covariance
 
     def _further(self, new: GP):
         return 0.0 if self.basis is None else self.basis.weights @ new.kernel(self.basis.Z, new.X)

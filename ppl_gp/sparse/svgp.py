@@ -64,8 +64,8 @@ class SVGP:
     dual_bound: bool = True
     hyper: Any = field(default=MAP(), hash=False)
     batch_size: int | None = None
-    max_steps: int = 2000
-    learning_rate: float | Callable = 0.02
+    max_steps: int = 3000
+    learning_rate: float | Callable = 0.05
     optimiser: Callable | None = None
     natural_rate: float | Callable | None = None
     warm_up: int = 0

@@ -32,15 +32,15 @@ class _Composed(InducingVariables):
         name = type(self).__name__
         if len(kernels) != len(self.parts):
             raise ModelError(
-                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} {len(kernels)} to go with them: "
-                "give one part for each, in the order in which the kernel is written; or use Points(Z)."
+                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} has {len(kernels)} to go with "
+                "them: give one part for each, in the order in which the kernel is written; or use Points(Z)."
             )
         priors = (GP(kernel, prior.X, jitter=prior.jitter) for kernel in kernels)
         return list(zip(self.parts, priors, strict=True))
 
 
 class Additive(_Composed):
-    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et al. 2018, sec. 4.1).
+    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et al. 2018).
 
     The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf stacks the parts'. M is
     the sum of theirs, and so is the cost. Parts go with the terms in the order in which the kernel is written; a
@@ -66,7 +66,7 @@ class Additive(_Composed):
 
 
 class Kronecker(_Composed):
-    """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018, sec. 4.2).
+    """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
 
     f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is the tensor product of
     the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products of the parts' rows. M is the product of

@@ -18,7 +18,7 @@ class Concatenated(InducingVariables):
 
     A block Cov[u_i, u_j] is the functional j applied to x -> Cov[u_i, f(x)]: evaluated for `Points`, differentiated for
     `Derivatives`. So any of these two take part, and at most one part of another kind (Fourier features for the trend
-    with points where it is rough). Parts that measure the same thing twice make K_uu singular, and its jitter is raised.
+    with points where it is rough). Parts that measure a thing twice make K_uu singular, and its jitter is raised.
     The jitter is relative to each variable's own variance, since values, slopes and features differ in units.
 
     Raises `DataError` for two parts of other kinds, and for one that is no functional of f (`is_exact` False).
@@ -32,8 +32,8 @@ class Concatenated(InducingVariables):
         if not self.parts or len(other) > 1 or not all(getattr(part, "is_exact", True) for part in other):
             names = [type(part).__name__ for part in self.parts]
             raise DataError(
-                f"Concatenated({names}) has parts of unknown covariance with each other: give Points and Derivatives, and at "
-                "most one other kind, whose `is_exact` is True."
+                f"Concatenated({names}) has parts of unknown covariance with each other: give Points and "
+                "Derivatives, and at most one other kind, whose `is_exact` is True."
             )
 
     @property

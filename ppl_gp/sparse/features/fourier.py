@@ -26,16 +26,17 @@ _DENSITY = {1: 2.0, 2: 4.0, 3: 16.0 / 3.0}
 class FourierFeatures(InducingVariables):
     """u_m = <phi_m, f - m(.)> in the kernel's RKHS on the box [low, high], M = 2 num_frequencies + 1 of them.
 
-    phi = 1, cos(w_j (x - low)), sin(w_j (x - low)), w_j = 2 pi j / (high - low), j = 1 .. num_frequencies (eq. 47).
+    phi = 1, cos(w_j (x - low)), sin(w_j (x - low)), w_j = 2 pi j / (high - low), j = 1 .. num_frequencies.
     For the Matern of order p (p = 1, 2, 3 for nu = 1/2, 3/2, 5/2), whose prior is (d/dt + rate)^p f = white noise with
-    rate = sqrt(2 nu) / lengthscale and started with the stationary covariance P of s = (f, f', ..) at `low`,
+    rate = sqrt(2 nu) / lengthscale, started with the stationary covariance P of s = (f, f', ..) at `low` (Hartikainen,
+    Sarkka 2010), the inner product on the box is
 
-    <g, h> = integral (Lg)(Lh) dt / density + s_g(low)^T P^-1 s_h(low),
+    <g, h> = integral (Lg)(Lh) dt / density + s_g(low)^T P^-1 s_h(low),  L = (d/dt + rate)^p,
 
-    so that K_uu = diag(alpha) + V P^-1 V^T, alpha = (high - low) / 2 / S(w), twice that for the constant (eq. 62-69;
-    there for each p, here once), and K_uf = phi(x) in the box. Outside, K_uf = V P^-1 Cov[s(edge), f(x)], which decays
-    as the kernel does; it is exact, so that the bound holds for data and predictions anywhere, though features see
-    little of what is outside. K_uf costs O(M B) and K_uu, of rank p beside its diagonal, O(M).
+    so that K_uu = diag(alpha) + V P^-1 V^T with V = s_phi(low), alpha = (high - low) / 2 / S(w), twice that for the
+    constant (the paper writes it out for each p), and K_uf = phi(x) in the box. Outside K_uf = V P^-1 Cov[s(end), f(x)]
+    with the nearer end, which decays as the kernel does. All of it is exact, so that the bound holds for data and
+    predictions anywhere. K_uf costs O(M B); K_uu is diagonal but for rank p, O(M).
 
     The error k_ff - q_ff has two parts: the tail of the spectrum, which falls as num_frequencies^-(2 nu), and one of
     rank p that no number of frequencies removes, since all phi are alike at both ends; it falls as exp(-2 rate d) with
@@ -46,18 +47,18 @@ class FourierFeatures(InducingVariables):
     `ModelError`. Sums and products of such: `Additive` and `Kronecker` of these.
     """
 
-    num_frequencies: int = eqx.field(static=True, converter=as_num)
-    low: float = eqx.field(static=True, converter=as_numbers)
-    high: float = eqx.field(static=True, converter=as_numbers)
+    num_frequencies: int = eqx.field(static=True)
+    low: float = eqx.field(static=True)
+    high: float = eqx.field(static=True)
 
-    def __check_init__(self):
-        if not all(isinstance(edge, float) for edge in (self.low, self.high)) or isinstance(
-            self.num_frequencies, tuple
-        ):
+    def __init__(self, num_frequencies, low, high):
+        num, left, right = as_num(num_frequencies), as_numbers(low), as_numbers(high)
+        if isinstance(num, tuple) or isinstance(left, tuple) or isinstance(right, tuple):
             raise DataError(
-                f"FourierFeatures(num_frequencies={self.num_frequencies}, low={self.low}, high={self.high}) is for one "
-                "input column: give three numbers, and combine several columns by Additive or Kronecker."
+                f"FourierFeatures(num_frequencies={num_frequencies}, low={low}, high={high}) is for one input column: "
+                "give three numbers, and combine several columns by Additive or Kronecker."
             )
+        self.num_frequencies, self.low, self.high = num, left, right
         check_box(self.low, self.high, "FourierFeatures")
 
     @property

@@ -37,15 +37,16 @@ class LaplacianFeatures(InducingVariables):
     phi_j(x) = prod_d sqrt(2 / (high_d - low_d)) sin(w_jd (x_d - low_d)), w_jd = pi j_d / (high_d - low_d), j_d >= 1
     (eq. 56); S is the kernel's spectral density (eq. 20). In the box; outside cov[u, f] = 0, so that q(f) is the prior.
 
-    **What holds.** u is no functional of f under k: the joint covariance of u and f is in general not positive
-    semi-definite (only for the Matern12 in products and sums of one-column kernels is it), hence `is_exact` is False and
-    the bound is none on the evidence under k. With q_xx' = Cov[f(x), u] Cov[u, f(x')] it is a strict bound on the
-    evidence of a GP with the kernel q_xx' + [x = x'] (k_xx - q_xx): the reduced-rank one with the lost variance put back
-    as independent noise on every value of f. This is a GP since k_xx - q_xx >= 0 at every x, for these kernels and any
-    M: by images q_xx <= k(0) + 2 sum_n k(4nL) - sum_n k(2x + 2L + 4nL) <= k(0) for one column (L the half width), and
-    all four kernels are positive mixtures of products of such. So no variance is ever negative.
-    The approximation's error comes from M and from the edges: values there are pulled to 0, over about one length scale.
-    Take a box wider than the data by one or two length scales on each side, and w_M lengthscale > 3 or so.
+    **What holds.** u is no functional of f under k: the joint covariance of u and f is not positive semi-definite,
+    except for a Matern12 of one column; hence `is_exact` is False and the bound is none on the evidence under k. With
+    q_xx' = Cov[f(x), u] Cov[u, f(x')] it is a strict bound on the evidence of a GP with another kernel,
+    q_xx' + [x = x'] (k_xx - q_xx): the reduced-rank one with the lost variance put back as independent noise on each
+    value of f. That is a GP as k_xx >= q_xx at every x, for these kernels and any M: in one column, by images,
+    q_xx <= k(0) + 2 sum_n k(4nL) - sum_n k(2x + 2L + 4nL) <= k(0) with L the half width, x from the middle; all four
+    kernels are positive mixtures of products of such. So no marginal variance is negative, but a joint covariance of
+    several values, k_xx' - A^T P A, may be indefinite: take the other kernel's there.
+    The approximation's error comes from M and from the edges, where f is pulled to 0 over about a length scale. Take a
+    box wider than the data by one or two length scales on each side, and w_M lengthscale > 3 or so.
 
     `num` as an integer takes the M lowest eigenvalues of the box's Laplacian; as a tuple, the full grid (j_d <= num_d).
     `low`, `high` are one number or one a column, and fixed. The kernel is an RBF or Matern (length scales for each

@@ -83,7 +83,7 @@ def eigenfunctions(
     With a = 1 / (4 scale^2), b = 1 / (2 lengthscale^2), c = sqrt(a^2 + 2ab), B = b / (a + b + c), z = sqrt(2c) x
     (R&W 4.39, 4.40, normalised): row 0 is (2c / (a + b + c))^(1/4) exp(-(c - a) x^2), and the recurrence of Hermite
     polynomials gives row m + 1 = sqrt(2 B / (m + 1)) z row m - B sqrt(m / (m + 1)) row m-1. Every row is at most 1 in
-    size, but row 0 may underflow where later ones do not: two rows at a time are carried, scaled by what is kept in log.
+    size, but row 0 may underflow where later ones do not: two rows are carried along, and their scale in log.
     """
     a, b = 0.25 / scale**2, 0.5 / lengthscale**2
     c = jnp.sqrt(a**2 + 2.0 * a * b)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.kernels import Constant, Kernel, Product, Sum
+from ppl_gp.kernels import Constant, Product, Sum
 from ppl_gp.kernels.inputs import as_inputs, per_column, scalar
+from ppl_gp.kernels.stationary import Isotropic
 
 
 def sum_terms(kernel: Any) -> list[Any]:
@@ -60,7 +61,7 @@ def _remedy(kernel):
     return "Use Points(Z), which takes any kernel."
 
 
-def columns(core: Kernel, X: Any) -> tuple[Float[Array, "N D"], Float[Array, "D"]]:
+def columns(core: Isotropic, X: Any) -> tuple[Float[Array, "N D"], Float[Array, "D"]]:
     """The columns of X that a stationary kernel sees, and its length scale in each."""
     X = as_inputs(X, core.active_dims)
     lengthscale = per_column(core.lengthscale, X.shape[1], f"{type(core).__name__}(lengthscale=...)")

@@ -1,4 +1,4 @@
-"""GPflow's SVGP: one tf.function that loops over the minibatches; Adam, or natural gradients for q and Adam for the rest."""
+"""GPflow's SVGP: one tf.function loops over the minibatches; Adam, or natural gradients for q and Adam for the rest."""
 
 import os
 

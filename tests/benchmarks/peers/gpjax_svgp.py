@@ -37,6 +37,12 @@ def _family(problem, settings, method):
     return families[method](model=prior * Logit(), inducing_inputs=jnp.asarray(problem.Z), **start)
 
 
+def _moments(posterior, X):
+    """Mean and variance; GPJax's Gaussian itself does not survive the way out of jit."""
+    f = posterior(X, covariance="diagonal")
+    return f.mean, f.variance
+
+
 class Engine:
     """See `protocol`."""
 
@@ -51,7 +57,7 @@ class Engine:
         # GPJax's zero mean is weakly typed, and would compile again once a step has made it strong.
         self.start = self.state = jax.tree.map(lambda a: jnp.asarray(a, a.dtype) if eqx.is_array(a) else a, state)
         self._run, self._terms = eqx.filter_jit(self._scan), eqx.filter_jit(self._expected)
-        self._predict = eqx.filter_jit(lambda posterior, X: posterior(X, covariance="diagonal"))
+        self._predict, self._condition = eqx.filter_jit(_moments), eqx.filter_jit(lambda q: q.condition(None))
 
     def _loss(self, trained, q, data):
         return -self.elbo(eqx.combine(q, trained) if self.natural else trained, data)
@@ -96,9 +102,9 @@ class Engine:
 
     def predict(self, X):
         """Mean and variance of f, with the factor of K(Z, Z) computed once."""
-        posterior = eqx.filter_jit(lambda q: q.condition(None))(self._q())
+        posterior = self._condition(self._q())
         parts = [self._predict(posterior, jnp.asarray(X[i : i + self.chunk])) for i in range(0, len(X), self.chunk)]
-        return tuple(np.concatenate([np.asarray(getattr(p, k)) for p in parts]) for k in ("mean", "variance"))
+        return tuple(np.concatenate([np.asarray(p[k]) for p in parts]) for k in (0, 1))
 
     def reset(self):
         """Parameters and optimiser back to their start."""

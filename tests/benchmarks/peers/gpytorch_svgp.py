@@ -88,8 +88,12 @@ class Engine:
         """Mean and variance of f; evaluation mode keeps the factor of K(Z, Z)."""
         self.model.train()
         self.model.eval()
-        parts = [self.model(part) for part in torch.tensor(X).split(self.chunk)]
-        return tuple(np.concatenate([getattr(p, k).numpy() for p in parts]) for k in ("mean", "variance"))
+        parts = [self._moments(part) for part in torch.tensor(X).split(self.chunk)]
+        return tuple(np.concatenate([p[k] for p in parts]) for k in (0, 1))
+
+    def _moments(self, X):
+        f = self.model(X)
+        return f.mean.numpy(), f.variance.numpy()
 
     def reset(self):
         """Parameters and optimisers back to their start."""

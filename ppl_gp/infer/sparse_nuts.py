@@ -1,0 +1,126 @@
+"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together, on the same model."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+import numpyro.infer
+from jax import random
+from numpyro import handlers
+
+from ppl_gp.errors import DataError
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.initial import inducing_variables, priors_of
+from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
+from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.subject import look_at, site_inputs
+from ppl_gp.results.fit import Fit
+from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import Values
+from ppl_gp.sparse.process import SparseLatent
+from ppl_gp.sparse.svgp import SVGP
+from ppl_gp.tracing import is_gp, is_observed, pin
+
+
+class SparseNUTS(eqx.Module):
+    """MCMC for variationally sparse GPs (Hensman, Matthews, Filippone & Ghahramani 2015).
+
+    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n | f_n)]), their eq. 9: no Gaussian
+    form is assumed for u, and the sparsity is the only approximation. Inducing variables are fixed: chosen as `SVGP` chooses them, or
+    given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a leapfrog step; all data in every step.
+
+    Results and `stats` as `NUTS`.
+    """
+
+    num_inducing: int = eqx.field(default=50, static=True)
+    inducing: Any = "greedy"
+    num_warmup: int = eqx.field(default=300, static=True)
+    num_samples: int = eqx.field(default=500, static=True)
+    num_chains: int = eqx.field(default=2, static=True)
+    target_accept_prob: float = eqx.field(default=0.8, static=True)
+    max_tree_depth: int = eqx.field(default=10, static=True)
+    num_nodes: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        counts = (self.num_inducing, self.num_warmup, self.num_samples, self.num_chains)
+        if min(counts) < 1:
+            raise DataError("SparseNUTS: num_inducing, num_warmup, num_samples and num_chains must be at least 1.")
+
+
+def sparse_model(model: Callable, how: Expectation) -> Callable:
+    """A NumPyro model over hyperparameters and whitened inducing variables: `<site>_base`, and the data as a factor.
+
+    Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
+    """
+
+    def hidden(site):
+        return site["type"] in ("plate", "deterministic") or is_gp(site) or is_observed(site)
+
+    def over_inducing(variables, *args, **kwargs):
+        with handlers.block(), handlers.trace() as declared, pin(), handlers.seed(rng_seed=0):
+            model(*args, **kwargs)
+        with handlers.trace() as trace, handlers.block(hide_fn=hidden), pin():
+            model(*args, **kwargs)
+        hyper = {k: s["value"] for k, s in trace.items()}
+        q = {}
+        for name in variables:
+            shape = (*declared[name]["fn"].shape()[:-1], variables[name].num)
+            white = dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
+            q[name] = Values(numpyro.sample(f"{name}_base", white))
+        rows = jax.tree.leaves(args[0])[0].shape[0]
+        batch = Batch(args, kwargs, jnp.ones(rows), random.key(0))
+        numpyro.factor("expected_log_lik", terms(model, how, hyper, Inducing(variables, q), batch).bound)
+
+    return over_inducing
+
+
+@lru_cache(maxsize=64)
+def _kernel(model, how: Expectation, target_accept_prob: float, max_tree_depth: int):
+    """One kernel a model and configuration, so that compiled code is found again."""
+    return numpyro.infer.NUTS(
+        sparse_model(model, how), target_accept_prob=target_accept_prob, max_tree_depth=max_tree_depth
+    )
+
+
+@run_method.register
+def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress) -> Fit:
+    if args and isinstance(args[0], Stream):
+        raise DataError("SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP().")
+    key_start, key_run = random.split(rng_key)
+    seed = int(random.randint(key_start, (), 0, 2**31 - 1))
+    whole = SVGP(num_inducing=method.num_inducing, batch_size=args[0].shape[0])
+    subject = look_at(whole, model, args, kwargs, seed)
+    hyper = {k: subject.trace[k]["value"] for k in subject.names}
+    priors, _ = priors_of(subject.trace, subject.gps)
+    inputs = site_inputs(subject, hyper, seed)
+    variables = {k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()}
+    kernel = _kernel(model, Expectation(method.num_nodes), method.target_accept_prob, method.max_tree_depth)
+    draws = run_chains(
+        kernel,
+        key_run,
+        (variables, *args),
+        kwargs,
+        num_warmup=method.num_warmup,
+        num_samples=method.num_samples,
+        num_chains=method.num_chains,
+        progress=progress,
+        label="SparseNUTS",
+    )
+    result, stats = diagnose(draws, (*subject.names, *(f"{k}_base" for k in variables)))
+    values = flatten(draws.values)
+    latent = {k: _latent(v, values[f"{k}_base"]) for k, v in variables.items()}
+    stats["num_inducing"] = max(v.num for v in variables.values())
+    hyper = {k: values[k] for k in subject.names}
+    return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, method.num_chains, True)
+
+
+def _latent(variables, draws) -> SparseLatent:
+    """Draws of v: nothing is left of the prior's variance of u, P = I."""
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (draws.shape[0], *x.shape)), variables)
+    return SparseLatent(repeated, draws, jnp.ones_like(draws))
