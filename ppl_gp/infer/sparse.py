@@ -10,6 +10,7 @@ from jax import lax, random
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import Sample
+from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
@@ -22,6 +23,7 @@ from ppl_gp.infer.training import Plan, Problem, State, begin, bound_terms, hype
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store import qualified_name
 from ppl_gp.sparse.bound import Batch, priors_at
+from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import run
@@ -36,13 +38,34 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         raise DataError("SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS().")
     key_start, key_run, key_end = random.split(rng_key, 3)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
+    if method.collapsed:
+        method = _on_all_data(method, args)
     subject = look_at(method, model, args, kwargs, seed)
     problem, state = prepare(method, subject, key_start, seed)
+    if method.collapsed:
+        return _fit_collapsed(method, subject, problem, state, progress, key_end)
     spread = placement(method.devices, subject.source.batch_size)
     checkpoints = None if method.checkpoint is None else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
     long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
     ended = long_run.go(spread.replicated(state))
-    return _make_fit(method, subject, problem, long_run, ended, key_end)
+    bound = total_bound(problem, ended.state, subject, spread, key_end)
+    told = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
+    return _make_fit(method, subject, problem, ended, bound, told, key_end)
+
+
+def _on_all_data(method: SVGP, args) -> SVGP:
+    if not (args and hasattr(args[0], "shape")):
+        raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
+    return dataclasses.replace(method, batch_size=args[0].shape[0])
+
+
+def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, progress, key) -> Fit:
+    batch = as_batch(subject.first, key)
+    require_gaussian(subject.model, hyper_at(problem, state.free, batch)[0], batch)
+    reached = climb(problem, state.free, state.inducing.variables, batch, method.tol, progress)
+    end = begin(problem, reached.free, reached.inducing)
+    bound = total_bound(problem, end, subject, placement(None, None), key)
+    return _make_fit(method, subject, problem, Ended(end, reached.result, reached.bounds, None), bound, {}, key)
 
 
 def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
@@ -105,9 +128,8 @@ def _told(value) -> str:
     return qualified_name(value) if callable(value) else repr(value)
 
 
-def _make_fit(method, subject: Subject, problem: Problem, long_run: LongRun, ended: Ended, key) -> Fit:
+def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:
     state = ended.state
-    bound = total_bound(problem, state, subject, long_run.placement, key)
     hyper, latent, raised = _kept(problem, state, as_batch(subject.first, key), key)
     sampled = problem.plan.guide is not None
     result = ended.result if bound is None or np.isfinite(bound) else Result.nonfinite
@@ -122,7 +144,6 @@ def _make_fit(method, subject: Subject, problem: Problem, long_run: LongRun, end
         "shortened_steps": int(state.halved),
         "jitter_raised": float(raised),
     }
-    told = {"bad_batch": ended.message, "checkpoint_error": long_run.checkpoints and long_run.checkpoints.error}
     stats |= {k: v for k, v in told.items() if v}
     args, kwargs = (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))

@@ -42,7 +42,10 @@ class SVGP:
       `FourierFeatures`; {site: ...} for several GP sites. `train_inducing`: whether Z moves.
     - `covariance`: of q(u): "full", "diagonal", or "decoupled" (as many points again for the mean alone). `whiten=False`
       parameterises q(u) itself. `natural=False`, and everything but a whitened full covariance, trains q(u) by Adam.
-    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP); `False` holds q(v).
+    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP, Adam et al. 2021) in place of holding q(v). For
+      fixed inducing inputs; not the default, as it was slower on the data it was measured on.
+    - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in a step, O(N M^2); the options on
+      batches and rates do not apply.
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters).
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `optimiser`: learning rate
@@ -61,7 +64,8 @@ class SVGP:
     covariance: str = "full"
     whiten: bool = True
     natural: bool = True
-    dual_bound: bool = True
+    dual_bound: bool = False
+    collapsed: bool = False
     hyper: Any = field(default=MAP(), hash=False)
     batch_size: int | None = None
     max_steps: int = 3000
@@ -87,6 +91,11 @@ class SVGP:
             raise DataError(f"SVGP(covariance={self.covariance!r}): give one of {COVARIANCES}.")
         if not self.whiten and self.covariance != "full":
             raise DataError(f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has an unwhitened form.")
+        if self.collapsed and (self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)):
+            raise DataError("SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...}).")
+        if self.dual_bound and self.train_inducing:
+            # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu hardly determines.
+            raise DataError("SVGP(dual_bound=True) carries q(u) along with the prior and needs train_inducing=False.")
         if self.warm_up < 0:
             raise DataError(f"SVGP(warm_up={self.warm_up}): give 0 or a number of steps.")
         if isinstance(self.natural_rate, int | float) and not 0.0 < self.natural_rate <= 1.0:
@@ -102,7 +111,7 @@ class SVGP:
     @property
     def carries_sites(self) -> bool:
         """Whether natural-gradient sites follow K_uu as it moves (`dual_bound`)."""
-        return self.dual_bound and (self.train_inducing or not isinstance(self.hyper, Fixed))
+        return self.dual_bound and not isinstance(self.hyper, Fixed)
 
     @property
     def expectation(self) -> Expectation:

@@ -1,0 +1,79 @@
+"""Titsias' collapsed bound: q(u) at its optimum in closed form, where the likelihood is Gaussian in f.
+
+A datum's log-likelihood c_n + b_n d - t_n d^2 / 2 in d = f_n - m_n has the bound (Titsias 2009, eq. 9, for any t_n)
+
+sum_n c_n - sum_n t_n (k_nn - a_n^T a_n) / 2 - log|B| / 2 + beta^T B^-1 beta / 2,  B = I + A diag(t) A^T, beta = A b,
+
+with A = R^-1 Cov[u, f(X)]. The optimal q(v) has natural parameters beta and B - I.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import ModelError
+from ppl_gp.factors import JointLogLikelihood
+from ppl_gp.gp import GP
+from ppl_gp.numerics.lapack import solve_lower
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
+from ppl_gp.sparse.bound import Batch, priors_at
+from ppl_gp.sparse.families import Sites
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.root import product
+
+
+class Collapsed(NamedTuple):
+    """The bound (nats) and the sites of the optimal q(u)."""
+
+    bound: Float[Array, ""]
+    sites: Sites
+
+
+def collapsed(model: Callable, hyper: dict, variables: dict[str, InducingVariables], batch: Batch) -> Collapsed:
+    """The collapsed bound on the evidence at these hyperparameters, differentiable in them and in the inducing variables.
+
+    One latent function, all data in the batch. O(N M^2). `is_gaussian` says whether the likelihood allows it.
+    """
+    ((name, prior),) = priors_at(model, batch, hyper).items()
+    log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
+    c, b, t = _quadratic(lambda f: log_lik({name: f}), prior.mean)
+    A = _whitened_cross(variables[name], prior)
+    beta, nat2 = A @ b, product(A * t, A.T)
+    L, _ = robust_cholesky(add_diagonal(nat2, 1.0), jnp.zeros((), nat2.dtype))
+    inside = solve_lower(L, beta)
+    unexplained = prior.variance - jnp.sum(A**2, 0)
+    bound = jnp.sum(c) - 0.5 * t @ unexplained - half_log_det(L) + 0.5 * inside @ inside
+    return Collapsed(bound + log_lik.shared(), Sites(beta, nat2))
+
+
+def _whitened_cross(variables: InducingVariables, prior: GP):
+    return variables.root(prior).whiten(variables.cross(prior, prior.X))
+
+
+def _quadratic(log_lik: Callable, f):
+    """(value, slope, minus curvature) of a pointwise log-likelihood."""
+    slope, curvature = jax.jvp(jax.grad(lambda f: jnp.sum(log_lik(f))), (f,), (jnp.ones_like(f),))
+    return log_lik(f), slope, -curvature
+
+
+def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
+    """Raise `ModelError` unless there is one latent function and its likelihood is quadratic in f."""
+    priors = priors_at(model, batch, hyper)
+    if len(priors) > 1:
+        raise ModelError(f"SVGP(collapsed=True) needs one latent function; the model has the GP sites {list(priors)}.")
+    ((name, prior),) = priors.items()
+    log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
+    at = lambda f: log_lik({name: f})  # noqa: E731
+    c, b, t = _quadratic(at, prior.mean)
+    step = random.normal(random.key(5), c.shape, c.dtype)
+    there = at(prior.mean + step)
+    error = jnp.abs(c + b * step - 0.5 * t * step**2 - there)
+    scale = jnp.abs(c) + jnp.abs(b * step) + jnp.abs(t) * step**2 + jnp.abs(there)
+    if not bool(jnp.all(error <= 1e4 * jnp.finfo(c.dtype).eps * scale)):
+        raise ModelError(
+            "SVGP(collapsed=True): the likelihood is not Gaussian in f, so that q(u) has no closed form; leave `collapsed` out."
+        )
