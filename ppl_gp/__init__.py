@@ -15,12 +15,17 @@ from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.infer import local as _registers_local_methods
 from ppl_gp.infer import sparse as _registers_svgp
 
+# Sparse approximations
+from ppl_gp.infer.approximate import approximate, guide
+
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.check import check
 from ppl_gp.infer.elliptical import EllipticalSlice
 from ppl_gp.infer.fit import fit
 from ppl_gp.infer.handlers import marginal
 from ppl_gp.infer.nuts import NUTS
+from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.sparse_nuts import SparseNUTS
 
 # Local approximations
 from ppl_gp.local.bound import LocalBound
@@ -29,20 +34,15 @@ from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.vi import VI
 
-# Sparse approximations
-from ppl_gp.infer.approximate import approximate, guide
-from ppl_gp.infer.sources import Stream
-from ppl_gp.infer.sparse_nuts import SparseNUTS
-from ppl_gp.sparse import features
-from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.sparse.site import SparsePosterior
-from ppl_gp.sparse.svgp import SVGP, Checkpoint
-
 # What a fit gives, and how fits compare
 from ppl_gp.results.compare import compare
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
 from ppl_gp.results.predict import Prediction
+from ppl_gp.sparse import features
+from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.site import SparsePosterior
+from ppl_gp.sparse.svgp import SVGP, Checkpoint
 
 del _registers_local_methods, _registers_svgp
 

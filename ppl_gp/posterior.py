@@ -137,9 +137,14 @@ class Mixture(eqx.Module):
 
         mean, spread = lax.map(one, (self.hyper, self.latent))  # (S, M), or (S, C, M) and so on for several functions
         if mean.ndim > 2:
-            raise ModelError("a mixture of several functions at one GP site has no one distribution; use fit.predict or fit.sample.")
+            raise ModelError(
+                "a mixture of several functions at one GP site has no one distribution; use fit.predict or fit.sample."
+            )
         weights = dist.CategoricalProbs(jnp.full(self.latent.num_draws, 1.0 / self.latent.num_draws))
         if joint:
             spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
             return dist.MixtureSameFamily(weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread)))
         return dist.MixtureSameFamily(weights, dist.Normal(mean.T, jnp.sqrt(spread.T)))
+
+
+Process = Posterior | Mixture | SparseProcess

@@ -83,6 +83,28 @@ def roles(trace: dict) -> Roles:
     )
 
 
+def sample_hyper(model, args, kwargs) -> dict:
+    """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of them.
+
+    Only the model's own sites are hidden, by name: outer handlers send messages of their own through this stack, such as the
+    log-Jacobian with which NumPyro's samplers transform a site, and those must pass. O(N), no factorisation.
+    """
+    own = run(model, args, kwargs)
+    found = roles(own)
+    hidden = {k for k, s in own.items() if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)}
+    hidden |= {k for k in own if _is_missing_part(k, own)}
+
+    def any_missing_part(site):
+        # Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked.
+        return (
+            site["fn"].sample(random.key(0)) if site["name"] in hidden and _is_missing_part(site["name"], own) else None
+        )
+
+    with handlers.trace() as trace, handlers.block(hide_fn=lambda site: site["name"] in hidden), pin():
+        handlers.substitute(model, substitute_fn=any_missing_part)(*args, **kwargs)
+    return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *found.local_latents)}
+
+
 def _is_missing_part(name, trace):
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
 

@@ -32,7 +32,9 @@ class _Replace(Messenger):
         elif callable(posterior):
             msg["fn"] = posterior(prior, joint=True)
         else:
-            raise DataError(f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a process such as fit.posterior.")
+            raise DataError(
+                f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a process such as fit.posterior."
+            )
 
 
 def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
@@ -71,12 +73,14 @@ def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta
         values = over_hyper["guide"](*args, **kwargs) if names else {}
 
         def hidden(site):
-            ours = site["type"] in ("param", "plate") or (site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals))
+            ours = site["type"] in ("param", "plate") or (
+                site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)
+            )
             return not ours or (site["type"] == "param" and site["name"] in names)
 
         def given(site):
-            if site["type"] != "sample" or isinstance(unwrap(site["fn"]), SparseMarginals):
-                return None
+            if site["type"] != "sample" or site["value"] is not None or isinstance(unwrap(site["fn"]), SparseMarginals):
+                return None  # conditioned, observed, or ours
             # Observations that are missing: any value does, the guide hides them.
             return values.get(site["name"]) if site["name"] in values else site["fn"].sample(random.key(0))
 
@@ -89,5 +93,7 @@ def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta
 def _hyper_names(model, args, kwargs) -> tuple[str, ...]:
     found = roles(run(model, args, kwargs))
     if found.local_latents:
-        raise ModelError(f"latent sites {list(found.local_latents)} stand in the data's plate: guide() has no q for them.")
+        raise ModelError(
+            f"latent sites {list(found.local_latents)} stand in the data's plate: guide() has no q for them."
+        )
     return found.hyper

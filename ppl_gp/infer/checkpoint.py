@@ -7,13 +7,14 @@ import secrets
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import StoreError
-from ppl_gp.infer.training import State
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.svgp import Checkpoint
 
@@ -21,47 +22,58 @@ FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 1
 
 
 class Checkpoints:
-    """The checkpoints of one run. `identity` says what run they belong to: model, method, data, key."""
+    """The checkpoints of one run, whose state is any tree. `identity` says what run it is: model, method, data, key."""
 
     def __init__(self, config: Checkpoint, identity: dict):
         self.config, self.identity = config, identity
         self.folder = Path(config.folder)
         self.saved, self.error = 0, None
+        self.files: list[Path] = []  # of this run, in the order of their steps
 
-    def save(self, state: State, bounds: np.ndarray, step: int, last: bool = False) -> None:
+    def save(self, state: Any, bounds: np.ndarray, step: int, last: bool = False) -> None:
         """Write a checkpoint if one is due. A disk that is full ends no run: it warns, and `error` says so."""
         if step == self.saved or not (last or step - self.saved >= self.config.every):
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._write(self.folder / f"step-{step:09d}.ckpt", state, bounds)
+            path = self.folder / f"step-{step:09d}.ckpt"
+            self._write(path, state, bounds)
             self.saved, self.error = step, None
-            for old in self._files()[: -self.config.keep]:
+            self.files = [*self.files, path][-self.config.keep :]
+            # Those of an earlier run (resume=False) go as well: the next start would take them for this one's.
+            for old in set(self._files()) - set(self.files):
                 old.unlink(missing_ok=True)
         except OSError as error:
             self.error = f"step {step}: {error}"
             warnings.warn(f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.", stacklevel=2)
 
-    def restore(self, state: State) -> tuple[State, np.ndarray]:
+    def restore(self, state: Any) -> tuple[Any, np.ndarray]:
         """(state, bounds so far) of the newest checkpoint, or `state` as it is where there is none.
 
         Raises `StoreError` where it belongs to another model, method, data or version, or cannot be read.
         """
-        files = self._files() if self.config.resume else []
-        if not files:
+        for half_written in self.folder.glob(".step-*.ckpt.*"):  # by a run that was killed
+            half_written.unlink(missing_ok=True)
+        self.files = self._files() if self.config.resume else []
+        if not self.files:
             return state, np.zeros(0)
-        header, arrays = self._read(files[-1])
-        self._require_same(files[-1], header)
+        path = self.files[-1]
+        header, arrays = self._read(path)
+        self._require_same(path, header)
         leaves, structure = jax.tree.flatten(state)
-        restored = [_like(arrays[f"leaf-{i}"], leaf, files[-1]) for i, leaf in enumerate(leaves)]
+        if set(arrays) != {*_arrays(leaves), "bounds"}:
+            raise StoreError(
+                f"{path} holds {len(arrays)} arrays, and this run has {len(_arrays(leaves)) + 1}. {_REMEDY}"
+            )
+        restored = [_like(arrays[f"leaf-{i}"], x, path) if eqx.is_array(x) else x for i, x in enumerate(leaves)]
         self.saved = len(arrays["bounds"])
         return jax.tree.unflatten(structure, restored), arrays["bounds"]
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.ckpt"))
 
-    def _write(self, path: Path, state: State, bounds) -> None:
-        arrays = {f"leaf-{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(state))} | {"bounds": bounds}
+    def _write(self, path: Path, state: Any, bounds) -> None:
+        arrays = {k: np.asarray(x) for k, x in _arrays(jax.tree.leaves(state)).items()} | {"bounds": bounds}
         header = {"format": FORMAT, "version": FORMAT_VERSION, "packages": package_versions(), **self.identity}
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
@@ -86,7 +98,9 @@ class Checkpoints:
                 for name in names:
                     with archive.open(f"{name}.npy") as member:
                         arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+                if not isinstance(header, dict):
+                    raise ValueError("its header is no dictionary")
+        except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, SyntaxError) as error:
             raise StoreError(f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}") from error
         if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
             raise StoreError(
@@ -105,6 +119,10 @@ class Checkpoints:
 _REMEDY = "Give another folder, delete this one, or pass Checkpoint(..., resume=False)."
 
 
+def _arrays(leaves) -> dict:
+    return {f"leaf-{i}": x for i, x in enumerate(leaves) if eqx.is_array(x)}
+
+
 def _like(array: np.ndarray, leaf, path):
     if array.shape != jnp.shape(leaf) or array.dtype != np.asarray(leaf).dtype:
         raise StoreError(f"{path} holds an array of shape {array.shape} and type {array.dtype} where this run has "
@@ -112,10 +130,14 @@ def _like(array: np.ndarray, leaf, path):
     return jnp.asarray(array)
 
 
-def fingerprint(*arrays) -> str:
-    """A short digest of arrays: their shapes, and up to 1000 rows of each."""
+def fingerprint(*leaves) -> str:
+    """A short digest of arrays (their shapes, types and up to 1000 rows of each) and of the other arguments' texts."""
     digest = hashlib.sha256()
-    for x in arrays:
-        digest.update(f"{np.shape(x)}{np.asarray(x[:1]).dtype}".encode())
-        digest.update(np.ascontiguousarray(x[:: max(1, len(x) // 1000)]).tobytes())
+    for x in leaves:
+        if not hasattr(x, "shape"):
+            digest.update(repr(x).encode())
+            continue
+        some = np.asarray(x[:: max(1, len(x) // 1000)] if np.ndim(x) else x)
+        digest.update(f"{np.shape(x)}{some.dtype}".encode())
+        digest.update(np.ascontiguousarray(some).tobytes())
     return digest.hexdigest()[:16]

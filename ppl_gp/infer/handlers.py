@@ -4,13 +4,11 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpyro
-from jax import random
-from numpyro import handlers
 
 from ppl_gp.errors import Result
 from ppl_gp.factors import read
 from ppl_gp.local.method import LocalMethod, log_evidence
-from ppl_gp.tracing import is_gp, is_observed, pin
+from ppl_gp.tracing import sample_hyper
 
 
 def marginal(model: Callable, approximation: LocalMethod) -> Callable:
@@ -22,14 +20,9 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
     silently biased. Errors as `read`. Cost: the approximation's, at every evaluation.
     """
 
-    def hidden(site):
-        return site["type"] in ("plate", "deterministic") or is_gp(site) or is_observed(site) or _missing(site)
-
     def marginalised(*args, **kwargs):
         # Pass 1: only the hyperparameters talk to the outer handlers.
-        with handlers.trace() as trace, handlers.block(hide_fn=hidden), pin():
-            handlers.substitute(model, substitute_fn=_any_missing_part)(*args, **kwargs)
-        hyper = {name: site["value"] for name, site in trace.items()}
+        hyper = sample_hyper(model, args, kwargs)
         # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
         factors = read(model, *args, hyper=hyper, **kwargs)
         prior, log_lik = factors.prior, factors.log_lik
@@ -45,12 +38,3 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
         numpyro.deterministic(f"{name}_code", solution.code)
 
     return marginalised
-
-
-def _any_missing_part(site):
-    """Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked."""
-    return site["fn"].sample(random.key(0)) if _missing(site) else None
-
-
-def _missing(site) -> bool:
-    return site["type"] == "sample" and str(site["name"]).endswith("_unobserved")

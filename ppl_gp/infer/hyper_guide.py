@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.tracing import is_gp, is_observed, pin
+from ppl_gp.tracing import sample_hyper
 
 
 def hyper_model(model: Callable) -> Callable:
@@ -20,12 +20,8 @@ def hyper_model(model: Callable) -> Callable:
     An autoguide's set-up evaluates its model's density and gradient; on the model itself that would factor an N x N matrix.
     """
 
-    def hidden(site):
-        return site["type"] in ("deterministic", "plate") or is_gp(site) or is_observed(site)
-
     def hyper_only(*args, **kwargs):
-        with handlers.block(hide_fn=hidden), pin():
-            model(*args, **kwargs)
+        sample_hyper(model, args, kwargs)
 
     return hyper_only
 

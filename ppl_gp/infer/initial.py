@@ -12,7 +12,15 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.sparse.bound import Inducing
-from ppl_gp.sparse.families import Basis, DecoupledGaussian, DiagonalGaussian, Family, FullGaussian, Sites, UnwhitenedGaussian
+from ppl_gp.sparse.families import (
+    Basis,
+    DecoupledGaussian,
+    DiagonalGaussian,
+    Family,
+    FullGaussian,
+    Sites,
+    UnwhitenedGaussian,
+)
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select

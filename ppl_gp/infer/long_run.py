@@ -30,6 +30,13 @@ class Ended(NamedTuple):
     message: str | None
 
 
+class Failure(NamedTuple):
+    """A batch that cannot be used: how the run ends, and what is wrong."""
+
+    result: Result
+    message: str
+
+
 class LongRun(NamedTuple):
     """Everything about a run but its state."""
 
@@ -46,51 +53,69 @@ class LongRun(NamedTuple):
         """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
         max_steps, bounds = self.problem.plan.max_steps, np.zeros(0)
         if self.checkpoints is not None:
-            state, bounds = self.checkpoints.restore(state)
-        done, result, message = len(bounds), Result.completed, None
-        feed = self._chunks(done, max_steps)
+            restored, bounds = self.checkpoints.restore(state)
+            state = self.placement.replicated(restored)
+        result, message = Result.completed, None
         with track("SVGP", max_steps, self.progress) as update:
             try:
-                update(done, "compiling")
-                for chunk in feed:
-                    if isinstance(chunk, str):
-                        result, message = Result.nonfinite, chunk
+                # A finished run that is started again ends where it did.
+                ended = self._ended(state, bounds)
+                update(len(bounds), "compiling")
+                for chunk in self._chunks(len(bounds), max_steps) if ended is None else ():
+                    if isinstance(chunk, Failure):
+                        ended, message = chunk
                         break
-                    state, new = self._advance(state, chunk, done)
-                    bounds = np.concatenate([bounds, np.asarray(new)])
-                    done = len(bounds)
-                    update(done, f"bound {bounds[-1]:.2f}")
+                    state, bounds = self._advance(state, bounds, chunk)  # at once: Ctrl-C comes before or after it
+                    update(len(bounds), f"bound {bounds[-1]:.2f}")
                     if self.checkpoints is not None:
-                        self.checkpoints.save(state, bounds, done)
+                        self.checkpoints.save(state, bounds, len(bounds))
                     if (ended := self._ended(state, bounds)) is not None:
-                        result = ended
                         break
-                else:
-                    result = Result.completed if done >= max_steps else Result.stream_ended
+                result = ended or (Result.completed if len(bounds) >= max_steps else Result.stream_ended)
             except KeyboardInterrupt:
                 result = Result.interrupted
         if self.checkpoints is not None:
-            self.checkpoints.save(state, bounds, done, last=True)
-        return Ended(state, result, bounds, message)
+            self.checkpoints.save(state, bounds, len(bounds), last=True)
+        return Ended(self.placement.local(state), result, bounds, message)
 
-    def _advance(self, state, chunk: "list[Rows]", done: int):
+    def _advance(self, state, bounds, chunk: "list[Rows]"):
+        """(state, objectives) after some more steps."""
+        done = len(bounds)
         keys = jax.vmap(lambda s: random.fold_in(self.key, s))(jnp.arange(done, done + len(chunk)))
         if self.source.whole:
             batch = self.placement.batch(as_batch(chunk[0], keys[0]))
-            return jax.block_until_ready(advance_whole(self.problem, state, batch, keys))
-        constant, stacked = stack(chunk, self.source, keys)
-        return jax.block_until_ready(advance(self.problem, state, constant, self.placement.stacked(stacked)))
+            state, new = advance_whole(self.problem, state, batch, keys)
+        else:
+            constant, stacked = stack(chunk, keys)
+            state, new = advance(self.problem, state, constant, self.placement.stacked(stacked))
+        return jax.block_until_ready(state), np.concatenate([bounds, np.asarray(new)])
 
-    def _chunks(self, done: int, max_steps: int) -> "Iterator[list[Rows] | str]":
-        """Lists of batches, of one length; a message in place of a chunk with a value that is not finite."""
-        size, batches = _chunk_size(max_steps - done), self.source.batches(done)
-        while done < max_steps and (chunk := list(islice(batches, size))):
-            bad = next((i for i, b in enumerate(chunk) if not is_finite(b)), None)
-            good = chunk if bad is None else chunk[:bad]
-            yield from ([good] if len(good) == size else ([b] for b in good))
-            if bad is not None:
-                yield where_not_finite(chunk[bad], done + bad)
+    def _chunks(self, done: int, max_steps: int) -> "Iterator[list[Rows] | Failure]":
+        """Lists of batches, of one length but at the end; in place of a batch that cannot be used, what is wrong."""
+        size, batches = chunk_size(max_steps), self.source.batches(done)
+        while done < max_steps:
+            wanted = min(size, max_steps - done)
+            chunk, failure = self._read(batches, wanted, done)
+            yield from ([chunk] if len(chunk) == size else ([b] for b in chunk))
+            if failure is not None:
+                yield failure
+            if len(chunk) < wanted:
+                return
             done += len(chunk)
+
+    def _read(self, batches, wanted: int, done: int) -> "tuple[list[Rows], Failure | None]":
+        """Batches up to the first that cannot be used: hours of work do not end with somebody's file."""
+        chunk = []
+        try:
+            for batch in islice(batches, wanted):
+                if not self.source.checked and not is_finite(batch):
+                    step = done + len(chunk)
+                    return chunk, Failure(Result.nonfinite, where_not_finite(batch, step, self.source))
+                chunk.append(batch)
+        except Exception as error:
+            told = f"batch {done + len(chunk)} (counted from 0): {type(error).__name__}: {error}"
+            return chunk, Failure(Result.stream_ended, told)
+        return chunk, None
 
     def _ended(self, state: State, bounds) -> Result | None:
         if int(state.failures) >= MAX_FAILURES:
@@ -103,14 +128,20 @@ class LongRun(NamedTuple):
             if np.ptp(bounds[-11:]) < self.tol:
                 return Result.converged
         if window is not None and len(bounds) >= 2 * window + plan.warm_up:
-            before, recent = np.mean(bounds[-2 * window : -window]), np.mean(bounds[-window:])
+            # A step that failed says nothing about the others.
+            finite = np.where(np.isfinite(bounds[-2 * window :]), bounds[-2 * window :], np.nan)
+            before, recent = (np.nanmean(half) if np.isfinite(half).any() else np.nan for half in np.split(finite, 2))
             return Result.converged if recent <= before else None
         return None
 
 
-def _chunk_size(steps: int) -> int:
-    """The largest divisor of the number of steps up to `CHUNK`: chunks of one length are compiled once."""
-    return next((n for n in range(min(CHUNK, steps), 0, -1) if steps % n == 0), 1)
+def chunk_size(max_steps: int) -> int:
+    """Steps a chunk, of which one length is compiled. Without a divisor near `CHUNK` the last steps are made one by one.
+
+    A function of `max_steps` alone: a resumed run makes the same chunks.
+    """
+    divisor = next(n for n in range(min(CHUNK, max_steps), 0, -1) if max_steps % n == 0)
+    return divisor if 2 * divisor >= min(CHUNK, max_steps) else CHUNK
 
 
 def as_batch(rows: Rows, key) -> Batch:
@@ -122,14 +153,13 @@ def _device(x):
     return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
-def stack(chunk: list[Rows], source, keys) -> tuple[Batch, Batch]:
+def stack(chunk: list[Rows], keys) -> tuple[Batch, Batch]:
     """(what all batches share, what differs with a leading axis of batches), each with `None` for the other's parts."""
-    shared = {id(x) for x in jax.tree.leaves((getattr(source, "args", ()), getattr(source, "kwargs", {})))}
     leaves = [jax.tree.flatten((b.args, b.kwargs)) for b in chunk]
     structure = leaves[0][1]
     columns = list(zip(*(leaf for leaf, _ in leaves), strict=True))
-    constant = [c[0] if _is_shared(c[0], shared) else None for c in columns]
-    stacked = [None if _is_shared(c[0], shared) else jnp.asarray(np.stack(c)) for c in columns]
+    constant = [c[0] if _is_shared(c) else None for c in columns]
+    stacked = [None if _is_shared(c) else jnp.asarray(np.stack(c)) for c in columns]
     weights = jnp.asarray(np.stack([b.weights for b in chunk]))
     given = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[b.given for b in chunk])
     none = jax.tree.map(lambda _: None, given)
@@ -138,8 +168,10 @@ def stack(chunk: list[Rows], source, keys) -> tuple[Batch, Batch]:
     return Batch(args, kwargs, None, None, none), varying  # pyright: ignore[reportArgumentType]
 
 
-def _is_shared(x, shared) -> bool:
-    return id(x) in shared or not isinstance(x, np.ndarray)
+def _is_shared(column) -> bool:
+    """NumPy arrays differ from batch to batch, JAX arrays are the run's own; a number of a stream's batch may be either."""
+    first = column[0]
+    return not isinstance(first, np.ndarray) and (isinstance(first, jax.Array) or all(x == first for x in column))
 
 
 def is_finite(rows: Rows) -> bool:
@@ -151,13 +183,13 @@ def _is_floats(x) -> bool:
     return isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)
 
 
-def where_not_finite(rows: Rows, step: int) -> str:
+def where_not_finite(rows: Rows, step: int, source: ArraySource | StreamSource) -> str:
     """Names the batch, the argument and the entry."""
     named = {**{f"positional argument {i}": x for i, x in enumerate(rows.args)}, **rows.kwargs}
     for name, x in named.items():
         if _is_floats(x) and not np.isfinite(x).all():
-            where = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
-            return f"batch {step} (counted from 0) has {x[where]} in {name} at index {where} of the batch; drop or impute the row"
-    return f"batch {step} has a value that is not finite"
-
-
+            row, *rest = (int(i) for i in np.argwhere(~np.isfinite(x))[0]) if x.ndim else (0,)
+            column = f", column {', '.join(map(str, rest))}" if rest else ""
+            return (f"batch {step} (counted from 0) has {x[(row, *rest)] if x.ndim else x} in {name} at "
+                    f"{source.where(step, row)}{column}; drop or impute the row")  # fmt: skip
+    return f"batch {step} (counted from 0) has a value that is not finite"

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -35,10 +36,18 @@ class Placement(NamedTuple):
             return tree
         return jax.tree.map(lambda x: self._place(x, PartitionSpec()) if eqx.is_array(x) else x, tree)
 
+    def local(self, tree):
+        """Back on this process' default device, where each process can use them alone."""
+        if self.mesh is None:
+            return tree
+        return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)) if eqx.is_array(x) else x, tree)
+
     def _put(self, batch: Batch, axis: int) -> Batch:
         if self.mesh is None:
             return batch
         num = batch.weights.shape[axis]
+        if num % self.mesh.size:  # a last sum over few data: on every device
+            return self.replicated(batch)
 
         def put(x):
             if not eqx.is_array(x):
@@ -67,5 +76,7 @@ def placement(devices: int | None, batch_size: int | None) -> Placement:
         raise DataError(f"SVGP(devices={devices}): JAX sees {jax.device_count()}; on CPU ask for more with "
                         "numpyro.set_host_device_count(n) before anything else.")  # fmt: skip
     if batch_size is not None and batch_size % devices:
-        raise DataError(f"SVGP(devices={devices}): a batch of {batch_size} rows cannot be split evenly; choose a multiple.")
+        raise DataError(
+            f"SVGP(devices={devices}): a batch of {batch_size} rows cannot be split evenly; choose a multiple."
+        )
     return Placement(jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices]))

@@ -10,8 +10,8 @@ from jax import lax, random
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import Sample
-from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
+from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
 from ppl_gp.infer.initial import initial_inducing, initial_point, priors_of, units
@@ -35,7 +35,9 @@ _SWEEP = 2000  # rows a batch when the bound is summed over all data
 @run_method.register
 def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if isinstance(method.hyper, Sample):
-        raise DataError("SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS().")
+        raise DataError(
+            "SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS()."
+        )
     key_start, key_run, key_end = random.split(rng_key, 3)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
     if method.collapsed:
@@ -45,7 +47,9 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)
     spread = placement(method.devices, subject.source.batch_size)
-    checkpoints = None if method.checkpoint is None else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
+    checkpoints = (
+        None if method.checkpoint is None else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
+    )
     long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
     ended = long_run.go(spread.replicated(state))
     bound = total_bound(problem, ended.state, subject, spread, key_end)
@@ -73,7 +77,9 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     batch = as_batch(subject.first, key)
     guide, fixed, free = None, {}, {}
     if is_point(method.hyper):
-        fixed, free = initial_point(method.hyper, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
+        fixed, free = initial_point(
+            method.hyper, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
+        )
     elif subject.names:
         guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
         free = guide.initial
@@ -145,7 +151,9 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         "jitter_raised": float(raised),
     }
     stats |= {k: v for k, v in told.items() if v}
-    args, kwargs = (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    args, kwargs = (
+        (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
     return Fit(subject.model, method, args, kwargs, hyper, latent, bound, result, stats, 1, sampled)
 

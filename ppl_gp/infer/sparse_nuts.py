@@ -11,7 +11,6 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 from jax import random
-from numpyro import handlers
 
 from ppl_gp.errors import DataError
 from ppl_gp.infer.fit import run_method
@@ -25,7 +24,7 @@ from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Values
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
-from ppl_gp.tracing import is_gp, is_observed, pin
+from ppl_gp.tracing import is_gp, run, sample_hyper
 
 
 class SparseNUTS(eqx.Module):
@@ -59,18 +58,12 @@ def sparse_model(model: Callable, how: Expectation) -> Callable:
     Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
     """
 
-    def hidden(site):
-        return site["type"] in ("plate", "deterministic") or is_gp(site) or is_observed(site)
-
     def over_inducing(variables, *args, **kwargs):
-        with handlers.block(), handlers.trace() as declared, pin(), handlers.seed(rng_seed=0):
-            model(*args, **kwargs)
-        with handlers.trace() as trace, handlers.block(hide_fn=hidden), pin():
-            model(*args, **kwargs)
-        hyper = {k: s["value"] for k, s in trace.items()}
+        shapes = {k: site["fn"].shape() for k, site in run(model, args, kwargs).items() if is_gp(site)}
+        hyper = sample_hyper(model, args, kwargs)
         q = {}
         for name in variables:
-            shape = (*declared[name]["fn"].shape()[:-1], variables[name].num)
+            shape = (*shapes[name][:-1], variables[name].num)
             white = dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
             q[name] = Values(numpyro.sample(f"{name}_base", white))
         rows = jax.tree.leaves(args[0])[0].shape[0]
@@ -99,7 +92,9 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     priors, _ = priors_of(subject.trace, subject.gps)
     inputs = site_inputs(subject, hyper, seed)
-    variables = {k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()}
+    variables = {
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+    }
     kernel = _kernel(model, Expectation(method.num_nodes), method.target_accept_prob, method.max_tree_depth)
     draws = run_chains(
         kernel,

@@ -35,9 +35,12 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     source = _source(method, model, args, kwargs, seed)
     first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
     if not is_finite(first):
-        raise DataError(f"{where_not_finite(first, 0)}.")
+        raise DataError(f"{where_not_finite(first, 0, source)}.")
     batch = as_batch(first, random.key(0))
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
+    if source.plate is None and (plates := _subsampling_plates(trace)):
+        raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "
+                        "Leave subsample_size out, and give SVGP(batch_size=...) or a Stream.")  # fmt: skip
     found = roles(trace)
     require_sparse(found, trace, lambda f: run(model, batch.args, batch.kwargs, batch.given, f))
     names = (*found.hyper, *found.params)
@@ -49,9 +52,13 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
 
 def _source(method: SVGP, model, args, kwargs, seed):
     if args and isinstance(args[0], Stream):
-        return StreamSource(args[0], model)
+        if len(args) > 1:
+            raise DataError("a Stream is the only positional argument: its batches hold the model's arguments.")
+        return StreamSource(args[0], model, kwargs)
     if not (args and hasattr(args[0], "shape") and len(args[0].shape)):
-        raise DataError("SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream.")
+        raise DataError(
+            "SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream."
+        )
     plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
     if plate is None:
         return ArraySource(args, kwargs, method.rows(args[0].shape[0]), seed)
@@ -65,12 +72,18 @@ def _is_small_to_trace(args) -> bool:
 
 
 def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
-    """(name, N, batch size) of a plate that subsamples in the model itself, if there is one. O(N)."""
-    trace = run(model, args, kwargs)
-    plates = [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
+    """(name, N, batch size) of a plate that subsamples in the model itself, if there is one. O(N).
+
+    All observations are checked against their supports on the way.
+    """
+    plates = _subsampling_plates(first_trace(model, args, kwargs))
     if len(plates) > 1:
         raise DataError(f"plates {[s['name'] for s in plates]} all subsample; SVGP() handles one.")
     return (plates[0]["name"], *plates[0]["args"]) if plates else None
+
+
+def _subsampling_plates(trace) -> list:
+    return [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
 
 
 def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:
@@ -83,10 +96,17 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
     else:
         rng = np.random.default_rng([seed, 29])
         few = source.num_data <= MAX_CANDIDATES
-        rows = np.arange(source.num_data) if few else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
+        rows = (
+            np.arange(source.num_data) if few else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
+        )
         looks = [source.rows(rows)]
     found = [_inputs(subject, hyper, rows) for rows in looks]
-    return {k: np.concatenate([f[k] for f in found]) for k in subject.gps}
+    return {k: _finite_rows(np.concatenate([f[k] for f in found])) for k in subject.gps}
+
+
+def _finite_rows(X):
+    """A memory map is checked as it is read: its bad rows, which end the run, are no inducing points before."""
+    return X[np.isfinite(X).reshape(len(X), -1).all(1)]
 
 
 def _inputs(subject, hyper, rows: Rows):

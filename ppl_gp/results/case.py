@@ -13,10 +13,10 @@ from numpyro.primitives import Messenger
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, process
-from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import new_arguments
+from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.tracing import is_gp, run
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class Conditional(eqx.Module):
         if isinstance(latent, SparseLatent):  # several functions are rows of one process
             if self.root is None:
                 return method(latent.process(self.prior))
-            return method(SparseProcess(self.prior, latent.inducing, self.root, latent.mean, latent.reduction, latent.basis))
+            return method(
+                SparseProcess(self.prior, latent.inducing, self.root, latent.mean, latent.reduction, latent.basis)
+            )
         if self.root is not None:
             return method(Posterior(self.prior, latent.alpha, self.root))  # pyright: ignore[reportArgumentType]
         one = lambda latent: method(process(self.prior, latent))  # noqa: E731

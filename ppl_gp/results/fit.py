@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.posterior import Latent, Mixture, Posterior
+from ppl_gp.posterior import Latent, Process
 from ppl_gp.results.inference_data import to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.predict import log_density, predict, sample
@@ -30,7 +30,7 @@ class Fit:
     args: tuple
     kwargs: dict
     hyper: dict
-    latent: dict[str, Latent]
+    latent: dict[str, Latent | SparseLatent]
     log_evidence: float | None
     result: Result
     stats: dict
@@ -38,7 +38,7 @@ class Fit:
     sampled: bool = False
 
     @functools.cached_property
-    def posterior(self) -> Posterior | Mixture | dict[str, Posterior | Mixture]:
+    def posterior(self) -> Process | dict[str, Process]:
         """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
 
         Factored once, at the first use: O(N^3).

@@ -19,11 +19,10 @@ from ppl_gp.posterior import Latent
 from ppl_gp.results.layout import bare, mask_of
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import argument_names, shaping_arguments
-from ppl_gp.results.processes import values_at_training_inputs
-from ppl_gp.results.processes import prior_at
+from ppl_gp.results.processes import prior_at, values_at_training_inputs
 from ppl_gp.results.sparse_draws import draw_sparse, sparse_moments
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.results.versions import package_versions
+from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_factor, is_gp, is_observed, run
 
 if TYPE_CHECKING:
@@ -75,7 +74,9 @@ def posterior_draws(fit: "Fit", key, num_draws: int) -> tuple[dict, dict]:
     f = {}
     for i, (site, latent) in enumerate(fit.latent.items()):
         draw = draw_sparse if isinstance(latent, SparseLatent) else _draw_approximation
-        f[site] = draw(fit.model, site, hyper, latent, fit.args, fit.kwargs, random.fold_in(key, i) if i else key, repeats)
+        f[site] = draw(
+            fit.model, site, hyper, latent, fit.args, fit.kwargs, random.fold_in(key, i) if i else key, repeats
+        )
     return jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), f
 
 

@@ -63,7 +63,9 @@ def loo(fit: "Fit") -> arviz_utils.ELPDData:
         raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")
     if not all(isinstance(latent, Latent) and latent.sites is not None for latent in fit.latent.values()):
         if num_data(fit) > MAX_DATA:
-            raise DataError(f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density.")
+            raise DataError(
+                f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density."
+            )
         hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
         densities = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit))
         return _psis(fit, sites, densities, {**hyper, **f})

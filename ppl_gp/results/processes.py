@@ -9,7 +9,7 @@ from ppl_gp.errors import ModelError
 from ppl_gp.factors import depends
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.local.pseudo import Root
-from ppl_gp.posterior import Mixture, Posterior, process
+from ppl_gp.posterior import Mixture, Posterior, Process, process
 from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.sparse.root import Root as SparseRoot
 from ppl_gp.tracing import run
@@ -63,7 +63,7 @@ def values_at_training_inputs(fit: "Fit") -> dict:
     return {k: v.at_training_inputs for k, v in fit.latent.items() if v.at_training_inputs is not None}
 
 
-def _one(fit, site, latent) -> Posterior | Mixture | SparseProcess:
+def _one(fit, site, latent) -> Process:
     if fit.sampled:
         return Mixture(lambda hyper: training_prior(fit, site, hyper), fit.hyper, latent)
     entry = latent.draw(0)

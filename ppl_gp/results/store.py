@@ -132,8 +132,15 @@ def decode(value: Any, arrays) -> Any:
 
 def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
     """One of our own modules (inducing variables, q(u)) as the name of its class and its fields."""
-    fields = value._asdict() if isinstance(value, tuple) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return {_MODULE: type(value).__name__, **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()}}
+    fields = (
+        value._asdict()
+        if isinstance(value, tuple)
+        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    )
+    return {
+        _MODULE: type(value).__name__,
+        **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()},
+    }
 
 
 def _decode_module(value: dict, arrays) -> Any:

@@ -71,7 +71,12 @@ def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
 
 
 def terms(
-    model: Callable, how: Expectation, hyper: dict, inducing: Inducing, batch: Batch, nudge: dict[str, Nudge] | None = None
+    model: Callable,
+    how: Expectation,
+    hyper: dict,
+    inducing: Inducing,
+    batch: Batch,
+    nudge: dict[str, Nudge] | None = None,
 ) -> Terms:
     """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature of the likelihood."""
     priors = priors_at(model, batch, hyper)
@@ -85,9 +90,7 @@ def terms(
             m, P = m + nudge[name].mean, P + nudge[name].reduction
         process = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
         mean[name], variance[name] = process.marginals(prior)
-    log_lik = JointLogLikelihood(
-        model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs
-    )
+    log_lik = JointLogLikelihood(model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs)
     expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf into NaN.
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))

@@ -48,9 +48,7 @@ def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
     return rows, rebuild
 
 
-def expected_log_lik(
-    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
-) -> Float[Array, "B"]:
+def expected_log_lik(log_lik: Callable, mean: dict, variance: dict, how: Expectation, key) -> Float[Array, "B"]:
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
 
     Cost: num_nodes^F (or num_draws) evaluations of the likelihood. Raises `DataError` for `num_nodes` above three functions.

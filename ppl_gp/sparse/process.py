@@ -55,7 +55,9 @@ class SparseProcess(eqx.Module):
         dense = self.reduction.ndim > self.mean.ndim
         PA = self.reduction @ A if dense else self.reduction[..., None] * A
         covariance = new.covariance_matrix - product(A.T, PA)
-        if not self.inducing.is_exact:  # what u leaves unexplained is independent from row to row: k - Q need not be a covariance
+        if (
+            not self.inducing.is_exact
+        ):  # what u leaves unexplained is independent from row to row: k - Q need not be a covariance
             Q = product(A.T, A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
@@ -77,7 +79,7 @@ class SparseLatent(eqx.Module):
     """
 
     inducing: InducingVariables
-    mean: Float[Array, "S *F M"]
+    mean: Float[Array, "*S_and_F M"]
     reduction: Float[Array, "..."]
     basis: Basis | None = None
 

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky, tril_inverse
@@ -144,6 +144,6 @@ def _whiten_jvp(primals, tangents):
     return A, product(W, dC) - product(d_omega, A)
 
 
-def positive_definite(A: Float[Array, "M M"]) -> Float[Array, ""]:
+def positive_definite(A: Float[Array, "M M"]) -> Bool[Array, ""]:
     """Whether a symmetric matrix has a Cholesky factor."""
     return jnp.isfinite(cholesky(A)[-1, -1])

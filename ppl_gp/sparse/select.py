@@ -27,7 +27,9 @@ def select(rule: str, prior: GP, X, num: int, seed: int, tol: float = 1e-6) -> n
     Duplicate rows are dropped first; where fewer than `num` remain, all are taken. Raises `DataError` for another rule.
     """
     if rule not in RULES:
-        raise DataError(f"inducing={rule!r} is no rule for choosing points; give one of {RULES}, an array Z, or inducing variables.")
+        raise DataError(
+            f"inducing={rule!r} is no rule for choosing points; give one of {RULES}, an array Z, or inducing variables."
+        )
     rng = np.random.default_rng([seed, 17])
     X = np.asarray(X)
     rows = X if len(X) <= MAX_CANDIDATES else X[np.sort(rng.choice(len(X), MAX_CANDIDATES, replace=False))]

@@ -30,7 +30,9 @@ class SparseMarginals(dist.Distribution):
     pytree_data_fields = ("loc", "variance_n", "kl")
     has_rsample = True
 
-    def __init__(self, loc: Float[Array, "*F N"], variance: Float[Array, "*F N"], kl: Float[Array, "*F"], *, validate_args=None):
+    def __init__(
+        self, loc: Float[Array, "*F N"], variance: Float[Array, "*F N"], kl: Float[Array, "*F"], *, validate_args=None
+    ):
         self.loc, self.variance_n, self.kl = loc, variance, kl
         super().__init__(jnp.shape(loc)[:-1], jnp.shape(loc)[-1:], validate_args=validate_args)
 
@@ -101,5 +103,7 @@ class SparsePosterior(eqx.Module):
         if self.whiten:
             return FullGaussian(numpyro.param(f"{name}_loc", zeros), numpyro.param(f"{name}_scale_tril", eye))
         loc = numpyro.param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
-        scale = numpyro.param(f"{name}_scale_tril", lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape))
+        scale = numpyro.param(
+            f"{name}_scale_tril", lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape)
+        )
         return UnwhitenedGaussian(loc, scale)

@@ -90,7 +90,9 @@ class SVGP:
         if self.covariance not in COVARIANCES:
             raise DataError(f"SVGP(covariance={self.covariance!r}): give one of {COVARIANCES}.")
         if not self.whiten and self.covariance != "full":
-            raise DataError(f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has an unwhitened form.")
+            raise DataError(
+                f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has an unwhitened form."
+            )
         if self.collapsed and (self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)):
             raise DataError("SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...}).")
         if self.dual_bound and self.train_inducing:
@@ -101,7 +103,9 @@ class SVGP:
         if isinstance(self.natural_rate, int | float) and not 0.0 < self.natural_rate <= 1.0:
             raise DataError(f"SVGP(natural_rate={self.natural_rate}): give a step size in (0, 1].")
         if isinstance(self.hyper, type) and issubclass(self.hyper, MAP | Fixed):
-            raise DataError(f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, {self.hyper.__name__}(...).")
+            raise DataError(
+                f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, {self.hyper.__name__}(...)."
+            )
 
     @property
     def uses_natural(self) -> bool:

@@ -1,0 +1,720 @@
+"""Long sparse runs: minibatches add up to all data; memory maps, streams, checkpoints, Ctrl-C; nothing computed is lost."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from small_fits import classifier
+
+import ppl_gp as pg
+from ppl_gp.errors import DataError, FitError, Result, StoreError
+from ppl_gp.infer import checkpoint as checkpoint_module
+from ppl_gp.infer import long_run, training
+from ppl_gp.infer.sources import ArraySource, Stream, StreamSource
+from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import FullGaussian
+
+N, B, STEPS, CHUNK = 60, 20, 20, 5
+METHOD = pg.SVGP(num_inducing=8, batch_size=B, max_steps=STEPS)
+HYPER = {"lengthscale": jnp.asarray(1.2), "variance": jnp.asarray(2.0)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_run, "CHUNK", CHUNK)
+        yield
+
+
+@functools.cache
+def data():
+    rng = np.random.default_rng(11)
+    X = rng.normal(size=(N, 2))
+    return X, (np.sin(2 * X[:, 0]) + X[:, 1] + 0.5 * rng.normal(size=N) > 0).astype(int)
+
+
+X_NEW = np.random.default_rng(12).normal(size=(5, 2))
+
+
+def batches(num=STEPS):
+    """As a list: each three make an epoch in order."""
+    X, y = data()
+    return [(X[i : i + B], y[i : i + B]) for i in (B * (k % (N // B)) for k in range(num))]
+
+
+def fitted(*args, method=METHOD, **kwargs):
+    return pg.fit(classifier, method, 0, *args, **kwargs)
+
+
+@functools.cache
+def array_fit():
+    X, y = data()
+    return fitted(X, y=y)
+
+
+@functools.cache
+def stream_fit():
+    return fitted(Stream(batches(3), N))
+
+
+def same(a, b):
+    """Whether two fits are equal to the last bit."""
+    leaves = [(f.hyper, f.latent, f.stats["bounds"], f.predict(X_NEW).probs) for f in (a, b)]
+    return all(np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, leaves), strict=True))
+
+
+def with_checkpoints(folder, **settings):
+    config = pg.Checkpoint(folder, every=CHUNK, **{k: settings.pop(k) for k in ("keep", "resume") if k in settings})
+    return dataclasses.replace(METHOD, checkpoint=config, **settings)
+
+
+def stopping_at(step, error):
+    """Three batches in turn for ever, but `error` in place of the batch of a step."""
+
+    def epochs():
+        for k, batch in enumerate(batches(2 * STEPS)):
+            if k == step:
+                raise error
+            yield batch
+
+    return epochs
+
+
+# Minibatches
+
+
+def test_epochs_are_without_replacement():
+    X, y = data()
+    source = ArraySource((X,), {"y": y}, B, seed=1)
+    epochs = [np.concatenate([source.indices(3 * e + k) for k in range(3)]) for e in range(2)]
+    assert all(sorted(e) == list(range(N)) for e in epochs) and not np.array_equal(*epochs)
+    np.testing.assert_array_equal(source.indices(4), ArraySource((X,), {"y": y}, B, seed=1).indices(4))
+    assert not np.array_equal(source.indices(4), ArraySource((X,), {"y": y}, B, seed=2).indices(4))
+
+
+def test_remainder_of_an_epoch_is_random():
+    X, y = data()
+    source = ArraySource((X,), {"y": y}, 25, seed=1)
+    left = [set(range(N)) - {*source.indices(2 * e), *source.indices(2 * e + 1)} for e in range(30)]
+    assert all(len(rows) == 10 for rows in left) and set.union(*left) == set(range(N))
+
+
+def test_arrays_with_n_rows_are_split_and_others_are_not():
+    X, y = data()
+    table, scalar = np.ones((3, N)), np.float64(2.0)
+    source = ArraySource((X, table), {"y": y, "scalar": scalar, "word": "logit"}, B, seed=0)
+    rows = next(source.batches(0))
+    chosen = np.sort(source.indices(0))
+    np.testing.assert_array_equal(rows.args[0], X[chosen])
+    np.testing.assert_array_equal(rows.kwargs["y"], y[chosen])
+    assert rows.args[1] is table and rows.kwargs["scalar"] is scalar and rows.kwargs["word"] == "logit"
+    np.testing.assert_array_equal(rows.weights, np.full(B, N / B))
+
+
+def subsampled(X, y=None):
+    """`classifier` with the model's own minibatches."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    plate = numpyro.plate("data", X.shape[0], subsample_size=min(B, X.shape[0]))
+    with plate:
+        X = numpyro.subsample(X, event_dim=1)
+        y = None if y is None else numpyro.subsample(y, event_dim=0)
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
+    with plate:
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
+@eqx.filter_jit
+def parts(model, batch):
+    rng = np.random.default_rng(5)
+    scale = np.tril(0.2 * rng.normal(size=(8, 8))) + 0.5 * np.eye(8)
+    q = FullGaussian(jnp.asarray(rng.normal(size=8)), jnp.asarray(scale))
+    inducing = Inducing({"f": pg.Points(jnp.asarray(rng.normal(size=(8, 2))))}, {"f": q})
+    found = terms(model, Expectation(), HYPER, inducing, batch)
+    return found.expected, found.bound
+
+
+def evaluated(model, rows) -> tuple[float, float]:
+    return tuple(map(float, parts(model, long_run.as_batch(rows, jax.random.key(0)))))
+
+
+@functools.cache
+def full_bound():
+    X, y = data()
+    batch = Batch((jnp.asarray(X),), {"y": jnp.asarray(y)}, jnp.ones(N), jax.random.key(0))
+    return tuple(map(float, parts(classifier, batch)))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])
+def test_average_of_minibatch_bounds_is_the_full_bound(kind):
+    X, y = data()
+    if kind == "stream":
+        source, model = StreamSource(Stream(batches(3), N), classifier), classifier
+    else:
+        plate, model = (None, classifier) if kind == "arrays" else ("data", subsampled)
+        source = ArraySource((X,), {"y": y}, B, 0, plate, N)
+    epoch = source.batches(6)
+    bounds = [evaluated(model, next(epoch))[1] for _ in range(N // B)]
+    np.testing.assert_allclose(np.mean(bounds), full_bound()[1], rtol=1e-11)
+    assert np.ptp(bounds) > 1.0
+
+
+@pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])
+def test_sweep_sums_to_the_full_bound_whatever_the_sizes(kind):
+    """60 rows in batches of 20 (plate) and 16."""
+    X, y = data()
+    if kind == "stream":
+        items = [(X[i : i + 16], y[i : i + 16]) for i in range(0, N, 16)]
+        source, model = StreamSource(Stream(items, N), classifier), classifier
+    else:
+        plate, model = (None, classifier) if kind == "arrays" else ("data", subsampled)
+        source = ArraySource((X,), {"y": y}, B, 0, plate, N)
+    rows = list(source.sweep(16))
+    assert len(rows) == (3 if kind == "plate" else 4)
+    np.testing.assert_allclose(sum(evaluated(model, r)[0] for r in rows), full_bound()[0], rtol=1e-11)
+
+
+def test_sweep_of_a_subsampling_model_counts_overlapping_rows_once():
+    """50 rows: the third batch of 20 repeats ten."""
+    X, y = (a[:50] for a in data())
+    rows = list(ArraySource((X,), {"y": y}, B, 0, "data", 50).sweep(B))
+    whole = Batch((jnp.asarray(X),), {"y": jnp.asarray(y)}, jnp.ones(50), jax.random.key(0))
+    want = float(parts(classifier, whole)[0])
+    np.testing.assert_allclose(sum(evaluated(subsampled, r)[0] for r in rows), want, rtol=1e-11)
+
+
+@eqx.filter_jit
+def bound_of(hyper, latent):
+    """The bound over all data at a fit's hyperparameters and q(u)."""
+    X, y = map(jnp.asarray, data())
+    q = FullGaussian(latent.mean, jnp.linalg.cholesky(jnp.eye(8) - latent.reduction))
+    batch = Batch((X,), {"y": y}, jnp.ones(N), jax.random.key(0))
+    return terms(classifier, Expectation(), hyper, Inducing({"f": latent.inducing}, {"f": q}), batch).bound
+
+
+@pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])
+def test_log_evidence_is_the_bound_over_all_data(kind):
+    X, y = data()
+    fits = {"arrays": array_fit, "stream": stream_fit, "plate": lambda: pg.fit(subsampled, METHOD, 0, X, y=y)}
+    fit = fits[kind]()
+    assert fit.stats["batch_size"] == B and fit.result == Result.completed
+    np.testing.assert_allclose(fit.log_evidence, float(bound_of(fit.hyper, fit.latent["f"].draw(0))), rtol=1e-8)
+
+
+# Memory maps
+
+
+def on_disk(folder, X, y):
+    for name, array in (("X", X), ("y", y)):
+        np.save(folder / f"{name}.npy", array)
+    return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in "Xy")
+
+
+def test_memory_map_gives_the_fit_of_arrays(tmp_path):
+    X, y = on_disk(tmp_path, *data())
+    fit = fitted(X, y=y)
+    assert same(fit, array_fit()) and fit.log_evidence == array_fit().log_evidence
+    assert isinstance(fit.args[0], np.memmap) and isinstance(fit.kwargs["y"], np.memmap)
+
+
+def test_nan_late_in_a_memory_map_loses_nothing(tmp_path):
+    X, y = (a.copy() for a in data())
+    seed = array_seed()
+    row = int(ArraySource((X,), {}, B, seed).indices(2)[0])
+    assert row not in ArraySource((X,), {}, B, seed).indices(0)
+    X[row, 1] = np.nan
+    told = rf"batch 2 .*nan in positional argument 0 at row {row} of the data, column 1"
+    with pytest.raises(FitError, match=told) as caught:
+        fitted(on_disk(tmp_path, X, y)[0], y=y, method=dataclasses.replace(METHOD, inducing="kmeans"))
+    fit = caught.value.fit
+    assert fit.result == Result.nonfinite and fit.stats["steps"] == 2 and "batch 2" in fit.stats["bad_batch"]
+    assert np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def array_seed():
+    """The seed that `fitted` shuffles by."""
+    key = jax.random.split(jax.random.key(0), 3)[0]
+    return int(jax.random.randint(key, (), 0, 2**31 - 1))
+
+
+def test_nan_in_the_first_batch_is_refused_before_any_work(tmp_path):
+    X, y = (a.copy() for a in data())
+    X[int(ArraySource((X,), {}, B, array_seed()).indices(0)[3])] = np.inf
+    with pytest.raises(DataError, match="batch 0 .*inf in positional argument 0"):
+        fitted(on_disk(tmp_path, X, y)[0], y=y)
+
+
+def test_model_that_subsamples_a_memory_map_is_refused(tmp_path):
+    X, y = on_disk(tmp_path, *data())
+    with pytest.raises(DataError, match="plate 'data' subsamples"):
+        pg.fit(subsampled, dataclasses.replace(METHOD, batch_size=30), 0, X, y=y)
+
+
+def test_labels_outside_the_support_are_found_in_every_batch():
+    X, y = data()
+    y = y.copy()
+    y[ArraySource((X,), {}, B, array_seed()).indices(2)[0]] = -1
+    with pytest.raises(DataError, match="outside the support"):
+        fitted(X, y=y)
+
+
+# Streams
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter(batches()),
+        lambda: (batch for batch in batches()),
+        lambda: lambda: iter(batches(3)),
+        lambda: [{"X": jnp.asarray(X), "y": list(y)} for X, y in batches(3)],
+        lambda: [[X, y == 1] for X, y in batches(3)],
+    ],
+    ids=["iterator", "generator", "function", "dictionaries", "booleans"],
+)
+def test_streams_of_the_same_batches_give_the_same_fit(make):
+    fit = fitted(Stream(make(), N))
+    assert same(fit, stream_fit()) and fit.result == Result.completed
+    assert fit.log_evidence is None or fit.log_evidence == stream_fit().log_evidence
+
+
+def test_stream_gives_the_fit_of_arrays():
+    """The batches that arrays are cut into, as a stream."""
+    X, y = data()
+    source = ArraySource((X,), {"y": y}, B, array_seed())
+    items = [(r.args[0], r.kwargs["y"]) for _, r in zip(range(STEPS), source.batches(0), strict=False)]
+    # Of a stream one batch is known at the start: the points' scales would differ.
+    method = dataclasses.replace(METHOD, inducing=X[:8], train_inducing=False)
+    stream, arrays = fitted(Stream(items, N), method=method), fitted(X, y=y, method=method)
+    np.testing.assert_allclose(stream.stats["bounds"], arrays.stats["bounds"], rtol=1e-12)
+    np.testing.assert_allclose(stream.predict(X_NEW).probs, arrays.predict(X_NEW).probs, rtol=1e-12)
+
+
+def test_generator_that_ends_early():
+    with pytest.raises(FitError, match="stream_ended") as caught:
+        fitted(Stream(iter(batches(7)), N))
+    fit = caught.value.fit
+    assert fit.result == Result.stream_ended and fit.stats["steps"] == 7 and fit.log_evidence is None
+    np.testing.assert_allclose(fit.stats["bounds"], stream_fit().stats["bounds"][:7], rtol=1e-12)
+    assert np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_smaller_last_batch_is_weighted_by_its_own_size():
+    X, y = data()
+    source = StreamSource(Stream([(X[:B], y[:B]), (X[B:25], y[B:25])], 25), classifier)
+    rows = list(zip(range(2), source.batches(0), strict=False))
+    (_, first), (_, last) = rows
+    np.testing.assert_allclose((first.weights.sum(), last.weights.sum()), 25.0)
+    assert last.args[0].shape == (B, 2) and np.count_nonzero(last.weights) == 5
+
+
+@pytest.mark.parametrize(
+    "stream, words",
+    [
+        (lambda: Stream([], N), "holds no batch"),
+        (lambda: Stream(batches(3), 0), "num_data=0"),
+        (lambda: Stream([{"inputs": data()[0]}], N), "does not fit the model's arguments"),
+        (lambda: Stream([(*data(), 1, 2)], N), "too many positional"),
+        (lambda: Stream([data()[0]], N), "of type ndarray"),
+        (lambda: Stream([()], N), "missing a required argument"),
+        (lambda: Stream([(data()[0][:0], data()[1][:0])], N), "0 rows"),
+        (lambda: Stream([(data()[0].astype(str), data()[1])], N), "convert them to numbers"),
+        (lambda: Stream([(data()[0], data()[1] - 5)], N), "outside the support"),
+    ],
+)  # fmt: skip
+def test_first_batches_that_cannot_be_used(stream, words):
+    with pytest.raises(DataError, match=words):
+        fitted(stream())
+
+
+@pytest.mark.parametrize(
+    "bad, words",
+    [
+        (lambda X, y: (data()[0], data()[1]), r"60 rows, and the first one 20"),
+        (lambda X, y: (X[:, :1], y), r"shapes .*\(20, 1\)"),
+        (lambda X, y: (X, y[:-1]), r"shapes .*\(19,\)"),
+        (lambda X, y: (X,), "shapes"),
+        (lambda X, y: {"Z": X}, "does not fit the model's arguments"),
+    ],
+)
+def test_late_batches_that_cannot_be_used_lose_nothing(bad, words):
+    items = batches(14)
+    items[7] = bad(*items[7])
+    with pytest.raises(FitError, match=f"batch 7 .*{words}") as caught:
+        fitted(Stream(iter(items), N))
+    fit = caught.value.fit
+    assert fit.stats["steps"] == 7 and np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+@pytest.mark.parametrize("bad", [lambda X, y: (X[:, :1], y), lambda X, y: (X * np.nan, y)], ids=["shape", "nan"])
+def test_bad_batch_of_a_list_loses_nothing(bad):
+    """Which would be met again where the bound is summed over all data."""
+    items = batches(9)
+    items[7] = bad(*items[7])
+    with pytest.raises(FitError, match="batch 7 ") as caught:
+        fitted(Stream(items, 9 * B))
+    fit = caught.value.fit
+    assert fit.stats["steps"] == 7 and fit.log_evidence is None and np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_error_of_the_users_stream_loses_nothing():
+    with pytest.raises(FitError, match="batch 12 .*OSError: shard 3 is gone") as caught:
+        fitted(Stream(iter(stopping_at(12, OSError("shard 3 is gone"))()), N))
+    assert caught.value.fit.stats["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    "which, name", [(0, "positional argument 0 at row 4 of the batch, column 1"), (1, "y at row 4")]
+)
+def test_nan_late_in_a_stream_loses_nothing(which, name):
+    items = [(X.copy(), y.astype(float)) for X, y in batches(14)]
+    items[8][which][(4, 1)[: 2 - which]] = np.nan
+    with pytest.raises(FitError, match=f"batch 8 .*nan in {name}") as caught:
+        fitted(Stream(iter(items), N))
+    fit = caught.value.fit
+    assert fit.result == Result.nonfinite and fit.stats["steps"] == 8 and name in fit.stats["bad_batch"]
+    np.testing.assert_allclose(fit.stats["bounds"], stream_fit().stats["bounds"][:8], rtol=1e-12)
+    assert np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_keywords_beside_a_stream_reach_the_model():
+    probit = fitted(Stream(batches(3), N), link="probit")
+    assert probit.kwargs["link"] == "probit"
+    assert abs(probit.log_evidence - stream_fit().log_evidence) > 1e-3
+    with pytest.raises(DataError, match="only positional argument"):
+        fitted(Stream(batches(3), N), data()[0])
+
+
+def test_numbers_that_differ_from_batch_to_batch_are_not_shared():
+    """A number in a stream's batch is that batch's own."""
+    X, y = batches(1)[0]
+    source = StreamSource(Stream([(X, y, s) for s in (0.5, 2.0)], N), lambda X, y, s: None)
+    rows = [r for _, r in zip(range(2), source.batches(0), strict=False)]
+    constant, varying = long_run.stack(rows, jax.random.split(jax.random.key(0), 2))
+    assert constant.kwargs["s"] is None
+    np.testing.assert_array_equal(varying.kwargs["s"], [0.5, 2.0])
+
+
+def test_stream_with_fewer_rows_than_told_warns():
+    with pytest.warns(UserWarning, match="60 rows, and num_data=100"):
+        list(StreamSource(Stream(batches(3), 100), classifier).sweep(B))
+
+
+def test_sweep_leaves_a_stream_without_end():
+    rows = list(StreamSource(Stream(batches(12), 50), classifier).sweep(B))
+    assert sum(r.weights.sum() for r in rows) == 50
+
+
+# Checkpoints
+
+
+def test_checkpoints_change_nothing_and_keep_the_newest(tmp_path):
+    X, y = data()
+    fit = fitted(X, y=y, method=with_checkpoints(tmp_path, keep=3))
+    assert same(fit, array_fit()) and "checkpoint_error" not in fit.stats
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [f"step-{n:09d}.ckpt" for n in (10, 15, 20)]
+
+
+def interrupted(folder, step=12, **settings):
+    fit = fitted(Stream(stopping_at(step, KeyboardInterrupt()), N), method=with_checkpoints(folder, **settings))
+    assert fit.result == Result.interrupted and fit.stats["steps"] == step // CHUNK * CHUNK
+    return fit
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_draws": 3}], ids=["quadrature", "draws"])
+def test_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings, tmp_path):
+    interrupted(tmp_path, **settings)
+    fit = fitted(Stream(batches(3), N), method=with_checkpoints(tmp_path, **settings))
+    whole = fitted(Stream(batches(3), N), method=dataclasses.replace(METHOD, **settings))
+    assert same(fit, whole) and fit.log_evidence == whole.log_evidence
+
+
+def test_run_that_was_killed_is_resumed(tmp_path):
+    """SIGKILL in the middle of a run in another process."""
+    code = (
+        "import sys, time; sys.path.insert(0, 'tests')\n"
+        "import test_long_runs as t, ppl_gp as pg; from ppl_gp.infer import long_run; long_run.CHUNK = t.CHUNK\n"
+        "def slow():\n"
+        "    for batch in t.batches(3):\n"
+        "        yield batch; time.sleep(0.3)\n"
+        "t.fitted(t.Stream(slow, t.N), method=t.with_checkpoints(sys.argv[1]))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1], env=os.environ
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("*10.ckpt")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL and not list(tmp_path.glob("*20.ckpt"))
+    fit = fitted(Stream(batches(3), N), method=with_checkpoints(tmp_path))
+    assert same(fit, stream_fit()) and fit.log_evidence == stream_fit().log_evidence
+
+
+def test_finished_run_is_not_run_again(tmp_path):
+    """Neither one that made all steps nor one that had ended by itself."""
+    X, y = data()
+    method = with_checkpoints(tmp_path, patience=2, natural_rate=1.0, learning_rate=1.0)
+    first = fitted(X, y=y, method=method)
+    assert first.result == Result.converged and first.stats["steps"] < STEPS
+    again = fitted(X, y=y, method=method)
+    assert same(first, again) and again.result == Result.converged
+
+
+def test_resume_false_starts_anew_and_replaces_the_old_files(tmp_path):
+    X, y = data()
+    method = with_checkpoints(tmp_path)
+    fitted(X, y=y, method=method)
+    anew = with_checkpoints(tmp_path, resume=False, learning_rate=0.01)
+    fit = fitted(Stream(stopping_at(12, KeyboardInterrupt()), N), method=anew)
+    assert fit.stats["steps"] == 10
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [f"step-{n:09d}.ckpt" for n in (5, 10)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with a finished run's newest checkpoint; to be copied."""
+    folder = tmp_path_factory.mktemp("saved")
+    X, y = data()
+    fitted(X, y=y, method=with_checkpoints(folder, keep=1))
+    return folder / f"step-{STEPS:09d}.ckpt"
+
+
+def copied(saved, folder) -> Path:
+    path = folder / saved.name
+    path.write_bytes(saved.read_bytes())
+    return path
+
+
+def classifier_too(X, y=None):
+    classifier(X, y)
+
+
+def with_header(path, change):
+    """The same file with another header."""
+    with zipfile.ZipFile(path) as archive:
+        members = {n: archive.read(n) for n in archive.namelist()}
+    members["header.json"] = json.dumps(change(json.loads(members["header.json"]))).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def test_checkpoint_of_another_run(saved, tmp_path):
+    X, y = data()
+    copied(saved, tmp_path)
+    method = with_checkpoints(tmp_path)
+    others = {
+        "model was .*classifier.*classifier_too": lambda: pg.fit(classifier_too, method, 0, X, y=y),
+        "data was": lambda: fitted(X + 1.0, y=y, method=method),
+        "num_data was 60 and is 59": lambda: fitted(X[1:], y=y[1:], method=method),
+        "method was .*max_steps=20.*max_steps=19": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, max_steps=19)
+        ),
+        "method was .*learning_rate": lambda: fitted(X, y=y, method=dataclasses.replace(method, learning_rate=0.1)),
+        "data was .* and": lambda: fitted(X, y=y, link="probit", method=method),
+        "inducing=greedy.* and is .*inducing=kmeans": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, inducing="kmeans")
+        ),
+        "inducing=greedy.* and is .*inducing=": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, inducing=X[:8])
+        ),
+        "key was": lambda: pg.fit(classifier, method, 1, X, y=y),
+    }
+    for words, call in others.items():
+        with pytest.raises(StoreError, match=rf"step-0+20.ckpt belongs to another run.*{words}.*resume=False"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-500]), "damaged"),
+        (lambda path: path.write_bytes(b""), "damaged"),
+        (lambda path: path.write_bytes(b"PK of another program"), "damaged"),
+        (lambda path: with_header(path, lambda h: {**h, "version": 99}), "version 99; this installation reads"),
+        (lambda path: with_header(path, lambda h: {**h, "format": "other"}), "format 'other'"),
+        (lambda path: with_header(path, lambda h: [h]), "damaged"),
+    ],
+    ids=["truncated", "empty", "foreign", "version", "format", "list"],
+)
+def test_checkpoint_that_cannot_be_read(damage, words, saved, tmp_path):
+    X, y = data()
+    damage(copied(saved, tmp_path))
+    with pytest.raises(StoreError, match=rf"step-0+20.ckpt .*{words}.*Give another folder, delete this one"):
+        fitted(X, y=y, method=with_checkpoints(tmp_path))
+
+
+def test_checkpoint_with_other_arrays(saved, tmp_path):
+    """Arrays that this run's state does not have, or of other shapes."""
+    state = {"a": jnp.zeros(3)}
+    files = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
+    files.save(state, np.zeros(4), 4, last=True)
+    again = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
+    assert again.restore(state)[1].shape == (4,)
+    with pytest.raises(StoreError, match="holds 2 arrays, and this run has 3"):
+        again.restore({**state, "b": jnp.zeros(2)})
+    with pytest.raises(StoreError, match=r"shape \(3,\).*\(4,\)"):
+        again.restore({"a": jnp.zeros(4)})
+    with pytest.raises(StoreError, match="type float64 .* float32"):
+        again.restore({"a": jnp.zeros(3, jnp.float32)})
+
+
+@pytest.mark.parametrize("what", ["replace", "fsync"])
+def test_full_disk_does_not_end_the_run(what, tmp_path, monkeypatch):
+    X, y = data()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_module.os, what, full)
+    with pytest.warns(UserWarning, match="cannot write a checkpoint.*No space left.*The run goes on"):
+        fit = fitted(X, y=y, method=with_checkpoints(tmp_path))
+    assert same(fit, array_fit())
+    assert "No space left" in fit.stats["checkpoint_error"] and list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_is_full_for_a_while(tmp_path, monkeypatch):
+    X, y = data()
+    replace, calls = os.replace, []
+
+    def full_once(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        replace(*args)
+
+    monkeypatch.setattr(checkpoint_module.os, "replace", full_once)
+    with pytest.warns(UserWarning, match="cannot write"):
+        fit = fitted(X, y=y, method=with_checkpoints(tmp_path))
+    assert "checkpoint_error" not in fit.stats
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [f"step-{n:09d}.ckpt" for n in (15, 20)]
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    X, y = data()
+    with pytest.warns(UserWarning, match="cannot write a checkpoint"):
+        fit = fitted(X, y=y, method=with_checkpoints(tmp_path / "file"))
+    assert same(fit, array_fit()) and "checkpoint_error" in fit.stats
+
+
+def test_half_written_files_of_a_killed_run_are_removed(saved, tmp_path):
+    copied(saved, tmp_path)
+    half = tmp_path / ".step-000000020.ckpt.0123456789abcdef"
+    half.write_bytes(saved.read_bytes()[:1000])
+    X, y = data()
+    assert same(fitted(X, y=y, method=with_checkpoints(tmp_path)), array_fit()) and not half.exists()
+
+
+# How a run ends
+
+
+@functools.cache
+def interrupted_fit():
+    return fitted(Stream(stopping_at(12, KeyboardInterrupt()), N))
+
+
+def test_interrupted_fit_predicts():
+    fit = interrupted_fit()
+    assert fit.result == Result.interrupted and fit.stats["steps"] == 10
+    np.testing.assert_array_equal(fit.stats["bounds"], stream_fit().stats["bounds"][:10])
+    assert np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_ctrl_c_in_a_compiled_step(monkeypatch):
+    calls, real = [], long_run.advance
+
+    def advance(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(long_run, "advance", advance)
+    X, y = data()
+    fit = fitted(X, y=y)
+    assert fit.result == Result.interrupted and fit.stats["steps"] == 10
+    assert np.isfinite(fit.log_evidence) and np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_patience_ends_a_run_that_no_longer_gains():
+    """The bound's average over five steps fell: by a learning rate that is far too large."""
+    X, y = data()
+    fit = fitted(X, y=y, method=dataclasses.replace(METHOD, patience=2, natural_rate=1.0, learning_rate=1.0))
+    bounds = fit.stats["bounds"]
+    assert fit.result == Result.converged and len(bounds) < STEPS
+    assert np.mean(bounds[-2:]) <= np.mean(bounds[-4:-2])
+    assert fitted(X, y=y, method=dataclasses.replace(METHOD, patience=STEPS)).stats["steps"] == STEPS
+
+
+def test_warm_up_holds_hyperparameters_and_inducing_points():
+    X, y = data()
+    start, Z = {"lengthscale": 0.7, "variance": 1.3}, X[:8]
+    method = dataclasses.replace(METHOD, hyper=pg.MAP(init=start), inducing=Z, warm_up=STEPS)
+    held = fitted(X, y=y, method=method)
+    np.testing.assert_allclose([held.hyper[k] for k in start], list(start.values()), rtol=1e-12)
+    np.testing.assert_allclose(held.inducing.Z, Z, rtol=1e-12)
+    assert held.stats["bounds"][-1] > held.stats["bounds"][0] and np.abs(held.latent["f"].mean).max() > 0.1
+    moved = fitted(X, y=y, method=dataclasses.replace(method, warm_up=STEPS - 1))
+    assert abs(moved.hyper["lengthscale"] - 0.7) > 1e-4 and np.abs(moved.inducing.Z - Z).max() > 1e-4
+
+
+def _constant(step):
+    return 0.05
+
+
+def test_schedules():
+    """An optax schedule that says what a number does gives the same run; another gives another."""
+    X, y = data()
+    plain = array_fit().stats["bounds"]
+    cosine = optax.cosine_decay_schedule(0.05, STEPS, alpha=0.01)
+    decay = optax.exponential_decay(0.1, STEPS, 0.1)
+    same_rates = dataclasses.replace(METHOD, learning_rate=cosine, natural_rate=decay)
+    np.testing.assert_allclose(fitted(X, y=y, method=same_rates).stats["bounds"], plain, rtol=1e-10)
+    other = fitted(X, y=y, method=dataclasses.replace(METHOD, learning_rate=_constant)).stats["bounds"]
+    np.testing.assert_allclose(other[:2], plain[:2], rtol=1e-10)
+    assert np.abs(other[-1] - plain[-1]) > 1e-4
+
+
+def test_progress_is_drawn_on_stderr_when_asked(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a bar is drawn on a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    X, y = data()
+    fitted(X, y=y)
+    assert capsys.readouterr() == ("", "")
+    fitted(X, y=y, progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and "SVGP" in err and "20/20" in err
+
+
+def test_chunks():
+    """All batches once, in order; a chunk's length has a divisor near the largest, or single steps at the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(long_run, "CHUNK", 20)
+        assert [long_run.chunk_size(n) for n in (3000, 997, 1, 7, 30, 34)] == [20, 20, 1, 7, 15, 17]
+
+
+def test_second_fit_does_not_trace_the_step_again():
+    X, y = data()
+    array_fit(), stream_fit()
+    before = training.advance._cached._cache_size(), training.bound_terms._cached._cache_size()
+    again = pg.fit(classifier, METHOD, 3, X + 0.1, y=1 - y)
+    assert (training.advance._cached._cache_size(), training.bound_terms._cached._cache_size()) == before
+    assert not np.allclose(again.stats["bounds"], array_fit().stats["bounds"])

@@ -1,0 +1,288 @@
+"""SVGP against what it must equal: full VI where Z = X, exact regression, the collapsed bound, other parameterisations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import small_fits
+
+import ppl_gp as pg
+from ppl_gp.factors import read
+from ppl_gp.local.method import log_evidence
+from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.collapsed import collapsed
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import DiagonalGaussian, FullGaussian, Sites, UnwhitenedGaussian
+from ppl_gp.sparse.inducing import Points
+from ppl_gp.sparse.projection import explained
+from ppl_gp.sparse.root import DiagonalRoot, dense_root
+from ppl_gp.sparse.select import greedy, select
+
+FIXED = pg.Fixed(small_fits.HYPER)
+HELD = {"hyper": FIXED, "train_inducing": False}
+
+
+def noisy(X, y=None):
+    """Matern52 regression, unit variance, length scale and noise variance: GPflow's defaults."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.Matern52(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+
+def regression(X, y=None):
+    """RBF regression with three hyperparameters and a linear mean."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    f = numpyro.sample(
+        "f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, pg.means.Linear(jnp.array([0.5, 0.0])), 1e-6)
+    )
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def batch_of(X, y):
+    return Batch((jnp.asarray(X),), {"y": jnp.asarray(y)}, jnp.ones(len(X)), jax.random.key(0))
+
+
+@functools.cache
+def data():
+    X, y, X_new = small_fits.classification()
+    return jnp.asarray(X), jnp.asarray(y), jnp.asarray(X_new)
+
+
+@functools.cache
+def on_all_points():
+    """SVGP with Z = X, and VI, at the same hyperparameters."""
+    X, y, _ = data()
+    sparse = pg.fit(small_fits.classifier, pg.SVGP(inducing=X, num_nodes=64, tol=1e-9, **HELD), 0, X, y=y)
+    return sparse, pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
+
+
+def test_inducing_points_at_all_inputs_give_full_variational_inference():
+    (sparse, vi), (X, y, X_new) = on_all_points(), data()
+    assert sparse.result == vi.result == "converged"
+    assert abs(sparse.log_evidence - vi.log_evidence) < 1e-6
+    ours, theirs = sparse.predict(X_new), vi.predict(X_new)
+    for name in ("f_mean", "f_variance", "probs"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-6)
+    joint, exact = sparse.posterior(X_new, joint=True), vi.posterior(X_new, joint=True)
+    np.testing.assert_allclose(joint.covariance_matrix, exact.covariance_matrix, atol=1e-6)
+
+
+def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inference():
+    (sparse, vi), (X, y, _) = on_all_points(), data()
+    latent = sparse.latent["f"].draw(0)
+    S = add_diagonal(-latent.reduction, 1.0)
+    q = FullGaussian(latent.mean, jnp.linalg.cholesky(S))
+
+    def bound(hyper):
+        inducing = Inducing({"f": latent.inducing}, {"f": q})
+        return terms(small_fits.classifier, Expectation(64), hyper, inducing, batch_of(X, y)).bound
+
+    def full(hyper):
+        factors = read(small_fits.classifier, X, y=y, hyper=hyper)
+        return log_evidence(pg.VI(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik, None)[0]
+
+    ours, theirs = jax.jit(jax.grad(bound))(vi.hyper), jax.jit(jax.grad(full))(vi.hyper)
+    for name in theirs:
+        assert abs(ours[name] - theirs[name]) < 1e-5 * (1 + abs(theirs[name])), name
+
+
+def test_one_natural_step_turns_the_prior_into_exact_regression():
+    """The numbers of GPflow's documentation, notebook `natural_gradients`: -426.9017 before the step, -139.5641 after."""
+    np.random.seed(0)
+    X = np.random.uniform(size=(100, 2))
+    y = np.sin(10 * X[:, 0]) + 5 * X[:, 1] ** 2
+    fit = pg.fit(noisy, pg.SVGP(inducing=X, train_inducing=False, max_steps=20), 0, X, y=y)
+    np.testing.assert_allclose(fit.stats["bounds"][:3], [-426.9017, -139.5641, -139.5641], atol=2e-4)
+    K = np.asarray(pg.kernels.Matern52(1.0, 1.0)(X, X))
+    C = K + np.eye(100)
+    exact = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(C)[1] - 50 * np.log(2 * np.pi)
+    assert abs(fit.log_evidence - exact) < 1e-5
+    np.testing.assert_allclose(fit.predict(X[:5]).f_mean, (K @ np.linalg.solve(C, y))[:5], atol=1e-5)
+
+
+@functools.cache
+def gaussian():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 2))
+    return X, np.sin(2 * X[:, 0]) + 0.5 * X[:, 0] + 0.2 * rng.normal(size=60)
+
+
+def test_one_natural_step_is_the_collapsed_optimum():
+    X, y = gaussian()
+    Z, hyper = X[:12], {"lengthscale": 0.8, "variance": 1.5, "noise": 0.3}
+    held = {"inducing": Z, "train_inducing": False, "hyper": pg.Fixed(hyper)}
+    by_steps = pg.fit(regression, pg.SVGP(max_steps=20, **held), 0, X, y=y)
+    in_closed_form = pg.fit(regression, pg.SVGP(collapsed=True, **held), 0, X, y=y)
+    assert abs(by_steps.stats["bounds"][1] - by_steps.stats["bounds"][-1]) < 1e-8
+    assert abs(by_steps.log_evidence - in_closed_form.log_evidence) < 1e-8
+    # Titsias (2009, eq. 9): log N(y | m, Q + noise^2 I) - tr(K - Q) / (2 noise^2).
+    K = np.asarray(pg.kernels.RBF(1.5, 0.8)(X, X)) + 1e-6 * np.eye(60)
+    Kuf, Kuu = np.asarray(pg.kernels.RBF(1.5, 0.8)(Z, X)), K[:12, :12]
+    Q = Kuf.T @ np.linalg.solve(Kuu, Kuf)
+    r, C = y - 0.5 * X[:, 0], Q + 0.09 * np.eye(60)
+    titsias = -0.5 * r @ np.linalg.solve(C, r) - 0.5 * np.linalg.slogdet(C)[1] - 30 * np.log(2 * np.pi)
+    titsias -= np.trace(K - Q) / (2 * 0.09)
+    assert abs(in_closed_form.log_evidence - titsias) < 1e-6
+
+
+def test_the_collapsed_bound_has_the_right_gradient():
+    X, y = gaussian()
+
+    def bound(theta):
+        hyper = {"lengthscale": jnp.exp(theta[0]), "variance": jnp.exp(theta[1]), "noise": jnp.exp(theta[2])}
+        variables = {"f": Points(jnp.asarray(X[:12]) + theta[3])}
+        return collapsed(regression, hyper, variables, batch_of(X, y)).bound
+
+    theta = jnp.array([0.1, 0.3, -1.0, 0.02])
+    value, gradient = jax.jit(bound), jax.jit(jax.grad(bound))(theta)
+    for i in range(4):
+        step = 1e-5 * jnp.eye(4)[i]
+        numeric = (value(theta + step) - value(theta - step)) / 2e-5
+        assert abs(numeric - gradient[i]) < 1e-5 * (1 + abs(gradient[i])), i
+
+
+def test_the_collapsed_climb_reaches_a_stationary_point_and_the_stochastic_run_does_not_pass_it():
+    X, y = gaussian()
+    climbed = pg.fit(regression, pg.SVGP(num_inducing=15, collapsed=True), 0, X, y=y)
+    trained = pg.fit(regression, pg.SVGP(num_inducing=15, max_steps=400), 0, X, y=y)
+    exact = pg.fit(regression, pg.Laplace(hyper=pg.Fixed(climbed.hyper)), 0, X, y=y)
+    assert climbed.result == "converged" and trained.result in ("converged", "completed")
+    assert climbed.log_evidence < exact.log_evidence + 1e-8
+    assert trained.stats["bounds"][-1] < climbed.stats["bounds"][-1] + 1e-6
+    assert trained.stats["bounds"][-1] > climbed.stats["bounds"][-1] - 1.0
+
+
+def test_collapsed_refuses_what_it_cannot_do():
+    X, y, _ = data()
+    with pytest.raises(pg.ModelError, match="not Gaussian"):
+        pg.fit(small_fits.classifier, pg.SVGP(collapsed=True), 0, X, y=y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"natural": False},
+        {"whiten": False},
+        {"dual_bound": True},
+        {"covariance": "decoupled", "natural": False},
+    ],
+    ids=str,
+)
+def test_parameterisations_reach_the_same_optimum(options):
+    X, y, X_new = data()
+    common = {"inducing": X[:10], "learning_rate": 0.02, "max_steps": 3000}
+    natural = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
+    other = pg.fit(small_fits.classifier, pg.SVGP(**common, **HELD, **options), 0, X, y=y)
+    gain = other.log_evidence - natural.log_evidence
+    if "covariance" in options:  # more points for the mean: at least as good
+        assert gain > 1e-3
+    else:
+        assert abs(gain) < 1e-4
+        np.testing.assert_allclose(other.predict(X_new).f_mean, natural.predict(X_new).f_mean, atol=2e-2)
+
+
+def test_a_diagonal_covariance_is_a_looser_bound():
+    X, y, _ = data()
+    full = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
+    diagonal = pg.SVGP(inducing=X[:10], covariance="diagonal", learning_rate=0.1, max_steps=1000, **HELD)
+    assert pg.fit(small_fits.classifier, diagonal, 0, X, y=y).log_evidence < full.log_evidence - 0.01
+
+
+def test_more_inducing_points_never_loosen_the_bound():
+    X, y, _ = data()
+    bounds = [
+        pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:m], **HELD), 0, X, y=y).log_evidence for m in (3, 9, 25)
+    ]
+    assert bounds[0] < bounds[1] < bounds[2] <= on_all_points()[1].log_evidence + 1e-6
+
+
+def _families(M):
+    rng = np.random.default_rng(0)
+    loc, raw = jnp.asarray(rng.normal(size=M)), jnp.asarray(np.tril(rng.normal(size=(M, M))) + 2 * np.eye(M))
+    return loc, raw
+
+
+def test_every_family_says_the_same_of_one_distribution():
+    X, _, _ = data()
+    prior, points = pg.GP(pg.kernels.RBF(2.0, 1.2), X), Points(X[:6])
+    root = points.root(prior)
+    loc, L = _families(6)
+    S = L @ L.T
+    whitened = FullGaussian(loc, L).whitened(root, points, prior)
+    unwhitened = UnwhitenedGaussian(root.L @ loc, root.L @ L).whitened(root, points, prior)
+    nat2 = jnp.linalg.inv(S) - jnp.eye(6)
+    sites = Sites(jnp.linalg.solve(S, loc), nat2).whitened(root, points, prior)
+    carried = Sites(jnp.linalg.solve(S, loc), nat2, root.L).whitened(root, points, prior)
+    kl = 0.5 * (jnp.trace(S) + loc @ loc - 6 - jnp.linalg.slogdet(S)[1])
+    for q in (whitened, unwhitened, sites, carried):
+        np.testing.assert_allclose(q.mean, loc, atol=1e-8)
+        np.testing.assert_allclose(q.reduction, np.eye(6) - S, atol=1e-8)
+        assert abs(q.kl - kl) < 1e-8
+    diagonal = DiagonalGaussian(loc, jnp.zeros(6)).whitened(root, points, prior)
+    assert abs(diagonal.kl - 0.5 * loc @ loc) < 1e-12 and not diagonal.reduction.any()
+
+
+def test_the_reverse_rules_are_the_derivatives_of_the_plain_formulas():
+    rng = np.random.default_rng(2)
+    M, B = 7, 11
+    H, C = jnp.asarray(rng.normal(size=(M, M))), jnp.asarray(rng.normal(size=(M, B)))
+    loc, L = _families(M)
+    w1, w2 = jnp.asarray(rng.normal(size=B)), jnp.asarray(rng.normal(size=B))
+
+    def fast(H, C, loc, L):
+        root = dense_root(H @ H.T + jnp.eye(M), jnp.asarray(1e-8))
+        mean, square = explained(root, C, loc, jnp.eye(M) - L @ L.T)
+        return w1 @ mean + w2 @ square + jnp.sum(jnp.sin(root.whiten(C))) + jnp.sum(root.color(C) ** 3)
+
+    def plain(H, C, loc, L):
+        R = jnp.linalg.cholesky(H @ H.T + jnp.eye(M))
+        A = jax.scipy.linalg.solve_triangular(R, C, lower=True)
+        square = jnp.sum(A**2, 0) - jnp.sum((L.T @ A) ** 2, 0)
+        return w1 @ (loc @ A) + w2 @ square + jnp.sum(jnp.sin(A)) + jnp.sum((R @ C) ** 3)
+
+    assert abs(fast(H, C, loc, L) - plain(H, C, loc, L)) < 1e-9
+    for ours, theirs in zip(*(jax.grad(f, (0, 1, 2, 3))(H, C, loc, L) for f in (fast, plain)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_other_roots_and_several_functions_share_the_projection():
+    rng = np.random.default_rng(3)
+    variance, C = jnp.asarray(rng.uniform(0.5, 2.0, size=5)), jnp.asarray(rng.normal(size=(5, 8)))
+    loc, L = jnp.asarray(rng.normal(size=(3, 5))), jnp.asarray(rng.normal(size=(3, 5, 5)))
+    P = jnp.eye(5) - L @ jnp.swapaxes(L, 1, 2)
+    dense = explained(dense_root(jnp.diag(variance), jnp.asarray(1e-8)), C, loc, P)
+    diagonal = explained(DiagonalRoot(variance), C, loc, P)
+    for a, b in zip(dense, diagonal, strict=True):
+        assert a.shape == (3, 8)
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_greedy_selection_is_pivoted_cholesky_and_stops_where_nothing_is_left():
+    rng = np.random.default_rng(4)
+    X = rng.uniform(-3, 3, size=(80, 1))
+    prior = pg.GP(pg.kernels.RBF(1.0, 1.0), X)
+    rows, variance = greedy(prior, 6)
+    K = np.asarray(prior.covariance_matrix)
+    for i in range(1, 6):
+        chosen = np.asarray(rows[:i])
+        left = np.diag(K) - np.sum(K[:, chosen] * np.linalg.solve(K[np.ix_(chosen, chosen)], K[chosen]).T, 1)
+        assert rows[i] == np.argmax(left) and abs(variance[i] - left.max()) < 1e-6
+    few = select("greedy", prior, X, 70, seed=0, tol=1e-4)
+    assert 6 < len(few) < 25
+
+
+@pytest.mark.parametrize("rule", ["greedy", "kmeans", "subset"])
+def test_selections_have_distinct_rows_of_the_right_shape(rule):
+    X = np.repeat(np.random.default_rng(5).normal(size=(30, 2)), 3, axis=0)
+    prior = pg.GP(pg.kernels.RBF(1.0, 1.0), X)
+    Z = select(rule, prior, X, 12, seed=0)
+    assert Z.shape == (12, 2) and len(np.unique(Z, axis=0)) == 12
+    assert len(select(rule, prior, X, 500, seed=0)) == 30
