@@ -17,8 +17,9 @@
 # **Claim.** A declared model needs no change for large data: minibatches, files that stay on disk, streams, interrupted
 # runs and several devices are matters of the call. On data drawn from a known function,
 #
-# 1. the fit recovers the length scales and the variance that drew the data, and the probabilities of unseen rows;
-# 2. natural gradients get as far as Adam in fewer steps and in less time;
+# 1. the fit recovers the length scales that drew the data, and the probabilities of unseen rows;
+# 2. natural gradients come near the final bound in fewer steps than Adam, whose rate must be tuned; a step of theirs costs
+#    more, and on this easy function Adam at a good rate is as quick in seconds and ends at the same bound;
 # 3. a memory map gives the same numbers, a stream of batches the same posterior up to the noise of minibatches;
 # 4. a run that was interrupted and resumed has the numbers of one that was not;
 # 5. two devices give the numbers of one;
@@ -124,11 +125,11 @@ for name, fit in fits.items():
     print(f"{name:18} {fit.log_evidence / N:.5f}   {seconds:.1f} s and {fit.stats['compile_seconds']:.1f} s to compile")
 
 # %%
-WINDOW = 20 if SMALL else 50
+WINDOW = 10
 
 
 def smooth(bounds):
-    """The bound per row, averaged over the last steps."""
+    """The bound per row, averaged over ten steps."""
     return np.convolve(bounds / N, np.ones(WINDOW) / WINDOW, mode="valid")
 
 
@@ -140,8 +141,8 @@ for (name, fit), color, line in zip(fits.items(), ("#0072B2", "#D55E00", "#E69F0
     axes[1].plot(steps * fit.stats["run_seconds"] / STEPS, curve, line, color=color, label=name)
 for ax in axes:
     ax.axhline(ceiling, color="0.5", linewidth=0.8, label="log p(y | true f)")
-axes[0].set(xlabel="step", ylabel="bound per row (nats)", title=f"{N} rows, batches of {BATCH}, M = {M}")
-axes[1].set(xlabel="seconds, without compiling", title="The same against time")
+axes[0].set(xscale="log", xlabel="step", ylabel="bound per row (nats)", title=f"{N} rows, batches of {BATCH}, M = {M}")
+axes[1].set(xscale="log", xlabel="seconds, without compiling", title="The same against time")
 axes[0].set_ylim(natural.log_evidence / N - 0.12, ceiling + 0.02)
 axes[1].legend(fontsize=9, loc="lower right")
 plt.show()
@@ -149,9 +150,16 @@ plt.show()
 # %% [markdown]
 # ## What was learned
 #
+# The length scales are found; the variance is not, and stays near its start. With the true values held fixed the bound ends
+# about 30 nats higher, of 42 500: the noise of one batch is some 2000 nats, so 600 steps hardly see it. Where such a
+# number matters, take larger batches or more steps, or start from a fit of a few thousand rows, `hyper=pg.MAP(init=...)`.
+# The probabilities do not suffer.
+#
 # Prediction takes rows by the hundred thousand: a row costs O(M²), and the training data play no part.
 
 # %%
+f_test = np.log(probability_test / (1.0 - probability_test))
+print(f"this one draw of f has mean {f_test.mean():.2f} and variance {f_test.var():.2f} in the box")
 for name in ("lengthscale", "variance"):
     print(f"{name:12} {np.round(np.asarray(natural.hyper[name]), 3)}   true {TRUE[name]}")
 natural.predict(X_test)  # compiles
@@ -168,7 +176,8 @@ truth_map = true_probability(X_map).reshape(GRID, GRID)
 fit_map = np.asarray(natural.predict(X_map).probs).reshape(GRID, GRID)
 fig, axes = plt.subplots(1, 3, figsize=(12, 3.9), sharex=True, sharey=True, layout="constrained")
 levels = np.linspace(0.0, 1.0, 11)
-for ax, values, title in ((axes[0], truth_map, "probability that drew the data"), (axes[1], fit_map, "predicted, and inducing points")):
+panels = ((truth_map, "probability that drew the data"), (fit_map, "predicted, and inducing points"))
+for ax, (values, title) in zip(axes[:2], panels, strict=True):
     filled = ax.contourf(axis, axis, values, levels=levels, cmap="cividis")
     ax.set(title=title, xlabel="$x_1$ (no unit)")
 fig.colorbar(filled, ax=axes[1], label="p(y = 1 | x)")
@@ -270,28 +279,30 @@ print(f"bound per row, last third of the steps: {svi_bound / N:.5f} +- {svi_se /
 # ## The claim, tested
 
 # %%
-# 1. The truth: hyperparameters within a quarter of it, and the probabilities of unseen rows.
-for name in ("lengthscale", "variance"):
-    ratio = np.asarray(natural.hyper[name]) / TRUE[name]
-    print(f"{name}: {np.round(ratio, 3)} of the true value")
-    assert np.all(np.abs(np.log(ratio)) < np.log(2.5 if SMALL else 1.5))
-assert error < (0.06 if SMALL else 0.02)
+# 1. The truth: the length scales, and the probabilities of unseen rows.
+ratio = np.asarray(natural.hyper["lengthscale"]) / TRUE["lengthscale"]
+assert np.all(np.abs(np.log(ratio)) < np.log(1.5 if SMALL else 1.25))
+assert error < (0.06 if SMALL else 0.015)
 assert natural.log_evidence / N < ceiling
 
-# 2. Natural gradients: the step at which they pass the best that Adam gets to.
-curve = smooth(natural.stats["bounds"])
-rivals = [name for name in fits if name != "natural gradients"]
-best = max(smooth(fits[name].stats["bounds"])[-1] for name in rivals)
-step = WINDOW + int(np.argmax(curve >= best))
-print(f"natural gradients reach Adam's last bound, {best:.5f} nats a row, at step {step} of {STEPS}")
-assert natural.log_evidence > max(fits[name].log_evidence for name in rivals)
+# 2. The first step, and second, at which the smoothed bound is within 0.02 nats a row of the best one.
+level = max(fit.log_evidence for fit in fits.values()) / N - 0.02
+reached = {}
+for name, fit in fits.items():
+    curve = smooth(fit.stats["bounds"])
+    step = WINDOW + int(np.argmax(curve >= level)) if curve.max() >= level else np.inf
+    reached[name] = step, step * fit.stats["run_seconds"] / STEPS
+    print(f"{name:18} within 0.02 nats a row at step {step}, after {reached[name][1]:.1f} s")
+ours = reached.pop("natural gradients")
+assert all(ours[0] < step for step, _ in reached.values())
+assert all(abs(fit.log_evidence / natural.log_evidence - 1.0) < 0.01 for fit in fits.values())
 
 # 3. From disk: the same numbers; from a stream: the same posterior up to the batches' noise.
 assert np.array_equal(mapped.stats["bounds"], natural.stats["bounds"])
 assert abs(mapped.log_evidence - natural.log_evidence) < 1e-6 * abs(natural.log_evidence)
 stream_off = np.sqrt(np.mean((np.asarray(stream.predict(X_test).probs) - predicted) ** 2))
 print(f"stream against arrays: probabilities differ by {stream_off:.4f} (root mean square)")
-assert stream_off < (0.05 if SMALL else 0.01)
+assert stream_off < (0.05 if SMALL else 0.015)
 
 # 4. Interrupted and resumed.
 assert interrupted.result is pg.Result.interrupted and interrupted.stats["steps"] < STEPS

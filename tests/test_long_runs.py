@@ -654,6 +654,19 @@ def test_ctrl_c_in_a_compiled_step(monkeypatch):
     assert np.isfinite(fit.log_evidence) and np.isfinite(fit.predict(X_NEW).probs).all()
 
 
+def test_every_step_has_its_own_key(monkeypatch):
+    keys, real = [], long_run.advance
+
+    def advance(problem, state, constant, varying):
+        keys.append(jax.random.key_data(varying.key))
+        return real(problem, state, constant, varying)
+
+    monkeypatch.setattr(long_run, "advance", advance)
+    X, y = data()
+    fitted(X, y=y)
+    assert len(np.unique(np.concatenate(keys), axis=0)) == STEPS
+
+
 def test_patience_ends_a_run_that_no_longer_gains():
     """The bound's average over five steps fell: by a learning rate that is far too large."""
     X, y = data()

@@ -14,7 +14,8 @@ SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 def test_there_are_notebooks():
-    assert [path.name for path in SCRIPTS] == ["01_one_model_every_posterior.py", "02_laplace_ep_vi_nuts.py"]
+    names = ["01_one_model_every_posterior", "02_laplace_ep_vi_nuts", "03_sparse_gps", "04_large_data"]
+    assert [path.stem for path in SCRIPTS] == names
 
 
 @pytest.mark.slow

@@ -4,17 +4,18 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("gpflow", "gpytorch", "gpjax")
-METHODS = {"gpflow": ["adam", "natgrad"], "gpytorch": ["adam", "natgrad"], "gpjax": ["adam", "natgrad", "dual"]}
+METHODS = {"ppl_gp": ["adam", "natgrad"], "gpflow": ["adam", "natgrad"], "gpytorch": ["adam", "natgrad"], "gpjax": ["adam", "natgrad", "dual"]}
 
 
 def available() -> dict[str, str]:
-    """The Python of every peer that is installed: PPL_GP_PEERS/<name>, else .venv-<name> of this repository."""
+    """The Python of every peer that is installed (this project's own engine, "ppl_gp", runs on the caller's): PPL_GP_PEERS/<name>, else .venv-<name> of this repository."""
     places = os.environ.get("PPL_GP_PEERS")
     roots = {n: pathlib.Path(places, n) if places else HERE.parents[2] / f".venv-{n}" for n in NAMES}
     pythons = {name: root / "bin" / "python" for name, root in roots.items()}
@@ -23,7 +24,7 @@ def available() -> dict[str, str]:
 
 def run_peer(name: str, problem: dict, settings: dict, timeout: float) -> dict:
     """The peer's answer to `settings["task"]` on the arrays X, y, Z, lengthscale, variance; or what went "error"."""
-    python = available()[name]
+    python = sys.executable if name == "ppl_gp" else available()[name]
     with tempfile.TemporaryDirectory() as folder:
         given, answer = pathlib.Path(folder, "problem.npz"), pathlib.Path(folder, "out.json")
         np.savez(given, settings=json.dumps(settings), **problem)
