@@ -100,7 +100,7 @@ def sample_hyper(model, args, kwargs) -> dict:
             site["fn"].sample(random.key(0)) if site["name"] in hidden and _is_missing_part(site["name"], own) else None
         )
 
-    with handlers.trace() as trace, handlers.block(hide_fn=lambda site: site["name"] in hidden), pin():
+    with handlers.trace() as trace, handlers.block(hide_fn=lambda site: site.get("name") in hidden), pin():
         handlers.substitute(model, substitute_fn=any_missing_part)(*args, **kwargs)
     return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *found.local_latents)}
 

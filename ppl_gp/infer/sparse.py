@@ -52,7 +52,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     )
     long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
     ended = long_run.go(spread.replicated(state))
-    bound = total_bound(problem, ended.state, subject, spread, key_end)
+    # A bad batch would be met again in the sum over all data.
+    bound = None if ended.message else total_bound(problem, ended.state, subject, spread, key_end)
     told = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
     return _make_fit(method, subject, problem, ended, bound, told, key_end)
 
@@ -119,19 +120,23 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
 
 def _identity(method: SVGP, subject: Subject, key) -> dict:
     """What run a checkpoint belongs to."""
-    arrays = [x for x in jax.tree.leaves((subject.first.args, subject.first.kwargs)) if isinstance(x, np.ndarray)]
-    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "inducing", "devices")}
+    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
     return {
         "model": qualified_name(subject.model),
         "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()),
         "num_data": subject.source.num_data,
-        "data": fingerprint(*arrays),
+        "data": fingerprint(*jax.tree.leaves((subject.first.args, subject.first.kwargs))),
         "key": np.asarray(random.key_data(key)).tolist(),
     }
 
 
 def _told(value) -> str:
-    return qualified_name(value) if callable(value) else repr(value)
+    if callable(value):
+        return qualified_name(value)
+    leaves = jax.tree.leaves(value)
+    if any(eqx.is_array(x) for x in leaves):  # arrays' own texts leave out most of them
+        return f"{type(value).__name__} {fingerprint(*leaves)}"
+    return repr(value) if not isinstance(value, str) else value
 
 
 def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:

@@ -23,7 +23,7 @@ from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import product
+from ppl_gp.numerics.triangular import product
 
 
 class Collapsed(NamedTuple):

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, tril_gram, tril_inverse
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DenseRoot, Root, product
+from ppl_gp.numerics.triangular import product, tril_outer
+from ppl_gp.sparse.root import DenseRoot, Root
 
 
 class Basis(NamedTuple):
@@ -141,8 +142,28 @@ class Sites(Family):
 
 
 def _from_scale(loc, L) -> Whitened:
-    S = product(L, jnp.swapaxes(L, -1, -2))
+    outer = _outer
+    for _ in L.shape[:-2]:
+        outer = jax.vmap(outer)
+    S = outer(L)
     return _of_moments(loc, S, jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1))
+
+
+@jax.custom_vjp
+def _outer(L):
+    """L L^T of a lower triangular L, whose reverse rule is one product: 2 tril(S_bar L) for a symmetric S_bar."""
+    return tril_outer(L)
+
+
+def _outer_forward(L):
+    return tril_outer(L), L
+
+
+def _outer_reverse(L, S_bar):
+    return (jnp.tril(product(S_bar + S_bar.T, L)),)
+
+
+_outer.defvjp(_outer_forward, _outer_reverse)
 
 
 def _of_moments(m, S, half_log_det_S) -> Whitened:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.sparse.root import DenseRoot, Root, product
+from ppl_gp.numerics.triangular import product, symmetric_product, tril_product, tril_transpose_product
+from ppl_gp.sparse.root import DenseRoot, Root
 
 
 def explained(
@@ -44,7 +45,7 @@ def _explained_forward(A, m, P):
 def _explained_reverse(saved, cotangents):
     A, PA, m = saved
     g_mean, g_square = cotangents
-    return 2.0 * PA * g_square + m[:, None] * g_mean, A @ g_mean, product(A * g_square, A.T)
+    return 2.0 * PA * g_square + m[:, None] * g_mean, A @ g_mean, symmetric_product(A * g_square, A)
 
 
 _explained.defvjp(_explained_forward, _explained_reverse)
@@ -52,11 +53,11 @@ _explained.defvjp(_explained_forward, _explained_reverse)
 
 @jax.custom_vjp
 def _explained_dense(W, omega, C, m, P):
-    return _explained(product(W, C), m, P)
+    return _explained(tril_product(W, C), m, P)
 
 
 def _dense_forward(W, omega, C, m, P):
-    out, saved = _explained_forward(product(W, C), m, P)
+    out, saved = _explained_forward(tril_product(W, C), m, P)
     return out, (W, P, *saved)
 
 
@@ -65,7 +66,7 @@ def _dense_reverse(saved, cotangents):
     A_bar, m_bar, P_bar = _explained_reverse(saved[2:], cotangents)
     # omega_bar = -A_bar A^T, and A_bar A^T = 2 P (A g A^T) + m (A g_mean)^T: a product of M^3 in place of M^2 B.
     omega_bar = -2.0 * product(P, P_bar) - m[:, None] * m_bar
-    return jnp.zeros_like(W), omega_bar, product(W.T, A_bar), m_bar, P_bar
+    return jnp.zeros_like(W), omega_bar, tril_transpose_product(W, A_bar), m_bar, P_bar
 
 
 _explained_dense.defvjp(_dense_forward, _dense_reverse)

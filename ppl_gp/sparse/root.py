@@ -11,15 +11,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import linear_call
 from jaxtyping import Array, Bool, Float
 
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky, tril_inverse
-
-
-def product(A, B):
-    """A @ B at the inputs' full precision: accelerators round float32 products to fewer bits by default."""
-    return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
+from ppl_gp.numerics.triangular import (
+    product,
+    tril_product,
+    tril_tril_product,
+    tril_transpose_product,
+)
 
 
 class Root(eqx.Module):
@@ -119,10 +121,21 @@ def _factor(K, unit):
 @_factor.defjvp
 def _factor_jvp(primals, tangents):
     L, W, omega, added = _factor(*primals)
-    dK = tangents[0]
-    inner = product(W, product(0.5 * (dK + dK.T), W.T))
     zero = jnp.zeros_like(L)
-    return (L, W, omega, added), (zero, zero, lower_half(inner), jnp.zeros_like(added))
+    return (L, W, omega, added), (zero, zero, _d_omega(W, tangents[0]), jnp.zeros_like(added))
+
+
+def _d_omega(W, dK):
+    """Phi(W dK W^T), linear in dK; its transpose is written out, W^T Phi(X) W with triangular factors."""
+
+    def forward(W, dK):
+        return lower_half(product(W, product(0.5 * (dK + dK.T), W.T)))
+
+    def transpose(W, X):
+        K_bar = tril_transpose_product(W, tril_tril_product(lower_half(X), W))
+        return 0.5 * (K_bar + K_bar.T)
+
+    return linear_call(forward, transpose, W, dK)
 
 
 def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:
@@ -133,7 +146,7 @@ def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:
 
 @jax.custom_jvp
 def _whiten(W, omega, C):
-    return product(W, C)
+    return tril_product(W, C)
 
 
 @_whiten.defjvp
@@ -141,7 +154,7 @@ def _whiten_jvp(primals, tangents):
     W, _, _ = primals
     _, d_omega, dC = tangents
     A = _whiten(*primals)
-    return A, product(W, dC) - product(d_omega, A)
+    return A, tril_product(W, dC) - product(d_omega, A)
 
 
 def positive_definite(A: Float[Array, "M M"]) -> Bool[Array, ""]:

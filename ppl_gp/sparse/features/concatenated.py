@@ -10,7 +10,8 @@ from ppl_gp.kernels.distance import safe_sqrt
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter
 from ppl_gp.sparse.features.derivatives import Derivatives
 from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.sparse.root import Root, dense_root, product
+from ppl_gp.numerics.triangular import product
+from ppl_gp.sparse.root import Root, dense_root
 
 
 class Concatenated(InducingVariables):
