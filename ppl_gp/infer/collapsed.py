@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
-from ppl_gp.infer.progress import track
+from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.training import Problem, hyper_at
 from ppl_gp.sparse.bound import Batch, Inducing
 from ppl_gp.sparse.collapsed import collapsed
@@ -85,7 +85,7 @@ def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress:
     moving = bool(jax.tree.leaves(trained))
     state = Climb(free, variables, _solver().init(trained) if moving else None)
     bounds, result, steps = np.zeros(0), Result.completed if moving else Result.converged, problem.plan.max_steps
-    with track("SVGP, collapsed", steps, progress) as update:
+    with track("SVGP, collapsed", steps, progress) as update, one_blas_thread():
         try:
             while moving and len(bounds) < steps:
                 state, new, _ = jax.block_until_ready(_climb(problem, state, batch))

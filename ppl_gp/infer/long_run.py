@@ -12,7 +12,7 @@ from jax import random
 from ppl_gp.errors import Result
 from ppl_gp.infer.checkpoint import Checkpoints
 from ppl_gp.infer.placement import Placement
-from ppl_gp.infer.progress import track
+from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.sources import ArraySource, Rows, StreamSource
 from ppl_gp.infer.training import Problem, State, advance, advance_whole
 from ppl_gp.sparse.bound import Batch
@@ -56,7 +56,7 @@ class LongRun(NamedTuple):
             restored, bounds = self.checkpoints.restore(state)
             state = self.placement.replicated(restored)
         result, message = Result.completed, None
-        with track("SVGP", max_steps, self.progress) as update:
+        with track("SVGP", max_steps, self.progress) as update, one_blas_thread():
             try:
                 # A finished run that is started again ends where it did.
                 ended = self._ended(state, bounds)

@@ -20,10 +20,10 @@ from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
+from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.numerics.triangular import product
 
 
 class Collapsed(NamedTuple):

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, tril_gram, tril_inverse
+from ppl_gp.numerics.triangular import lower_of_product, product, tril_outer
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.numerics.triangular import product, tril_outer
 from ppl_gp.sparse.root import DenseRoot, Root
 
 
@@ -160,7 +160,7 @@ def _outer_forward(L):
 
 
 def _outer_reverse(L, S_bar):
-    return (jnp.tril(product(S_bar + S_bar.T, L)),)
+    return (jnp.tril(lower_of_product(S_bar + S_bar.T, L)),)
 
 
 _outer.defvjp(_outer_forward, _outer_reverse)

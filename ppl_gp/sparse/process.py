@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.families import Basis, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.projection import explained
-from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.root import Root
 
 

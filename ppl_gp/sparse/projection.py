@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.triangular import product, symmetric_product, tril_product, tril_transpose_product
+from ppl_gp.numerics.triangular import lower_of_product, product, symmetric_product, tril_transpose_product
 from ppl_gp.sparse.root import DenseRoot, Root
 
 
@@ -53,11 +53,11 @@ _explained.defvjp(_explained_forward, _explained_reverse)
 
 @jax.custom_vjp
 def _explained_dense(W, omega, C, m, P):
-    return _explained(tril_product(W, C), m, P)
+    return _explained(product(W, C), m, P)
 
 
 def _dense_forward(W, omega, C, m, P):
-    out, saved = _explained_forward(tril_product(W, C), m, P)
+    out, saved = _explained_forward(product(W, C), m, P)
     return out, (W, P, *saved)
 
 
@@ -65,7 +65,8 @@ def _dense_reverse(saved, cotangents):
     W, P, A, _, m = saved
     A_bar, m_bar, P_bar = _explained_reverse(saved[2:], cotangents)
     # omega_bar = -A_bar A^T, and A_bar A^T = 2 P (A g A^T) + m (A g_mean)^T: a product of M^3 in place of M^2 B.
-    omega_bar = -2.0 * product(P, P_bar) - m[:, None] * m_bar
+    # Only its lower triangle counts: omega is lower triangular.
+    omega_bar = -2.0 * lower_of_product(P, P_bar) - m[:, None] * m_bar
     return jnp.zeros_like(W), omega_bar, tril_transpose_product(W, A_bar), m_bar, P_bar
 
 

@@ -18,9 +18,8 @@ from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky, tril_inverse
 from ppl_gp.numerics.triangular import (
     product,
-    tril_product,
-    tril_tril_product,
     tril_transpose_product,
+    tril_tril_product,
 )
 
 
@@ -146,7 +145,7 @@ def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:
 
 @jax.custom_jvp
 def _whiten(W, omega, C):
-    return tril_product(W, C)
+    return product(W, C)
 
 
 @_whiten.defjvp
@@ -154,7 +153,7 @@ def _whiten_jvp(primals, tangents):
     W, _, _ = primals
     _, d_omega, dC = tangents
     A = _whiten(*primals)
-    return A, tril_product(W, dC) - product(d_omega, A)
+    return A, product(W, dC) - product(d_omega, A)
 
 
 def positive_definite(A: Float[Array, "M M"]) -> Bool[Array, ""]:

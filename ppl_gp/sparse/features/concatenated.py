@@ -8,9 +8,9 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError
 from ppl_gp.kernels.distance import safe_sqrt
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter
+from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.features.derivatives import Derivatives
 from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.root import Root, dense_root
 
 

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels import Matern12, Matern32, Matern52
+from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.features.indices import as_num, as_numbers, check_box
 from ppl_gp.sparse.features.structure import columns, fitting
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.root import LowRankRoot
 
 # p of the Matern with smoothness p - 1/2: f is then a stochastic differential equation's solution, of order p.

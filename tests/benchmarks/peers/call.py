@@ -11,7 +11,12 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("gpflow", "gpytorch", "gpjax")
-METHODS = {"ppl_gp": ["adam", "natgrad"], "gpflow": ["adam", "natgrad"], "gpytorch": ["adam", "natgrad"], "gpjax": ["adam", "natgrad", "dual"]}
+METHODS = {
+    "ppl_gp": ["adam", "natgrad"],
+    "gpflow": ["adam", "natgrad"],
+    "gpytorch": ["adam", "natgrad"],
+    "gpjax": ["adam", "natgrad", "dual"],
+}
 
 
 def available() -> dict[str, str]:

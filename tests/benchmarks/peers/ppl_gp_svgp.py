@@ -17,6 +17,7 @@ from jax import random  # noqa: E402
 
 import ppl_gp as pg  # noqa: E402
 from ppl_gp.infer.placement import Placement  # noqa: E402
+from ppl_gp.infer.progress import one_blas_thread  # noqa: E402
 from ppl_gp.infer.sparse import prepare, total_bound  # noqa: E402
 from ppl_gp.infer.subject import look_at  # noqa: E402
 from ppl_gp.infer.training import advance, advance_whole, begin, hyper_at  # noqa: E402
@@ -75,6 +76,11 @@ class Engine:
         rows = np.broadcast_to(np.arange(self.batch), (len(indices), self.batch)) if whole else indices
         keys = random.split(random.key(1), len(rows))
         options = {k: v for k, v in source.kwargs.items() if k != "y"}
+        with one_blas_thread():
+            return self._advance(whole, rows, keys, options)
+
+    def _advance(self, whole, rows, keys, options):
+        source = self.subject.source
         if whole:
             batch = Batch((jnp.asarray(source.args[0]),), {**source.kwargs}, jnp.ones(self.batch), keys[0])
             batch = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch)
