@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
-.PHONY: demo test test-slow bench lint notebooks clean
+.PHONY: demo test test-slow bench bench-peers lint notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -21,6 +21,15 @@ test-slow: $(VENV)/.installed
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run
+	$(BIN)/python -m tests.benchmarks.run sparse
+
+# The libraries that the sparse benchmarks compare with, each in an environment of its own.
+bench-peers: $(foreach peer,gpflow gpytorch gpjax,.venv-$(peer)/.installed)
+
+.venv-%/.installed: tests/benchmarks/peers/requirements-%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	touch $@
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

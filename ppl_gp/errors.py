@@ -55,7 +55,7 @@ _MESSAGES = {
     Result.not_mixed: "chains disagree (r-hat above 1.05 or divergences); run more warm-up and samples, or raise "
     "target_accept_prob.",
     Result.completed: "all steps were made, as planned; whether the bound had stopped rising is for fit.stats['bounds'] to show.",
-    Result.stream_ended: "the stream of batches ended before the last step, and cannot be read again; give an iterable that can "
+    Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an iterable that can "
     "(a list, a function that returns an iterator), or fewer max_steps.",
 }
 

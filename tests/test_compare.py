@@ -9,9 +9,9 @@ from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.posterior import Latent
 from ppl_gp.results import scores
 from ppl_gp.results.compare import compare
+from ppl_gp.results.mixing import Moments
 from ppl_gp.results.predict import Prediction
 from ppl_gp.results.truth import importance_sampling
 from ppl_gp.results.verdict import verdict
@@ -155,8 +155,8 @@ def test_scores_of_regression():
 
 def test_moments_of_draws():
     """Variances within and between draws of the hyperparameters add up."""
-    latent = Latent(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([[1.0, 1.0], [3.0, 1.0]]), None, None)
-    mean, sd = scores.latent_moments(latent)
+    f = Moments(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([[1.0, 1.0], [3.0, 1.0]]))
+    mean, sd = scores.latent_moments(f)
     np.testing.assert_allclose(mean, [1.0, 1.0])
     np.testing.assert_allclose(sd**2, [3.0, 1.0])
 

@@ -11,6 +11,9 @@ METHODS = {
     "laplace, fixed": pg.Laplace(hyper=pg.Fixed(small_fits.HYPER)),
     "ep, MAP": pg.EP(hyper=pg.MAP(max_steps=2)),
     "laplace, sample": pg.Laplace(hyper=pg.Sample(**SHORT)),
+    "svgp": pg.SVGP(num_inducing=5, max_steps=4),
+    "svgp, minibatches": pg.SVGP(num_inducing=5, batch_size=3, max_steps=4),
+    "sparse nuts": pg.SparseNUTS(num_inducing=5, **SHORT),
     "nuts": pg.NUTS(**SHORT),
     "elliptical slice": pg.EllipticalSlice(**SHORT),
 }

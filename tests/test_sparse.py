@@ -65,7 +65,7 @@ def on_all_points():
 
 
 def test_inducing_points_at_all_inputs_give_full_variational_inference():
-    (sparse, vi), (X, y, X_new) = on_all_points(), data()
+    (sparse, vi), (_, _, X_new) = on_all_points(), data()
     assert sparse.result == vi.result == "converged"
     assert abs(sparse.log_evidence - vi.log_evidence) < 1e-6
     ours, theirs = sparse.predict(X_new), vi.predict(X_new)

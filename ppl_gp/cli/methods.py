@@ -6,14 +6,16 @@ from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.elliptical import EllipticalSlice
 from ppl_gp.infer.nuts import NUTS
+from ppl_gp.infer.sparse_nuts import SparseNUTS
 from ppl_gp.local.bound import LocalBound
 from ppl_gp.local.ep import EP
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.vi import VI
+from ppl_gp.sparse.svgp import SVGP
 
 LOCAL = {"laplace": Laplace, "ep": EP, "vi": VI, "bound": LocalBound}
-DRAWS = {"nuts": NUTS, "slice": EllipticalSlice}
-NAMES = (*LOCAL, *DRAWS)
+DRAWS = {"nuts": NUTS, "slice": EllipticalSlice, "sparse-nuts": SparseNUTS}
+NAMES = (*LOCAL, "svgp", *DRAWS)
 
 
 class Effort(NamedTuple):
@@ -31,6 +33,10 @@ def configured(name: str, effort: Effort):
     chains = {k: getattr(effort, k) for k in ("num_warmup", "num_samples", "num_chains")}
     if name in DRAWS:
         return DRAWS[name](**chains)
+    if name == "svgp":
+        if effort.sample_hyper:
+            raise DataError("svgp does not sample hyperparameters; the method sparse-nuts does.")
+        return SVGP()
     return LOCAL[name](hyper=Sample(**chains) if effort.sample_hyper else MAP(restarts=effort.restarts))
 
 

@@ -13,11 +13,12 @@ from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays
 from ppl_gp.errors import ModelError, PplGpError
-from ppl_gp.factors import read
+from ppl_gp.factors import JointLogLikelihood, read
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import first_trace, probe
+from ppl_gp.infer.boundary import first_trace, probe, probe_joint
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
+from ppl_gp.sparse.bound import require_sparse
 from ppl_gp.tracing import Roles, is_factor, roles, run
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
@@ -210,11 +211,12 @@ def _log_density(model, gps, sp: Space, args, kwargs, free):
 
 
 def _methods(subject: _Subject):
-    local = _local_methods(subject)
+    local = _local_methods(subject) + _sparse_methods(subject)
     try:
         space(subject.trace)
     except ModelError:
-        return bool(local), ", ".join(local) + ", each with hyper=Fixed(...)" if local else "none."
+        fitting = [name for name in local if name != "SparseNUTS"]
+        return bool(fitting), ", ".join(fitting) + ", each with hyper=Fixed(...)" if fitting else "none."
     draws = ["NUTS"] + ([] if subject.found.local_latents else ["EllipticalSlice"])
     return True, ", ".join(draws + local)
 
@@ -231,6 +233,20 @@ def _local_methods(subject: _Subject) -> list[str]:
     except ModelError:
         logistic = False
     return ["Laplace", "EP", "VI"] + (["LocalBound"] if logistic else [])
+
+
+def _sparse_methods(subject: _Subject) -> list[str]:
+    """The methods with inducing variables: several latent functions are theirs too."""
+    model, args, kwargs, trace, found = subject
+    try:
+        require_sparse(found, trace, lambda f: run(model, args, kwargs, None, f))
+        num = trace[found.gps[0]]["fn"].shape()[-1]
+        hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
+        log_lik = JointLogLikelihood(model, num, hyper, args, kwargs)
+        probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in found.gps})
+    except PplGpError:
+        return []
+    return ["SVGP", "SparseNUTS"]
 
 
 _SITE_CHECKS = {"GP sites": _gp_sites, "observations": _observations}

@@ -107,7 +107,7 @@ def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int
 
 
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
-    root = variables.root(prior)
+    root = _root(variables, prior)
     shape, dtype = (*batch_shape, variables.num), prior.X.dtype
     zeros = jnp.zeros(shape, dtype)
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
@@ -125,6 +125,11 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     if not isinstance(variables, Points):
         raise DataError(f"SVGP(covariance='decoupled') needs inducing points, and has {type(variables).__name__}.")
     return DecoupledGaussian(full, Basis(_between(variables.Z), zeros))
+
+
+@eqx.filter_jit
+def _root(variables: InducingVariables, prior: GP):
+    return variables.root(prior)
 
 
 def _between(Z):

@@ -176,7 +176,8 @@ def total_bound(problem: Problem, state: State, subject: Subject, spread, key) -
     if isinstance(source, StreamSource) and not source.stream.restarts:
         return None
     total, rests = 0.0, []
-    for i, rows in enumerate(source.sweep(max(_SWEEP, source.batch_size or 1))):
+    size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
+    for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
         expected, rest = bound_terms(problem, state, batch)
         total, rests = total + float(expected), [*rests, float(rest)]

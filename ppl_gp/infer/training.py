@@ -1,7 +1,7 @@
 """One step of sparse variational training, compiled: natural gradients for q(u), an optax optimiser for everything else.
 
-Both gradients come from one forward and one reverse pass. A step that gives something that is not finite is not made: the run goes back
-to the last good state with a shorter natural-gradient step, and counts it.
+Both gradients come from one forward and one reverse pass. A step that gives something that is not finite is not made: the run
+goes back to the last good state with a shorter natural-gradient step, and counts it.
 """
 
 from collections.abc import Callable

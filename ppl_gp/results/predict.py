@@ -9,13 +9,15 @@ Fits with draws are mixtures over them; memory does not grow with their number.
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.case import case_at
-from ppl_gp.results.integration import plan_integration
+from ppl_gp.results.chunked import ROWS, by_rows
+from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.predictive import joint_draws, log_density_at, predictive
@@ -65,11 +67,16 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
     With several GP sites y is averaged over at least 1000 joint draws, whose error is about sd / sqrt(1000).
 
     **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for missing arrays.
+    More than 10 007 rows are predicted in chunks, so that memory does not grow with them.
     Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M)) for S draws, K
     outcomes.
     """
     if "y" in kwargs:
         raise DataError("predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations.")
+    if _many_separate_rows(fit, X_new, args, kwargs):
+        return by_rows(
+            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k), X_new, args, kwargs
+        )
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
     check_link_approximation(case, integration, link_approximation)
@@ -83,6 +90,17 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
     )
+
+
+def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
+    """Whether a prediction is to be made in chunks: more than `ROWS` rows that do not depend on each other."""
+    if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
+        return False
+    num = X_new.shape[0]
+    first = jax.tree.map(
+        lambda v: v[:ROWS] if getattr(v, "ndim", 0) and v.shape[0] == num else v, (X_new, args, kwargs)
+    )
+    return plan_integration(case_at(fit, *first)) is not Integration.joint_draws
 
 
 def _numpyro_convention(probs, boolean: bool):
@@ -103,6 +121,9 @@ def log_density(fit: "Fit", X_new, y_new, *args, **kwargs) -> Float[Array, "M"]:
 
     Raises `DataError` as `predict`, and for y_new with NaN, of another shape, or outside the support.
     """
+    if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
+        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **k)  # noqa: E731
+        return by_rows(score, X_new, (y_new, *args), kwargs)
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
     return log_density_at(case, plan_integration(case), observations)

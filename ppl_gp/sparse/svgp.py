@@ -18,7 +18,8 @@ _MINIBATCH = 1000
 class Checkpoint:
     """Save the state of a run to `folder` every `every` steps (and at its end), and go on from there when it is run again.
 
-    A resumed run has the numbers of an uninterrupted one. `keep`: how many files stay. `resume=False` starts anew.
+    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included. `keep`: how many files
+    stay. `resume=False` starts anew and replaces the folder's files.
     """
 
     folder: str | Path
@@ -48,11 +49,11 @@ class SVGP:
       batches and rates do not apply.
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters).
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
-    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `optimiser`: learning rate
-      -> optax optimiser, default `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1 for all data, else 0.1 decaying to
-      0.01. `warm_up`: steps in which only q(u) moves.
-    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats. `patience`: ends where the bound,
-      averaged over so many steps, stops rising.
+    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `optimiser`: a function
+      from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1
+      for all data, else 0.1 decaying to 0.01. `warm_up`: steps in which only q(u) moves.
+    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats. `patience`: ends where the
+      bound, averaged over so many steps, stops rising.
     - `num_nodes`, `num_draws`: see `sparse.expectation`. `devices`: spread each batch's rows over this many devices.
 
     Results: converged (by `tol` or `patience`); completed (all steps made); nonfinite; interrupted; stream_ended.
@@ -95,6 +96,8 @@ class SVGP:
             )
         if self.collapsed and (self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)):
             raise DataError("SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...}).")
+        if self.collapsed and (self.checkpoint is not None or self.devices is not None):
+            raise DataError("SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices out.")
         if self.dual_bound and self.train_inducing:
             # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu hardly determines.
             raise DataError("SVGP(dual_bound=True) carries q(u) along with the prior and needs train_inducing=False.")

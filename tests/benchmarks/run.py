@@ -11,10 +11,16 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-from tests.benchmarks import cost, evidence, mcmc, sklearn_peer  # noqa: E402
+from tests.benchmarks import cost, evidence, mcmc, sklearn_peer, sparse  # noqa: E402
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
-PARTS = {"evidence": evidence.rows, "sklearn": sklearn_peer.rows, "mcmc": mcmc.rows, "cost": cost.rows}
+PARTS = {
+    "evidence": evidence.rows,
+    "sklearn": sklearn_peer.rows,
+    "mcmc": mcmc.rows,
+    "cost": cost.rows,
+    "sparse": sparse.rows,
+}
 
 
 def machine() -> str:
@@ -30,10 +36,10 @@ def machine() -> str:
 
 
 def main():
-    """Run the chosen parts; only a full run rewrites the README."""
+    """Run the chosen parts. `sparse` alone, and all the others together, rewrite their tables in the README."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all by default")
-    chosen = parser.parse_args().parts or list(PARTS)
+    chosen = parser.parse_args().parts or [part for part in PARTS if part != "sparse"]
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows = []
@@ -45,8 +51,9 @@ def main():
         f"| {r.what} | {r.figure} | {r.target} |" for r in rows
     ]
     table = machine() + "\n\n" + "\n".join(lines)
-    if set(chosen) == set(PARTS):
-        marked = re.compile(r"(<!-- benchmarks:start -->).*?(<!-- benchmarks:end -->)", re.S)
+    marks = "sparse" if chosen == ["sparse"] else "benchmarks" if set(chosen) == set(PARTS) - {"sparse"} else None
+    if marks is not None:
+        marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
         README.write_text(marked.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", README.read_text()))
 
 

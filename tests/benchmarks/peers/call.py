@@ -11,16 +11,15 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = ("gpflow", "gpytorch", "gpjax")
-METHODS = {
-    "ppl_gp": ["adam", "natgrad"],
-    "gpflow": ["adam", "natgrad"],
-    "gpytorch": ["adam", "natgrad"],
-    "gpjax": ["adam", "natgrad", "dual"],
-}
+_BOTH = ["adam", "natgrad"]
+METHODS = {"ppl_gp": _BOTH, "gpflow": _BOTH, "gpytorch": _BOTH, "gpjax": [*_BOTH, "dual"]}
 
 
 def available() -> dict[str, str]:
-    """The Python of every peer that is installed (this project's own engine, "ppl_gp", runs on the caller's): PPL_GP_PEERS/<name>, else .venv-<name> of this repository."""
+    """The Python of every peer that is installed: PPL_GP_PEERS/<name>, else .venv-<name> of this repository.
+
+    This project's own engine, "ppl_gp", runs on the caller's.
+    """
     places = os.environ.get("PPL_GP_PEERS")
     roots = {n: pathlib.Path(places, n) if places else HERE.parents[2] / f".venv-{n}" for n in NAMES}
     pythons = {name: root / "bin" / "python" for name, root in roots.items()}
