@@ -105,7 +105,8 @@ class Engine:
 
 @eqx.filter_jit
 def _predict(problem, state, X):
-    batch = Batch((X,), {"jitter": 1e-6, "columns": X.shape[1]}, jnp.ones(X.shape[0]), random.key(0))
+    options = {"y": jnp.zeros(X.shape[0], int), "jitter": 1e-6, "columns": X.shape[1]}
+    batch = Batch((X,), options, jnp.ones(X.shape[0]), random.key(0))
     hyper, _ = hyper_at(problem, state.free, batch)
     prior, variables = priors_at(model, batch, hyper)["f"], state.inducing.variables["f"]
     root = variables.root(prior)
