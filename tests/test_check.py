@@ -76,7 +76,7 @@ def test_coupled_likelihood():
 def test_several_functions():
     found = check(lambda X, y=None: observe(X, y, gp(X) + gp(X, "g")), X, y=y)
     assert "several latent functions" in item(found, "likelihood").message
-    assert item(found, "methods").message == "NUTS, EllipticalSlice"
+    assert item(found, "methods").message == "NUTS, EllipticalSlice, SVGP, SparseNUTS"
     assert "g (25,)" in item(found, "GP sites").message
 
 
