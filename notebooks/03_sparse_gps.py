@@ -156,7 +156,15 @@ for ax, M in zip(axes, shown, strict=True):
         label = "exact, 95% band of f" if sign == 1 else None
         ax.plot(grid[:, 0], exact_mean + sign * exact_half, ":", color="black", linewidth=0.9, label=label)
     Z = np.asarray(fits["greedy", M][0].inducing.Z)[:, 0]
-    ax.plot(Z, np.full(M, -3.6), "|", color=RED, markersize=9, markeredgewidth=1.5, label="inducing points\n(some lie outside)")
+    ax.plot(
+        Z,
+        np.full(M, -3.6),
+        "|",
+        color=RED,
+        markersize=9,
+        markeredgewidth=1.5,
+        label="inducing points\n(some lie outside)",
+    )
     gap = gaps["greedy", M][0]
     ax.set(title=f"M = {M}: {gap:.{0 if gap > 10 else 3}f} nats below the evidence", ylabel="y and f (no unit)")
     ax.set(ylim=(-4.0, 4.0), xlim=(-5.0, 5.0))
@@ -228,7 +236,9 @@ for name in ("greedy", "Fourier", "Laplacian"):
     axes[1].loglog(sizes, values, marker=marker, color=color, linewidth=1.2, label=label)
 slope = [rough_gaps["Fourier", ROUGH_SIZES[0]] * (M / ROUGH_SIZES[0]) ** -3.0 for M in ROUGH_SIZES]
 axes[1].loglog(ROUGH_SIZES, slope, "--", color="black", linewidth=1, label="theory, Fourier: slope -3")
-axes[1].set(xlabel="number of inducing variables M", ylabel="evidence minus bound (nats)", title=f"Matern 3/2, N = {len(X)}")
+axes[1].set(
+    xlabel="number of inducing variables M", ylabel="evidence minus bound (nats)", title=f"Matern 3/2, N = {len(X)}"
+)
 axes[1].set_xticks(ROUGH_SIZES, [str(M) for M in ROUGH_SIZES])
 axes[1].set_xticks([], minor=True)
 for ax in axes:
@@ -342,7 +352,9 @@ strict = {k: g for k, g in gaps.items() if k[0] != "Laplacian"}
 most = SIZES[-1]
 mean, half = band(fits["greedy", most][0])
 off = max(np.abs(mean - exact_mean).max(), np.abs(half - exact_half).max())
-print(f"M = {most} of N = {len(X)}: gap {gaps['greedy', most][0]:.2g} nats; mean and half band off by at most {off:.2g}")
+print(
+    f"M = {most} of N = {len(X)}: gap {gaps['greedy', most][0]:.2g} nats; mean and half band off by at most {off:.2g}"
+)
 
 # 1. A bound, which closes; the posterior with it. (A small run stops at fewer points.)
 assert abs(exact.log_evidence - evidence) < 1e-3

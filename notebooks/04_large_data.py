@@ -114,7 +114,10 @@ def classifier(X, y=None, batch_size=None):
 method = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS)
 adam = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False)
 slow = pg.SVGP(num_inducing=M, batch_size=BATCH, max_steps=STEPS, natural=False, learning_rate=0.01)
-fits = {"natural gradients": pg.fit(classifier, method, 0, X, y=y), "Adam, rate 0.05": pg.fit(classifier, adam, 0, X, y=y)}
+fits = {
+    "natural gradients": pg.fit(classifier, method, 0, X, y=y),
+    "Adam, rate 0.05": pg.fit(classifier, adam, 0, X, y=y),
+}
 if not SMALL:
     fits["Adam, rate 0.01"] = pg.fit(classifier, slow, 0, X, y=y)
 natural = fits["natural gradients"]
@@ -273,7 +276,9 @@ run = svi.run(random.key(0), STEPS, X, y=y, batch_size=BATCH, progress_bar=False
 tail = -np.asarray(run.losses)[-STEPS // 3 :]
 svi_bound, svi_se = tail.mean(), tail.std() / np.sqrt(len(tail))
 print(f"{time.perf_counter() - begin:.1f} s with compiling; parameters {sorted(run.params)}")
-print(f"bound per row, last third of the steps: {svi_bound / N:.5f} +- {svi_se / N:.5f}; SVGP's {natural.log_evidence / N:.5f}")
+print(
+    f"bound per row, last third of the steps: {svi_bound / N:.5f} +- {svi_se / N:.5f}; SVGP's {natural.log_evidence / N:.5f}"
+)
 
 # %% [markdown]
 # ## The claim, tested
