@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.infer
 from jax import random
+from jaxtyping import Array
 
 from ppl_gp.errors import DataError
 from ppl_gp.infer.fit import run_method
@@ -19,7 +20,7 @@ from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.subject import look_at, site_inputs
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Values
 from ppl_gp.sparse.process import SparseLatent
@@ -65,10 +66,10 @@ def sparse_model(model: Callable, how: Expectation) -> Callable:
         for name in variables:
             shape = (*shapes[name][:-1], variables[name].num)
             white = dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
-            q[name] = Values(numpyro.sample(f"{name}_base", white))
+            q[name] = Values(cast(Array, numpyro.sample(f"{name}_base", white)))
         rows = jax.tree.leaves(args[0])[0].shape[0]
         batch = Batch(args, kwargs, jnp.ones(rows), random.key(0))
-        numpyro.factor("expected_log_lik", terms(model, how, hyper, Inducing(variables, q), batch).bound)
+        numpyro.factor("expected_log_lik", terms(model, how, hyper, Variational(variables, q), batch).bound)
 
     return over_inducing
 

@@ -1,6 +1,6 @@
 """A fit together with new inputs: what compiled prediction takes, and the posterior processes at one draw."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -31,7 +31,7 @@ class Case(eqx.Module):
 
     model: Callable = eqx.field(static=True)
     layout: Layout = eqx.field(static=True)
-    draws: tuple[dict, dict[str, Latent | SparseLatent]]
+    draws: tuple[dict, Mapping[str, Latent | SparseLatent]]
     root: Any
     args: tuple
     kwargs: dict[str, Any]

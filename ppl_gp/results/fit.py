@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppl_gp.errors import ModelError, Result
@@ -30,7 +30,7 @@ class Fit:
     args: tuple
     kwargs: dict
     hyper: dict
-    latent: dict[str, Latent | SparseLatent]
+    latent: Mapping[str, Latent | SparseLatent]
     log_evidence: float | None
     result: Result
     stats: dict

@@ -73,10 +73,11 @@ def posterior_draws(fit: "Fit", key, num_draws: int) -> tuple[dict, dict]:
         hyper, repeats = jax.tree.map(lambda x: x[None], hyper), num_draws
     f = {}
     for i, (site, latent) in enumerate(fit.latent.items()):
-        draw = draw_sparse if isinstance(latent, SparseLatent) else _draw_approximation
-        f[site] = draw(
-            fit.model, site, hyper, latent, fit.args, fit.kwargs, random.fold_in(key, i) if i else key, repeats
-        )
+        own_key = random.fold_in(key, i) if i else key
+        if isinstance(latent, SparseLatent):
+            f[site] = draw_sparse(fit.model, site, hyper, latent, fit.args, fit.kwargs, own_key, repeats)
+        else:
+            f[site] = _draw_approximation(fit.model, site, hyper, latent, fit.args, fit.kwargs, own_key, repeats)
     return jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), f
 
 

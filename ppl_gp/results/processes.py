@@ -1,6 +1,6 @@
 """The posterior process behind a fit, rebuilt from the model, the hyperparameters and what is kept of q(f)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import equinox as eqx
 import jax
@@ -71,5 +71,5 @@ def _one(fit, site, latent) -> Process:
     # The prior is made outside the compiled function: a mean or kernel may close over the hyperparameters.
     prior = training_prior(fit, site, fit.hyper)
     if isinstance(entry, SparseLatent):
-        return SparseProcess(prior, entry.inducing, root, entry.mean, entry.reduction, entry.basis)
+        return SparseProcess(prior, entry.inducing, cast(SparseRoot, root), entry.mean, entry.reduction, entry.basis)
     return Posterior(prior, entry.alpha, root)  # pyright: ignore[reportArgumentType]

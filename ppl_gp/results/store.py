@@ -134,7 +134,7 @@ def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
     """One of our own modules (inducing variables, q(u)) as the name of its class and its fields."""
     fields = (
         value._asdict()
-        if isinstance(value, tuple)
+        if hasattr(value, "_fields")
         else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     )
     return {

@@ -1,6 +1,6 @@
 """q(u) at a GP site of a NumPyro model: the distribution that replaces the prior there, and its KL rule."""
 
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -46,7 +46,7 @@ class SparseMarginals(dist.Distribution):
         """(*F, N)."""
         return self.variance_n
 
-    def sample(self, key, sample_shape=()):
+    def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         """m_n + sqrt(v_n) z_n with independent z."""
         white = random.normal(key, sample_shape + jnp.shape(self.loc), self.loc.dtype)
         return self.loc + jnp.sqrt(self.variance_n) * white
@@ -61,6 +61,11 @@ class SparseMarginals(dist.Distribution):
 @kl_divergence.register(SparseMarginals, GP)
 def _kl_sparse(q: SparseMarginals, p: GP):
     return q.kl
+
+
+def _param(name: str, init) -> Array:
+    # Declared as any array-like or None; of an array, or a function that returns one, it gives an array.
+    return cast(Array, numpyro.param(name, init))
 
 
 class SparsePosterior(eqx.Module):
@@ -93,17 +98,17 @@ class SparsePosterior(eqx.Module):
         if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):
             return self.inducing
         Z = self.inducing.Z if isinstance(self.inducing, Points) else jnp.asarray(self.inducing)
-        return Points(numpyro.param(f"{name}_Z", Z) if self.train_inducing else Z)
+        return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 
     def _family(self, name, batch, variables, root, prior) -> Family:
         shape = (*batch, variables.num)
         zeros, eye = jnp.zeros(shape), jnp.broadcast_to(jnp.eye(variables.num), (*shape, variables.num))
         if self.covariance == "diagonal":
-            return DiagonalGaussian(numpyro.param(f"{name}_loc", zeros), numpyro.param(f"{name}_log_scale", zeros))
+            return DiagonalGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_log_scale", zeros))
         if self.whiten:
-            return FullGaussian(numpyro.param(f"{name}_loc", zeros), numpyro.param(f"{name}_scale_tril", eye))
-        loc = numpyro.param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
-        scale = numpyro.param(
+            return FullGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_scale_tril", eye))
+        loc = _param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
+        scale = _param(
             f"{name}_scale_tril", lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape)
         )
         return UnwhitenedGaussian(loc, scale)
