@@ -11,7 +11,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.space import Space, space, starts
-from ppl_gp.sparse.bound import Variational
+from ppl_gp.sparse.bound import Inducing
 from ppl_gp.sparse.families import (
     Basis,
     DecoupledGaussian,
@@ -72,13 +72,13 @@ def _starts(model, args, kwargs, key):
     return starts(model, args, kwargs, space(run(model, args, kwargs)), key, 1)
 
 
-def initial_inducing(method: SVGP, priors: dict[str, GP], shapes: dict, inputs: dict, seed: int) -> Variational:
+def initial_inducing(method: SVGP, priors: dict[str, GP], shapes: dict, inputs: dict, seed: int) -> Inducing:
     """Inducing variables of every GP site, and q(u) = p(u) over them."""
     variables = {
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
     }
     q = {k: _family(method, variables[k], prior, shapes[k][:-1]) for k, prior in priors.items()}
-    return Variational(variables, q)
+    return Inducing(variables, q)
 
 
 def _of_site(choice: Any, site: str) -> Any:
