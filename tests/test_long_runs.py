@@ -583,7 +583,7 @@ def test_full_disk_does_not_end_the_run(what, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module.os, what, full)
+    monkeypatch.setattr(os, what, full)
     with pytest.warns(UserWarning, match="cannot write a checkpoint.*No space left.*The run goes on"):
         fit = fitted(X, y=y, method=with_checkpoints(tmp_path))
     assert same(fit, array_fit())
@@ -600,7 +600,7 @@ def test_disk_that_is_full_for_a_while(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         replace(*args)
 
-    monkeypatch.setattr(checkpoint_module.os, "replace", full_once)
+    monkeypatch.setattr(os, "replace", full_once)
     with pytest.warns(UserWarning, match="cannot write"):
         fit = fitted(X, y=y, method=with_checkpoints(tmp_path))
     assert "checkpoint_error" not in fit.stats

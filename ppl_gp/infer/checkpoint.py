@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import secrets
 import warnings
 import zipfile
 from pathlib import Path
@@ -15,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import StoreError
+from ppl_gp.results.archive import HEADER, write_archive
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.svgp import Checkpoint
 
@@ -75,24 +74,12 @@ class Checkpoints:
     def _write(self, path: Path, state: Any, bounds) -> None:
         arrays = {k: np.asarray(x) for k, x in _arrays(jax.tree.leaves(state)).items()} | {"bounds": bounds}
         header = {"format": FORMAT, "version": FORMAT_VERSION, "packages": package_versions(), **self.identity}
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            with open(temporary, "xb") as file:
-                with zipfile.ZipFile(file, "w") as archive:
-                    archive.writestr("header.json", json.dumps(header, indent=1))
-                    for name, array in arrays.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_archive(path, header, arrays)
 
     def _read(self, path: Path) -> tuple[dict, dict]:
         try:
             with zipfile.ZipFile(path) as archive:
-                header = json.loads(archive.read("header.json"))
+                header = json.loads(archive.read(HEADER))
                 names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
                 arrays = {}
                 for name in names:

@@ -14,9 +14,10 @@ import numpy as np
 from ppl_gp.errors import PplGpError, Result, StoreError
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
+from ppl_gp.results.archive import HEADER
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.processes import values_at_training_inputs
-from ppl_gp.results.store import FORMAT, FORMAT_VERSION, HEADER, decode, qualified_name
+from ppl_gp.results.store import FORMAT, FORMAT_VERSION, decode, qualified_name
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp, run
 

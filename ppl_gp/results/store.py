@@ -5,10 +5,6 @@ arguments but not the observations, and figures about the fit. `ppl_gp.load` rea
 """
 
 import dataclasses
-import json
-import os
-import secrets
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError, StoreError
+from ppl_gp.results.archive import write_archive
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.new_inputs import argument_names, shaping_arguments
 from ppl_gp.results.versions import package_versions
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
 
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
-HEADER = "header.json"
 _ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
 
 
@@ -61,7 +57,10 @@ def save(fit: "Fit", path) -> Path:
         "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }
-    _write(path, header, arrays)
+    try:
+        write_archive(path, {**header, "arrays": sorted(arrays)}, arrays)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error}") from error
     return path
 
 
@@ -154,22 +153,3 @@ def _decode_module(value: dict, arrays) -> Any:
     for k, v in fields.items():
         object.__setattr__(module, k, v)
     return module
-
-
-def _write(path: Path, header: dict, arrays: dict) -> None:
-    """To a temporary file beside the target first, so that no reader ever sees half a file."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(HEADER, json.dumps({**header, "arrays": sorted(arrays)}, indent=1))
-                for name, array in arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
