@@ -1,12 +1,15 @@
-"""The site: a Gaussian process as a NumPyro distribution that carries the process, and its whitening."""
+"""The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening, and what conditioning gives."""
 
+from abc import abstractmethod
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import random
+from jaxtyping import Array
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.infer.reparam import Reparam
@@ -104,6 +107,36 @@ def unwrap(fn) -> Any:
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
+
+
+class Conditioned(eqx.Module):
+    """A GP after conditioning, again a process. A subclass says what its moments at new inputs are.
+
+    Called at new inputs it gives marginals as `Normal`, or with `joint=True` a `MultivariateNormal`. X_new are the GP site's
+    own inputs, or a `GP` at them (then its kernel and mean are taken).
+    """
+
+    prior: GP
+
+    @abstractmethod
+    def marginals(self, new: GP) -> tuple[Array, Array]:
+        """(mean, variance) at the inputs of `new`."""
+
+    @abstractmethod
+    def joint(self, new: GP) -> tuple[Array, Array]:
+        """(mean, covariance) at the inputs of `new`."""
+
+    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
+        new = self.at(X_new)
+        if joint:
+            return dist.MultivariateNormal(*self.joint(new))
+        mean, variance = self.marginals(new)
+        return dist.Normal(mean, jnp.sqrt(variance))
+
+    def at(self, X_new) -> GP:
+        """The prior at new inputs."""
+        prior = self.prior
+        return X_new if isinstance(X_new, GP) else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
 
 
 class Whiten(Reparam):

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import GP
+from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.pseudo import Root, Sites, prediction_root
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
@@ -61,28 +61,15 @@ class Latent(eqx.Module):
         return K - root.sign * WK.T @ WK - (K * root.diagonal) @ K
 
 
-class Posterior(eqx.Module):
+class Posterior(Conditioned):
     """p(f(X*) | data) = N(m* + k*^T alpha, k** - k*^T R k*) with R = (K + T^-1)^-1 factored once (R&W 3.21, 3.24).
 
     `posterior(X_new)` gives marginals as `Normal`, (M,); `posterior(X_new, joint=True)` a `MultivariateNormal`.
     X_new are the GP site's own inputs, or a `GP` at them (then its kernel and mean are taken). O(M N^2).
     """
 
-    prior: GP
     alpha: Float[Array, "N"]
     root: Root
-
-    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
-        new = self.at(X_new)
-        if joint:
-            return dist.MultivariateNormal(*self.joint(new))
-        mean, variance = self.marginals(new)
-        return dist.Normal(mean, jnp.sqrt(variance))
-
-    def at(self, X_new) -> GP:
-        """The prior at new inputs."""
-        prior = self.prior
-        return X_new if isinstance(X_new, GP) else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
 
     def marginals(self, new: GP):
         """(mean, variance), (M,) each; rounding below zero is raised to zero."""

@@ -5,10 +5,9 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from ppl_gp.gp import GP
+from ppl_gp.gp import GP, Conditioned
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.families import Basis, Whitened
@@ -17,31 +16,18 @@ from ppl_gp.sparse.projection import explained
 from ppl_gp.sparse.root import Root
 
 
-class SparseProcess(eqx.Module):
+class SparseProcess(Conditioned):
     """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A with A = R^-1 Cov[u, f(X*)].
 
     `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a `MultivariateNormal`. X_new are
     the GP site's own inputs, or a `GP` at them (then its kernel and mean are taken). O(M^2 B); K_uu is factored already.
     """
 
-    prior: GP
     inducing: InducingVariables
     root: Root
     mean: Float[Array, "*F M"]
     reduction: Float[Array, "..."]
     basis: Basis | None = None
-
-    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
-        new = self.at(X_new)
-        if joint:
-            return dist.MultivariateNormal(*self.joint(new))
-        mean, variance = self.marginals(new)
-        return dist.Normal(mean, jnp.sqrt(variance))
-
-    def at(self, X_new) -> GP:
-        """The prior at new inputs."""
-        prior = self.prior
-        return X_new if isinstance(X_new, GP) else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
 
     def marginals(self, new: GP):
         """(mean, variance), (*F, B) each; rounding below zero is raised to a rounding error of the prior variance."""
