@@ -148,10 +148,19 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
 
 
 def depends(function, x) -> bool:
-    """Whether any output of `function` is computed from x, read off its jaxpr (so tracers are fine)."""
-    jaxpr = jax.make_jaxpr(function)(x).jaxpr
-    reached = set(jaxpr.invars)
-    for equation in jaxpr.eqns:
-        if any(v in reached for v in equation.invars if not isinstance(v, jax.extend.core.Literal)):
-            reached.update(equation.outvars)
-    return any(v in reached for v in jaxpr.outvars if not isinstance(v, jax.extend.core.Literal))
+    """Whether any output of `function` is computed from x."""
+    return any(jax.tree.leaves(reached(function, x)))
+
+
+def reached(function, x):
+    """The outputs of `function` with each array replaced by whether it is computed from x.
+
+    Read off the jaxpr (so tracers are fine); a called function counts as a whole.
+    """
+    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(x)
+    known = set(jaxpr.jaxpr.invars)
+    for equation in jaxpr.jaxpr.eqns:
+        if any(v in known for v in equation.invars if not isinstance(v, jax.extend.core.Literal)):
+            known.update(equation.outvars)
+    hits = [not isinstance(v, jax.extend.core.Literal) and v in known for v in jaxpr.jaxpr.outvars]
+    return jax.tree.unflatten(jax.tree.structure(shapes), hits)

@@ -1,5 +1,6 @@
 """Running a model with f given, and sorting its sites by the role they play."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -83,8 +84,10 @@ def roles(trace: dict) -> Roles:
     )
 
 
-def sample_hyper(model, args, kwargs) -> dict:
+def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
     """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of them.
+
+    `local=False` keeps latents that stand one a datum from them too.
 
     Only the model's own sites are hidden, by name: outer handlers send messages of their own through this stack, such as the
     log-Jacobian with which NumPyro's samplers transform a site, and those must pass. O(N), no factorisation.
@@ -92,17 +95,16 @@ def sample_hyper(model, args, kwargs) -> dict:
     own = run(model, args, kwargs)
     found = roles(own)
     hidden = {k for k, s in own.items() if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)}
-    hidden |= {k for k in own if _is_missing_part(k, own)}
+    # Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked.
+    drawn = {k for k in own if _is_missing_part(k, own)} | (set() if local else set(found.local_latents))
+    hidden |= drawn
 
-    def any_missing_part(site):
-        # Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked.
-        return (
-            site["fn"].sample(random.key(0)) if site["name"] in hidden and _is_missing_part(site["name"], own) else None
-        )
+    def any_value(site):
+        return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
 
     with handlers.trace() as trace, handlers.block(hide_fn=lambda site: site.get("name") in hidden), pin():
-        handlers.substitute(model, substitute_fn=any_missing_part)(*args, **kwargs)
-    return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *found.local_latents)}
+        handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
+    return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *(found.local_latents if local else ()))}
 
 
 def _is_missing_part(name, trace):
@@ -113,16 +115,25 @@ def log_prob_per_datum(site, num: int):
     """A site's log-probability with `scale` and `mask`, summed to (num,); to () where it has no axis of data, nats."""
     fn, value = site["fn"], site["value"]
     log_prob = fn.log_prob(value)
-    axis = data_axis(site, jnp.shape(log_prob), num)
-    if axis is None and isinstance(fn, dist.Independent):
+    if data_axis(site, jnp.shape(log_prob), num) is None and isinstance(fn, dist.Independent):
         log_prob = fn.base_dist.log_prob(value)  # `to_event` hid the data axis
-        axis = data_axis(site, jnp.shape(log_prob), num)
     if site["scale"] is not None:
         log_prob = site["scale"] * log_prob
+    return sum_per_datum(site, log_prob, num)
+
+
+def sum_per_datum(site, values, num: int):
+    """Values of a site's batch shape summed to (num,); to () where there is no axis of data."""
+    axis = data_axis(site, jnp.shape(values), num)
     if axis is None:
-        return jnp.sum(log_prob)
-    others = tuple(i for i in range(jnp.ndim(log_prob)) if i != axis % jnp.ndim(log_prob))
-    return jnp.sum(log_prob, others)
+        return jnp.sum(values)
+    return jnp.sum(values, tuple(i for i in range(jnp.ndim(values)) if i != axis % jnp.ndim(values)))
+
+
+def plate_scale(trace: dict) -> float:
+    """N / B of the plates that subsample in the model itself; 1 where none does."""
+    plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
+    return math.prod(size / (subsample or size) for size, subsample in plates)
 
 
 def data_axis(site, shape, num: int) -> int | None:

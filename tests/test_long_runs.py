@@ -26,7 +26,7 @@ from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer import checkpoint as checkpoint_module
 from ppl_gp.infer import long_run, training
 from ppl_gp.infer.sources import ArraySource, Stream, StreamSource
-from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
 
@@ -145,7 +145,7 @@ def parts(model, batch):
     rng = np.random.default_rng(5)
     scale = np.tril(0.2 * rng.normal(size=(8, 8))) + 0.5 * np.eye(8)
     q = FullGaussian(jnp.asarray(rng.normal(size=8)), jnp.asarray(scale))
-    inducing = Inducing({"f": pg.Points(jnp.asarray(rng.normal(size=(8, 2))))}, {"f": q})
+    inducing = Variational({"f": pg.Points(jnp.asarray(rng.normal(size=(8, 2))))}, {"f": q})
     found = terms(model, Expectation(), HYPER, inducing, batch)
     return found.expected, found.bound
 
@@ -205,7 +205,7 @@ def bound_of(hyper, latent):
     X, y = map(jnp.asarray, data())
     q = FullGaussian(latent.mean, jnp.linalg.cholesky(jnp.eye(8) - latent.reduction))
     batch = Batch((X,), {"y": y}, jnp.ones(N), jax.random.key(0))
-    return terms(classifier, Expectation(), hyper, Inducing({"f": latent.inducing}, {"f": q}), batch).bound
+    return terms(classifier, Expectation(), hyper, Variational({"f": latent.inducing}, {"f": q}), batch).bound
 
 
 @pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])

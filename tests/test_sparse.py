@@ -14,7 +14,7 @@ import ppl_gp as pg
 from ppl_gp.factors import read
 from ppl_gp.local.method import log_evidence
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.collapsed import collapsed
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import DiagonalGaussian, FullGaussian, Sites, UnwhitenedGaussian
@@ -82,7 +82,7 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
     q = FullGaussian(latent.mean, jnp.linalg.cholesky(S))
 
     def bound(hyper):
-        inducing = Inducing({"f": latent.inducing}, {"f": q})
+        inducing = Variational({"f": latent.inducing}, {"f": q})
         return terms(small_fits.classifier, Expectation(64), hyper, inducing, batch_of(X, y)).bound
 
     def full(hyper):

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
+from ppl_gp.deep.latents import latent_form
+from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
-from ppl_gp.tracing import is_factor, is_observed, log_prob_per_datum, roles, run
+from ppl_gp.sparse.bound import Batch
+from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
 
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
@@ -127,6 +130,46 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
             f"the likelihood couples several values of one latent function{f' (data {bad}, ...)' if bad else ''}, and "
             "SVGP() needs log p(y|f) = sum_n log p(y_n|f_n). Use NUTS()."
         )
+
+
+def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -> None:
+    """Prove that row n of everything sees only row n of the layers and latents before it, or raise `NotPointwiseError`."""
+    num = batch.weights.shape[0]
+    below = {k: trace[k]["value"] for k in (*of.latents, *of.inner)}
+    below = {
+        k: v + random.normal(random.fold_in(random.key(9), i), jnp.shape(v)) * (k in of.inner)
+        for i, (k, v) in enumerate(below.items())
+    }
+    log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
+    probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in of.outer})
+    if below and not bool(_rows_are_apart(model, of, hyper, below, batch, _data_axes(trace, below, num))):
+        raise NotPointwiseError(
+            f"a row of a layer of this model sees other rows of {list(below)} (a normalisation over the data, say), so that "
+            "minibatches would not be unbiased. Use NUTS()."
+        )
+
+
+def _data_axes(trace, names, num) -> tuple:
+    gps = {k: len(trace[k]["fn"].shape()) - 1 for k in names if is_gp(trace[k])}
+    return tuple((k, gps[k] if k in gps else latent_form(trace[k], num)[0]) for k in names)
+
+
+@eqx.filter_jit
+def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
+    """Move a random half of the rows: the inputs and the likelihood of the others may not change."""
+    num = batch.weights.shape[0]
+    moves = random.bernoulli(random.key(10), 0.5, (num,))
+
+    def seen(below):
+        trace = run(model, batch.args, batch.kwargs, {**hyper, **below})
+        flat = [jnp.reshape(unwrap(trace[k]["fn"]).X, (num, -1)) for k in of.gps]
+        log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
+        outer = {k: jnp.zeros(trace[k]["fn"].shape()) for k in of.outer}
+        return jnp.concatenate([*flat, log_lik(outer)[:, None]], 1)
+
+    directions = {k: jnp.moveaxis(jnp.moveaxis(jnp.ones_like(below[k]), a, -1) * moves, -1, a) for k, a in axes}
+    change = jax.jvp(seen, (below,), (directions,))[1]
+    return jnp.all(jnp.where(moves[:, None], 0.0, change) == 0.0)
 
 
 def _coupled_sites(log_lik):

@@ -12,13 +12,14 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays
+from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
-from ppl_gp.factors import JointLogLikelihood, read
+from ppl_gp.factors import read
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import first_trace, probe, probe_joint
+from ppl_gp.infer.boundary import first_trace, probe, probe_layers
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
-from ppl_gp.sparse.bound import require_sparse
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.tracing import Roles, is_factor, roles, run
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
@@ -239,11 +240,10 @@ def _sparse_methods(subject: _Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
     model, args, kwargs, trace, found = subject
     try:
-        require_sparse(found, trace, lambda f: run(model, args, kwargs, None, f))
+        of = structure(found, trace, lambda values: run(model, args, kwargs, values))
         num = trace[found.gps[0]]["fn"].shape()[-1]
         hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
-        log_lik = JointLogLikelihood(model, num, hyper, args, kwargs)
-        probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in found.gps})
+        probe_layers(model, of, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0)))
     except PplGpError:
         return []
     return ["SVGP", "SparseNUTS"]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import Result
 from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.training import Problem, hyper_at
-from ppl_gp.sparse.bound import Batch, Inducing
+from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed
 
 CHUNK = 5
@@ -32,7 +32,7 @@ class Reached(NamedTuple):
     """The end of a climb."""
 
     free: dict
-    inducing: Inducing
+    variational: Variational
     result: Result
     bounds: np.ndarray
 
@@ -104,4 +104,4 @@ def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress:
     (name,) = variables
     if result is Result.converged and not np.isfinite(float(best.bound)):
         result = Result.nonfinite
-    return Reached(state.free, Inducing(state.variables, {name: best.sites}), result, bounds)
+    return Reached(state.free, Variational(state.variables, {name: best.sites}), result, bounds)

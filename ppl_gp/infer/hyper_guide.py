@@ -21,7 +21,7 @@ def hyper_model(model: Callable) -> Callable:
     """
 
     def hyper_only(*args, **kwargs):
-        sample_hyper(model, args, kwargs)
+        sample_hyper(model, args, kwargs, local=False)
 
     return hyper_only
 

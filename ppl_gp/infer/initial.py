@@ -6,12 +6,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 
+from ppl_gp.deep.encoders import encoder_rows, mlp_encoder
+from ppl_gp.deep.latents import Amortised, Encoded, Free, FreeGaussian, LatentGuide, latent_size
+from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.space import Space, space, starts
-from ppl_gp.sparse.bound import Inducing
+from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
     Basis,
     DecoupledGaussian,
@@ -26,6 +30,13 @@ from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import run
+
+INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
+
+
+def batch_rows(args: tuple) -> int:
+    """B."""
+    return jax.tree.leaves(args[0])[0].shape[0]
 
 
 def fixed_values(values, names, trace) -> dict:
@@ -72,16 +83,22 @@ def _starts(model, args, kwargs, key):
     return starts(model, args, kwargs, space(run(model, args, kwargs)), key, 1)
 
 
-def initial_inducing(method: SVGP, priors: dict[str, GP], shapes: dict, inputs: dict, seed: int) -> Inducing:
-    """Inducing variables of every GP site, and q(u) = p(u) over them."""
+def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int) -> Variational:
+    """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner layers."""
+    priors, shapes = priors_of(trace, of.gps)
     variables = {
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
     }
-    q = {k: _family(method, variables[k], prior, shapes[k][:-1]) for k, prior in priors.items()}
-    return Inducing(variables, q)
+    q = {
+        k: _inner_family(variables[k], prior, shapes[k][:-1])
+        if k in of.inner
+        else _family(method, variables[k], prior, shapes[k][:-1])
+        for k, prior in priors.items()
+    }
+    return Variational(variables, q)
 
 
-def _of_site(choice: Any, site: str) -> Any:
+def of_site(choice: Any, site: str) -> Any:
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
@@ -91,7 +108,7 @@ def _of_site(choice: Any, site: str) -> Any:
 
 def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int) -> InducingVariables:
     """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables, or {site: one of those}."""
-    choice = _of_site(choice, site)
+    choice = of_site(choice, site)
     if isinstance(choice, InducingVariables):
         return choice
     if isinstance(choice, str):
@@ -106,9 +123,39 @@ def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int
     return Points(Z)
 
 
+def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Family:
+    """Nearly the prior mean: what is drawn in inner layers has little noise at first (Salimbeni & Deisenroth 2017, 4)."""
+    dtype = prior.variance.dtype
+    zeros = jnp.zeros((*batch_shape, variables.num), dtype)
+    eye = jnp.eye(variables.num, dtype=dtype)
+    return FullGaussian(zeros, jnp.broadcast_to(INNER_SCALE * eye, (*zeros.shape, variables.num)))
+
+
+def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool) -> LatentGuide:
+    """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
+    num = batch_rows(args)
+    size, dtype = latent_size(site, num), jnp.result_type(float)
+    if isinstance(config, Free):
+        means = 0.1 * random.normal(key, (num_data, size)) if config.init is None else jnp.asarray(config.init, dtype)
+        if means.shape != (num_data, size):
+            raise DataError(
+                f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs ({num_data}, {size})."
+            )
+        return FreeGaussian(jnp.concatenate([means, jnp.full_like(means, jnp.log(config.scale))], 1))
+    if not isinstance(config, Amortised):
+        raise DataError(f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}.")
+    sees = config.sees or ("xy" if uses_inputs else "y")
+    encoder = config.encoder
+    if encoder is None:
+        encoder = mlp_encoder(encoder_rows(sees, args, kwargs), size, config.width, config.depth, key)
+    guide = Encoded(encoder, sees)
+    guide.at(site, None, args, kwargs)  # its shape is checked
+    return guide
+
+
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
     root = _root(variables, prior)
-    shape, dtype = (*batch_shape, variables.num), prior.X.dtype
+    shape, dtype = (*batch_shape, variables.num), prior.variance.dtype  # X may be float32, and the kernel float64
     zeros = jnp.zeros(shape, dtype)
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.uses_natural:

@@ -146,7 +146,8 @@ def chunk_size(max_steps: int) -> int:
 
 def as_batch(rows: Rows, key) -> Batch:
     """A batch on the device."""
-    return Batch(*jax.tree.map(_device, (rows.args, rows.kwargs, rows.weights)), key, jax.tree.map(_device, rows.given))
+    given, where = jax.tree.map(_device, (rows.given, rows.rows))
+    return Batch(*jax.tree.map(_device, (rows.args, rows.kwargs, rows.weights)), key, given, where)
 
 
 def _device(x):
@@ -161,10 +162,10 @@ def stack(chunk: list[Rows], keys) -> tuple[Batch, Batch]:
     constant = [c[0] if _is_shared(c) else None for c in columns]
     stacked = [None if _is_shared(c) else jnp.asarray(np.stack(c)) for c in columns]
     weights = jnp.asarray(np.stack([b.weights for b in chunk]))
-    given = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[b.given for b in chunk])
+    given, rows = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[(b.given, b.rows) for b in chunk])
     none = jax.tree.map(lambda _: None, given)
     args, kwargs = jax.tree.unflatten(structure, constant)
-    varying = Batch(*jax.tree.unflatten(structure, stacked), weights, keys, given)
+    varying = Batch(*jax.tree.unflatten(structure, stacked), weights, keys, given, rows)
     return Batch(args, kwargs, None, None, none), varying  # pyright: ignore[reportArgumentType]
 
 

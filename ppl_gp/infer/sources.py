@@ -19,12 +19,13 @@ from ppl_gp.errors import DataError
 
 
 class Rows(NamedTuple):
-    """A minibatch on the host: the model's arguments, weights (B,), and the indices it came from, if any."""
+    """A minibatch on the host: the model's arguments, weights (B,), given sites, and where its rows stand in the data, if known."""
 
     args: tuple
     kwargs: dict
     weights: np.ndarray
     given: dict
+    rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,13 @@ class ArraySource:
     def rows(self, rows: np.ndarray, weights=None) -> Rows:
         """The batch of these rows, weighted N / B unless told."""
         if self.plate is not None:  # the model subsamples, and scales, itself
-            return Rows(self.args, self.kwargs, np.ones(len(rows)), {self.plate: rows})
+            return Rows(self.args, self.kwargs, np.ones(len(rows)), {self.plate: rows}, rows)
         weights = np.full(len(rows), self.num_data / len(rows)) if weights is None else weights
         # Sorted rows are read from a memory map in one sweep; all of them need no copy.
-        chosen = slice(None) if self.whole and len(rows) == self.num_data else np.sort(rows)
+        rows = np.sort(rows)
+        chosen = slice(None) if self.whole and len(rows) == self.num_data else rows
         args, kwargs = take(self.args, self.kwargs, chosen, self.num_data)
-        return Rows(args, kwargs, weights, {})
+        return Rows(args, kwargs, weights, {}, rows)
 
     def sweep(self, size: int) -> Iterator[Rows]:
         """All data once, in order, in batches of one shape; the last is padded with rows of weight zero."""

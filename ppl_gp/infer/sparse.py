@@ -8,17 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.errors import DataError, Result
+from ppl_gp.deep.bound import Sampling
+from ppl_gp.deep.latents import Amortised, Free
+from ppl_gp.deep.structure import Structure
+from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
 from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
-from ppl_gp.infer.initial import initial_inducing, initial_point, priors_of, units
+from ppl_gp.infer.initial import initial_latents, initial_point, initial_variational, of_site, units
 from ppl_gp.infer.long_run import Ended, LongRun, as_batch
 from ppl_gp.infer.placement import placement
 from ppl_gp.infer.sources import StreamSource
-from ppl_gp.infer.subject import Subject, look_at, site_inputs
+from ppl_gp.infer.subject import Subject, look_at, site_inputs, uses_inputs
 from ppl_gp.infer.training import Plan, Problem, State, begin, bound_terms, hyper_at
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store import qualified_name
@@ -67,8 +70,8 @@ def _on_all_data(method: SVGP, args) -> SVGP:
 def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, progress, key) -> Fit:
     batch = as_batch(subject.first, key)
     require_gaussian(subject.model, hyper_at(problem, state.free, batch)[0], batch)
-    reached = climb(problem, state.free, state.inducing.variables, batch, method.tol, progress)
-    end = begin(problem, reached.free, reached.inducing)
+    reached = climb(problem, state.free, state.variational.variables, batch, method.tol, progress)
+    end = begin(problem, reached.free, reached.variational)
     bound = total_bound(problem, end, subject, placement(None, None), key)
     return _make_fit(method, subject, problem, Ended(end, reached.result, reached.bounds, None), bound, {}, key)
 
@@ -87,13 +90,28 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
         method = dataclasses.replace(method, dual_bound=False)
     plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
-    hyper, _ = hyper_at(Problem(plan, fixed, None), free, batch)
+    hyper, _ = hyper_at(Problem(plan, fixed, None, {}), free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
-    inducing = initial_inducing(method, *priors_of(trace, subject.gps), inputs, seed)
-    scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in inducing.variables.items()}
-    problem = Problem(plan, fixed, scale)
-    return problem, begin(problem, free, inducing)
+    variational = initial_variational(method, trace, subject.structure, inputs, seed)
+    scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in variational.variables.items()}
+    latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
+    problem = Problem(plan, fixed, scale, frozen)
+    return problem, begin(problem, free, variational._replace(latents=latents))
+
+
+def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
+    """{latent site: q(h)}."""
+    found = {}
+    for i, name in enumerate(subject.structure.latents):
+        config = of_site(method.latents, name) or Amortised()
+        if isinstance(config, Free) and isinstance(subject.source, StreamSource):
+            raise DataError("Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, Amortised().")
+        found[name] = initial_latents(
+            config, trace[name], random.fold_in(key, i), subject.source.num_data, batch.args, batch.kwargs,
+            uses_inputs(subject.model, batch),
+        )  # fmt: skip
+    return found
 
 
 def _none(variables):
@@ -101,20 +119,40 @@ def _none(variables):
 
 
 def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
-    whole = subject.source.whole
+    whole, sampling = subject.source.whole, _sampling(method, subject.structure)
+    drawn = guide is not None or method.num_draws is not None or not subject.structure.is_shallow
     return Plan(
         model=subject.model,
         expectation=method.expectation,
+        structure=subject.structure,
+        sampling=sampling,
         guide=guide,
         names=names,
         train_inducing=method.train_inducing,
         whole=whole,
-        noisy=guide is not None or method.num_draws is not None or not whole,
+        noisy=drawn or not whole,
         learning_rate=method.learning_rate,
         natural_rate=method.natural_rate,
         optimiser=method.optimiser,
         max_steps=method.max_steps,
         warm_up=method.warm_up,
+    )
+
+
+def _sampling(method: SVGP, of: Structure) -> Sampling:
+    if method.num_importance > 1 and not of.latents:
+        raise ModelError(
+            f"SVGP(num_importance={method.num_importance}): the model has no latent that stands one a datum, so there is nothing to "
+            "weight; num_paths averages several draws through the layers."
+        )
+    joint = [g for g in of.varying if g in of.inner or not method.expected_last]
+    if method.doubly_reparameterised and joint:
+        raise ModelError(
+            f"SVGP(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the copies, whose weights then depend on "
+            "each other's latents; that gradient is for latents that enter the last layer, with expected_last=True."
+        )
+    return Sampling(
+        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised, method.beta
     )
 
 
@@ -160,7 +198,8 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
     )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
-    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, result, stats, 1, sampled)
+    local = eqx.combine(state.variational.latents, problem.frozen)
+    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, result, stats, 1, sampled, local)
 
 
 def _on_device(x):
@@ -192,9 +231,9 @@ def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict
         hyper, _ = hyper_at(problem, state.free, batch._replace(key=key))
         kept, raised = {}, jnp.zeros(())
         for name, prior in priors_at(problem.plan.model, batch, hyper).items():
-            variables = state.inducing.variables[name]
+            variables = state.variational.variables[name]
             root = variables.root(prior)
-            q = state.inducing.q[name].whitened(root, variables, prior)
+            q = state.variational.q[name].whitened(root, variables, prior)
             kept[name] = SparseLatent(variables, q.mean, q.reduction, q.basis)
             raised = jnp.maximum(raised, root.added)
         return hyper, kept, raised

@@ -20,7 +20,7 @@ from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.subject import look_at, site_inputs
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.bound import Batch, Inducing, terms
+from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Values
 from ppl_gp.sparse.process import SparseLatent
@@ -69,7 +69,7 @@ def sparse_model(model: Callable, how: Expectation) -> Callable:
             q[name] = Values(cast(Array, numpyro.sample(f"{name}_base", white)))
         rows = jax.tree.leaves(args[0])[0].shape[0]
         batch = Batch(args, kwargs, jnp.ones(rows), random.key(0))
-        numpyro.factor("expected_log_lik", terms(model, how, hyper, Inducing(variables, q), batch).bound)
+        numpyro.factor("expected_log_lik", terms(model, how, hyper, Variational(variables, q), batch).bound)
 
     return over_inducing
 

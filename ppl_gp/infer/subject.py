@@ -2,16 +2,18 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax import random
 
+from ppl_gp.deep.structure import Structure, structure
 from ppl_gp.errors import DataError
-from ppl_gp.factors import JointLogLikelihood
+from ppl_gp.factors import depends
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import first_trace, probe_joint
+from ppl_gp.infer.boundary import first_trace, probe_layers
 from ppl_gp.infer.long_run import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource
-from ppl_gp.sparse.bound import require_sparse
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.select import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import roles, run
@@ -27,7 +29,12 @@ class Subject(NamedTuple):
     first: Rows
     trace: dict
     names: tuple[str, ...]
-    gps: tuple[str, ...]
+    structure: Structure
+
+    @property
+    def gps(self) -> tuple[str, ...]:
+        """Names of the GP sites."""
+        return self.structure.gps
 
 
 def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
@@ -42,12 +49,10 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "
                         "Leave subsample_size out, and give SVGP(batch_size=...) or a Stream.")  # fmt: skip
     found = roles(trace)
-    require_sparse(found, trace, lambda f: run(model, batch.args, batch.kwargs, batch.given, f))
+    of = structure(found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values}))
     names = (*found.hyper, *found.params)
-    hyper = {k: trace[k]["value"] for k in names}
-    log_lik = JointLogLikelihood(model, len(first.weights), {**hyper, **batch.given}, batch.args, batch.kwargs)
-    probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in found.gps})
-    return Subject(model, source, first, trace, names, found.gps)
+    probe_layers(model, of, {**{k: trace[k]["value"] for k in names}, **batch.given}, trace, batch)
+    return Subject(model, source, first, trace, names, of)
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
@@ -84,6 +89,16 @@ def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
 
 def _subsampling_plates(trace) -> list:
     return [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
+
+
+def uses_inputs(model, batch: Batch) -> bool:
+    """Whether anything of the model is computed from the values of its first argument (not from its length alone)."""
+
+    def everything(X):
+        trace = run(model, (X, *batch.args[1:]), batch.kwargs, batch.given)
+        return [jax.tree.leaves(s["fn"]) for s in trace.values() if s["type"] == "sample"]
+
+    return bool(depends(everything, batch.args[0]))
 
 
 def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:

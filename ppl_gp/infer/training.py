@@ -15,10 +15,12 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from ppl_gp.deep.bound import Sampling, terms
+from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper_guide import HyperGuide
 from ppl_gp.infer.space import log_prior, space
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.bound import Batch, Inducing, Terms, blend, natural_target, nudges, terms
+from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
@@ -34,6 +36,8 @@ class Plan:
 
     model: Callable
     expectation: Expectation
+    structure: Structure
+    sampling: Sampling
     guide: HyperGuide | None
     names: tuple[str, ...]  # hyperparameters that are trained or drawn
     train_inducing: bool
@@ -71,13 +75,20 @@ class Problem(eqx.Module):
     plan: Plan = eqx.field(static=True)
     fixed: dict
     units: Any  # of the structure of the trained inducing variables
+    frozen: dict  # {latent site: what of q(h) is no array, such as an encoder's activation functions}
+
+    def bound(self, hyper: dict, variational: Variational, batch: Batch, nudge: dict | None = None) -> Terms:
+        """The terms of the bound on a batch."""
+        plan = self.plan
+        whole = variational._replace(latents=eqx.combine(variational.latents, self.frozen))
+        return terms(plan.model, plan.expectation, plan.sampling, plan.structure, hyper, whole, batch, nudge)
 
 
 class Last(eqx.Module):
     """The last good state, and the natural-gradient target found there."""
 
     free: dict
-    inducing: Inducing
+    variational: Variational
     target: dict[str, Sites]
     loss: Float[Array, ""]
 
@@ -86,7 +97,7 @@ class State(eqx.Module):
     """Everything a run needs to go on."""
 
     free: dict
-    inducing: Inducing
+    variational: Variational
     optimiser: Any
     last: Last
     step: Int[Array, ""]
@@ -109,23 +120,24 @@ def hyper_at(problem: Problem, free, batch: Batch):
     return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
 
 
-def is_trained(plan: Plan, free, inducing: Inducing):
-    """A tree of booleans like (free, inducing): what the optimiser trains."""
+def is_trained(plan: Plan, free, variational: Variational):
+    """A tree of booleans like (free, variational): what the optimiser trains."""
 
     def mark(tree, yes):
         return jax.tree.map(lambda x: yes and eqx.is_inexact_array(x), tree)
 
-    q = {k: mark(v, not isinstance(v, Sites)) for k, v in inducing.q.items()}
-    return mark(free, True), Inducing(mark(inducing.variables, plan.train_inducing), q)
+    q = {k: mark(v, not isinstance(v, Sites)) for k, v in variational.q.items()}
+    variables = mark(variational.variables, plan.train_inducing)
+    return mark(free, True), Variational(variables, q, mark(variational.latents, True))
 
 
-def begin(problem: Problem, free, inducing: Inducing) -> State:
+def begin(problem: Problem, free, variational: Variational) -> State:
     """The state before the first step."""
-    trained, _ = eqx.partition((free, inducing), is_trained(problem.plan, free, inducing))
+    trained, _ = eqx.partition((free, variational), is_trained(problem.plan, free, variational))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-    target = {k: q for k, q in inducing.q.items() if isinstance(q, Sites)}
-    last = Last(free, inducing, target, jnp.asarray(jnp.inf))
-    state = State(free, inducing, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
+    target = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
+    last = Last(free, variational, target, jnp.asarray(jnp.inf))
+    state = State(free, variational, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
 
@@ -133,16 +145,16 @@ def begin(problem: Problem, free, inducing: Inducing) -> State:
 def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
     """(state, objective): the bound plus the log prior of the hyperparameters, nats, before the step."""
     plan = problem.plan
-    spec = is_trained(plan, state.free, state.inducing)
-    trained, held = eqx.partition((state.free, state.inducing), spec)
+    spec = is_trained(plan, state.free, state.variational)
+    trained, held = eqx.partition((state.free, state.variational), spec)
 
     def loss(trained, nudge):
-        free, inducing = eqx.combine(trained, held)
+        free, variational = eqx.combine(trained, held)
         hyper, log_p = hyper_at(problem, free, batch)
-        t = terms(plan.model, plan.expectation, hyper, inducing, batch, nudge)
+        t = problem.bound(hyper, variational, batch, nudge)
         return -(t.bound + log_p), t
 
-    (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(trained, nudges(state.inducing))
+    (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(trained, nudges(state.variational))
     finite = jnp.isfinite(value) & _all_finite((gradient, toward))
     slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
     # Natural gradients alone, on all data, never lower the bound but by a step that is too long.
@@ -155,24 +167,24 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
 
 def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
     plan = problem.plan
-    trained, held = eqx.partition((state.free, state.inducing), spec)
+    trained, held = eqx.partition((state.free, state.variational), spec)
     updates, optimiser = plan.optax().update(gradient, state.optimiser, trained)
-    free_updates, inducing_updates = updates
-    variables = jax.tree.map(lambda u, unit: u * unit, inducing_updates.variables, problem.units)
+    free_updates, variational_updates = updates
+    variables = jax.tree.map(lambda u, unit: u * unit, variational_updates.variables, problem.units)
     hold = jnp.where(state.step < plan.warm_up, 0.0, 1.0)
     free_updates, variables = jax.tree.map(lambda u: hold * u, (free_updates, variables))
-    updates = (free_updates, Inducing(variables, inducing_updates.q))
-    free, inducing = eqx.combine(eqx.apply_updates(trained, updates), held)
-    sites = {k: q for k, q in state.inducing.q.items() if isinstance(q, Sites)}
+    updates = (free_updates, variational_updates._replace(variables=variables))
+    free, variational = eqx.combine(eqx.apply_updates(trained, updates), held)
+    sites = {k: q for k, q in state.variational.q.items() if isinstance(q, Sites)}
     target = {k: _based(natural_target(t.q[k], toward[k]), q, t.roots[k]) for k, q in sites.items()}
     here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
     rate = plan.natural_schedule()(state.step) * state.shrink
     moved, halved = _blend_all(here, target, rate)
-    inducing = Inducing(inducing.variables, {**inducing.q, **moved})
-    last = Last(state.free, Inducing(state.inducing.variables, {**state.inducing.q, **here}), target, value)
+    variational = variational._replace(q={**variational.q, **moved})
+    last = Last(state.free, state.variational._replace(q={**state.variational.q, **here}), target, value)
     shrink = jnp.minimum(1.0, (1.1 if plan.noisy else 2.0) * state.shrink)
     return State(
-        free, inducing, optimiser, last, state.step + 1, shrink, jnp.zeros_like(state.failures), state.failed,
+        free, variational, optimiser, last, state.step + 1, shrink, jnp.zeros_like(state.failures), state.failed,
         state.halved + halved,
     )  # fmt: skip
 
@@ -186,11 +198,11 @@ def _retreat(plan: Plan, state: State) -> State:
     """Back to the last good state, half as far along the natural gradient."""
     last, shrink = state.last, 0.5 * state.shrink
     rate = plan.natural_schedule()(state.step) * shrink
-    here = {k: last.inducing.q[k] for k in last.target}
+    here = {k: last.variational.q[k] for k in last.target}
     moved, halved = _blend_all(here, last.target, rate)
-    inducing = Inducing(last.inducing.variables, {**last.inducing.q, **moved})
+    variational = last.variational._replace(q={**last.variational.q, **moved})
     return State(
-        last.free, inducing, state.optimiser, last, state.step + 1, shrink, state.failures + 1, state.failed + 1,
+        last.free, variational, state.optimiser, last, state.step + 1, shrink, state.failures + 1, state.failed + 1,
         state.halved + halved,
     )  # fmt: skip
 
@@ -251,7 +263,7 @@ def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[S
 def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all data."""
     hyper, log_p = hyper_at(problem, state.free, batch)
-    t = terms(problem.plan.model, problem.plan.expectation, hyper, state.inducing, batch)
+    t = problem.bound(hyper, state.variational, batch)
     # Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior.
     return t.expected, t.shared - t.kl + (0.0 if problem.plan.guide is None else log_p)
 

@@ -10,6 +10,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, process
@@ -37,6 +38,7 @@ class Case(eqx.Module):
     kwargs: dict[str, Any]
     new_args: tuple
     new_kwargs: dict[str, Any]
+    local: dict[str, LatentGuide]  # q(h) that can be had without y
 
     @property
     def num_draws(self) -> int:
@@ -47,8 +49,8 @@ class Case(eqx.Module):
     def site(self) -> str | None:
         """The one GP site that is one function (N,), or `None` where there are several functions."""
         latents = self.draws[1]
-        (name, latent), *others = latents.items()
-        return None if others or latent.mean.ndim != 2 else name
+        outer = [(k, v) for k, v in latents.items() if k not in self.layout.inner]
+        return outer[0][0] if len(outer) == 1 and outer[0][1].mean.ndim == 2 else None
 
     @property
     def is_approximation(self) -> bool:
@@ -58,6 +60,14 @@ class Case(eqx.Module):
     def new_hyper(self, hyper: dict) -> dict:
         """Hyperparameters that hold at new inputs too: all but local latents."""
         return {k: v for k, v in hyper.items() if k not in self.layout.local_latents}
+
+    def draw_latents(self, hyper: dict, key) -> dict:
+        """{latent site: a draw of q(h | x*)}, where there is one; the others are drawn from the prior as the model runs."""
+        if not self.local:
+            return {}
+        sites = self.trace(hyper, {})
+        q = {k: guide.at(sites[k], None, self.new_args, self.new_kwargs) for k, guide in self.local.items()}
+        return {k: q[k].sample(random.fold_in(key, i)) for i, k in enumerate(q)}
 
     def trace(self, hyper: dict, latent: dict, key=None, **observations) -> dict:
         """The model at the new inputs with GP sites given; observed sites are drawn, or have the values given."""
@@ -75,10 +85,11 @@ def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)
-    plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0])
+    plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0], tuple(fit.local))
     root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
     given = {k: v for k, v in fit.kwargs.items() if k in new_kwargs or eqx.is_array(v)}
-    return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, given, new_args, new_kwargs)
+    local = {k: q for k, q in fit.local.items() if not q.needs_y}
+    return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, given, new_args, new_kwargs, local)
 
 
 class Conditional(eqx.Module):
@@ -149,7 +160,8 @@ def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observat
     """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn."""
     key_gps, key_rest = random.split(key)
     with handlers.block():
-        given = handlers.substitute(handlers.seed(case.model, key_rest), data=case.new_hyper(hyper))
+        known = case.new_hyper(hyper) | case.draw_latents(hyper, key_rest)
+        given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
         drawing = draw_gps(given, conditionals, key_gps, joint)
         trace = handlers.trace(drawing).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
     return trace, drawing.moments

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
 from ppl_gp.results.inference_data import to_datatree
@@ -22,6 +23,7 @@ class Fit:
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
     - `hyper`: {site: value}, with a leading axis of S draws where sampled (`num_chains` chains one after another).
     - `latent`: {GP site: q(f) at the training inputs (`Latent`)}, leading axis S (1 where not sampled).
+    - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of NUTS are in `hyper`).
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
     """
 
@@ -36,6 +38,7 @@ class Fit:
     stats: dict
     num_chains: int = 1
     sampled: bool = False
+    local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def posterior(self) -> Process | dict[str, Process]:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class Integration(Enum):
-    """The three ways."""
+    """The ways."""
 
     quadrature = "one f_n decides y_n"
+    layers = "one f_n decides y_n, at inputs that are drawn: latents, or layers below"
     marginal_draws = "several functions or local latents, row by row"
     joint_draws = "rows of y depend on several rows of f"
 
@@ -30,8 +31,11 @@ def plan_integration(case: "Case") -> Integration:
     pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
     if not pointwise:
         return Integration.joint_draws
-    one = case.site is not None and not case.layout.local_latents
-    return Integration.quadrature if one else Integration.marginal_draws
+    if case.site is None:
+        return Integration.marginal_draws
+    if not case.layout.local_latents and not case.layout.inner:
+        return Integration.quadrature
+    return Integration.layers if case.is_approximation else Integration.marginal_draws
 
 
 @eqx.filter_jit

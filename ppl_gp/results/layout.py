@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from ppl_gp.deep.structure import feeds
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.tracing import data_axis, is_gp, pin
@@ -35,20 +36,29 @@ class Layout:
 
     sites: tuple[ObservedSite, ...]
     local_latents: tuple[str, ...]  # one a datum, so that those at new inputs are drawn anew
+    inner: tuple[str, ...]  # GP sites that feed another GP
     num: int
 
 
-def layout(model, args: tuple, kwargs: dict, hyper: dict, num: int) -> Layout:
+def layout(model, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
     """Read the layout off one run of the model at new inputs, GP sites at their prior means. O(M).
+
+    `latents`: sites that are known to stand one a datum, beside those whose values in `hyper` do.
 
     Raises `DataError` where the model cannot be run with these arguments.
     """
     trace = _run(model, args, kwargs, hyper)
-    predicted = {k: s for k, s in trace.items() if s["type"] == "sample" and _is_predicted(k, s, trace, hyper)}
+    predicted = {k: s for k, s in trace.items() if _is_predicted(k, s, trace, (*hyper, *latents))}
     sites = [_observed_site(k, s, trace, num) for k, s in predicted.items() if _holds_data(s, num)]
     plates = {f.name for site in sites for f in trace[site.name]["cond_indep_stack"] if f.size == num}
     local = [k for k in hyper if k in trace and any(f.name in plates for f in trace[k]["cond_indep_stack"])]
-    return Layout(tuple(sites), tuple(local), num)
+    gps = tuple(k for k, s in trace.items() if is_gp(s))
+
+    def rerun(values):
+        return _run(model, args, kwargs, {**hyper, **values})
+
+    inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
+    return Layout(tuple(sites), (*local, *latents), inner, num)
 
 
 def _run(model, args, kwargs, hyper):
@@ -73,9 +83,11 @@ def _run(model, args, kwargs, hyper):
         ) from error
 
 
-def _is_predicted(name, site, trace, hyper) -> bool:
+def _is_predicted(name, site, trace, known) -> bool:
+    if site["type"] != "sample":
+        return False
     imputed = name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
-    return not (site["is_observed"] or is_gp(site) or name in hyper or imputed)
+    return not (site["is_observed"] or is_gp(site) or name in known or imputed)
 
 
 def _holds_data(site, num) -> bool:

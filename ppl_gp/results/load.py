@@ -121,7 +121,11 @@ def _check_model(path, header, fit: Fit) -> None:
 
 def _is_random(name, site, header) -> bool:
     """Whether a site is a hyperparameter or a local latent: not observed in training, nor imputed beside data."""
-    unknown = site["type"] == "sample" and not site["is_observed"] and name not in header["observed_sites"]
+    unknown = (
+        site["type"] == "sample"
+        and not site["is_observed"]
+        and name not in (*header["observed_sites"], *header.get("latent_sites", ()))
+    )
     return site["type"] == "param" or unknown
 
 

@@ -21,9 +21,13 @@ from ppl_gp.results.observing import (
     outcome_log_probs,
     site_moments,
 )
+from ppl_gp.tracing import run
 
 NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
 _MIN_DRAWS = 1000  # Monte Carlo draws in all
+
+
+LAYER_NODES = 32  # of each of at least 1000 draws of the last layer's inputs
 
 
 def _nodes(case: Case) -> int:
@@ -41,6 +45,14 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
     """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}), mixed over draws."""
     if integration is Integration.quadrature:
         f, y, log_probs = mixture(lambda draw: _predict_by_quadrature(case, *draw, link_approximation), case.draws)
+    elif integration is Integration.layers:
+
+        def given_below(trace, f):
+            below = _below(case, trace)
+            y, log_probs = _outcomes(case, lambda x: _trace_above(case, below, x), f[case.site], LAYER_NODES)
+            return f, y, log_probs
+
+        f, y, log_probs = _average(case, integration, given_below)
     else:
         f, y, log_probs = _average(case, integration, lambda trace, f: _predict_given_draw(case, trace, f))
     missing = {site.label: None for site in case.layout.sites}
@@ -51,17 +63,33 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
 
 
 def _predict_by_quadrature(case: Case, hyper, latents, link_approximation):
-    f, num_nodes = _marginals(case, hyper, latents), _nodes(case)
+    f = _marginals(case, hyper, latents)
+    y, log_probs = _outcomes(case, lambda x: case.trace(hyper, {case.site: x}), f, _nodes(case), link_approximation)
+    return {case.site: f}, y, log_probs
+
+
+def _outcomes(case: Case, trace_at, f: Moments, num_nodes: int, link_approximation=None):
+    """({label: Moments of y}, {label: log p (K, ...)}) for f_n with these moments."""
     y, log_probs = {}, {}
     for site in case.layout.sites:
-        fn = fn_at(lambda x: case.trace(hyper, {case.site: x}), site)
+        fn = fn_at(trace_at, site)
         if link_approximation is not None:
             log_probs[site.label] = mackay_log_probs(fn, f)
         elif site.support is not None:
             log_probs[site.label] = outcome_log_probs(site, fn, f, num_nodes)
         elif (moments := site_moments(site, fn, f, num_nodes)) is not None:
             y[site.label] = moments
-    return {case.site: f}, y, log_probs
+    return y, log_probs
+
+
+def _below(case: Case, trace) -> dict:
+    """Everything of a run that the last layer and the likelihood are given: hyperparameters, latents, inner layers."""
+    known = (*case.draws[0], *case.layout.local_latents, *case.layout.inner)
+    return {k: trace[k]["value"] for k in known if k in trace}
+
+
+def _trace_above(case: Case, below: dict, f, **observations) -> dict:
+    return run(case.model, case.new_args, {**case.new_kwargs, **observations}, below, {case.site: f})
 
 
 def _predict_given_draw(case: Case, trace, f):
@@ -116,6 +144,17 @@ def log_density_at(case: Case, integration: Integration, observations: dict):
 
     if integration is Integration.quadrature:
         return mixture(by_quadrature, case.draws)
+
+    def given_below(trace, f):
+        below = _below(case, trace)
+
+        def log_lik(x):
+            return log_density_per_datum(_trace_above(case, below, x, **observations), case.layout)
+
+        return log_expectation(log_lik, f[case.site], LAYER_NODES)
+
+    if integration is Integration.layers:
+        return _average(case, integration, given_below, **observations)
     return _average(case, integration, lambda trace, f: log_density_per_datum(trace, case.layout), **observations)
 
 

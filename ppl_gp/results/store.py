@@ -45,6 +45,7 @@ def save(fit: "Fit", path) -> Path:
         "model": qualified_name(fit.model),
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
+        "latent_sites": list(fit.local),
         "observed_sites": _observed_sites(fit, training),
         "method": repr(fit.method),
         "result": str(fit.result),
@@ -55,6 +56,7 @@ def save(fit: "Fit", path) -> Path:
         "kwargs": {k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()},
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
+        "local": {k: encode_module(q, arrays, f"local/{k}", f"q({k})") for k, q in fit.local.items() if not q.needs_y},
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }
     try:
@@ -66,7 +68,8 @@ def save(fit: "Fit", path) -> Path:
 
 def _observed_sites(fit, trace) -> list[str]:
     """Also where the observations are gone, as in a fit that was loaded."""
-    return [k for k, s in trace.items() if s["type"] == "sample" and k not in fit.hyper and not is_gp(s)]
+    known = (*fit.hyper, *fit.local)
+    return [k for k, s in trace.items() if s["type"] == "sample" and k not in known and not is_gp(s)]
 
 
 def qualified_name(model) -> str:

@@ -11,21 +11,21 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
-from ppl_gp.factors import JointLogLikelihood, depends
+from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.families import Family, Sites, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root
-from ppl_gp.tracing import Roles, roles, run
+from ppl_gp.tracing import roles, run
 
 
 class Batch(NamedTuple):
     """A minibatch: the model's arguments at its rows, each row's weight (N / B; 0 where padded), a key for draws.
 
-    `given`: further sites of the trace that are given values, such as the indices of the model's own subsampling plate.
+    `given`: further sites of the trace that are given values, such as the indices of the model's own subsampling plate. `rows`:
+    where the rows stand in the data, (B,), for what is kept by row; `None` where that is nothing.
     """
 
     args: tuple
@@ -33,13 +33,15 @@ class Batch(NamedTuple):
     weights: Float[Array, "B"]
     key: Any
     given: dict = {}
+    rows: Any = None
 
 
-class Inducing(NamedTuple):
-    """The variational part of the parameters: {GP site: ...} each."""
+class Variational(NamedTuple):
+    """The variational part of the parameters: {GP site: ...}, and {latent site: q(h)}."""
 
     variables: dict[str, InducingVariables]
     q: dict[str, Family]
+    latents: dict[str, Any] = {}
 
 
 class Terms(eqx.Module):
@@ -74,22 +76,15 @@ def terms(
     model: Callable,
     how: Expectation,
     hyper: dict,
-    inducing: Inducing,
+    variational: Variational,
     batch: Batch,
     nudge: dict[str, Nudge] | None = None,
 ) -> Terms:
     """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature of the likelihood."""
     priors = priors_at(model, batch, hyper)
-    mean, variance, q, roots = {}, {}, {}, {}
-    for name, prior in priors.items():
-        variables = inducing.variables[name]
-        roots[name] = variables.root(prior)
-        q[name] = inducing.q[name].whitened(roots[name], variables, prior)
-        m, P = q[name].mean, q[name].reduction
-        if nudge is not None and name in nudge:
-            m, P = m + nudge[name].mean, P + nudge[name].reduction
-        process = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
-        mean[name], variance[name] = process.marginals(prior)
+    posterior, q, roots = processes(priors, variational, nudge)
+    moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}
+    mean, variance = ({k: m[i] for k, m in moments.items()} for i in (0, 1))
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs)
     expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf into NaN.
@@ -98,11 +93,26 @@ def terms(
     return Terms(total, kl, log_lik.shared(), q, roots)
 
 
-def nudges(inducing: Inducing) -> dict[str, Nudge]:
+def processes(
+    priors: dict[str, GP], variational: Variational, nudge: dict[str, Nudge] | None = None
+) -> tuple[dict[str, SparseProcess], dict[str, Whitened], dict[str, Root]]:
+    """The posterior process, q(v) and the root of every GP site. O(M^3) each."""
+    posterior, q, roots = {}, {}, {}
+    for name, prior in priors.items():
+        variables = variational.variables[name]
+        roots[name] = variables.root(prior)
+        q[name] = variational.q[name].whitened(roots[name], variables, prior)
+        m, P = q[name].mean, q[name].reduction
+        if nudge is not None and name in nudge:
+            m, P = m + nudge[name].mean, P + nudge[name].reduction
+        posterior[name] = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
+    return posterior, q, roots
+
+
+def nudges(variational: Variational) -> dict[str, Nudge]:
     """Zero nudges for the sites that natural gradients train."""
-    return {
-        k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in inducing.q.items() if isinstance(q, Sites)
-    }
+    sites = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
+    return {k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in sites.items()}
 
 
 def natural_target(q: Whitened, gradient: Nudge) -> Sites:
@@ -112,31 +122,6 @@ def natural_target(q: Whitened, gradient: Nudge) -> Sites:
     """
     P_bar = 0.5 * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
     return Sites(gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean), 2.0 * P_bar)
-
-
-def require_sparse(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:
-    """Raise `ModelError` unless SVGP can fit the model: GP sites at given inputs, no local latents, something observed."""
-    if not found.gps:
-        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
-    if found.local_latents:
-        raise ModelError(
-            f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum, which SVGP() cannot "
-            "integrate; NUTS() fits such a model as it stands."
-        )
-    if not found.observed:
-        raise ModelError(
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
-        )
-
-    def inputs(values):
-        again = rerun(values)
-        return [unwrap(again[g]["fn"]).X for g in found.gps]
-
-    if depends(inputs, {g: trace[g]["value"] for g in found.gps}):
-        raise ModelError(
-            f"a GP of this model is fed by another (GP sites {list(found.gps)}), which SVGP() cannot train; "
-            "NUTS() fits such a model as it stands."
-        )
 
 
 def blend(old: Sites, target: Sites, rate) -> Sites:

@@ -34,7 +34,7 @@ class SparseProcess(Conditioned):
         mean, explained_variance = explained(self.root, self.inducing.cross(new, new.X), self.mean, self.reduction)
         prior_variance = new.variance
         least = jnp.finfo(prior_variance.dtype).eps * prior_variance
-        return new.mean + mean + self._further(new), jnp.maximum(prior_variance - explained_variance, least)
+        return new.mean + mean + self.further(new), jnp.maximum(prior_variance - explained_variance, least)
 
     def joint(self, new: GP):
         """(mean (*F, B), covariance (*F, B, B)). O(M B^2)."""
@@ -48,9 +48,9 @@ class SparseProcess(Conditioned):
             Q = product(A.T, A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
-        return new.mean + self.mean @ A + self._further(new), covariance
+        return new.mean + self.mean @ A + self.further(new), covariance
 
-    def _further(self, new: GP):
+    def further(self, new: GP):
         return 0.0 if self.basis is None else self.basis.weights @ new.kernel(self.basis.Z, new.X)
 
 

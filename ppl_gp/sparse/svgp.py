@@ -80,6 +80,12 @@ class SVGP:
     num_draws: int | None = None
     devices: int | None = None
     checkpoint: Checkpoint | None = None
+    latents: Any = field(default=None, hash=False, compare=True)
+    num_importance: int = 1
+    num_paths: int = 1
+    expected_last: bool = True
+    doubly_reparameterised: bool = False
+    beta: float = 1.0
 
     def __post_init__(self):
         numbers = {"num_inducing": self.num_inducing, "max_steps": self.max_steps, "batch_size": self.batch_size}

@@ -21,7 +21,7 @@ from ppl_gp.infer.progress import one_blas_thread  # noqa: E402
 from ppl_gp.infer.sparse import prepare, total_bound  # noqa: E402
 from ppl_gp.infer.subject import look_at  # noqa: E402
 from ppl_gp.infer.training import advance, advance_whole, begin, hyper_at  # noqa: E402
-from ppl_gp.sparse.bound import Batch, Inducing, priors_at  # noqa: E402
+from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402
 from ppl_gp.sparse.process import SparseProcess  # noqa: E402
 
@@ -64,10 +64,10 @@ class Engine:
     def reset(self):
         """Back to the start."""
         self.tree, self.state = self.start
-        q = self.state.inducing.q["f"]
+        q = self.state.variational.q["f"]
         if isinstance(q, FullGaussian):
             q = FullGaussian(jnp.asarray(self.problem.mean), jnp.asarray(self.problem.root))
-            inducing = Inducing(self.state.inducing.variables, {"f": q})
+            inducing = Variational(self.state.variational.variables, {"f": q})
             self.state = begin(self.tree, self.state.free, inducing)
 
     def run(self, indices):
@@ -108,9 +108,9 @@ def _predict(problem, state, X):
     options = {"y": jnp.zeros(X.shape[0], int), "jitter": 1e-6, "columns": X.shape[1]}
     batch = Batch((X,), options, jnp.ones(X.shape[0]), random.key(0))
     hyper, _ = hyper_at(problem, state.free, batch)
-    prior, variables = priors_at(model, batch, hyper)["f"], state.inducing.variables["f"]
+    prior, variables = priors_at(model, batch, hyper)["f"], state.variational.variables["f"]
     root = variables.root(prior)
-    q = state.inducing.q["f"].whitened(root, variables, prior)
+    q = state.variational.q["f"].whitened(root, variables, prior)
     return SparseProcess(prior, variables, root, q.mean, q.reduction).marginals(prior)
 
 

@@ -1,0 +1,160 @@
+"""The bound of a model with layers and latents: doubly stochastic, importance-weighted for each datum.
+
+K copies h_n^k ~ q(h_n) of every datum's latents pass through the layers together:
+  sum_n w_n E log (1/K) sum_k exp(E_q(f)[log p(y_n | f, h_n^k)]) p(h_n^k) / q(h_n^k)  -  sum over GP sites of KL[q(u) || p(u)]
+(Salimbeni, Dutordoir, Hensman & Deisenroth 2019, eq. 16-17; Leibfried et al. 2022). The log is taken for each datum, the global KL
+stands outside it, w_n = N / B outside the mean. K = 1 is the ELBO (Salimbeni & Deisenroth 2017, eq. 16), with KL[q(h) || p(h)]
+in closed form where NumPyro has it. Inner layers are drawn, jointly over a datum's copies; the last is integrated.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
+from numpyro.distributions.kl import kl_divergence
+
+from ppl_gp.deep.latents import latent_form
+from ppl_gp.deep.layers import Passed, pass_through
+from ppl_gp.deep.structure import Structure
+from ppl_gp.factors import JointLogLikelihood
+from ppl_gp.gp import unwrap
+from ppl_gp.sparse import bound as shallow
+from ppl_gp.sparse.bound import Batch, Terms, Variational
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.tracing import log_prob_per_datum, plate_scale, run, sum_per_datum
+
+COPIES = "ppl_gp_copies"
+
+
+class Sampling(NamedTuple):
+    """How the bound is estimated. Static.
+
+    `num_importance`: K. `num_paths`: independent passes through the layers that are averaged. `expected_last`: the outer layer
+    enters by E_q(f)[log p(y | f)] inside the log, or else is drawn jointly at the copies. `doubly_reparameterised`: the gradient
+    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound.
+    """
+
+    num_importance: int = 1
+    num_paths: int = 1
+    expected_last: bool = True
+    doubly_reparameterised: bool = False
+    beta: float = 1.0
+
+
+def terms(
+    model: Callable,
+    how: Expectation,
+    sampling: Sampling,
+    of: Structure,
+    hyper: dict,
+    variational: Variational,
+    batch: Batch,
+    nudge: dict | None = None,
+) -> Terms:
+    """The bound's terms, nats. O(M^3 + M^2 B) a GP site, times num_paths K where its inputs differ; K^3 B a drawn layer."""
+    if of.is_shallow:
+        t = shallow.terms(model, how, hyper, variational, batch, nudge)
+        return Terms(t.expected, sampling.beta * t.kl, t.shared, t.q, t.roots)
+    given = {**hyper, **batch.given}
+    first = run(model, batch.args, batch.kwargs, given)
+    priors = {k: unwrap(first[k]["fn"]) for k in of.gps}
+    processes, q, roots = shallow.processes(priors, variational, nudge)
+    path = _Path(model, how, sampling, of, given, variational, batch, processes)
+    per_datum = jnp.mean(jax.vmap(path.log_mean_weight)(random.split(batch.key, sampling.num_paths)), 0)
+    total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * plate_scale(first) * per_datum, 0.0))
+    kl = sampling.beta * sum([jnp.sum(w.kl) for w in q.values()], jnp.zeros(()))
+    log_lik = JointLogLikelihood(model, batch.weights.shape[0], given, batch.args, batch.kwargs)
+    return Terms(total, kl, log_lik.shared(), q, roots)
+
+
+class _Path(NamedTuple):
+    """One pass of a batch's copies through the layers."""
+
+    model: Callable
+    how: Expectation
+    sampling: Sampling
+    of: Structure
+    given: dict
+    variational: Variational
+    batch: Batch
+    processes: dict[str, SparseProcess]
+
+    @property
+    def num(self) -> int:
+        """B."""
+        return self.batch.weights.shape[0]
+
+    def log_mean_weight(self, key) -> Float[Array, "B"]:
+        """log (1/K) sum_k w_nk, (B,), nats."""
+        K = self.sampling.num_importance
+        key_f, *keys = random.split(key, 1 + K)
+        if K == 1:
+            return self._log_weight(key_f, keys[0], None)
+        keys = jnp.stack(keys)
+
+        def weights(share):
+            return jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)(keys, share)
+
+        share = None
+        if self.sampling.doubly_reparameterised:
+            share = jax.nn.softmax(lax.stop_gradient(weights(None)), 0)
+        return logsumexp(weights(share), 0) - jnp.log(K)
+
+    def _log_weight(self, key_f, key_h, share) -> Float[Array, "B"]:
+        """log of p(y_n | h_n) p(h_n) / q(h_n) of one copy."""
+        q = self._latent_posteriors(stop=False)
+        h = {k: one.sample(random.fold_in(key_h, i)) for i, (k, one) in enumerate(q.items())}
+        if share is not None:
+            q = self._latent_posteriors(stop=True)
+            h = {k: _scale_gradient(v, self._along_data(k, v, share)) for k, v in h.items()}
+        drawn = self.of.inner if self.sampling.expected_last else self.of.gps
+        axis = COPIES if self.sampling.num_importance > 1 else None
+        given = {**self.given, **h}
+        batch = self.batch
+        passed = pass_through(self.model, batch.args, batch.kwargs, given, self.processes, self.of, key_f, axis, drawn)
+        ratio = sum([self._log_ratio(passed.trace[k], q[k]) for k in self.of.latents], jnp.zeros(self.num))
+        return self._log_lik(passed, given, drawn, key_f) / plate_scale(passed.trace) + self.sampling.beta * ratio
+
+    def _latent_posteriors(self, stop: bool):
+        batch, guides = self.batch, self.variational.latents
+        guides = lax.stop_gradient(guides) if stop else guides
+        sites = run(self.model, batch.args, batch.kwargs, self.given)
+        return {k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs) for k in self.of.latents}
+
+    def _along_data(self, name, value, share):
+        site = run(self.model, self.batch.args, self.batch.kwargs, self.given)[name]
+        return jnp.expand_dims(share, [i for i in range(value.ndim) if i != latent_form(site, self.num)[0]])
+
+    def _log_lik(self, passed: Passed, given, drawn, key):
+        """E_q(f)[log p(y_n | f)], (B,), or log p(y_n | f) where every layer was drawn."""
+        batch = self.batch
+        fixed = {**given, **passed.values(drawn)}
+        log_lik = JointLogLikelihood(self.model, self.num, fixed, batch.args, batch.kwargs)
+        if not passed.moments:
+            return log_lik(passed.values(self.of.outer))
+        mean, variance = ({k: getattr(m, part) for k, m in passed.moments.items()} for part in ("mean", "variance"))
+        return expected_log_lik(log_lik, mean, variance, self.how, key)
+
+    def _log_ratio(self, site: dict, q) -> Float[Array, "B"]:
+        """log p(h_n) - log q(h_n), or minus its expectation KL[q || p] where that is known and K = 1."""
+        plain = {**site, "scale": None}
+        if self.sampling.num_importance == 1:
+            try:
+                return -sum_per_datum(plain, kl_divergence(q, site["fn"]), self.num)
+            except NotImplementedError:
+                pass
+        return log_prob_per_datum(plain, self.num) - log_prob_per_datum({**plain, "fn": q}, self.num)
+
+
+@jax.custom_vjp
+def _scale_gradient(x, factor):
+    """x, whose cotangent is multiplied by `factor` on its way back."""
+    return x
+
+
+_scale_gradient.defvjp(lambda x, factor: (x, factor), lambda factor, g: (factor * g, jnp.zeros_like(factor)))

@@ -1,0 +1,131 @@
+"""q(h): what is believed of the latents that stand one a datum. Free for each datum, or by an encoder from its data."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+from numpyro.distributions.transforms import IdentityTransform, biject_to
+
+from ppl_gp.deep.encoders import encoder_rows
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.tracing import data_axis
+
+
+@dataclass(frozen=True)
+class Free:
+    """One Gaussian q(h_n) a datum, kept by row: N (mean, scale) pairs, whatever the batches. For arrays, not streams.
+
+    `init`: means to start from, (N, size), or `None` (small random ones). `scale`: the standard deviation to start from.
+    """
+
+    init: Any = field(default=None, hash=False)
+    scale: float = 0.3
+
+    def __post_init__(self):
+        if not self.scale > 0:
+            raise DataError(f"Free(scale={self.scale}): give a positive standard deviation.")
+
+
+@dataclass(frozen=True)
+class Amortised:
+    """q(h_n | what the encoder sees of datum n) = N(mean, scale^2), one encoder for all data.
+
+    `encoder`: an Equinox module from a row (F,) to (2 size,), means and log scales; `None`: an MLP of `depth` tanh layers of
+    `width` units. `sees`: "xy", "x" (usable at new inputs) or "y"; `None`: "xy", or "y" for a model that does not use the values of
+    its first argument. A row holds the datum's columns of the first positional argument and of y.
+    """
+
+    encoder: Any = field(default=None, hash=False)
+    sees: str | None = None
+    width: int = 32
+    depth: int = 2
+
+    def __post_init__(self):
+        if self.sees not in (None, "xy", "x", "y"):
+            raise DataError(f"Amortised(sees={self.sees!r}): give 'xy', 'x' or 'y'.")
+        if min(self.width, self.depth) < 1:
+            raise DataError(f"Amortised(width={self.width}, depth={self.depth}): give at least 1.")
+
+
+class LatentGuide(eqx.Module):
+    """q(h) of one latent site. Its inexact arrays are trained."""
+
+    @abstractmethod
+    def unconstrained(self, rows, args: tuple, kwargs: dict) -> Float[Array, "B 2size"]:
+        """Means and log scales of the rows of a batch."""
+
+    @property
+    def needs_y(self) -> bool:
+        """Whether q(h) of a new datum needs its y."""
+        return True
+
+    def at(self, site: dict, rows, args: tuple, kwargs: dict) -> dist.Distribution:
+        """The distribution at a site of a trace, with the batch and event shape of the site's own."""
+        packed = self.unconstrained(rows, args, kwargs)
+        return gaussian_at(site, packed)
+
+
+class FreeGaussian(LatentGuide):
+    """Row n of `packed` belongs to datum n."""
+
+    packed: Float[Array, "N 2size"]
+
+    def unconstrained(self, rows, args, kwargs):
+        return self.packed if rows is None else self.packed[rows]
+
+
+class Encoded(LatentGuide):
+    """By an encoder."""
+
+    encoder: Any
+    sees: str = eqx.field(static=True)
+
+    @property
+    def needs_y(self):
+        return "y" in self.sees
+
+    def unconstrained(self, rows, args, kwargs):
+        seen = encoder_rows(self.sees, args, kwargs)
+        # Where the model's own plate subsamples, the arguments hold all data.
+        seen = seen if rows is None or len(seen) == len(rows) else seen[rows]
+        return jax.vmap(self.encoder)(seen)
+
+
+def latent_form(site: dict, num: int) -> tuple[int, tuple[int, ...]]:
+    """(the axis of the data, the unconstrained shape) of a latent site; `ModelError` for one that is no such thing."""
+    fn = site["fn"]
+    if fn.support.is_discrete:
+        raise ModelError(f"latent '{site['name']}' is discrete, and q(h) is Gaussian; sum it out of the likelihood.")
+    axis = data_axis(site, fn.batch_shape, num)
+    if axis is None:
+        raise ModelError(f"latent '{site['name']}' of batch shape {fn.batch_shape} has no axis of {num} data.")
+    return axis + len(fn.batch_shape), tuple(biject_to(fn.support).inverse_shape(fn.shape()))
+
+
+def latent_size(site: dict, num: int) -> int:
+    """Numbers that one datum's latent has, unconstrained."""
+    axis, shape = latent_form(site, num)
+    return math.prod(n for i, n in enumerate(shape) if i != axis)
+
+
+def gaussian_at(site: dict, packed: Float[Array, "B 2size"]) -> dist.Distribution:
+    """The Gaussian in unconstrained coordinates, transformed to the site's support."""
+    fn, num = site["fn"], packed.shape[0]
+    axis, shape = latent_form(site, num)
+    wanted = 2 * latent_size(site, num)
+    if packed.ndim != 2 or packed.shape[1] != wanted:
+        raise DataError(
+            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers a datum, and {wanted} are needed: "
+            f"{wanted // 2} means and as many log scales."
+        )
+    others = tuple(n for i, n in enumerate(shape) if i != axis)
+    loc, log_scale = (jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis) for x in jnp.split(packed, 2, -1))
+    base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
+    transform = biject_to(fn.support)
+    return base if isinstance(transform, IdentityTransform) else dist.TransformedDistribution(base, transform)

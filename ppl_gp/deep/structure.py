@@ -1,0 +1,90 @@
+"""What feeds what in a model: layers of GP sites, latents that stand one a datum, and which layers see those."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from ppl_gp.errors import ModelError
+from ppl_gp.factors import reached
+from ppl_gp.gp import unwrap
+from ppl_gp.tracing import Roles
+
+
+class Structure(NamedTuple):
+    """Names of sites, in the order of their declaration. Static, so that a compiled step is found again."""
+
+    gps: tuple[str, ...]
+    inner: tuple[str, ...]  # GP sites whose values are another GP's inputs
+    latents: tuple[str, ...]  # one a datum
+    varying: tuple[str, ...]  # GP sites whose inputs are computed from a latent
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        """GP sites that only the likelihood sees."""
+        return tuple(g for g in self.gps if g not in self.inner)
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether every GP stands at given inputs."""
+        return not self.inner and not self.latents
+
+
+def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
+    """Read the layers off a model. `rerun({site: value})` traces it again with values given. O(L) traces, no factorisation.
+
+    Raises `ModelError` without a GP site or an observation, and where a kernel or a mean function (rather than the inputs of a
+    GP) is computed from another GP or from a latent.
+    """
+    _require_something(found)
+    fed = {s: _fed_by(s, found, trace, rerun) for s in (*found.gps, *found.local_latents)}
+    inner = tuple(g for g in found.gps if fed[g])
+    return Structure(found.gps, inner, found.local_latents, _downstream(found, fed))
+
+
+def _require_something(found: Roles) -> None:
+    if not found.gps:
+        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    if not found.observed:
+        raise ModelError(
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
+        )
+
+
+def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:
+    """GP sites whose inputs are computed from the values of a site."""
+    X, rest = _reached_priors(source, found.gps, trace, rerun)
+    if any(jax.tree.leaves(rest)):
+        named = [g for g, hit in rest.items() if any(jax.tree.leaves(hit))]
+        raise ModelError(
+            f"the kernel or mean of the GP sites {named} is computed from site '{source}'; a GP may only feed another's inputs, "
+            "GP(kernel, X=...). NUTS() fits such a model as it stands."
+        )
+    return tuple(g for g, hit in X.items() if hit)
+
+
+def feeds(source: str, gps: tuple[str, ...], trace: dict, rerun: Callable[[dict], dict]) -> bool:
+    """Whether another GP is computed from the values of a site."""
+    return any(jax.tree.leaves(_reached_priors(source, gps, trace, rerun)))
+
+
+def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
+    """({GP site: whether its inputs are computed from a site}, {GP site: the same of its kernel and mean})."""
+    others = [g for g in gps if g != source]
+
+    def inputs(value):
+        again = rerun({source: value})
+        priors = {g: unwrap(again[g]["fn"]) for g in others}
+        rest = {g: jax.tree.leaves((p.kernel, p.mean_function, p.jitter)) for g, p in priors.items()}
+        return {g: p.X for g, p in priors.items()}, rest
+
+    return reached(inputs, trace[source]["value"])
+
+
+def _downstream(found: Roles, fed: dict) -> tuple[str, ...]:
+    seen, front = set(), list(found.local_latents)
+    while front:
+        new = [g for g in fed[front.pop()] if g not in seen]
+        seen.update(new)
+        front.extend(new)
+    return tuple(g for g in found.gps if g in seen)
