@@ -30,7 +30,7 @@ class GP(dist.Distribution):
 
     - `kernel`: a `ppl_gp.kernels` kernel, or any callable `k(X1, X2) -> (N1, N2)` (a tinygp kernel, say).
     - `X`: inputs, (N, D), or (N,) for one input dimension.
-    - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`.
+    - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`; in a plate of P units also one `m(X) -> (P, N)`.
     - `jitter`: absolute variance added to the diagonal; `None` takes 1e-8 (float64) or 1e-5 (float32) of the kernel's
       mean variance. Where a factorisation still fails the jitter is raised stepwise and reported in `fit.stats`.
 

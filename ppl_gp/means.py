@@ -1,10 +1,11 @@
-"""Mean functions: callables X -> (N,), X as (N, D) or (N,)."""
+"""Mean functions: callables X -> (N,), X as (N, D) or (N,); in a plate of P units also X -> (P, N), a mean for each unit."""
 
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -39,6 +40,40 @@ class Linear(eqx.Module):
         X = as_inputs(X)
         slope = per_column(self.slope, X.shape[1], "Linear(slope=...)")
         return jnp.sum(X * slope, 1) + scalar(self.intercept, "Linear(intercept=...)")
+
+
+class Identity(eqx.Module):
+    """Unit p of a layer has the mean m_p(x) = x_p: (P, N) for P = D units, in a plate of that size."""
+
+    def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
+        return as_inputs(X).T
+
+
+class Projection(eqx.Module):
+    """Unit p of a layer has the mean (x W)_p; W is (D, P), constant (`principal_axes`, say): (P, N), in a plate of P units."""
+
+    W: Float[Array, "D P"]
+
+    def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
+        X = as_inputs(X)
+        if jnp.ndim(self.W) != 2 or self.W.shape[0] != X.shape[1]:
+            raise DataError(
+                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P) for these inputs."
+            )
+        return (X @ self.W).T
+
+
+def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
+    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, with zero columns beyond D.
+
+    The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017, section 2). Computed once from all
+    training inputs, and given to the model as a constant. O(N D^2).
+    """
+    X = np.asarray(as_inputs(X))
+    if num < 1:
+        raise DataError(f"principal_axes(num={num}): give at least 1.")
+    axes = np.linalg.svd(X - X.mean(0), full_matrices=False)[2].T[:, :num]
+    return jnp.asarray(np.pad(axes, ((0, 0), (0, num - axes.shape[1]))))
 
 
 def as_mean(mean: Any) -> Any:

@@ -12,14 +12,17 @@ from ppl_gp.errors import DataError
 class MLPEncoder(eqx.Module):
     """The default encoder: standardised rows through tanh layers to means and log scales, which start small."""
 
-    mlp: eqx.nn.MLP
+    layers: tuple[tuple[Float[Array, "O I"], Float[Array, "O"]], ...]  # weight and bias of each
     shift: Float[Array, "F"]
     scale: Float[Array, "F"]
     start: Float[Array, ""]  # log scale that the network's output is added to
 
     def __call__(self, row: Float[Array, "F"]) -> Float[Array, "2size"]:
-        out = self.mlp((row - lax.stop_gradient(self.shift)) / lax.stop_gradient(self.scale))
-        mean, log_scale = jnp.split(out, 2)
+        x = (row - lax.stop_gradient(self.shift)) / lax.stop_gradient(self.scale)
+        for weight, bias in self.layers[:-1]:
+            x = jnp.tanh(weight @ x + bias)
+        weight, bias = self.layers[-1]
+        mean, log_scale = jnp.split(weight @ x + bias, 2)
         return jnp.concatenate([mean, lax.stop_gradient(self.start) + log_scale])
 
 
@@ -29,9 +32,11 @@ def mlp_encoder(rows: Float[Array, "B F"], size: int, width: int, depth: int, ke
     spread = np.where(rows.std(0) > 0, rows.std(0), 1.0)
     dtype = rows.dtype
     mlp = eqx.nn.MLP(rows.shape[1], 2 * size, width, depth, activation=jnp.tanh, dtype=dtype, key=key)
-    last = len(mlp.layers) - 1
-    mlp = eqx.tree_at(lambda m: m.layers[last].weight, mlp, mlp.layers[last].weight.at[size:].multiply(0.1))
-    return MLPEncoder(mlp, jnp.asarray(rows.mean(0)), jnp.asarray(spread), jnp.asarray(np.log(scale), dtype))
+    layers = [(layer.weight, layer.bias) for layer in mlp.layers]
+    weight, bias = layers[-1]
+    layers[-1] = (weight.at[size:].multiply(0.1), bias)
+    start = jnp.asarray(np.log(scale), dtype)
+    return MLPEncoder(tuple(layers), jnp.asarray(rows.mean(0)), jnp.asarray(spread), start)
 
 
 def encoder_rows(sees: str, args: tuple, kwargs: dict) -> Float[Array, "B F"]:

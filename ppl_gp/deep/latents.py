@@ -97,6 +97,13 @@ class Encoded(LatentGuide):
         return jax.vmap(self.encoder)(seen)
 
 
+class Forgotten(LatentGuide):
+    """Of a loaded fit whose q(h) needs y, which no prediction can use: new latents come from the prior."""
+
+    def unconstrained(self, rows, args, kwargs):
+        raise ModelError("a saved fit keeps q(h) only where it does not need y; fit the model again.")
+
+
 def latent_form(site: dict, num: int) -> tuple[int, tuple[int, ...]]:
     """(the axis of the data, the unconstrained shape) of a latent site; `ModelError` for one that is no such thing."""
     fn = site["fn"]

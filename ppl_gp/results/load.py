@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.deep.latents import Forgotten
 from ppl_gp.errors import PplGpError, Result, StoreError
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
@@ -43,7 +44,9 @@ def load(path, model: Callable) -> Fit:
     """
     path = Path(path)
     header, arrays = _read(path)
-    fields = decode({k: header[k] for k in ("args", "kwargs", "hyper", "latent", "stats")}, arrays)
+    parts = ("args", "kwargs", "hyper", "latent", "stats", "local")
+    fields = decode({k: header[k] for k in parts if k in header}, arrays)
+    local = {k: fields.get("local", {}).get(k, Forgotten()) for k in header.get("latent_sites", ())}
     fit = Fit(
         model,
         SavedMethod(header["method"]),
@@ -56,6 +59,7 @@ def load(path, model: Callable) -> Fit:
         fields["stats"],
         header["num_chains"],
         header["sampled"],
+        local,
     )
     _check_model(path, header, fit)
     _warn_of_precision(path, arrays)
@@ -121,11 +125,8 @@ def _check_model(path, header, fit: Fit) -> None:
 
 def _is_random(name, site, header) -> bool:
     """Whether a site is a hyperparameter or a local latent: not observed in training, nor imputed beside data."""
-    unknown = (
-        site["type"] == "sample"
-        and not site["is_observed"]
-        and name not in (*header["observed_sites"], *header.get("latent_sites", ()))
-    )
+    other = (*header["observed_sites"], *header.get("latent_sites", ()))
+    unknown = site["type"] == "sample" and not site["is_observed"] and name not in other
     return site["type"] == "param" or unknown
 
 

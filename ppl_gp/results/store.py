@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.deep.encoders import MLPEncoder
+from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.archive import write_archive
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.new_inputs import argument_names, shaping_arguments
+from ppl_gp.results.storable import storable_modules
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
-from ppl_gp.sparse.storable import storable_modules
 from ppl_gp.tracing import is_gp
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def save(fit: "Fit", path) -> Path:
         "kwargs": {k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()},
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
-        "local": {k: encode_module(q, arrays, f"local/{k}", f"q({k})") for k, q in fit.local.items() if not q.needs_y},
+        "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }
     try:
@@ -85,6 +87,15 @@ def _without_observations(fit) -> tuple[list, dict]:
     args = [a if n in shaping or not eqx.is_array(a) else None for n, a in zip(names, fit.args, strict=True)]
     kwargs = {k: v for k, v in fit.kwargs.items() if k in shaping or not eqx.is_array(v)}
     return args, kwargs
+
+
+def _encode_local(name: str, q, arrays) -> dict:
+    if isinstance(q, Encoded) and not isinstance(q.encoder, MLPEncoder):
+        raise DataError(
+            f"the encoder of latent '{name}' is a {type(q.encoder).__name__}, and a file holds no code: save() keeps the package's "
+            "own encoders. Keep yours by equinox.tree_serialise_leaves(path, fit.local)."
+        )
+    return encode_module(q, arrays, f"local/{name}", f"q({name})")
 
 
 def _encode_latent(latent, arrays, where) -> dict:
