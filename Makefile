@@ -22,9 +22,10 @@ test-slow: $(VENV)/.installed
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run
 	$(BIN)/python -m tests.benchmarks.run sparse
+	$(BIN)/python -m tests.benchmarks.run deep
 
-# The libraries that the sparse benchmarks compare with, each in an environment of its own.
-bench-peers: $(foreach peer,gpflow gpytorch gpjax,.venv-$(peer)/.installed)
+# The libraries that the sparse and the deep benchmarks compare with, each in an environment of its own.
+bench-peers: $(foreach peer,gpflow gpytorch gpjax gpflux,.venv-$(peer)/.installed)
 
 .venv-%/.installed: tests/benchmarks/peers/requirements-%.txt
 	$(PYTHON) -m venv $(@D)

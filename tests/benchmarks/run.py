@@ -11,7 +11,7 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-from tests.benchmarks import cost, evidence, mcmc, sklearn_peer, sparse  # noqa: E402
+from tests.benchmarks import cost, deep, evidence, mcmc, sklearn_peer, sparse  # noqa: E402
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 PARTS = {
@@ -20,7 +20,9 @@ PARTS = {
     "mcmc": mcmc.rows,
     "cost": cost.rows,
     "sparse": sparse.rows,
+    "deep": deep.rows,
 }
+ALONE = ("sparse", "deep")  # each has a table of its own in the README
 
 
 def machine() -> str:
@@ -36,10 +38,10 @@ def machine() -> str:
 
 
 def main():
-    """Run the chosen parts. `sparse` alone, and all the others together, rewrite their tables in the README."""
+    """Run the chosen parts. `sparse` or `deep` alone, and all the others together, rewrite their tables in the README."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all by default")
-    chosen = parser.parse_args().parts or [part for part in PARTS if part != "sparse"]
+    chosen = parser.parse_args().parts or [part for part in PARTS if part not in ALONE]
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     rows = []
@@ -51,8 +53,8 @@ def main():
         f"| {r.what} | {r.figure} | {r.target} |" for r in rows
     ]
     table = machine() + "\n\n" + "\n".join(lines)
-    marks = "sparse" if chosen == ["sparse"] else "benchmarks" if set(chosen) == set(PARTS) - {"sparse"} else None
-    if marks is not None:
+    tables = {frozenset([part]): part for part in ALONE} | {frozenset(PARTS) - set(ALONE): "benchmarks"}
+    if marks := tables.get(frozenset(chosen)):
         marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
         README.write_text(marked.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", README.read_text()))
 

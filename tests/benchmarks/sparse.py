@@ -33,8 +33,11 @@ def ask(given: dict, settings: dict, names) -> dict[str, dict]:
 
 
 def against_best(answers: dict[str, dict], unit: float, name: str) -> str:
-    """Our time, the best peer's, and their ratio."""
-    ours, peers = answers["ppl_gp"]["seconds"], {k: v["seconds"] for k, v in answers.items() if k != "ppl_gp"}
+    """Our time, the best peer's, and their ratio; only theirs if ours failed."""
+    peers = {k: v["seconds"] for k, v in answers.items() if k != "ppl_gp"}
+    if "ppl_gp" not in answers:
+        return ", ".join(f"{k} {v * unit:.3g} {name}" for k, v in peers.items())
+    ours = answers["ppl_gp"]["seconds"]
     if not peers:
         return f"{ours * unit:.3g} {name} (no peer installed: make bench-peers)"
     best = min(peers, key=peers.__getitem__)

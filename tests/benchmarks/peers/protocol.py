@@ -1,4 +1,4 @@
-"""What every peer is asked to do, in plain NumPy: the problem, the settings, the minibatches, clock and memory.
+"""What every peer is asked to do, in plain NumPy: the problems, the settings, the minibatches, clock and memory.
 
 An engine is built by `make(problem, settings, method, learning_rate, gamma)` and has
   run(indices)   as many training steps as rows, each on the data its row names (all data where rows are empty);
@@ -8,6 +8,9 @@ An engine is built by `make(problem, settings, method, learning_rate, gamma)` an
   reset()        back to the start: parameters and optimisers.
 All start at q(v) = N(mean, root root^T), where u = chol(K(Z, Z)) v, at the given hyperparameters and Z, and train
 all of them. The start of q is N(0, I) unless the problem says otherwise, which only the method "adam" takes.
+
+The engines of the tasks named "deep_..." take a `DeepProblem`, have no `predict`, and average every bound over
+`num_draws` draws of the inner layer for each datum.
 """
 
 import json
@@ -25,6 +28,7 @@ DEFAULTS = {
     "repeats": 5,
     "dtype": "float64",
     "jitter": 1e-6,
+    "num_draws": 1,  # of the inner layer of a deep GP, for each datum
     "methods": ["adam"],  # "optimum" tries every one, with every rate and every gamma (natural-gradient step)
     "learning_rate": 0.01,
     "gamma": 0.1,
@@ -50,13 +54,39 @@ class Problem(NamedTuple):
     root: np.ndarray
 
 
-def read(path: str) -> tuple[Problem, dict]:
+class DeepProblem(NamedTuple):
+    """Data with Gaussian noise, and the start of a deep GP of two layers that doubly stochastic inference trains.
+
+    D inner units with identity mean, which share Z[0] and one RBF kernel, feed one last unit with zero mean, Z[1] and
+    a kernel of its own. Both q are whitened; roots are lower triangular.
+    """
+
+    X: np.ndarray  # (N, D)
+    y: np.ndarray  # (N,)
+    Z: np.ndarray  # (2, M, D)
+    lengthscale: np.ndarray  # (2, D)
+    variance: np.ndarray  # (2,), of the kernels
+    noise: np.ndarray  # (), variance
+    inner_mean: np.ndarray  # (D, M)
+    inner_root: np.ndarray  # (D, M, M)
+    mean: np.ndarray  # (M,), of the last unit
+    root: np.ndarray  # (M, M)
+
+
+def _start(Z: np.ndarray) -> dict[str, np.ndarray]:
+    """q at the prior; of a deep GP's inner units, with a hundredth of its standard deviation, so that they start calm."""
+    size, units = Z.shape[-2:]
+    inner = {"inner_mean": np.zeros((units, size)), "inner_root": np.tile(0.01 * np.eye(size), (units, 1, 1))}
+    return {"mean": np.zeros(size), "root": np.eye(size), **inner}
+
+
+def read(path: str) -> tuple[Problem | DeepProblem, dict]:
     """The problem in the wanted precision, and the settings with defaults filled in."""
     with np.load(path) as file:
         settings = DEFAULTS | json.loads(str(file["settings"]))
-        size = len(file["Z"])
-        start = {"mean": np.zeros(size), "root": np.eye(size)} | {name: file[name] for name in file.files}
-    return Problem(*[np.asarray(start[name], settings["dtype"]) for name in Problem._fields]), settings
+        start = _start(file["Z"]) | {name: file[name] for name in file.files}
+    kind = DeepProblem if settings["task"].startswith("deep_") else Problem
+    return kind(*[np.asarray(start[name], settings["dtype"]) for name in kind._fields]), settings
 
 
 def peak_mib() -> float:
