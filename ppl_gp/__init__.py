@@ -3,6 +3,9 @@
 # The site and what it is made of
 from ppl_gp import kernels, means, observations
 
+# Latents that stand one a datum
+from ppl_gp.deep.latents import Amortised, Free
+
 # Errors and results
 from ppl_gp.errors import DataError, FitError, ModelError, NotPointwiseError, PplGpError, Result, StoreError
 
@@ -20,6 +23,7 @@ from ppl_gp.infer.approximate import approximate, guide
 
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.check import check
+from ppl_gp.infer.elbo import ELBO, ImportanceWeightedELBO
 from ppl_gp.infer.elliptical import EllipticalSlice
 from ppl_gp.infer.fit import fit
 from ppl_gp.infer.handlers import marginal
@@ -47,7 +51,11 @@ from ppl_gp.sparse.svgp import SVGP, Checkpoint
 del _registers_local_methods, _registers_svgp
 
 __all__ = [
+    "Amortised",
+    "ELBO",
     "EP",
+    "Free",
+    "ImportanceWeightedELBO",
     "GP",
     "MAP",
     "NUTS",

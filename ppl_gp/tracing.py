@@ -68,12 +68,12 @@ def roles(trace: dict) -> Roles:
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """
     observed = [k for k, s in trace.items() if is_observed(s)]
-    data_plates = {frame.name for k in observed for frame in trace[k]["cond_indep_stack"]}
+    plates = data_plates(trace)
     hyper, local = [], []
     for name, site in trace.items():
         if site["type"] != "sample" or site["is_observed"] or is_gp(site) or _is_missing_part(name, trace):
             continue
-        in_data = any(frame.name in data_plates for frame in site["cond_indep_stack"])
+        in_data = any(frame.name in plates for frame in site["cond_indep_stack"])
         (local if in_data else hyper).append(name)
     return Roles(
         tuple(k for k, s in trace.items() if is_gp(s)),
@@ -82,6 +82,13 @@ def roles(trace: dict) -> Roles:
         tuple(k for k, s in trace.items() if s["type"] == "param"),
         tuple(local),
     )
+
+
+def data_plates(trace: dict) -> set[str]:
+    """Names of the plates of the data: those that something observed stands in, of a GP's size where there is one."""
+    frames = {f for site in trace.values() if is_observed(site) for f in site["cond_indep_stack"]}
+    sizes = {unwrap(site["fn"]).event_shape[0] for site in trace.values() if is_gp(site)}
+    return {f.name for f in frames if not sizes or f.size in sizes}
 
 
 def sample_hyper(model, args, kwargs, local: bool = True) -> dict:

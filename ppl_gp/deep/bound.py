@@ -111,7 +111,7 @@ class _Path(NamedTuple):
         h = {k: one.sample(random.fold_in(key_h, i)) for i, (k, one) in enumerate(q.items())}
         if share is not None:
             q = self._latent_posteriors(stop=True)
-            h = {k: _scale_gradient(v, self._along_data(k, v, share)) for k, v in h.items()}
+            h = {k: scale_gradient(v, self._along_data(k, v, share)) for k, v in h.items()}
         drawn = self.of.inner if self.sampling.expected_last else self.of.gps
         axis = COPIES if self.sampling.num_importance > 1 else None
         given = {**self.given, **h}
@@ -152,9 +152,9 @@ class _Path(NamedTuple):
 
 
 @jax.custom_vjp
-def _scale_gradient(x, factor):
+def scale_gradient(x, factor):
     """x, whose cotangent is multiplied by `factor` on its way back."""
     return x
 
 
-_scale_gradient.defvjp(lambda x, factor: (x, factor), lambda factor, g: (factor * g, jnp.zeros_like(factor)))
+scale_gradient.defvjp(lambda x, factor: (x, factor), lambda factor, g: (factor * g, jnp.zeros_like(factor)))

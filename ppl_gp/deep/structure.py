@@ -37,6 +37,11 @@ def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Struc
     GP) is computed from another GP or from a latent.
     """
     _require_something(found)
+    return layers(found, trace, rerun)
+
+
+def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
+    """As `structure`, of any model, such as one without a GP site."""
     fed = {s: _fed_by(s, found, trace, rerun) for s in (*found.gps, *found.local_latents)}
     inner = tuple(g for g in found.gps if fed[g])
     return Structure(found.gps, inner, found.local_latents, _downstream(found, fed))

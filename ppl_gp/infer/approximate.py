@@ -3,14 +3,20 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpyro
 from jax import random
 from numpyro import handlers
+from numpyro.contrib.module import eqx_module
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.deep.latents import Amortised, Encoded, FreeGaussian, LatentGuide
+from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper_guide import hyper_model
+from ppl_gp.infer.initial import initial_latents, of_site
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 from ppl_gp.tracing import is_gp, roles, run
 
@@ -57,43 +63,93 @@ def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     return approximated
 
 
-def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta) -> Callable:
-    """A guide for NumPyro's own SVI: q(u) at the GP sites, and an autoguide for the hyperparameters.
+def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta, latents: Any = None) -> Callable:
+    """A guide for NumPyro's own SVI: q(u) at the GP sites, q(h) at latents of the data, an autoguide for everything else.
 
-    `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`. `hyper`: a NumPyro autoguide
-    class, or a function of a model that returns a guide; `AutoDelta` is a point. It is built on the hyperparameters alone:
-    nothing of size N x N is factored. Minibatches: by a subsampling plate in the model.
+    `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`, or one of this package's
+    bounds. `hyper`: a NumPyro autoguide class, or a function of a model that returns a guide; `AutoDelta` is a point, `AutoNormal` the
+    mean-field Gaussian (over a network's weights, say; `posteriors` may be empty). It is built on those sites alone: nothing of size
+    N x N is factored. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a
+    subsampling plate in the model.
+
+    Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or `<latent>_encoder$params`.
     """
-    over_hyper: dict[str, Any] = {}
+    return _Guide(model, posteriors, hyper, latents)
 
-    def guided(*args, **kwargs):
-        names = _hyper_names(model, args, kwargs)
-        if names and "guide" not in over_hyper:
-            over_hyper["guide"] = hyper(hyper_model(model))
-        values = over_hyper["guide"](*args, **kwargs) if names else {}
+
+class _Guide:
+    """What a guide makes at its first call and keeps: the hyperparameters' autoguide, encoders."""
+
+    def __init__(self, model, posteriors, hyper, latents):
+        self.model, self.posteriors, self.make_hyper, self.latents = model, posteriors, hyper, latents
+        self.hyper: Any = None
+        self.local: dict[str, LatentGuide] | None = None
+
+    def __call__(self, *args, **kwargs):
+        if self.local is None:
+            self._prepare(args, kwargs)
+        values = self.hyper(*args, **kwargs) if self.names else {}
 
         def hidden(site):
-            ours = site["type"] in ("param", "plate") or (
-                site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)
-            )
-            return not ours or (site["type"] == "param" and site["name"] in names)
+            ours = site["type"] in ("param", "plate", "prng_key") or site["name"] in self.local or _is_sparse(site)
+            return not ours or (site["type"] == "param" and site["name"] in self.names)
 
         def given(site):
-            if site["type"] != "sample" or site["value"] is not None or isinstance(unwrap(site["fn"]), SparseMarginals):
+            if site["type"] != "sample" or site["value"] is not None or site["name"] in self.local or _is_sparse(site):
                 return None  # conditioned, observed, or ours
             # Observations that are missing: any value does, the guide hides them.
             return values.get(site["name"]) if site["name"] in values else site["fn"].sample(random.key(0))
 
-        with handlers.block(hide_fn=hidden):
-            handlers.substitute(approximate(model, posteriors), substitute_fn=given)(*args, **kwargs)
+        with handlers.block(hide_fn=hidden), _Encode(self.local, args, kwargs):
+            handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(*args, **kwargs)
 
-    return guided
+    def _prepare(self, args, kwargs) -> None:
+        with jax.ensure_compile_time_eval():
+            trace = run(self.model, args, kwargs)
+        found = roles(trace)
+        self.names = found.hyper
+        if self.names:
+            self.hyper = self.make_hyper(hyper_model(self.model))
+        self.local = {}
+        for i, name in enumerate(found.local_latents):
+            config = of_site(self.latents, name) or Amortised()
+            num = _num_data(trace, trace[name], args)
+            with jax.ensure_compile_time_eval():
+                self.local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, True)
 
 
-def _hyper_names(model, args, kwargs) -> tuple[str, ...]:
-    found = roles(run(model, args, kwargs))
-    if found.local_latents:
-        raise ModelError(
-            f"latent sites {list(found.local_latents)} stand in the data's plate: guide() has no q for them."
-        )
-    return found.hyper
+def _num_data(trace, site, args) -> int:
+    sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
+    return next((sizes[f.name] for f in site["cond_indep_stack"] if f.name in sizes), args[0].shape[0])
+
+
+def _is_sparse(site) -> bool:
+    return site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)
+
+
+class _Encode(Messenger):
+    """Gives latents of the data their q(h), whose parameters are registered under the site's name."""
+
+    def __init__(self, local: Mapping[str, LatentGuide], args, kwargs):
+        self.local, self.args, self.kwargs, self.rows = local, args, kwargs, {}
+        super().__init__(None)
+
+    def process_message(self, msg):
+        """Replace the prior of a latent."""
+        if msg["type"] != "sample" or msg["name"] not in self.local or msg["value"] is not None:
+            return
+        rows = next((self.rows[f.name] for f in msg["cond_indep_stack"] if f.name in self.rows), None)
+        trained = _registered(msg["name"], self.local[msg["name"]])
+        msg["fn"] = trained.at(msg, rows, self.args, self.kwargs)
+
+    def postprocess_message(self, msg):
+        """Remember which rows a subsampling plate has drawn."""
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            self.rows[msg["name"]] = msg["value"]
+
+
+def _registered(name: str, q: LatentGuide) -> LatentGuide:
+    if isinstance(q, FreeGaussian):
+        return FreeGaussian(jnp.asarray(numpyro.param(f"{name}_packed", q.packed)))
+    assert isinstance(q, Encoded)
+    return Encoded(eqx_module(f"{name}_encoder", q.encoder), q.sees)

@@ -51,6 +51,7 @@ class SparseProcess(Conditioned):
         return new.mean + self.mean @ A + self.further(new), covariance
 
     def further(self, new: GP):
+        """What points of the mean alone add, (*F, B)."""
         return 0.0 if self.basis is None else self.basis.weights @ new.kernel(self.basis.Z, new.X)
 
 

@@ -27,14 +27,13 @@ class SparseMarginals(dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params = ["loc", "variance_n"]
-    pytree_data_fields = ("loc", "variance_n", "kl")
+    pytree_data_fields = ("process", "prior", "loc", "variance_n", "kl")
     has_rsample = True
 
-    def __init__(
-        self, loc: Float[Array, "*F N"], variance: Float[Array, "*F N"], kl: Float[Array, "*F"], *, validate_args=None
-    ):
-        self.loc, self.variance_n, self.kl = loc, variance, kl
-        super().__init__(jnp.shape(loc)[:-1], jnp.shape(loc)[-1:], validate_args=validate_args)
+    def __init__(self, process: SparseProcess, prior: GP, kl: Float[Array, "*F"], *, validate_args=None):
+        self.process, self.prior, self.kl = process, prior, kl
+        self.loc, self.variance_n = process.marginals(prior)
+        super().__init__(jnp.shape(self.loc)[:-1], jnp.shape(self.loc)[-1:], validate_args=validate_args)
 
     @property
     def mean(self):
@@ -92,7 +91,7 @@ class SparsePosterior(eqx.Module):
         root = variables.root(prior)
         q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(root, variables, prior)
         process = SparseProcess(prior, variables, root, q.mean, q.reduction, q.basis)
-        return SparseMarginals(*process.marginals(prior), q.kl)
+        return SparseMarginals(process, prior, q.kl)
 
     def _variables(self, name) -> InducingVariables:
         if isinstance(self.inducing, InducingVariables) and not isinstance(self.inducing, Points):

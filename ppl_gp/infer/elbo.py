@@ -1,0 +1,211 @@
+"""Bounds as NumPyro ELBO objects: for its `SVI`, with any guide, in function space (GP sites) and in weight space alike.
+
+Sites in the data's plates (what is observed, and latents that stand one a datum) enter for each datum; every other latent site,
+q(u) of a GP and a network's weights among them, enters by its KL divergence, once, outside the log. A plate that subsamples makes
+them minibatch bounds, unbiased for num_importance = 1.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.scipy.special import logsumexp
+from numpyro import handlers
+from numpyro.distributions.kl import kl_divergence
+from numpyro.infer.elbo import ELBO as NumPyroELBO
+
+from ppl_gp.deep.bound import COPIES, scale_gradient
+from ppl_gp.deep.structure import Structure, layers
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.particle import Gate, OfCopy
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.sparse.site import SparseMarginals
+from ppl_gp.tracing import data_plates, is_observed, log_prob_per_datum, plate_scale, roles, run, sum_per_datum
+
+
+class ImportanceWeightedELBO(NumPyroELBO):
+    """sum_n (N / B) E log (1/K) sum_k w_nk - sum over global sites of KL[q || p], nats (its negative is the loss).
+
+    w_nk = exp(E_q(f)[log p(y_n | f, h_nk)]) p(h_nk) / q(h_nk): K copies of each datum's latents under one function (Salimbeni et al.
+    2019, eq. 17; Leibfried et al. 2022). Rises with K; at K = 1 it is `ELBO`.
+
+    - `num_importance`: K. `num_particles`: independent estimates that are averaged.
+    - `expected_last`: integrate GP sites that only the likelihood sees, or else draw them jointly at the copies.
+    - `doubly_reparameterised`: the gradient of q(h) of Tucker et al. (2019), whose signal does not vanish as K grows. For latents
+      that enter no jointly drawn GP site (`ModelError`). Twice the forward passes.
+    - `beta`: weight of every KL term and log ratio; 1 for a bound.
+
+    Cost: K passes of the model a particle; K^3 B for a GP site drawn jointly. `DataError` for counts below 1.
+    """
+
+    def __init__(
+        self,
+        num_importance: int = 10,
+        num_particles: int = 1,
+        *,
+        expected_last: bool = True,
+        doubly_reparameterised: bool = False,
+        beta: float = 1.0,
+        num_nodes: int | None = None,
+    ):
+        if min(num_importance, num_particles) < 1:
+            raise DataError(
+                f"num_importance={num_importance}, num_particles={num_particles}: a bound averages over at least 1 copy and 1 draw."
+            )
+        self.num_importance, self.expected_last = num_importance, expected_last
+        self.doubly_reparameterised, self.beta, self.num_nodes = doubly_reparameterised, beta, num_nodes
+        super().__init__(num_particles=num_particles)
+
+    def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
+        """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
+        keys = random.split(rng_key, self.num_particles)
+        bounds = jax.vmap(lambda key: _Particle(self, key, param_map, model, guide, args, kwargs).bound())(keys)
+        return {"loss": -jnp.mean(bounds), "mutable_state": None}
+
+
+class ELBO(ImportanceWeightedELBO):
+    """sum_n (N / B) (E log p(y_n | f, h_n) - KL[q(h_n) || p(h_n)]) - sum over global sites of KL[q || p], nats.
+
+    As NumPyro's TraceMeanField_ELBO, with f of the last layer integrated rather than drawn. Arguments as `ImportanceWeightedELBO`.
+    """
+
+    def __init__(
+        self, num_particles: int = 1, *, expected_last: bool = True, beta: float = 1.0, num_nodes: int | None = None
+    ):
+        super().__init__(1, num_particles, expected_last=expected_last, beta=beta, num_nodes=num_nodes)
+
+
+class _Given(NamedTuple):
+    """What is known of a model before it is run: its layers, the data's plates, B."""
+
+    of: Structure
+    plates: frozenset[str]
+    num: int
+    rest: dict  # values of parameters
+
+
+class _Particle(NamedTuple):
+    """One estimate of the bound."""
+
+    elbo: ImportanceWeightedELBO
+    key: Any
+    params: dict
+    model: Any
+    guide: Any
+    args: tuple
+    kwargs: dict
+
+    def bound(self):
+        """Nats."""
+        K, given = self.elbo.num_importance, self._look()
+        if K == 1:
+            return self._combine(given, *jax.tree.map(lambda x: x[None], self._copy(given, 0, None)))
+
+        def copies(share):
+            return jax.vmap(lambda k, s: self._copy(given, k, s), axis_name=COPIES)(jnp.arange(K), share)
+
+        share = None
+        if self.elbo.doubly_reparameterised:
+            self._require_separate(given.of)
+            share = jax.nn.softmax(lax.stop_gradient(copies(None)[0]), 0)
+        return self._combine(given, *copies(share))
+
+    def _combine(self, given, log_weights, rest, scale):
+        # Global terms are the same in all copies.
+        per_datum = logsumexp(log_weights, 0) - jnp.log(self.elbo.num_importance)
+        return scale[0] * jnp.sum(per_datum) + jnp.mean(rest)
+
+    def _look(self) -> _Given:
+        with handlers.block():
+            drawn = handlers.trace(handlers.seed(handlers.substitute(self.guide, data=self.params), random.key(0)))
+            indices = {
+                k: s["value"] for k, s in drawn.get_trace(*self.args, **self.kwargs).items() if s["type"] == "plate"
+            }
+        given = {**self.params, **indices}
+        trace = run(self.model, self.args, self.kwargs, given)
+        found = roles(trace)
+        of = layers(found, trace, lambda values: run(self.model, self.args, self.kwargs, {**given, **values}))
+        plates = data_plates(trace)
+        num = max((f.size for k in found.observed for f in trace[k]["cond_indep_stack"] if f.name in plates), default=0)
+        if not num:
+            raise ModelError(
+                "the model observes nothing in a plate; declare numpyro.plate('data', N) around what is observed."
+            )
+        return _Given(of, frozenset(plates), num, given)
+
+    def _require_separate(self, of: Structure) -> None:
+        joint = [g for g in of.varying if g in of.inner or not self.elbo.expected_last]
+        if joint:
+            raise ModelError(f"doubly_reparameterised=True: the GP sites {joint} are drawn jointly at the copies, and that gradient "
+                             "is for latents that enter the last layer, with expected_last=True.")  # fmt: skip
+
+    def _copy(self, given: _Given, k, share):
+        """(log w_nk (B,), minus the global KL terms, N / B) of one copy."""
+        K = self.elbo.num_importance
+        key_guide, key_model = random.split(self.key)
+        seeded = handlers.seed(handlers.substitute(self.guide, data=self.params), key_guide)
+        guide = OfCopy(seeded, given.plates, given.of, k, COPIES if K > 1 else None)
+        if share is not None:
+            guide = Gate(guide, given.of.latents, given.num, share, scale_gradient)
+        drawn = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
+        seeded = handlers.seed(handlers.substitute(self.model, data=self.params), key_model)
+        trace = handlers.trace(handlers.replay(seeded, drawn)).get_trace(*self.args, **self.kwargs)
+        q = drawn if share is None else self._stopped(drawn, key_guide)
+        scale = plate_scale(trace)
+        ratio = sum([self._log_ratio(trace[h], q[h], given.num) for h in given.of.latents], jnp.zeros(given.num))
+        rest = sum([self._global(name, site, drawn, given) for name, site in trace.items()], jnp.zeros(()))
+        return (
+            self._log_lik(given, trace, drawn, key_model) / scale + self.elbo.beta * ratio,
+            rest,
+            jnp.asarray(1.0 * scale),
+        )
+
+    def _stopped(self, drawn, key) -> dict:
+        """The guide's trace at these values, its parameters held."""
+        held = handlers.seed(handlers.substitute(self.guide, data=lax.stop_gradient(self.params)), key)
+        return handlers.trace(handlers.replay(held, drawn)).get_trace(*self.args, **self.kwargs)
+
+    def _log_lik(self, given: _Given, trace, drawn, key):
+        marginals = {
+            k: drawn[k]["fn"] for k in given.of.outer if k in drawn and isinstance(drawn[k]["fn"], SparseMarginals)
+        }
+
+        def log_lik(latent):
+            values = {k: s["value"] for k, s in drawn.items() if s["type"] in ("sample", "plate")}
+            again = run(self.model, self.args, self.kwargs, {**self.params, **values, **latent})
+            terms = [log_prob_per_datum(s, given.num) for s in again.values() if is_observed(s)]
+            return sum([t for t in terms if t.ndim], jnp.zeros(given.num))
+
+        if not marginals or not self.elbo.expected_last:
+            return log_lik({})
+        mean, variance = {k: q.loc for k, q in marginals.items()}, {k: q.variance_n for k, q in marginals.items()}
+        return expected_log_lik(log_lik, mean, variance, Expectation(self.elbo.num_nodes), key)
+
+    def _log_ratio(self, site, q, num):
+        plain = {**site, "scale": None}
+        if self.elbo.num_importance == 1:
+            try:
+                return -sum_per_datum(plain, kl_divergence(q["fn"], site["fn"]), num)
+            except NotImplementedError:
+                pass
+        return log_prob_per_datum(plain, num) - log_prob_per_datum({**plain, "fn": q["fn"]}, num)
+
+    def _global(self, name, site, drawn, given: _Given):
+        """What a site outside the data's plates adds: -KL[q || p], or log p of something observed there."""
+        if site["type"] != "sample" or name in given.of.latents:
+            return 0.0
+        scale = 1.0 if site["scale"] is None else site["scale"]
+        if site["is_observed"]:
+            shared = log_prob_per_datum(site, given.num)
+            return 0.0 if jnp.ndim(shared) else shared
+        if name not in drawn:
+            return 0.0  # missing observations integrate to one
+        q = drawn[name]["fn"]
+        p = unwrap(site["fn"]) if isinstance(q, SparseMarginals) else site["fn"]
+        try:
+            return -self.elbo.beta * scale * jnp.sum(kl_divergence(q, p))
+        except NotImplementedError:
+            log_ratio = jnp.sum(site["fn"].log_prob(site["value"])) - jnp.sum(q.log_prob(drawn[name]["value"]))
+            return self.elbo.beta * scale * log_ratio

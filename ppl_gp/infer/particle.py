@@ -1,0 +1,51 @@
+"""Effect handlers of one copy of a particle: what is drawn anew in each, what all share, and what is drawn jointly."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import random
+from numpyro.primitives import Messenger
+
+from ppl_gp.deep.copies import draw_copy
+from ppl_gp.deep.latents import latent_form
+from ppl_gp.deep.structure import Structure
+from ppl_gp.gp import unwrap
+from ppl_gp.sparse.site import SparseMarginals
+
+
+class OfCopy(Messenger):
+    """In copy k of K: latents of the data are drawn by a key of its own, q(f) jointly with its sisters, the rest as in all."""
+
+    def __init__(self, fn, plates: frozenset[str], of: Structure, k, axis: str | None):
+        self.plates, self.of, self.k, self.axis = plates, of, k, axis
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Stands outside of the seed, which has given the site its key."""
+        if msg["type"] != "sample" or msg["value"] is not None or self.axis is None:
+            return
+        key, fn = msg["kwargs"].get("rng_key"), unwrap(msg["fn"])
+        if isinstance(fn, SparseMarginals):
+            if msg["name"] in self.of.varying:
+                msg["value"] = draw_copy(fn.process, fn.prior, key, self.axis)
+        elif any(frame.name in self.plates for frame in msg["cond_indep_stack"]):
+            msg["kwargs"]["rng_key"] = random.fold_in(key, self.k)
+
+
+def along_data(share, site: dict, num: int):
+    """(B,) shaped to broadcast against a latent's value."""
+    axis, _ = latent_form(site, num)
+    return jnp.expand_dims(share, [i for i in range(jnp.ndim(site["value"])) if i != axis])
+
+
+class Gate(Messenger):
+    """Passes latents on through `gate(value, share)`, which leaves values alone and scales their gradients."""
+
+    def __init__(self, fn, latents: tuple[str, ...], num: int, share, gate: Callable):
+        self.latents, self.num, self.share, self.gate = latents, num, share, gate
+        super().__init__(fn)
+
+    def postprocess_message(self, msg):
+        """After the draw."""
+        if msg["type"] == "sample" and msg["name"] in self.latents:
+            msg["value"] = self.gate(msg["value"], along_data(self.share, msg, self.num))
