@@ -32,7 +32,7 @@ def mlp_encoder(rows: Float[Array, "B F"], size: int, width: int, depth: int, ke
     spread = np.where(rows.std(0) > 0, rows.std(0), 1.0)
     dtype = rows.dtype
     mlp = eqx.nn.MLP(rows.shape[1], 2 * size, width, depth, activation=jnp.tanh, dtype=dtype, key=key)
-    layers = [(layer.weight, layer.bias) for layer in mlp.layers]
+    layers = [(layer.weight, jnp.zeros(layer.out_features, dtype)) for layer in mlp.layers]
     weight, bias = layers[-1]
     layers[-1] = (weight.at[size:].multiply(0.1), bias)
     start = jnp.asarray(np.log(scale), dtype)

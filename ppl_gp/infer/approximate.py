@@ -83,10 +83,11 @@ class _Guide:
     def __init__(self, model, posteriors, hyper, latents):
         self.model, self.posteriors, self.make_hyper, self.latents = model, posteriors, hyper, latents
         self.hyper: Any = None
-        self.local: dict[str, LatentGuide] | None = None
+        self.names: tuple[str, ...] | None = None
+        self.local: dict[str, LatentGuide] = {}
 
     def __call__(self, *args, **kwargs):
-        if self.local is None:
+        if self.names is None:
             self._prepare(args, kwargs)
         values = self.hyper(*args, **kwargs) if self.names else {}
 
@@ -110,7 +111,6 @@ class _Guide:
         self.names = found.hyper
         if self.names:
             self.hyper = self.make_hyper(hyper_model(self.model))
-        self.local = {}
         for i, name in enumerate(found.local_latents):
             config = of_site(self.latents, name) or Amortised()
             num = _num_data(trace, trace[name], args)
