@@ -20,9 +20,9 @@ import ppl_gp as pg
 def gplvm(X, y=None, latent_dim=2, num_outputs=None, kernel=pg.kernels.RBF):
     """y (N, D). X holds one entry a datum, an index say: only its length is used.
 
-    `num_outputs`: D, where y is drawn. `kernel`: a function of (variance, lengthscale).
+    `num_outputs`: D, needed where y is drawn or predicted. `kernel`: a function of (variance, lengthscale).
     """
-    D = num_outputs if y is None else y.shape[-1]
+    D = y.shape[-1] if num_outputs is None else num_outputs
     data = numpyro.plate("data", X.shape[0], dim=-1)
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0).expand([latent_dim]).to_event(1))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))

@@ -1,7 +1,7 @@
 """Running a model with f given, and sorting its sites by the role they play."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,6 +25,19 @@ class pin(Messenger):
         if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
             value = self.values.get(msg["name"])
             msg["value"] = jnp.broadcast_to(unwrap(msg["fn"]).mean, msg["fn"].shape()) if value is None else value
+
+
+class set_gps(Messenger):
+    """Gives every unset GP site the value `value(name, prior at the inputs that it has there)`."""
+
+    def __init__(self, fn, value: Callable[[str, GP], Any]):
+        self.value = value
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Set the value of an unset GP site."""
+        if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
+            msg["value"] = self.value(msg["name"], unwrap(msg["fn"]))
 
 
 def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
-from numpyro.primitives import Messenger
 
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.gp import GP, unwrap
@@ -18,7 +17,7 @@ from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import new_arguments
 from ppl_gp.sparse.process import SparseLatent, SparseProcess
-from ppl_gp.tracing import is_gp, run
+from ppl_gp.tracing import run, set_gps
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
@@ -137,31 +136,17 @@ class Conditional(eqx.Module):
         return mean + jnp.einsum("...ij,...j->...i", factor, white)
 
 
-class draw_gps(Messenger):
-    """Draws every GP site from its conditional at the inputs that the site has there, so that GPs may feed each other.
-
-    `moments` keeps the conditional mean and variance of each site.
-    """
-
-    def __init__(self, fn, conditionals: dict[str, Conditional], key, joint: bool):
-        self.conditionals, self.key, self.joint, self.moments = conditionals, key, joint, {}
-        super().__init__(fn)
-
-    def process_message(self, msg):
-        """Draw an unset GP site."""
-        if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
-            new, conditional = unwrap(msg["fn"]), self.conditionals[msg["name"]]
-            self.key, key = random.split(self.key)
-            self.moments[msg["name"]] = conditional.marginals(new)
-            msg["value"] = conditional.draw(key, new, self.joint)
-
-
 def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observations) -> tuple[dict, dict]:
     """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn."""
     key_gps, key_rest = random.split(key)
+    names, moments = list(conditionals), {}
+
+    def value(name, new: GP):
+        moments[name] = conditionals[name].marginals(new)
+        return conditionals[name].draw(random.fold_in(key_gps, names.index(name)), new, joint)
+
     with handlers.block():
         known = case.new_hyper(hyper) | case.draw_latents(hyper, key_rest)
         given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
-        drawing = draw_gps(given, conditionals, key_gps, joint)
-        trace = handlers.trace(drawing).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
-    return trace, drawing.moments
+        trace = handlers.trace(set_gps(given, value)).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
+    return trace, moments

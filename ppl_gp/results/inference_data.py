@@ -16,10 +16,11 @@ from jax import lax, random
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent
+from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.layout import bare, mask_of
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import argument_names, shaping_arguments
-from ppl_gp.results.processes import prior_at, values_at_training_inputs
+from ppl_gp.results.processes import feeds_another, prior_at, values_at_training_inputs
 from ppl_gp.results.sparse_draws import draw_sparse, sparse_moments
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
@@ -71,6 +72,9 @@ def posterior_draws(fit: "Fit", key, num_draws: int) -> tuple[dict, dict]:
     hyper, repeats = fit.hyper, 1
     if not fit.sampled:
         hyper, repeats = jax.tree.map(lambda x: x[None], hyper), num_draws
+    if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
+        h, f = draw_layers(fit.model, hyper, dict(fit.latent), fit.local, fit.args, fit.kwargs, key, repeats)
+        return {**jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), **h}, f
     f = {}
     for i, (site, latent) in enumerate(fit.latent.items()):
         own_key = random.fold_in(key, i) if i else key
@@ -97,6 +101,9 @@ def _draw_approximation(model, site: str, hyper, latent: Latent, args, kwargs, k
 
 def training_moments(fit: "Fit") -> dict[str, Moments]:
     """{GP site: mean and variance of q(f) at the training inputs}, leading axis S. O(S (M^3 + N M^2)) for `SVGP`."""
+    if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
+        _, f = posterior_draws(fit, random.key(0), 1000)
+        return {k: Moments(jnp.mean(x, 0)[None], jnp.var(x, 0)[None]) for k, x in f.items()}
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
 
     def of(site, latent):
@@ -146,7 +153,11 @@ def label_of(name: str, trace: dict) -> str:
 def dimensions(fit: "Fit", trace: dict) -> dict[str, list[str]]:
     """{variable: names of its dimensions after chain and draw}: plates by name, else `<variable>_dim_<i>`."""
     num = num_data(fit)
-    kept = [k for k, s in trace.items() if s["type"] == "sample" and (k in fit.hyper or is_gp(s) or is_observed(s))]
+    kept = [
+        k
+        for k, s in trace.items()
+        if s["type"] == "sample" and (k in (*fit.hyper, *fit.local) or is_gp(s) or is_observed(s))
+    ]
     variables = {label_of(k, trace): trace[k] for k in kept}
     plate = data_plate(trace, num)
     named = {k: _site_dimensions(k, site, plate if is_gp(site) else None, num) for k, site in variables.items()}

@@ -36,8 +36,8 @@ class Layout:
 
     sites: tuple[ObservedSite, ...]
     local_latents: tuple[str, ...]  # one a datum, so that those at new inputs are drawn anew
-    inner: tuple[str, ...]  # GP sites that feed another GP
     num: int
+    inner: tuple[str, ...] = ()  # GP sites that feed another GP
 
 
 def layout(model, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
@@ -58,7 +58,7 @@ def layout(model, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tup
         return _run(model, args, kwargs, {**hyper, **values})
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
-    return Layout(tuple(sites), (*local, *latents), inner, num)
+    return Layout(tuple(sites), (*local, *latents), num, inner)
 
 
 def _run(model, args, kwargs, hyper):

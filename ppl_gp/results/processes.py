@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, cast
 import equinox as eqx
 import jax
 
+from ppl_gp.deep.structure import feeds
 from ppl_gp.errors import ModelError
-from ppl_gp.factors import depends
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.local.pseudo import Root
 from ppl_gp.posterior import Mixture, Posterior, Process, process
@@ -36,9 +36,10 @@ def _root(model, site, hyper, args, kwargs, latent) -> Root | SparseRoot:
 def posterior_of(fit: "Fit"):
     """`Posterior` where the hyperparameters are one value, else `Mixture` over the draws; {site: ...} for several.
 
-    Raises `ModelError` where one GP feeds another, whose inputs are then random.
+    Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random; with inducing variables each layer is a
+    process at its own inputs.
     """
-    if len(fit.latent) > 1 and _feeds_another(fit):
+    if len(fit.latent) > 1 and values_at_training_inputs(fit) and feeds_another(fit):
         raise ModelError(
             f"a GP of this model is fed by another (GP sites {list(fit.latent)}), so it is no process of given inputs; "
             "fit.predict and fit.sample draw through both."
@@ -47,15 +48,12 @@ def posterior_of(fit: "Fit"):
     return next(iter(processes.values())) if len(processes) == 1 else processes
 
 
-def _feeds_another(fit) -> bool:
+def feeds_another(fit) -> bool:
+    """Whether a GP of the model stands at inputs that another GP gives."""
     hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
-
-    def inputs(latent):
-        trace = run(fit.model, fit.args, fit.kwargs, hyper, latent)
-        return [unwrap(trace[site]["fn"]).X for site in fit.latent]
-
-    values = values_at_training_inputs(fit)
-    return bool(values) and depends(inputs, values)  # SVGP() refuses a GP that is fed by another
+    known = {**hyper, **values_at_training_inputs(fit)}
+    gps, trace = tuple(fit.latent), run(fit.model, fit.args, fit.kwargs, known)
+    return any(feeds(g, gps, trace, lambda v: run(fit.model, fit.args, fit.kwargs, {**known, **v})) for g in gps)
 
 
 def values_at_training_inputs(fit: "Fit") -> dict:

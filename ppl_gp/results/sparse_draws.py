@@ -36,7 +36,7 @@ def draw_sparse(model, site: str, hyper, latent, args, kwargs, key, repeats: int
         hyper, latent, key = entry
         prior = prior_at(model, site, hyper, args, kwargs)
         process = latent.process(prior)
-        draw = _jointly if prior.X.shape[0] <= MAX_JOINT else _given_inducing
+        draw = _jointly if prior.X.shape[0] <= MAX_JOINT else draw_given_inducing
         return draw(process, prior, key, repeats)
 
     draws = lax.map(one, (hyper, latent, random.split(key, latent.num_draws)))
@@ -57,7 +57,8 @@ def _jointly(process, prior, key, repeats):
     return mean + jnp.einsum("...ij,r...j->r...i", L, white)
 
 
-def _given_inducing(process, prior, key, repeats):
+def draw_given_inducing(process, prior, key, repeats):
+    """(repeats, *F, N): u jointly, f given u row by row."""
     A = process.root.whiten(process.inducing.cross(prior, prior.X))
     m, P = process.mean, process.reduction
     eye = jnp.eye(m.shape[-1], dtype=m.dtype)

@@ -9,7 +9,7 @@ WASTEFUL = 0.5  # effective share of q's draws below which q is a poor stand-in 
 
 def verdict(row: dict, reference: str | None, reference_error: float | None) -> str:
     """One sentence on one row of `Comparison.table`. Thresholds: `NEAR`, `SMALL_GAP`, `WASTEFUL`, k-hat 0.7."""
-    if row["result"] != "converged":
+    if row["result"] not in ("converged", "completed"):
         return f"{row['method']}: do not trust it, it ended as '{row['result']}'."
     parts = [part for part in (_evidence(row), _shape(row), _nearness(row, reference, reference_error)) if part]
     return f"{row['method']}: {'; '.join(parts) or 'nothing here judges it'}."
