@@ -23,7 +23,7 @@ from ppl_gp.infer.approximate import approximate, guide
 
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.check import check
-from ppl_gp.infer.elbo import ELBO, ImportanceWeightedELBO
+from ppl_gp.infer.elbo import ELBO, GlobalImportanceWeightedELBO, ImportanceWeightedELBO
 from ppl_gp.infer.elliptical import EllipticalSlice
 from ppl_gp.infer.fit import fit
 from ppl_gp.infer.handlers import marginal
@@ -55,6 +55,7 @@ __all__ = [
     "ELBO",
     "EP",
     "Free",
+    "GlobalImportanceWeightedELBO",
     "ImportanceWeightedELBO",
     "GP",
     "MAP",

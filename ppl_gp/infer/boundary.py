@@ -14,6 +14,7 @@ from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
 from ppl_gp.sparse.bound import Batch
+from ppl_gp.sparse.expectation import flatten
 from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
 
 
@@ -132,8 +133,11 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
         )
 
 
-def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -> None:
-    """Prove that row n of everything sees only row n of the layers and latents before it, or raise `NotPointwiseError`."""
+def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
+    """Prove that row n of everything sees only row n of the layers and latents before it, or raise `NotPointwiseError`.
+
+    Returns whether the likelihood is additive over the outer functions (`is_additive`).
+    """
     num = batch.weights.shape[0]
     below = {k: trace[k]["value"] for k in (*of.latents, *of.inner)}
     below = {
@@ -141,12 +145,38 @@ def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -
         for i, (k, v) in enumerate(below.items())
     }
     log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
-    probe_joint(log_lik, {k: tuple(trace[k]["fn"].shape()) for k in of.outer})
+    outer = {k: tuple(trace[k]["fn"].shape()) for k in of.outer}
+    probe_joint(log_lik, outer)
     if below and not bool(_rows_are_apart(model, of, hyper, below, batch, _data_axes(trace, below, num))):
         raise NotPointwiseError(
             f"a row of a layer of this model sees other rows of {list(below)} (a normalisation over the data, say), so that "
             "minibatches would not be unbiased. Use NUTS()."
         )
+    return is_additive(log_lik, outer)
+
+
+@eqx.filter_jit
+def _curvature_outside(log_lik: JointLogLikelihood, shapes: tuple, key):
+    """The largest second derivative between functions of different sets, and the largest one of all."""
+    f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
+    rows, rebuild = flatten(f)
+    slope = jax.grad(lambda rows: jnp.sum(log_lik(rebuild(rows))))
+
+    def between(bit):
+        inside = ((jnp.arange(len(rows)) >> bit) & 1).astype(rows.dtype)[:, None]
+        along = jax.jvp(slope, (rows,), (inside * random.normal(random.key(11), rows.shape),))[1]
+        return jnp.max(jnp.abs((1.0 - inside) * along)), jnp.max(jnp.abs(along))
+
+    # Any two functions differ in one bit of their numbers.
+    return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
+
+
+def is_additive(log_lik: JointLogLikelihood, shapes: dict) -> bool:
+    """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between functions. O(log F) jvps."""
+    if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
+        return False
+    outside, all_of_it = _curvature_outside(log_lik, tuple(shapes.items()), random.key(12))
+    return bool(jnp.all(outside <= 1e3 * jnp.finfo(all_of_it.dtype).eps * (1.0 + all_of_it)))
 
 
 def _data_axes(trace, names, num) -> tuple:

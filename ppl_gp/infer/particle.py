@@ -10,6 +10,7 @@ from ppl_gp.deep.copies import draw_copy
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import unwrap
+from ppl_gp.sparse.inducing_draws import draw_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
 
 
@@ -30,6 +31,22 @@ class OfCopy(Messenger):
                 msg["value"] = draw_copy(fn.process, fn.prior, key, self.axis)
         elif any(frame.name in self.plates for frame in msg["cond_indep_stack"]):
             msg["kwargs"]["rng_key"] = random.fold_in(key, self.k)
+
+
+class OverRows(Messenger):
+    """Draws u ~ q(u), then f ~ p(f | u) jointly over all rows; keeps log p(u) - log q(u) of each GP site."""
+
+    def __init__(self, fn):
+        self.log_ratios: dict = {}
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Stands outside of the seed."""
+        fn = unwrap(msg["fn"]) if msg["type"] == "sample" else None
+        if isinstance(fn, SparseMarginals) and msg["value"] is None:
+            msg["value"], self.log_ratios[msg["name"]] = draw_with_inducing(
+                fn.process, fn.prior, msg["kwargs"]["rng_key"]
+            )
 
 
 def along_data(share, site: dict, num: int):

@@ -123,7 +123,7 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
     drawn = guide is not None or method.num_draws is not None or not subject.structure.is_shallow
     return Plan(
         model=subject.model,
-        expectation=method.expectation,
+        expectation=method.expectation._replace(additive=subject.additive),
         structure=subject.structure,
         sampling=sampling,
         guide=guide,

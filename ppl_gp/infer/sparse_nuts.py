@@ -96,7 +96,8 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     variables = {
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
     }
-    kernel = _kernel(model, Expectation(method.num_nodes), method.target_accept_prob, method.max_tree_depth)
+    how = Expectation(method.num_nodes, additive=subject.additive)
+    kernel = _kernel(model, how, method.target_accept_prob, method.max_tree_depth)
     draws = run_chains(
         kernel,
         key_run,

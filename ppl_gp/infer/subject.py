@@ -30,6 +30,7 @@ class Subject(NamedTuple):
     trace: dict
     names: tuple[str, ...]
     structure: Structure
+    additive: bool  # whether each term of the likelihood sees one function
 
     @property
     def gps(self) -> tuple[str, ...]:
@@ -51,8 +52,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     found = roles(trace)
     of = structure(found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values}))
     names = (*found.hyper, *found.params)
-    probe_layers(model, of, {**{k: trace[k]["value"] for k in names}, **batch.given}, trace, batch)
-    return Subject(model, source, first, trace, names, of)
+    additive = probe_layers(model, of, {**{k: trace[k]["value"] for k in names}, **batch.given}, trace, batch)
+    return Subject(model, source, first, trace, names, of, additive)
 
 
 def _source(method: SVGP, model, args, kwargs, seed):

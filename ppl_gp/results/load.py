@@ -112,7 +112,7 @@ def _check_model(path, header, fit: Fit) -> None:
     hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
     try:
         trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
-    except (TypeError, ValueError, PplGpError) as error:
+    except (AttributeError, TypeError, ValueError, PplGpError) as error:
         raise StoreError(f"{saved}, which does not run with the saved arguments: {error}") from error
     gps = {k: list(site["fn"].shape()) for k, site in trace.items() if is_gp(site)}
     if gps != header["gp_sites"]:

@@ -8,6 +8,7 @@ from jax import lax, random
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.processes import prior_at
+from ppl_gp.sparse.inducing_draws import factor_of_v
 
 MAX_JOINT = 2000  # rows up to which draws of f have their full covariance
 
@@ -60,12 +61,10 @@ def _jointly(process, prior, key, repeats):
 def draw_given_inducing(process, prior, key, repeats):
     """(repeats, *F, N): u jointly, f given u row by row."""
     A = process.root.whiten(process.inducing.cross(prior, prior.X))
-    m, P = process.mean, process.reduction
-    eye = jnp.eye(m.shape[-1], dtype=m.dtype)
-    S = eye - P if P.ndim > m.ndim else eye * (1.0 - P)[..., None]
+    m = process.mean
     key_u, key_f = random.split(key)
     white = random.normal(key_u, (repeats, *m.shape), m.dtype)
-    v = m + jnp.einsum("...ij,r...j->r...i", _factor(S, jnp.full((), 1e-10, m.dtype)), white)
+    v = m + jnp.einsum("...ij,r...j->r...i", factor_of_v(process), white)
     rest = jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0))
     mean = process.at(prior).mean if process.basis is None else process.marginals(prior)[0] - m @ A
     return mean + v @ A + rest * random.normal(key_f, (repeats, *m.shape[:-1], A.shape[1]), m.dtype)

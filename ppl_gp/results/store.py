@@ -84,6 +84,7 @@ def _without_observations(fit) -> tuple[list, dict]:
     """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from."""
     shaping = shaping_arguments(fit, masks=True) - {"y"}
     names = argument_names(fit.model, len(fit.args))
+    shaping |= set(names[:1])  # the inputs: a model may need no more than their number
     args = [a if n in shaping or not eqx.is_array(a) else None for n, a in zip(names, fit.args, strict=True)]
     kwargs = {k: v for k, v in fit.kwargs.items() if k in shaping or not eqx.is_array(v)}
     return args, kwargs

@@ -19,11 +19,13 @@ NODES = {1: 20, 2: 12, 3: 8}
 class Expectation(NamedTuple):
     """How to integrate: `num_nodes` in each direction (`None`: 20, 12, 8 for one, two, three functions), or `num_draws`.
 
-    Draws serve any number of functions; they are the default above three.
+    Draws serve any number of functions; they are the default above three. `additive`: log p(y_n | f_n) is known to be a sum of terms
+    that see one function each (several outputs, each with a function of its own): one set of nodes then serves all of them.
     """
 
     num_nodes: int | None = None
     num_draws: int | None = None
+    additive: bool = False
 
     def nodes(self, num_functions: int) -> int | None:
         """Nodes in each direction, or `None` where draws are to be used."""
@@ -51,10 +53,15 @@ def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
 def expected_log_lik(log_lik: Callable, mean: dict, variance: dict, how: Expectation, key) -> Float[Array, "B"]:
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
 
-    Cost: num_nodes^F (or num_draws) evaluations of the likelihood. Raises `DataError` for `num_nodes` above three functions.
+    Cost: num_nodes^F (num_nodes where it is additive, or num_draws) evaluations of the likelihood. Raises `DataError` for `num_nodes`
+    above three functions that are not additive.
     """
     m, rebuild = flatten(mean)
     scale = jnp.sqrt(flatten(variance)[0])
+    if how.additive and how.num_draws is None:
+        x, w = _hermite(how.num_nodes or NODES[1], 1)
+        each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
+        return jnp.asarray(w, m.dtype) @ each
     num = how.nodes(m.shape[0])
     if num is None:
         if how.num_nodes is not None and how.num_draws is None:

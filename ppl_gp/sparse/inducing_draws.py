@@ -1,0 +1,42 @@
+"""Draws of the inducing variables, and of f given them."""
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import GP
+from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
+from ppl_gp.sparse.process import SparseProcess
+
+
+def factor_of_v(process: SparseProcess) -> Float[Array, "*F M M"]:
+    """The lower Cholesky factor of Cov q(v) = I - P."""
+    m, P = process.mean, process.reduction
+    eye = jnp.eye(m.shape[-1], dtype=m.dtype)
+    S = eye - P if P.ndim > m.ndim else eye * (1.0 - P)[..., None]
+    factor = lambda c: robust_cholesky(c, jnp.full((), 1e-10, m.dtype))[0]  # noqa: E731
+    for _ in m.shape[:-1]:
+        factor = jax.vmap(factor)
+    return factor(S)
+
+
+def draw_with_inducing(process: SparseProcess, new: GP, key) -> tuple[Float[Array, "*F N"], Float[Array, ""]]:
+    """(f at the rows of `new`, log p(u) - log q(u) in nats): u ~ q(u), then f ~ p(f | u) jointly over the rows. O(M N^2 + N^3)."""
+    if process.basis is not None:
+        raise ModelError(
+            "draws of u are for q(u) over the inducing variables alone, and this one has further points of the mean."
+        )
+    key_u, key_f = random.split(key)
+    L, white = factor_of_v(process), random.normal(key_u, process.mean.shape, process.mean.dtype)
+    v = process.mean + jnp.einsum("...ij,...j->...i", L, white)
+    log_det = sum([half_log_det(x) for x in jnp.reshape(L, (-1, *L.shape[-2:]))], jnp.zeros(()))
+    log_ratio = 0.5 * jnp.sum(white**2) - 0.5 * jnp.sum(v**2) + log_det
+    A = process.root.whiten(process.inducing.cross(new, new.X))
+    rest = new.covariance_matrix - A.T @ A
+    if not process.inducing.is_exact:
+        rest = jnp.diag(jnp.maximum(jnp.diagonal(rest), 0.0))
+    R, _ = robust_cholesky(add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance))
+    shape = (*v.shape[:-1], A.shape[1])
+    return new.mean + v @ A + random.normal(key_f, shape, v.dtype) @ R.T, log_ratio
