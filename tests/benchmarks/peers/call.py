@@ -11,7 +11,7 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 NAMES = {"svgp": ("gpflow", "gpytorch", "gpjax"), "deep": ("gpflux", "gpytorch")}
-_BOTH = ["adam", "natgrad"]
+_BOTH = ["natgrad", "adam"]  # in the order in which they are tried: likely winners first
 METHODS = {"ppl_gp": _BOTH, "gpflow": _BOTH, "gpytorch": _BOTH, "gpjax": [*_BOTH, "dual"]}
 
 

@@ -34,8 +34,9 @@ DEFAULTS = {
     "gamma": 0.1,
     "target": None,  # of an "optimum"; without one it runs until time or steps are up
     "tolerance": 1e-3,  # nats per datum below the target
-    "every": 10,  # steps between two looks at the bound, and in one compiled block
-    "seconds_limit": 60.0,
+    "every": 10,  # steps in one compiled block; the bound is looked at between blocks
+    "seconds_limit": 60.0,  # of training, for each run of an "optimum"
+    "training_limit": 90.0,  # for all of them
     "points": 100_000,
     "chunk": 10_000,
     "seed": 0,

@@ -68,35 +68,47 @@ def predict(make, problem, settings):
     return out | {"mean_square": float(np.mean(mean**2)), "mean_variance": float(np.mean(variance))}
 
 
-def _race(engine, problem, settings):
-    """Train until the bound is close to the target or time is up; the bound is evaluated off the clock."""
-    steps = max(1, settings["steps"] // settings["every"]) * settings["every"]
+def _race(engine, problem, settings, limit):
+    """Train until the bound is close to the target or time is up. The bound is looked at off the clock, in compiled
+    blocks of steps, whenever these have grown by a fifth since the last look."""
+    every, steps = settings["every"], max(1, settings["steps"] // settings["every"]) * settings["every"]
     rows = batches(problem, settings, steps, seed=1)
-    compiling = timed(engine.run, rows[: settings["every"]])[0]
+    compiling = timed(engine.run, rows[:every])[0]
     engine.reset()
     goal = np.inf if settings["target"] is None else settings["target"] - settings["tolerance"] * len(problem.y)
-    spent, trace = 0.0, [(0.0, engine.bound())]
-    for i in range(0, len(rows), settings["every"]):
-        spent += timed(engine.run, rows[i : i + settings["every"]])[0]
-        trace.append((spent, engine.bound()))
-        if not trace[-1][1] < goal or spent > settings["seconds_limit"]:
+    spent, looked, trace = 0.0, 0, [(0.0, engine.bound())]
+    for done in range(every, steps + 1, every):
+        spent += timed(engine.run, rows[done - every : done])[0]
+        over = spent > limit or done == steps
+        if over or done >= 1.2 * looked:
+            looked, trace = done, [*trace, (spent, engine.bound())]
+        if over or not trace[-1][1] < goal:
             break
-    reached = trace[-1][1] >= goal
-    out = {"reached": reached, "seconds": spent, "bound": trace[-1][1], "steps": settings["every"] * (len(trace) - 1)}
+    out = {"reached": bool(trace[-1][1] >= goal), "seconds": spent, "bound": trace[-1][1], "steps": done}
     return out | {"first_call_seconds": compiling, "trace": trace}
 
 
+def _attempt(make, problem, settings, run, limit):
+    """`run`, which names a method and rates, with what came of it; a library may call a failed factor what it likes."""
+    try:
+        return run | _race(make(problem, settings, *run.values()), problem, settings, limit)
+    except Exception as failure:
+        return run | {"reached": False, "error": f"{type(failure).__name__}: {failure}"[:300]}
+
+
 def optimum(make, problem, settings):
-    """Every method with every rate and gamma from the same start; the fastest to the target, and all the runs."""
+    """Every method with every rate and gamma from the same start; the fastest to the target, and all the runs.
+
+    A run ends when it can no longer be the fastest, and all of them share `training_limit`.
+    """
     runs, lists = [], [np.atleast_1d(settings[name]) for name in ("methods", "learning_rate", "gamma")]
     tried = dict.fromkeys((str(m), float(r), 0.0 if m == "adam" else float(g)) for m, r, g in product(*lists))
-    for method, rate, gamma in tried:
-        run = {"method": method, "learning_rate": rate, "gamma": gamma}
-        try:
-            run |= _race(make(problem, settings, method, rate, gamma), problem, settings)
-        except Exception as failure:  # a factor that fails, whatever the library calls it
-            run |= {"reached": False, "error": f"{type(failure).__name__}: {failure}"[:300]}
-        runs.append(run)
+    limit, left = settings["seconds_limit"], settings["training_limit"]
+    for each in tried:
+        run = dict(zip(("method", "learning_rate", "gamma"), each, strict=True))
+        runs.append(_attempt(make, problem, settings, run, min(limit, left)))
+        left -= runs[-1].get("seconds", 0.0)
+        limit = min(limit, runs[-1]["seconds"]) if runs[-1]["reached"] else limit
     best = min(runs, key=lambda run: run["seconds"] if run["reached"] else np.inf)
     if not best["reached"]:
         best = max(runs, key=lambda run: np.nan_to_num(run.get("bound", -np.inf), nan=-np.inf))
