@@ -13,27 +13,31 @@ import numpyro.infer
 from jax import random
 from jaxtyping import Array
 
+from ppl_gp.deep.given_noise import log_lik_given_noise
+from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
+from ppl_gp.gp import unwrap
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.initial import inducing_variables, priors_of
 from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.subject import look_at, site_inputs
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.bound import Batch, Variational, terms
+from ppl_gp.sparse.bound import Variational, processes
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.families import Values
+from ppl_gp.sparse.families import Family, Values
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
-from ppl_gp.tracing import is_gp, run, sample_hyper
+from ppl_gp.tracing import run, sample_hyper
 
 
 class SparseNUTS(eqx.Module):
     """MCMC for variationally sparse GPs (Hensman, Matthews, Filippone & Ghahramani 2015).
 
-    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n | f_n)]), their eq. 9: no Gaussian
-    form is assumed for u, and the sparsity is the only approximation. Inducing variables are fixed: chosen as `SVGP` chooses them, or
-    given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a leapfrog step; all data in every step.
+    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n | f_n)]), their eq. 9: no Gaussian form
+    is assumed for u, and the sparsity is the only approximation. Latents that stand one a datum are sampled too. In inner layers f
+    given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing variables are fixed: chosen as `SVGP`
+    chooses them, or given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a leapfrog step; all data in every step.
 
     Results and `stats` as `NUTS`.
     """
@@ -53,32 +57,37 @@ class SparseNUTS(eqx.Module):
             raise DataError("SparseNUTS: num_inducing, num_warmup, num_samples and num_chains must be at least 1.")
 
 
-def sparse_model(model: Callable, how: Expectation) -> Callable:
-    """A NumPyro model over hyperparameters and whitened inducing variables: `<site>_base`, and the data as a factor.
+def sparse_model(model: Callable, how: Expectation, of: Structure) -> Callable:
+    """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`, and the data as a factor.
 
-    Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
+    Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` =
+    {GP site: InducingVariables}.
     """
 
     def over_inducing(variables, *args, **kwargs):
-        shapes = {k: site["fn"].shape() for k, site in run(model, args, kwargs).items() if is_gp(site)}
-        hyper = sample_hyper(model, args, kwargs)
-        q = {}
-        for name in variables:
-            shape = (*shapes[name][:-1], variables[name].num)
-            white = dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
-            q[name] = Values(cast(Array, numpyro.sample(f"{name}_base", white)))
-        rows = jax.tree.leaves(args[0])[0].shape[0]
-        batch = Batch(args, kwargs, jnp.ones(rows), random.key(0))
-        numpyro.factor("expected_log_lik", terms(model, how, hyper, Variational(variables, q), batch).bound)
+        trace = run(model, args, kwargs)
+        shapes = {k: trace[k]["fn"].shape() for k in of.gps}
+        given = sample_hyper(model, args, kwargs)
+        q: dict[str, Family] = {k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num))) for k in of.gps}
+        noise = {k: _white(f"{k}_noise", shapes[k]) for k in of.inner}
+        at = run(model, args, kwargs, given)
+        priors = {k: unwrap(at[k]["fn"]) for k in of.gps}
+        posterior, _, _ = processes(priors, Variational(variables, q))
+        log_lik = log_lik_given_noise(model, how, of, given, posterior, noise, args, kwargs)
+        numpyro.factor("expected_log_lik", log_lik)
 
     return over_inducing
 
 
+def _white(name: str, shape):
+    return cast(Array, numpyro.sample(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))))
+
+
 @lru_cache(maxsize=64)
-def _kernel(model, how: Expectation, target_accept_prob: float, max_tree_depth: int):
+def _kernel(model, how: Expectation, of: Structure, target_accept_prob: float, max_tree_depth: int):
     """One kernel a model and configuration, so that compiled code is found again."""
     return numpyro.infer.NUTS(
-        sparse_model(model, how), target_accept_prob=target_accept_prob, max_tree_depth=max_tree_depth
+        sparse_model(model, how, of), target_accept_prob=target_accept_prob, max_tree_depth=max_tree_depth
     )
 
 
@@ -97,7 +106,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
     }
     how = Expectation(method.num_nodes, additive=subject.additive)
-    kernel = _kernel(model, how, method.target_accept_prob, method.max_tree_depth)
+    kernel = _kernel(model, how, subject.structure, method.target_accept_prob, method.max_tree_depth)
     draws = run_chains(
         kernel,
         key_run,
@@ -113,7 +122,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     values = flatten(draws.values)
     latent = {k: _latent(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
-    hyper = {k: values[k] for k in subject.names}
+    hyper = {k: values[k] for k in (*subject.names, *subject.structure.latents)}
     return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, method.num_chains, True)
 
 

@@ -12,7 +12,7 @@ from numpyro import handlers
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
-from ppl_gp.posterior import Latent, Posterior, process
+from ppl_gp.posterior import Latent, Posterior, condition_on_values, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import new_arguments
@@ -98,24 +98,30 @@ class Conditional(eqx.Module):
     latent: Latent | SparseLatent
     root: Any = None
 
-    def _each(self, method):
+    def _each(self, new: GP, moments):
+        """moments(process, new): one array or more whose first is a mean, with an axis of functions where there are several."""
         latent = self.latent
         if isinstance(latent, SparseLatent):  # several functions are rows of one process
-            if self.root is None:
-                return method(latent.process(self.prior))
-            return method(
-                SparseProcess(self.prior, latent.inducing, self.root, latent.mean, latent.reduction, latent.basis)
-            )
+            root = latent.inducing.root(self.prior) if self.root is None else self.root
+            at_site = SparseProcess(self.prior, latent.inducing, root, latent.mean, latent.reduction, latent.basis)
+            return moments(at_site, new)
         if self.root is not None:
-            return method(Posterior(self.prior, latent.alpha, self.root))  # pyright: ignore[reportArgumentType]
-        one = lambda latent: method(process(self.prior, latent))  # noqa: E731
+            return moments(Posterior(self.prior, latent.alpha, self.root), new)  # pyright: ignore[reportArgumentType]
+        if latent.mean.ndim == 1:
+            return moments(process(self.prior, latent), new)
+        return self._several(new, moments)
+
+    def _several(self, new: GP, moments):
+        """Draws of several functions, whose means may differ: each is conditioned about its mean."""
+        one = lambda f: moments(condition_on_values(_centred(self.prior), f), _centred(new))  # noqa: E731
         for _ in range(self.latent.mean.ndim - 1):
             one = jax.vmap(one)
-        return one(self.latent)
+        mean, *rest = one(self.latent.mean - self.prior.mean)
+        return mean + new.mean, *rest
 
     def marginals(self, new: GP) -> Moments:
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
-        return Moments(*self._each(lambda posterior: posterior.marginals(new)))
+        return Moments(*self._each(new, lambda posterior, new: posterior.marginals(new)))
 
     def draw(self, key, new: GP, joint: bool):
         """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the marginals."""
@@ -124,16 +130,20 @@ class Conditional(eqx.Module):
             return mean + jnp.sqrt(variance) * random.normal(key, mean.shape, mean.dtype)
         unit = default_jitter(new.variance)
 
-        def factored(posterior):
+        def factored(posterior, new):
             mean, covariance = posterior.joint(new)
             factor = lambda c: robust_cholesky(c, unit)[0]  # noqa: E731
             for _ in covariance.shape[:-2]:
                 factor = jax.vmap(factor)
             return mean, factor(covariance)
 
-        mean, factor = self._each(factored)
+        mean, factor = self._each(new, factored)
         white = random.normal(key, mean.shape, mean.dtype)
         return mean + jnp.einsum("...ij,...j->...i", factor, white)
+
+
+def _centred(gp: GP) -> GP:
+    return GP(gp.kernel, gp.X, None, gp.jitter)
 
 
 def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observations) -> tuple[dict, dict]:
