@@ -119,6 +119,7 @@ class _Guide:
 
 
 def _num_data(trace, site, args) -> int:
+    """N of the plate that a latent stands in, also where that plate subsamples."""
     sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
     return next((sizes[f.name] for f in site["cond_indep_stack"] if f.name in sizes), args[0].shape[0])
 

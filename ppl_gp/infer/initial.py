@@ -34,9 +34,11 @@ from ppl_gp.tracing import run
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
 
 
-def batch_rows(args: tuple) -> int:
-    """B."""
-    return jax.tree.leaves(args[0])[0].shape[0]
+def num_rows(site: dict, args: tuple) -> int:
+    """B: the rows of the first argument, or of a plate around a site that subsamples them."""
+    num = jax.tree.leaves(args[0])[0].shape[0]
+    sizes = [f.size for f in site["cond_indep_stack"]]
+    return num if num in sizes or not sizes else max(sizes)
 
 
 def fixed_values(values, names, trace) -> dict:
@@ -133,8 +135,8 @@ def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Famil
 
 def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool) -> LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
-    num = batch_rows(args)
-    size, dtype = latent_size(site, num), jnp.result_type(float)
+    num, dtype = num_rows(site, args), jnp.result_type(float)
+    size = latent_size(site, num)
     if isinstance(config, Free):
         means = 0.1 * random.normal(key, (num_data, size)) if config.init is None else jnp.asarray(config.init, dtype)
         if means.shape != (num_data, size):
@@ -149,7 +151,7 @@ def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_i
     if encoder is None:
         encoder = mlp_encoder(encoder_rows(sees, args, kwargs), size, config.width, config.depth, key)
     guide = Encoded(encoder, sees)
-    guide.at(site, None, args, kwargs)  # its shape is checked
+    guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
     return guide
 
 

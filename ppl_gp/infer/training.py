@@ -60,7 +60,7 @@ class Plan:
         rate = self.natural_rate
         if callable(rate):
             return rate
-        if rate is None and not self.whole:
+        if rate is None and self.noisy:
             return lambda step: FIRST_RATE * LAST_SHARE ** (step / self.max_steps)
         return lambda step: jnp.asarray(1.0 if rate is None else rate)
 
