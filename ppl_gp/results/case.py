@@ -146,8 +146,13 @@ def _centred(gp: GP) -> GP:
     return GP(gp.kernel, gp.X, None, gp.jitter)
 
 
-def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observations) -> tuple[dict, dict]:
-    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn."""
+def drawn_trace(
+    case: Case, hyper, conditionals, key, *, joint: bool, latents: dict | None = None, **observations
+) -> tuple[dict, dict]:
+    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn.
+
+    `latents`: values of local latents to take instead.
+    """
     key_gps, key_rest = random.split(key)
     names, moments = list(conditionals), {}
 
@@ -156,7 +161,7 @@ def drawn_trace(case: Case, hyper, conditionals, key, *, joint: bool, **observat
         return conditionals[name].draw(random.fold_in(key_gps, names.index(name)), new, joint)
 
     with handlers.block():
-        known = case.new_hyper(hyper) | case.draw_latents(hyper, key_rest)
+        known = case.new_hyper(hyper) | (case.draw_latents(hyper, key_rest) if latents is None else latents)
         given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
         trace = handlers.trace(set_gps(given, value)).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
     return trace, moments

@@ -8,6 +8,7 @@ from typing import Any
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
+from ppl_gp.results.infer_latents import infer_latents
 from ppl_gp.results.inference_data import to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.predict import log_density, predict, sample
@@ -67,6 +68,10 @@ class Fit:
     def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
+
+    def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
+        """Draws of the latents of new data given their y, as `ppl_gp.results.infer_latents.infer_latents`."""
+        return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
 
     def loo(self):
         """Leave-one-out ELPD as ArviZ's `ELPDData`, as `ppl_gp.results.loo.loo`."""

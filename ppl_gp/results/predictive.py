@@ -145,17 +145,19 @@ def log_density_at(case: Case, integration: Integration, observations: dict):
     if integration is Integration.quadrature:
         return mixture(by_quadrature, case.draws)
 
-    def given_below(trace, f):
-        below = _below(case, trace)
+    return _average(case, integration, lambda trace, f: log_lik_above(case, trace, f, observations), **observations)
 
-        def log_lik(x):
-            return log_density_per_datum(_trace_above(case, below, x, **observations), case.layout)
 
-        return log_expectation(log_lik, f[case.site], LAYER_NODES)
+def log_lik_above(case: Case, trace: dict, f: dict, observations: dict):
+    """log p(y*_n | what was drawn below), (M,): the last layer integrated where it is one function, else as it was drawn."""
+    if not case.is_approximation or case.site is None:
+        return log_density_per_datum(trace, case.layout)
+    below = _below(case, trace)
 
-    if integration is Integration.layers:
-        return _average(case, integration, given_below, **observations)
-    return _average(case, integration, lambda trace, f: log_density_per_datum(trace, case.layout), **observations)
+    def log_lik(x):
+        return log_density_per_datum(_trace_above(case, below, x, **observations), case.layout)
+
+    return log_expectation(log_lik, f[case.site], LAYER_NODES)
 
 
 @eqx.filter_jit
