@@ -153,7 +153,7 @@ def sum_per_datum(site, values, num: int):
 def plate_scale(trace: dict) -> float:
     """N / B of the plates that subsample in the model itself; 1 where none does."""
     plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
-    return math.prod(size / (subsample or size) for size, subsample in plates)
+    return float(math.prod(size / (subsample or size) for size, subsample in plates))
 
 
 def data_axis(site, shape, num: int) -> int | None:

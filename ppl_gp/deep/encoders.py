@@ -12,12 +12,12 @@ from ppl_gp.errors import DataError
 class MLPEncoder(eqx.Module):
     """The default encoder: standardised rows through tanh layers to means and log scales, which start small."""
 
-    layers: tuple[tuple[Float[Array, "O I"], Float[Array, "O"]], ...]  # weight and bias of each
+    layers: tuple[tuple[Float[Array, "_ _"], Float[Array, "_"]], ...]  # weight and bias of each
     shift: Float[Array, "F"]
     scale: Float[Array, "F"]
     start: Float[Array, ""]  # log scale that the network's output is added to
 
-    def __call__(self, row: Float[Array, "F"]) -> Float[Array, "2size"]:
+    def __call__(self, row: Float[Array, "F"]) -> Float[Array, "P"]:
         x = (row - lax.stop_gradient(self.shift)) / lax.stop_gradient(self.scale)
         for weight, bias in self.layers[:-1]:
             x = jnp.tanh(weight @ x + bias)

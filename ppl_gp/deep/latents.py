@@ -57,7 +57,7 @@ class LatentGuide(eqx.Module):
     """q(h) of one latent site. Its inexact arrays are trained."""
 
     @abstractmethod
-    def unconstrained(self, rows, args: tuple, kwargs: dict) -> Float[Array, "B 2size"]:
+    def unconstrained(self, rows, args: tuple, kwargs: dict) -> Float[Array, "B P"]:
         """Means and log scales of the rows of a batch."""
 
     @property
@@ -74,7 +74,7 @@ class LatentGuide(eqx.Module):
 class FreeGaussian(LatentGuide):
     """Row n of `packed` belongs to datum n."""
 
-    packed: Float[Array, "N 2size"]
+    packed: Float[Array, "N P"]
 
     def unconstrained(self, rows, args, kwargs):
         return self.packed if rows is None else self.packed[rows]
@@ -121,7 +121,7 @@ def latent_size(site: dict, num: int) -> int:
     return math.prod(n for i, n in enumerate(shape) if i != axis)
 
 
-def gaussian_at(site: dict, packed: Float[Array, "B 2size"]) -> dist.Distribution:
+def gaussian_at(site: dict, packed: Float[Array, "B P"]) -> dist.Distribution:
     """The Gaussian in unconstrained coordinates, transformed to the site's support."""
     fn, num = site["fn"], packed.shape[0]
     axis, shape = latent_form(site, num)
@@ -135,4 +135,5 @@ def gaussian_at(site: dict, packed: Float[Array, "B 2size"]) -> dist.Distributio
     loc, log_scale = (jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis) for x in jnp.split(packed, 2, -1))
     base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
     transform = biject_to(fn.support)
-    return base if isinstance(transform, IdentityTransform) else dist.TransformedDistribution(base, transform)
+    plain = getattr(transform, "base_transform", transform)  # `to_event` wraps it
+    return base if isinstance(plain, IdentityTransform) else dist.TransformedDistribution(base, transform)

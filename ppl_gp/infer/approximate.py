@@ -107,15 +107,14 @@ class _Guide:
     def _prepare(self, args, kwargs) -> None:
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
-        found = roles(trace)
-        self.names = found.hyper
-        if self.names:
+            found, local = roles(trace), {}
+            for i, name in enumerate(found.local_latents):
+                config = of_site(self.latents, name) or Amortised()
+                num = _num_data(trace, trace[name], args)
+                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, True)
+        if found.hyper:
             self.hyper = self.make_hyper(hyper_model(self.model))
-        for i, name in enumerate(found.local_latents):
-            config = of_site(self.latents, name) or Amortised()
-            num = _num_data(trace, trace[name], args)
-            with jax.ensure_compile_time_eval():
-                self.local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, True)
+        self.names, self.local = found.hyper, local
 
 
 def _num_data(trace, site, args) -> int:

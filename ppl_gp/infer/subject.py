@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import random
+from numpyro import handlers
 
 from ppl_gp.deep.structure import Structure, structure
 from ppl_gp.errors import DataError
@@ -12,12 +13,13 @@ from ppl_gp.factors import depends
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.boundary import first_trace, probe_layers
 from ppl_gp.infer.long_run import as_batch, is_finite, where_not_finite
-from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource, take
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.select import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import roles, run
 
+_DRAWN_ROWS = 1000
 _LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
 
 
@@ -128,4 +130,18 @@ def _finite_rows(X):
 def _inputs(subject, hyper, rows: Rows):
     batch = as_batch(rows, random.key(0))
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    found = {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}
+    if all(np.ptp(X, 0).any() for X in found.values()) or not subject.structure.inner:
+        return found
+    return _drawn_inputs(subject, {**hyper, **batch.given}, batch)
+
+
+def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.ndarray]:
+    """Where the means of the layers below give one input for all rows: inputs at draws from the prior, of a part of the rows."""
+    num = batch.weights.shape[0]
+    rows = np.arange(min(num, _DRAWN_ROWS))
+    args, kwargs = take(batch.args, batch.kwargs, rows, num)
+    with handlers.block():
+        seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     return {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}

@@ -79,7 +79,7 @@ def coverage(prediction: "Prediction", y) -> Float[ndarray, "L"]:
     """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive mean and
     variance."""
     z = (np.asarray(y) - np.asarray(prediction.mean)) / np.sqrt(np.asarray(prediction.variance))
-    return np.mean(np.abs(z)[:, None] <= _WIDTHS, 0)
+    return np.mean(np.abs(np.ravel(z))[:, None] <= _WIDTHS, 0)
 
 
 def latent_moments(f: Moments) -> tuple[ndarray, ndarray]:

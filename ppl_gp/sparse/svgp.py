@@ -90,7 +90,7 @@ class SVGP:
     def __post_init__(self):
         numbers = {"num_inducing": self.num_inducing, "max_steps": self.max_steps, "batch_size": self.batch_size}
         numbers |= {"num_nodes": self.num_nodes, "num_draws": self.num_draws, "devices": self.devices}
-        numbers |= {"patience": self.patience}
+        numbers |= {"patience": self.patience, "num_importance": self.num_importance, "num_paths": self.num_paths}
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise DataError(f"SVGP({name}={value}): give at least 1.")
