@@ -131,12 +131,19 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
         train_inducing=method.train_inducing,
         whole=whole,
         noisy=drawn or not whole,
-        learning_rate=method.learning_rate,
+        learning_rate=_learning_rate(method, subject.structure),
         natural_rate=method.natural_rate,
         optimiser=method.optimiser,
         max_steps=method.max_steps,
         warm_up=method.warm_up,
     )
+
+
+def _learning_rate(method: SVGP, of: Structure):
+    if method.learning_rate is not None:
+        return method.learning_rate
+    # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
+    return 0.03 if of.inner else 0.05
 
 
 def _sampling(method: SVGP, of: Structure) -> Sampling:

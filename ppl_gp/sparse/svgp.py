@@ -49,11 +49,18 @@ class SVGP:
       batches and rates do not apply.
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters).
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
-    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `optimiser`: a function
-      from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1
-      for all data, else 0.1 decaying to 0.01. `warm_up`: steps in which only q(u) moves.
+    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `None`: 0.05, or 0.03 where a
+      GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step
+      size in (0, 1] or a schedule; `None`: 1 where the bound is exact (all data, nothing drawn), else 0.1 decaying to 0.01.
+      `warm_up`: steps in which only q(u) moves.
     - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats. `patience`: ends where the
       bound, averaged over so many steps, stops rising.
+    - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or `Free()`, for all or as {site: ...}.
+      `num_importance`: K copies of each datum's latents in a log-mean-exp (`ImportanceWeightedELBO` has the bound).
+      `doubly_reparameterised`: their gradient by Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound.
+    - GPs that feed each other: inner layers are drawn, their q(u) trained by Adam, the last by natural gradients. `num_paths`:
+      passes through the layers that a step averages. `expected_last=False` draws the last layer too (Adam for all is advised).
+      O(M^3 + num_paths K M^2 B) a GP site, K^3 B more for a layer that is drawn at K copies.
     - `num_nodes`, `num_draws`: see `sparse.expectation`. `devices`: spread each batch's rows over this many devices.
 
     Results: converged (by `tol` or `patience`); completed (all steps made); nonfinite; interrupted; stream_ended.
@@ -70,7 +77,7 @@ class SVGP:
     hyper: Any = field(default=MAP(), hash=False)
     batch_size: int | None = None
     max_steps: int = 3000
-    learning_rate: float | Callable = 0.05
+    learning_rate: float | Callable | None = None
     optimiser: Callable | None = None
     natural_rate: float | Callable | None = None
     warm_up: int = 0
