@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions.kl import kl_divergence
 
 from ppl_gp.deep.latents import latent_form
-from ppl_gp.deep.layers import Passed, pass_through
+from ppl_gp.deep.layers import Moments, Passed, pass_through
 from ppl_gp.deep.structure import Structure
 from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import unwrap
@@ -64,8 +64,9 @@ def terms(
     first = run(model, batch.args, batch.kwargs, given)
     priors = {k: unwrap(first[k]["fn"]) for k in of.gps}
     processes, q, roots = shallow.processes(priors, variational, nudge)
-    path = _Path(model, how, sampling, of, given, variational, batch, processes)
-    per_datum = jnp.mean(jax.vmap(path.log_mean_weight)(random.split(batch.key, sampling.num_paths)), 0)
+    known = {k: Moments(*processes[k].marginals(priors[k])) for k in of.given}
+    path = _Path(model, how, sampling, of, given, variational, batch, processes, known)
+    per_datum = jnp.mean(lax.map(path.log_mean_weight, random.split(batch.key, sampling.num_paths)), 0)
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * plate_scale(first) * per_datum, 0.0))
     kl = sampling.beta * sum([jnp.sum(w.kl) for w in q.values()], jnp.zeros(()))
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], given, batch.args, batch.kwargs)
@@ -83,6 +84,18 @@ class _Path(NamedTuple):
     variational: Variational
     batch: Batch
     processes: dict[str, SparseProcess]
+    known: dict[str, Moments]
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """GP sites that are drawn."""
+        return self.of.inner if self.sampling.expected_last else self.of.gps
+
+    @property
+    def axis(self) -> str | None:
+        """The name of the copies' axis, where a GP site is drawn at copies of different inputs."""
+        joint = self.sampling.num_importance > 1 and set(self.drawn) & set(self.of.varying)
+        return COPIES if joint else None
 
     @property
     def num(self) -> int:
@@ -98,6 +111,8 @@ class _Path(NamedTuple):
         keys = jnp.stack(keys)
 
         def weights(share):
+            if self.axis is None:  # one after the other, which is faster than one large problem
+                return lax.map(lambda k: self._log_weight(key_f, *k), (keys, share))
             return jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)(keys, share)
 
         share = None
@@ -112,13 +127,22 @@ class _Path(NamedTuple):
         if share is not None:
             q = self._latent_posteriors(stop=True)
             h = {k: scale_gradient(v, self._along_data(k, v, share)) for k, v in h.items()}
-        drawn = self.of.inner if self.sampling.expected_last else self.of.gps
-        axis = COPIES if self.sampling.num_importance > 1 else None
         given = {**self.given, **h}
         batch = self.batch
-        passed = pass_through(self.model, batch.args, batch.kwargs, given, self.processes, self.of, key_f, axis, drawn)
+        passed = pass_through(
+            self.model,
+            batch.args,
+            batch.kwargs,
+            given,
+            self.processes,
+            self.of,
+            key_f,
+            self.axis,
+            self.drawn,
+            self.known,
+        )
         ratio = sum([self._log_ratio(passed.trace[k], q[k]) for k in self.of.latents], jnp.zeros(self.num))
-        return self._log_lik(passed, given, drawn, key_f) / plate_scale(passed.trace) + self.sampling.beta * ratio
+        return self._log_lik(passed, given, key_f) / plate_scale(passed.trace) + self.sampling.beta * ratio
 
     def _latent_posteriors(self, stop: bool):
         batch, guides = self.batch, self.variational.latents
@@ -130,10 +154,10 @@ class _Path(NamedTuple):
         site = run(self.model, self.batch.args, self.batch.kwargs, self.given)[name]
         return jnp.expand_dims(share, [i for i in range(value.ndim) if i != latent_form(site, self.num)[0]])
 
-    def _log_lik(self, passed: Passed, given, drawn, key):
+    def _log_lik(self, passed: Passed, given, key):
         """E_q(f)[log p(y_n | f)], (B,), or log p(y_n | f) where every layer was drawn."""
         batch = self.batch
-        fixed = {**given, **passed.values(drawn)}
+        fixed = {**given, **passed.values(self.drawn)}
         log_lik = JointLogLikelihood(self.model, self.num, fixed, batch.args, batch.kwargs)
         if not passed.moments:
             return log_lik(passed.values(self.of.outer))

@@ -15,12 +15,6 @@ from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky
 from ppl_gp.sparse.process import SparseProcess
 
 
-def draw_rows(process: SparseProcess, new: GP, key) -> Float[Array, "*F B"]:
-    """Each f_n from its marginal, O(M^2 B)."""
-    mean, variance = process.marginals(new)
-    return mean + jnp.sqrt(variance) * random.normal(key, mean.shape, mean.dtype)
-
-
 def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "*F B"]:
     """This copy's part of a draw of f that is joint over the copies of each datum. O(M^2 K B + K^3 B) for all copies.
 

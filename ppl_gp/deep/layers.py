@@ -1,12 +1,15 @@
 """Passing a batch through the layers: inner GP sites are drawn, outer ones leave their moments for the likelihood."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
 from numpyro import handlers
 
-from ppl_gp.deep.copies import draw_copy, draw_rows
+from ppl_gp.deep.copies import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
 from ppl_gp.sparse.process import SparseProcess
@@ -32,22 +35,33 @@ class Passed(NamedTuple):
 
 
 def pass_through(
-    model, args, kwargs, given: dict, processes: dict[str, SparseProcess], of: Structure, key, axis=None, drawn=None
+    model,
+    args,
+    kwargs,
+    given: dict,
+    processes: dict[str, SparseProcess],
+    of: Structure,
+    key,
+    axis=None,
+    drawn=None,
+    known: Mapping[str, Moments] = MappingProxyType({}),
 ) -> Passed:
     """Run the model with hyperparameters and latents given. O(M^2 B) a GP site.
 
     `drawn`: the GP sites to draw, by default the inner ones. `axis`: the mapped axis of copies, over which draws are joint.
+    `known`: moments of GP sites that stand at the data in every run.
     """
     drawn, moments = of.inner if drawn is None else drawn, {}
 
     def value(name, new: GP):
         process, own = processes[name], random.fold_in(key, of.gps.index(name))
-        if name not in drawn:
-            moments[name] = Moments(*process.marginals(new))
-            return moments[name].mean
-        if axis is not None and name in of.varying:
+        if axis is not None and name in of.varying and name in drawn:
             return draw_copy(process, new, own, axis)
-        return draw_rows(process, new, own)  # at the same inputs all copies have the same f, and the same key gives it
+        f = known[name] if name in known else Moments(*process.marginals(new))
+        if name in drawn:  # at the same inputs all copies have the same f, and the same key gives it
+            return f.mean + jnp.sqrt(f.variance) * random.normal(own, f.mean.shape, f.mean.dtype)
+        moments[name] = f
+        return f.mean
 
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)

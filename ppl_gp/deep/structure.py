@@ -18,6 +18,7 @@ class Structure(NamedTuple):
     inner: tuple[str, ...]  # GP sites whose values are another GP's inputs
     latents: tuple[str, ...]  # one a datum
     varying: tuple[str, ...]  # GP sites whose inputs are computed from a latent
+    given: tuple[str, ...]  # GP sites whose inputs are computed from the data alone
 
     @property
     def outer(self) -> tuple[str, ...]:
@@ -44,7 +45,9 @@ def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structur
     """As `structure`, of any model, such as one without a GP site."""
     fed = {s: _fed_by(s, found, trace, rerun) for s in (*found.gps, *found.local_latents)}
     inner = tuple(g for g in found.gps if fed[g])
-    return Structure(found.gps, inner, found.local_latents, _downstream(found, fed))
+    random = _downstream(found, fed, (*found.gps, *found.local_latents))
+    given = tuple(g for g in found.gps if g not in random)
+    return Structure(found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given)
 
 
 def _require_something(found: Roles) -> None:
@@ -86,8 +89,9 @@ def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
     return reached(inputs, trace[source]["value"])
 
 
-def _downstream(found: Roles, fed: dict) -> tuple[str, ...]:
-    seen, front = set(), list(found.local_latents)
+def _downstream(found: Roles, fed: dict, sources) -> tuple[str, ...]:
+    """GP sites whose inputs are computed from the sources, also through other GPs."""
+    seen, front = set(), list(sources)
     while front:
         new = [g for g in fed[front.pop()] if g not in seen]
         seen.update(new)

@@ -8,6 +8,8 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.triangular import lower_of_product, product, symmetric_product, tril_transpose_product
@@ -23,9 +25,7 @@ def explained(
     (about 6 M^3 besides), and half of that for each further function; differentiating through triangular solves takes 10 M^2 B.
     """
     if mean.ndim > 1 and reduction.ndim > mean.ndim:
-        M, F = mean.shape[-1], mean.shape[:-1]
-        m, square = _explained_many(root.whiten(C), jnp.reshape(mean, (-1, M)), jnp.reshape(reduction, (-1, M, M)))
-        return jnp.reshape(m, (*F, -1)), jnp.reshape(square, (*F, -1))
+        return _of_several(root.whiten(C), mean, reduction)
     if mean.ndim > 1:
         return jax.vmap(partial(explained, root, C))(mean, reduction)
     if reduction.ndim == 1:
@@ -36,20 +36,38 @@ def explained(
     return _explained(root.whiten(C), mean, reduction)
 
 
+def _of_several(A, mean, reduction):
+    """One function after the other: their M x B arrays stay in the processor's cache, which one large product's do not."""
+    M, F = mean.shape[-1], mean.shape[:-1]
+    each = (jnp.reshape(mean, (-1, M)), jnp.reshape(reduction, (-1, M, M)))
+    m, square = lax.map(lambda q: _explained(A, *q), each)
+    return jnp.reshape(m, (*F, -1)), jnp.reshape(square, (*F, -1))
+
+
 @jax.custom_vjp
 def _explained(A, m, P):
-    return m @ A, jnp.sum(A * product(P, A), 0)
+    return _forward(A, m, P)[:2]
+
+
+# Under `vmap`, too, one M x B problem after the other.
+@sequential_vmap
+def _forward(A, m, P):
+    PA = product(P, A)
+    return m @ A, jnp.sum(A * PA, 0), PA
+
+
+@sequential_vmap
+def _reverse(A, PA, m, g_mean, g_square):
+    return 2.0 * PA * g_square + m[:, None] * g_mean, A @ g_mean, symmetric_product(A * g_square, A)
 
 
 def _explained_forward(A, m, P):
-    PA = product(P, A)
-    return (m @ A, jnp.sum(A * PA, 0)), (A, PA, m)
+    mean, square, PA = _forward(A, m, P)
+    return (mean, square), (A, PA, m)
 
 
 def _explained_reverse(saved, cotangents):
-    A, PA, m = saved
-    g_mean, g_square = cotangents
-    return 2.0 * PA * g_square + m[:, None] * g_mean, A @ g_mean, symmetric_product(A * g_square, A)
+    return _reverse(*saved, *cotangents)
 
 
 _explained.defvjp(_explained_forward, _explained_reverse)
@@ -57,48 +75,31 @@ _explained.defvjp(_explained_forward, _explained_reverse)
 
 @jax.custom_vjp
 def _explained_dense(W, omega, C, m, P):
-    return _explained(product(W, C), m, P)
+    return _dense_forward(W, C, m, P)[:2]
 
 
-def _dense_forward(W, omega, C, m, P):
-    out, saved = _explained_forward(product(W, C), m, P)
-    return out, (W, P, *saved)
+@sequential_vmap
+def _dense_forward(W, C, m, P):
+    A = product(W, C)
+    return *_forward(A, m, P), A
 
 
-def _dense_reverse(saved, cotangents):
-    W, P, A, _, m = saved
-    A_bar, m_bar, P_bar = _explained_reverse(saved[2:], cotangents)
+@sequential_vmap
+def _dense_reverse(W, P, A, PA, m, g_mean, g_square):
+    A_bar, m_bar, P_bar = _reverse(A, PA, m, g_mean, g_square)
     # omega_bar = -A_bar A^T, and A_bar A^T = 2 P (A g A^T) + m (A g_mean)^T: a product of M^3 in place of M^2 B.
     # Only its lower triangle counts: omega is lower triangular.
     omega_bar = -2.0 * lower_of_product(P, P_bar) - m[:, None] * m_bar
-    return jnp.zeros_like(W), omega_bar, tril_transpose_product(W, A_bar), m_bar, P_bar
+    return omega_bar, tril_transpose_product(W, A_bar), m_bar, P_bar
 
 
-_explained_dense.defvjp(_dense_forward, _dense_reverse)
+def _explained_dense_forward(W, omega, C, m, P):
+    mean, square, PA, A = _dense_forward(W, C, m, P)
+    return (mean, square), (W, P, A, PA, m)
 
 
-@jax.custom_vjp
-def _explained_many(A, m, P):
-    """`_explained` for F functions, whose cotangents of A are summed before they go further."""
-    return m @ A, jnp.sum(A * _each(P, A), 1)
+def _explained_dense_reverse(saved, cotangents):
+    return jnp.zeros_like(saved[0]), *_dense_reverse(*saved, *cotangents)
 
 
-def _each(P, A):
-    """P_f A of every function in one product, (F, M, B)."""
-    return jnp.reshape(product(jnp.reshape(P, (-1, P.shape[-1])), A), (*P.shape[:-1], A.shape[1]))
-
-
-def _many_forward(A, m, P):
-    PA = _each(P, A)
-    return (m @ A, jnp.sum(A * PA, 1)), (A, PA, m)
-
-
-def _many_reverse(saved, cotangents):
-    A, PA, m = saved
-    g_mean, g_square = cotangents
-    A_bar = 2.0 * jnp.sum(PA * g_square[:, None], 0) + m.T @ g_mean
-    weighted = jnp.reshape(A * g_square[:, None], (-1, A.shape[1]))
-    return A_bar, product(g_mean, A.T), jnp.reshape(product(weighted, A.T), (len(m), *A.shape[:1], A.shape[0]))
-
-
-_explained_many.defvjp(_many_forward, _many_reverse)
+_explained_dense.defvjp(_explained_dense_forward, _explained_dense_reverse)
