@@ -32,7 +32,7 @@ X, Y = jnp.asarray(RNG.normal(size=(5, 1))), jnp.asarray(RNG.normal(size=5))
 HYPER = {"lengthscale": jnp.array([1.0, 0.7]), "variance": jnp.asarray(1.2), "noise_scale": jnp.asarray(0.5)}
 Z, LOC = jnp.asarray(RNG.normal(size=(4, 2))), jnp.asarray(1.5 * RNG.normal(size=4))
 SCALE = jnp.asarray(np.tril(0.2 * RNG.normal(size=(4, 4))) + 0.4 * np.eye(4))
-OF = Structure(("f",), (), ("h",), ("f",))
+OF = Structure(("f",), (), ("h",), ("f",), ())
 FREE = FreeGaussian(jnp.asarray(np.stack([0.5 * RNG.normal(size=5), RNG.normal(-0.3, 0.2, size=5)], 1)))
 ENCODED = Encoded(mlp_encoder(jnp.stack([X[:, 0], Y], 1), 1, 4, 1, random.key(4)), "xy")
 

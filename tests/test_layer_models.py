@@ -63,6 +63,7 @@ def test_prior_predictive_and_trace(name):
         assert trace["h"]["fn"].batch_shape == (N,)
 
 
+@pytest.mark.slow
 @sampled
 def test_plain_nuts(name):
     model, kwargs, gps, _ = MODELS[name]
@@ -72,6 +73,7 @@ def test_plain_nuts(name):
     assert np.isfinite(mcmc.get_samples()["f"]).all() and mcmc.get_samples()["f"].shape == (5, *gps["f"], N)
 
 
+@pytest.mark.slow
 @sampled
 def test_svi(name):
     model, kwargs, gps, _ = MODELS[name]

@@ -37,7 +37,8 @@ def infer_latents(
     """p(h* | x*, y*, data) of each new datum, proportional to p(h) E_q(f)[p(y* | f([x*, h]))].
 
     Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian that is fitted to each datum by
-    Adam; they are weighted by the model and resampled, so that the draws are right as `num_proposals` grows. O(num_proposals M N_u^2)
+    Adam; every other one from the prior, which bounds the weights (a defensive mixture: Hesterberg 1995). They are weighted by the
+    model and resampled, so that the draws are right as `num_proposals` grows. O(num_proposals M N_u^2)
     for N_u inducing variables. Raises `ModelError` for a fit without q(h) (draws of NUTS are of the training data), `DataError` as
     `log_density`.
     """
@@ -67,11 +68,18 @@ def _infer(case: Case, encoders, observations, key, num_samples: int, num_propos
         k: v.at(sites[k], None, (), {}) for k, v in _fitted(free, q, log_joint, sites, case.layout.num, key_fit).items()
     }
 
-    def propose(key):
-        h = {k: one.sample(random.fold_in(key, i)) for i, (k, one) in enumerate(sorted(q.items()))}
-        return h, log_joint(h) - sum(_log_q(sites[k], q[k], h[k], case.layout.num) for k in q)
+    prior = {k: sites[k]["fn"] for k in q}
 
-    h, log_w = lax.map(propose, random.split(key_propose, num_proposals))
+    def propose(key, from_prior):
+        h = {
+            k: jnp.where(from_prior, prior[k].sample(random.fold_in(key, i)), q[k].sample(random.fold_in(key, i)))
+            for i, k in enumerate(sorted(q))
+        }
+        log_q, log_p = (sum(_log_q(sites[k], d[k], h[k], case.layout.num) for k in q) for d in (q, prior))
+        return h, log_joint(h) - (jnp.logaddexp(log_q, log_p) - jnp.log(2.0))
+
+    halves = jnp.arange(num_proposals) % 2 == 0
+    h, log_w = lax.map(lambda x: propose(*x), (random.split(key_propose, num_proposals), halves))
     log_w = log_w - logsumexp(log_w, 0)
     chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, case.layout.num))
     return {k: _choose(v, chosen, latent_form(sites[k], case.layout.num)[0]) for k, v in h.items()}, jnp.exp(

@@ -1,24 +1,22 @@
 """This project's own deep GP for the same tasks, on the same clock: `python ppl_gp_deep.py problem.npz out.json`."""
 
-import jax
 import numpy as np
 import tasks
-from ppl_gp_svgp import constant  # also sets the precision
-from protocol import read
+from ppl_gp_svgp import constant  # first: it sets the precision
 
-import jax.numpy as jnp
-import numpyro
-import numpyro.distributions as dist
-from jax import random
+import jax.numpy as jnp  # isort: skip
+import numpyro  # isort: skip
+import numpyro.distributions as dist  # isort: skip
+from jax import random  # isort: skip
 
-import ppl_gp as pg
-from ppl_gp.infer.placement import Placement
-from ppl_gp.infer.progress import one_blas_thread
-from ppl_gp.infer.sparse import prepare, total_bound
-from ppl_gp.infer.subject import look_at
-from ppl_gp.infer.training import advance, begin
-from ppl_gp.sparse.bound import Batch, Variational
-from ppl_gp.sparse.families import FullGaussian
+import ppl_gp as pg  # isort: skip
+from ppl_gp.infer.placement import Placement  # isort: skip
+from ppl_gp.infer.progress import one_blas_thread  # isort: skip
+from ppl_gp.infer.sparse import prepare, total_bound  # isort: skip
+from ppl_gp.infer.subject import look_at  # isort: skip
+from ppl_gp.infer.training import advance, begin  # isort: skip
+from ppl_gp.sparse.bound import Batch, Variational  # isort: skip
+from ppl_gp.sparse.families import FullGaussian  # isort: skip
 
 
 def rbf(layer, columns):
@@ -76,9 +74,13 @@ class Engine:
         options = {k: v for k, v in source.kwargs.items() if k != "y"}
         weights = jnp.full(rows.shape, len(self.problem.y) / self.batch, self.problem.X.dtype)
         data = jnp.asarray(source.args[0][rows]), jnp.asarray(source.kwargs["y"][rows])
-        varying = Batch((data[0],), {"y": data[1], **dict.fromkeys(options)}, weights, random.split(self.key, len(rows)))
+        varying = Batch(
+            (data[0],), {"y": data[1], **dict.fromkeys(options)}, weights, random.split(self.key, len(rows))
+        )
         with one_blas_thread():
-            self.state, bounds = advance(self.tree, self.state, Batch((None,), {"y": None, **options}, None, None), varying)
+            self.state, bounds = advance(
+                self.tree, self.state, Batch((None,), {"y": None, **options}, None, None), varying
+            )
         return np.asarray(bounds)
 
     def bound(self):
