@@ -109,7 +109,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     return Factors({name: prior}, LogLikelihood(joint, name))
 
 
-_FITTING = "NUTS() and EllipticalSlice() fit such a model as it stands."
+_FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
 
 def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:

@@ -10,6 +10,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 
 
@@ -24,7 +25,17 @@ class pin(Messenger):
         """Set the value of an unset GP site."""
         if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
             value = self.values.get(msg["name"])
-            msg["value"] = jnp.broadcast_to(unwrap(msg["fn"]).mean, msg["fn"].shape()) if value is None else value
+            msg["value"] = _prior_mean(msg) if value is None else value
+
+
+def _prior_mean(site):
+    mean, shape = unwrap(site["fn"]).mean, site["fn"].shape()
+    if mean.shape[:-1] and mean.shape != shape[len(shape) - mean.ndim :]:
+        raise DataError(
+            f"GP site '{site['name']}' has shape {shape}, and its mean function gives {mean.shape}: a mean for each unit needs "
+            f"a plate of {mean.shape[0]} units around the site, numpyro.plate('units', {mean.shape[0]})."
+        )
+    return jnp.broadcast_to(mean, shape)
 
 
 class set_gps(Messenger):

@@ -1,5 +1,6 @@
 """Layers and copies: what feeds what, the doubly stochastic bound against closed forms and NumPy, draws joint over copies."""
 
+import contextlib
 import functools
 
 import jax
@@ -19,7 +20,7 @@ from models.latent import latent
 from models.latent_deep import latent_deep
 from ppl_gp.deep import layers as deep_layers
 from ppl_gp.deep.bound import Sampling, terms
-from ppl_gp.deep.copies import _over_copies, draw_copy, draw_rows
+from ppl_gp.deep.copies import _over_copies, draw_copy
 from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.latents import Encoded, FreeGaussian
 from ppl_gp.deep.structure import structure
@@ -78,7 +79,7 @@ def test_layers_are_read_off_the_model(model, found):
 
 def test_layers_of_a_gplvm_and_of_a_latent_that_one_branch_alone_sees():
     of = layers_of(gplvm, (jnp.arange(6.0),), {"y": jnp.ones((6, 3))})
-    assert tuple(of) == (("f",), (), ("h",), ("f",))
+    assert tuple(of) == (("f",), (), ("h",), ("f",), ())
 
     def branches(X, y=None):
         with numpyro.plate("data", len(X)):
@@ -89,7 +90,7 @@ def test_layers_of_a_gplvm_and_of_a_latent_that_one_branch_alone_sees():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(b + c, 1.0), obs=y)
 
-    assert tuple(layers_of(branches, (X,), {"y": Y})) == (("a", "b", "c"), ("a",), ("h",), ("b",))
+    assert tuple(layers_of(branches, (X,), {"y": Y})) == (("a", "b", "c"), ("a",), ("h",), ("b",), ("a",))
 
 
 def test_a_kernel_or_mean_computed_from_another_gp_is_refused():
@@ -276,6 +277,12 @@ def test_copies_have_the_joint_covariance(name):
     np.testing.assert_allclose(covariance[..., 1, 1], marginal[1], atol=1e-10)
 
 
+def draw_rows(process, new, key):
+    """Each row from its marginal, as if the copies were other data."""
+    mean, variance = process.marginals(new)
+    return mean + jnp.sqrt(variance) * random.normal(key, mean.shape)
+
+
 def drawn(process, inputs, key):
     """f (*F, B) of each copy, (K, *F, B)."""
     one = lambda X: draw_copy(process, process.at(X), key, "k")  # noqa: E731
@@ -405,3 +412,17 @@ def test_the_divergence_of_a_vector_latent_is_in_closed_form():
     q = FreeGaussian(jnp.asarray(RNG.normal(size=(6, 2)))).at(site, None, (X,), {})
     m, s = q.mean[:, 0], jnp.sqrt(q.variance[:, 0])
     np.testing.assert_allclose(kl_divergence(q, site["fn"]), 0.5 * (s**2 + m**2 - 1) - jnp.log(s), rtol=1e-10)
+
+
+@pytest.mark.parametrize("units", [None, 3], ids=["no plate", "another plate"])
+def test_widths_that_do_not_fit_are_told(units):
+    def misfit(X, y=None):
+        gp = pg.GP(pg.kernels.RBF(), X, mean=pg.means.Identity())
+        with contextlib.nullcontext() if units is None else numpyro.plate("units", units):
+            g = numpyro.sample("g", gp)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(), g.T))
+        numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    X = np.linspace(-1.0, 1.0, 12).reshape(6, 2)
+    with pytest.raises(pg.DataError, match="GP site 'g' has shape .* a plate of 2 units"):
+        pg.fit(misfit, pg.SVGP(num_inducing=3, max_steps=1), 0, X, y=X[:, 0])

@@ -15,6 +15,7 @@ SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 def test_there_are_notebooks():
     names = ["01_one_model_every_posterior", "02_laplace_ep_vi_nuts", "03_sparse_gps", "04_large_data"]
+    names += ["05_latent_inputs_and_encoders"]
     assert [path.stem for path in SCRIPTS] == names
 
 
