@@ -15,6 +15,7 @@ from toy_models import evidence, one_gp
 
 import ppl_gp as pg
 from ppl_gp import kernels
+from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.infer.handlers import marginal
 from ppl_gp.infer.sparse_nuts import sparse_model
@@ -25,6 +26,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(N, 1)))
 Y = jnp.asarray((np.arange(N) % 3 == 0).astype(float))
 HYPER = {"lengthscale": jnp.asarray(0.9), "variance": jnp.asarray(1.4), "s": jnp.asarray(1.0)}
 MARGINAL = marginal(one_gp, pg.Laplace())
+ONE_LAYER = Structure(("f",), (), (), (), ("f",))
 
 
 def _trace(model, **kwargs):
@@ -115,7 +117,7 @@ def test_samplers_see_the_jacobian_of_their_transforms():
     white = {"f_base": jnp.linspace(-1.0, 1.0, len(X))}
     cases = (
         (pg.marginal(small_fits.classifier, pg.Laplace()), (X,), {}),
-        (sparse_model(small_fits.classifier, Expectation()), ({"f": pg.Points(X)}, X), white),
+        (sparse_model(small_fits.classifier, Expectation(), ONE_LAYER), ({"f": pg.Points(X)}, X), white),
     )
     for model, args, more in cases:
         density, _ = log_density(model, args, {"y": y}, {**hyper, **more})
