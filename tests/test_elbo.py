@@ -9,7 +9,8 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from jax import random
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -177,6 +178,46 @@ def test_one_copy_is_the_elbo_and_options_that_leave_the_value_alone():
     many = bounds(pg.ELBO(num_particles=8), "hidden", 500)
     assert same_mean(many, elbos("hidden"))
     np.testing.assert_allclose(many.std(), elbos("hidden").std() / np.sqrt(8), rtol=0.25)
+
+
+def chained(X, y=None):
+    """Two latents a datum."""
+    with numpyro.plate("data", N):
+        a = numpyro.sample("a", dist.Normal())
+        b = numpyro.sample("b", dist.Normal(a, 1.0))
+        numpyro.sample("y", dist.Normal(a + jnp.exp(b), 0.5), obs=y)
+
+
+def chain_guide(X, y=None):
+    """A user's own: q(b) depends on a."""
+    loc = numpyro.param("loc", 0.3 * jnp.ones(3))
+    with numpyro.plate("data", N):
+        a = numpyro.sample("a", dist.Normal(loc[0] + 0.2 * y, 0.8))
+        numpyro.sample("b", dist.Normal(loc[1] + loc[2] * a, 0.7))
+
+
+@pytest.mark.parametrize("name", ["hidden", "network", "chained"])
+def test_the_doubly_reparameterised_gradient_has_the_same_mean(name):
+    """Through a GP's inputs, through a network, and from one latent to another that depends on it."""
+    model = {"hidden": hidden, "network": functools.partial(network, latent=True), "chained": chained}[name]
+    guide = {"hidden": guide_of("hidden"), "network": pg.guide(model, {}, AutoNormal), "chained": chain_guide}[name]
+    params = params_of(name) if name == "hidden" else SVI(model, guide, optax.adam(0.1), pg.ELBO()).run(
+        random.key(0), 50, X, y=Y, progress_bar=False).params  # fmt: skip
+
+    def gradients(doubly):
+        elbo = pg.ImportanceWeightedELBO(20, doubly_reparameterised=doubly)
+
+        def one(key):
+            return ravel_pytree(jax.grad(lambda p: elbo.loss(key, p, model, guide, X, y=Y))(params))[0]
+
+        return np.asarray(jax.jit(lambda keys: lax.map(one, keys, batch_size=50))(random.split(random.key(2), 1500)))
+
+    plain, doubly = gradients(False), gradients(True)
+    error = np.sqrt((plain.var(0) + doubly.var(0)) / len(plain))
+    assert np.all(np.abs(plain.mean(0) - doubly.mean(0)) <= 4.5 * error + 1e-10)
+    latent = plain.std(0) > 1.5 * doubly.std(0)
+    signal = np.abs(doubly.mean(0)) > 10 * doubly.std(0) / np.sqrt(len(doubly))
+    assert np.any(latent & signal)  # something became less noisy, and is not zero
 
 
 @pytest.mark.parametrize("name", ["flat", "hidden"])

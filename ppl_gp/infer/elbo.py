@@ -19,7 +19,7 @@ from ppl_gp.deep.bound import COPIES, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.particle import Gate, OfCopy, OverRows
+from ppl_gp.infer.particle import OfCopy, OverRows, along_data
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.site import SparseMarginals
 from ppl_gp.tracing import data_plates, is_observed, log_prob_per_datum, plate_scale, roles, run, sum_per_datum
@@ -147,12 +147,11 @@ class _Particle(NamedTuple):
         key_guide, key_model = random.split(self.key)
         seeded = handlers.seed(handlers.substitute(self.guide, data=self.params), key_guide)
         guide = OfCopy(seeded, given.plates, given.of, k, COPIES if K > 1 else None)
+        drawn = q = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
         if share is not None:
-            guide = Gate(guide, given.of.latents, given.num, share, scale_gradient)
-        drawn = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
+            drawn, q = self._doubly(given, drawn, share, key_guide)
         seeded = handlers.seed(handlers.substitute(self.model, data=self.params), key_model)
         trace = handlers.trace(handlers.replay(seeded, drawn)).get_trace(*self.args, **self.kwargs)
-        q = drawn if share is None else self._stopped(drawn, key_guide)
         scale = plate_scale(trace)
         ratio = sum([self._log_ratio(trace[h], q[h], given.num) for h in given.of.latents], jnp.zeros(given.num))
         rest = sum([self._global(name, site, drawn, given) for name, site in trace.items()], jnp.zeros(()))
@@ -162,10 +161,22 @@ class _Particle(NamedTuple):
             jnp.asarray(1.0 * scale),
         )
 
-    def _stopped(self, drawn, key) -> dict:
-        """The guide's trace at these values, its parameters held."""
-        held = handlers.seed(handlers.substitute(self.guide, data=lax.stop_gradient(self.params)), key)
-        return handlers.trace(handlers.replay(held, drawn)).get_trace(*self.args, **self.kwargs)
+    def _doubly(self, given: _Given, drawn, share, key) -> tuple[dict, dict]:
+        """The guide's trace with latents that only `share` of a gradient reaches, and the same with its parameters held.
+
+        The guide runs again: a GP site must stand at the scaled latents, and one latent that depends on another must not be scaled
+        twice.
+        """
+        scaled_h = {
+            h: scale_gradient(drawn[h]["value"], along_data(share, drawn[h], given.num)) for h in given.of.latents
+        }
+        values = drawn | {h: {**drawn[h], "value": value} for h, value in scaled_h.items()}
+
+        def again(params):
+            seeded = handlers.seed(handlers.substitute(self.guide, data=params), key)
+            return handlers.trace(handlers.replay(seeded, values)).get_trace(*self.args, **self.kwargs)
+
+        return again(self.params), again(lax.stop_gradient(self.params))
 
     def _log_lik(self, given: _Given, trace, drawn, key):
         marginals = {

@@ -1,7 +1,5 @@
 """Effect handlers of one copy of a particle: what is drawn anew in each, what all share, and what is drawn jointly."""
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 from jax import random
 from numpyro.primitives import Messenger
@@ -53,16 +51,3 @@ def along_data(share, site: dict, num: int):
     """(B,) shaped to broadcast against a latent's value."""
     axis, _ = latent_form(site, num)
     return jnp.expand_dims(share, [i for i in range(jnp.ndim(site["value"])) if i != axis])
-
-
-class Gate(Messenger):
-    """Passes latents on through `gate(value, share)`, which leaves values alone and scales their gradients."""
-
-    def __init__(self, fn, latents: tuple[str, ...], num: int, share, gate: Callable):
-        self.latents, self.num, self.share, self.gate = latents, num, share, gate
-        super().__init__(fn)
-
-    def postprocess_message(self, msg):
-        """After the draw."""
-        if msg["type"] == "sample" and msg["name"] in self.latents:
-            msg["value"] = self.gate(msg["value"], along_data(self.share, msg, self.num))
