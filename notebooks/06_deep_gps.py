@@ -21,7 +21,7 @@
 #    it as much as its own slope do.
 # 2. A step that a GP with a stationary kernel can only fit by a short length scale everywhere is fitted by two layers: better test
 #    log density, no ringing, and narrower bands away from the step.
-# 3. The inner layer does what one would draw by hand: it stretches the x axis at the step and leaves it alone elsewhere.
+# 3. The inner layer does what one would draw by hand: it stretches the x axis at the step and flattens it elsewhere.
 # 4. For a smooth function the second layer costs next to nothing.
 # 5. NUTS on the same function (inducing variables and hyperparameters of both layers) predicts as well as the variational fit.
 #
