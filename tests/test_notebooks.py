@@ -15,7 +15,7 @@ SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 def test_there_are_notebooks():
     names = ["01_one_model_every_posterior", "02_laplace_ep_vi_nuts", "03_sparse_gps", "04_large_data"]
-    names += ["05_latent_inputs_and_encoders"]
+    names += ["05_latent_inputs_and_encoders", "06_deep_gps", "07_importance_weighting", "08_four_models_of_letters"]
     assert [path.stem for path in SCRIPTS] == names
 
 

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+import ppl_gp as pg
+from models.latent import latent
+from models.latent_deep import latent_deep
 from tests.benchmarks.common import Row
 from tests.benchmarks.peers.call import available
 from tests.benchmarks.sparse import against_best, ask
@@ -35,6 +38,30 @@ def rows() -> Iterator[Row]:
     for draws in (1, 10):
         for dtype, target in (("float64", "at most 0.5"), ("float32", "reported")):
             yield from _step(names, draws, dtype, target)
+    yield from importance_weighted()
+
+
+def importance_weighted() -> Iterator[Row]:
+    """Steps with K copies of each datum's latents: natural gradients for the last layer, Adam for the encoder and the rest."""
+    for name, model in (("LV-GP", latent), ("LV-DGP 9-9-1", latent_deep)):
+        times = {K: _weighted_step(model, K) for K in (1, 5, 20)}
+        told = ", ".join(f"{1e3 * seconds:.3g} ms at K = {K}" for K, seconds in times.items())
+        told += f": {times[5] / times[1]:.1f} and {times[20] / times[1]:.1f} times the first"
+        yield Row(f"{name}, one step with importance weighting, M = 100, B = 1024", told, "reported")
+
+
+def _weighted_step(model, K: int, fewer: int = 20, more: int = 120) -> float:
+    """Seconds: the difference of two runs, so that what a run does once cancels."""
+    given = problem()
+    X, y = given["X"], given["y"]
+
+    def run(steps):
+        method = pg.SVGP(inducing="subset", num_inducing=100, batch_size=1024, num_importance=K, max_steps=steps)
+        return pg.fit(model, method, 0, X, y=y, throw=False).stats["run_seconds"]
+
+    for steps in (fewer, more):
+        run(steps)  # compiles
+    return (run(more) - run(fewer)) / (more - fewer)
 
 
 def _same_work(names) -> Iterator[Row]:
