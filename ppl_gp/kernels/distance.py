@@ -41,6 +41,9 @@ def _squared_distance_jvp(same, primals, tangents):
 
 def _by_differences(A, B):
     # One column at a time, so that XLA fuses the sum into one pass and no (N1, N2, D) array exists.
+    # XLA would also fuse what makes the inputs (scaling, a layer's draws) into that pass, and repeat it for every pair; it does not
+    # fuse a product, so the product with I stops it (an optimization barrier does not, on CPU).
+    A, B = (matmul(X, jnp.eye(X.shape[1], dtype=X.dtype)) for X in (A, B))
     return reduce(add, ((A[:, d, None] - B[None, :, d]) ** 2 for d in range(A.shape[1])))
 
 
