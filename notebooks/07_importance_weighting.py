@@ -18,7 +18,8 @@
 #
 # 1. at fixed parameters the bound rises with K up to the evidence, which for a small model is a known one-dimensional
 #    integral a datum; one logarithm over draws of all latents together is looser than one for each datum at the same K;
-# 2. training by K = 10 in place of K = 1 gives a GP with a latent input a better test log density;
+# 2. training by K = 10 in place of K = 1 gives a GP with a latent input a better test log density, if of several seeds the one with
+#    the highest bound is kept: a single run with K = 10 may also end in a worse optimum;
 # 3. the signal-to-noise ratio of the gradient of q(h) falls as $K^{-1/2}$ (Rainforth et al. 2018); in its doubly reparameterised
 #    form (Tucker et al. 2019) it rises as $K^{1/2}$;
 # 4. the same bounds serve weight space: a Bayesian network with a latent input, a Bayesian conditional variational autoencoder, scores

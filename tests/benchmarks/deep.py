@@ -50,7 +50,7 @@ def importance_weighted() -> Iterator[Row]:
         yield Row(f"{name}, one step with importance weighting, M = 100, B = 1024", told, "reported")
 
 
-def _weighted_step(model, K: int, fewer: int = 20, more: int = 120) -> float:
+def _weighted_step(model, K: int, fewer: int = 5, more: int = 35) -> float:
     """Seconds: the difference of two runs, so that what a run does once cancels."""
     given = problem()
     X, y = given["X"], given["y"]
