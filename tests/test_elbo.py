@@ -232,6 +232,23 @@ def test_a_plate_that_subsamples_is_unbiased(name):
     assert abs(batches.mean() - whole[0]) < 4 * batches.std() / np.sqrt(4000)
 
 
+def test_a_model_may_call_subsample():
+    """`numpyro.subsample` in place of an index: the same bound on the same rows."""
+
+    def subsampled(X, y=None, size=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+        data = numpyro.plate("data", N, subsample_size=size)
+        with data:
+            X, y = numpyro.subsample(X, event_dim=1), numpyro.subsample(y, event_dim=0)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.2, 0.8), X))
+        with data:
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    guide = pg.guide(subsampled, {"f": pg.SparsePosterior(Z1, train_inducing=False)})
+    batches = bounds(pg.ELBO(), "", 4000, params_of("flat"), subsampled, guide, size=4)
+    assert same_mean(batches, bounds(pg.ELBO(), "flat", 2000, size=4))
+
+
 @pytest.mark.parametrize("latents", [pg.Free(), pg.Amortised()], ids=["free", "encoder"])
 def test_svgp_takes_latents_in_a_plate_that_subsamples(latents):
     method = pg.SVGP(inducing=Z2, max_steps=3, latents=latents)

@@ -92,6 +92,8 @@ class _Guide:
         values = self.hyper(*args, **kwargs) if self.names else {}
 
         def hidden(site):
+            if site["type"] == "subsample":  # `numpyro.subsample` has no name and asks the plates
+                return False
             ours = site["type"] in ("param", "plate", "prng_key") or site["name"] in self.local or _is_sparse(site)
             return not ours or (site["type"] == "param" and site["name"] in self.names)
 
