@@ -45,7 +45,7 @@ def methods():
         "vi": pg.VI(hyper=fixed),
         "bound": pg.LocalBound(hyper=fixed),
         "laplace_sample": pg.Laplace(hyper=pg.Sample(num_warmup=50, num_samples=25, num_chains=2)),
-        "nuts": pg.NUTS(num_warmup=50, num_samples=25, num_chains=2),
+        "nuts": pg.NUTS(num_warmup=100, num_samples=25, num_chains=2),
     }
 
 

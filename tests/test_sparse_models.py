@@ -191,8 +191,8 @@ def test_approximate_draws_sites_from_any_posterior_process():
 
 def test_sparse_nuts_with_all_inputs_agrees_with_nuts():
     X, y, X_new = data()
-    exact = pg.fit(small_fits.classifier, pg.NUTS(num_warmup=300, num_samples=800, num_chains=1), 0, X, y=y)
-    sparse = pg.SparseNUTS(inducing=X, num_warmup=300, num_samples=800, num_chains=1)
+    exact = pg.fit(small_fits.classifier, pg.NUTS(num_warmup=300, num_samples=1500, num_chains=1), 0, X, y=y)
+    sparse = pg.SparseNUTS(inducing=X, num_warmup=300, num_samples=1500, num_chains=1)
     sparse = pg.fit(small_fits.classifier, sparse, 1, X, y=y)
     assert sparse.result == "converged" and min(exact.stats["ess"], sparse.stats["ess"]) > 150
     a, b = exact.predict(X_new), sparse.predict(X_new)
