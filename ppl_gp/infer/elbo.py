@@ -147,7 +147,8 @@ class _Particle(NamedTuple):
         key_guide, key_model = random.split(self.key)
         seeded = handlers.seed(handlers.substitute(self.guide, data=self.params), key_guide)
         guide = OfCopy(seeded, given.plates, given.of, k, COPIES if K > 1 else None)
-        drawn = q = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
+        drawn: Any = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
+        q = drawn
         if share is not None:
             drawn, q = self._doubly(given, drawn, share, key_guide)
         seeded = handlers.seed(handlers.substitute(self.model, data=self.params), key_model)
