@@ -1,39 +1,141 @@
-"""Arguments of a model as JAX arrays, checked at the boundary: the same for fitting and for predicting."""
+"""A model's arguments: JAX arrays checked at the boundary, and trees whose array leaves have names."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from ppl_gp.errors import DataError
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """NumPy arrays, lists of numbers and pandas columns as JAX arrays; other arguments as they are.
+    """NumPy arrays and pandas columns as JAX arrays, in dictionaries, tuples and lists too; other arguments as they are.
 
-    Observations `y` given as booleans become integers; a boolean mask stays one. Raises `DataError` for NaN, infinity
-    or entries that are not numbers, naming the argument.
+    A list of numbers is an array where it is the first positional argument or `y`, and an option elsewhere. Observations `y` given
+    as booleans become integers; a boolean mask stays one. Raises `DataError` for NaN, infinity, masked arrays or entries that
+    are not numbers, naming the argument.
     """
-    positional = tuple(as_array(f"positional argument {i}", value) for i, value in enumerate(args))
-    named = {name: as_array(f"argument '{name}'", value) for name, value in kwargs.items()}
-    if eqx.is_array(named.get("y")) and named["y"].dtype == bool:
-        named["y"] = named["y"].astype(int)
+    positional = tuple(as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args))
+    named = {name: as_array(f"argument '{name}'", value, lists=name == "y") for name, value in kwargs.items()}
+    if "y" in named:
+        named["y"] = jax.tree.map(_observed, named["y"])
     return positional, named
 
 
-def as_array(name: str, value):
+def _observed(leaf):
+    return leaf.astype(int) if eqx.is_array(leaf) and leaf.dtype == bool else leaf
+
+
+def as_array(name: str, value, *, lists: bool = True):
     """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be checked as it is read."""
+    if isinstance(value, Mapping) and type(value) is dict:
+        return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
+    if isinstance(value, tuple):
+        return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in value._asdict().items()))
+    if isinstance(value, list) and not (lists and _holds_numbers(value)):
+        return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
         return value
     if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):
         return value
+    return _checked(name, value)
+
+
+def _holds_numbers(value) -> bool:
+    """Whether a list is rows of numbers: nested lists of one shape."""
+    try:
+        return np.asarray(value).dtype.kind in "biuf"
+    except ValueError:  # rows of different lengths
+        return False
+
+
+def _checked(name: str, value):
+    if isinstance(value, np.ma.MaskedArray):
+        raise DataError(
+            f"{name} is a NumPy masked array, whose mask would be lost; fill it, {name}.filled(value in the support), and leave "
+            "the entries out of the likelihood in the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
+        )
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])
         raise DataError(
-            f"{name} has {array[where]} at index {where}; drop or impute the row, or keep "
-            "it and leave it out of the likelihood with numpyro.handlers.mask or obs_mask."
+            f"{name} has {array[where]} at index {where}; drop or impute the row. A missing observation is filled with any value "
+            "of its support first, and then left out of the likelihood by numpyro.handlers.mask or obs_mask."
         )
     return jnp.asarray(array)
+
+
+def argument_names(model: Callable, num: int) -> list[str]:
+    """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not tell."""
+    named = [p.name for p in _parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
+
+
+def optional_arguments(model: Callable) -> set[str]:
+    """Names of the arguments that have a default."""
+    return {p.name for p in _parameters(model) if p.default is not p.empty}
+
+
+def _parameters(model) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(model).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with the inputs in their place: the model's first argument is positional, however it was given."""
+    names = argument_names(model, 1)
+    first = next((p for p in _parameters(model) if p.name == names[0]), None)
+    if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
+        return args, kwargs
+    return (kwargs[names[0]],), {k: v for k, v in kwargs.items() if k != names[0]}
+
+
+class Leaves:
+    """The array leaves of a model's arguments by path, `"X"` or `"covariates['age']"`: the same path however they were passed.
+
+    A path begins with the argument's name; `replaced({path: value})` gives (args, kwargs) with other leaves.
+    """
+
+    def __init__(self, model: Callable, args: tuple, kwargs: dict):
+        names = argument_names(model, len(args))
+        flat, self._structure = tree_flatten_with_path((args, kwargs))
+        self._leaves = [leaf for _, leaf in flat]
+        self._paths = [_path(keys, names) for keys, _ in flat]
+        self.inputs = argument_names(model, 1)[0] if args else None
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """{path: array}."""
+        return {p: x for p, x in zip(self._paths, self._leaves, strict=True) if is_array(x)}
+
+    def replaced(self, values: Mapping[str, Any]) -> tuple[tuple, dict]:
+        """(args, kwargs) with these leaves in place of the own ones."""
+        pairs = zip(self._paths, self._leaves, strict=True)
+        return jax.tree.unflatten(self._structure, [values.get(p, x) for p, x in pairs])
+
+
+def is_array(x) -> bool:
+    """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the host or on disk."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def argument_of(path: str) -> str:
+    """The name of the argument that a leaf's path begins with."""
+    return path.split("[")[0].split(".")[0]
+
+
+def _path(keys, names: list[str]) -> str:
+    which, argument, *rest = keys
+    name = names[argument.idx] if which.idx == 0 else str(argument.key)
+    return name + keystr(tuple(rest))

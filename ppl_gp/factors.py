@@ -9,10 +9,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.extend
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_gp.declared import declare
+from ppl_gp.dependence import depends
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, roles, run
@@ -36,7 +37,7 @@ class JointLogLikelihood(eqx.Module):
 
     def shared(self, latent: dict | None = None) -> Float[Array, ""]:
         """Log-probability of observed sites that have no data axis (an observed hyperparameter, a factor), nats."""
-        terms = [log_prob_per_datum(s, self.num) for s in self.trace(latent).values() if is_observed(s)]
+        terms = [log_prob_per_datum(s) for s in self.trace(latent).values() if is_observed(s)]
         return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
@@ -69,7 +70,7 @@ def _per_datum(log_lik: JointLogLikelihood, latent):
     total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
     for site in log_lik.trace(latent).values():
         if is_observed(site):
-            per_datum = log_prob_per_datum(site, log_lik.num)
+            per_datum = log_prob_per_datum(site)
             total = total + per_datum if per_datum.ndim else total
     return total
 
@@ -96,6 +97,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     data plate, a hyperparameter missing from `hyper`. The likelihood's pointwise form is proved by `probe`, which
     `fit` and `check` call. Cost: two traces of the model, O(N), no factorisation.
     """
+    model = declare(model, args, kwargs)
     trace = run(model, args, kwargs, hyper)
     found = roles(trace)
     require_one_latent_function(found, trace, lambda latent: run(model, args, kwargs, hyper, latent))
@@ -145,22 +147,3 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         raise ModelError(
             "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
         )
-
-
-def depends(function, x) -> bool:
-    """Whether any output of `function` is computed from x."""
-    return any(jax.tree.leaves(reached(function, x)))
-
-
-def reached(function, x):
-    """The outputs of `function` with each array replaced by whether it is computed from x.
-
-    Read off the jaxpr (so tracers are fine); a called function counts as a whole.
-    """
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(x)
-    known = set(jaxpr.jaxpr.invars)
-    for equation in jaxpr.jaxpr.eqns:
-        if any(v in known for v in equation.invars if not isinstance(v, jax.extend.core.Literal)):
-            known.update(equation.outvars)
-    hits = [not isinstance(v, jax.extend.core.Literal) and v in known for v in jaxpr.jaxpr.outvars]
-    return jax.tree.unflatten(jax.tree.structure(shapes), hits)

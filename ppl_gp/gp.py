@@ -1,7 +1,6 @@
 """The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening, and what conditioning gives."""
 
 from abc import abstractmethod
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,9 +18,7 @@ from ppl_gp.kernels import as_kernel
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
-
-_WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
-
+from ppl_gp.wrappers import unwrap
 
 class GP(dist.Distribution):
     """f ~ N(m(X), k(X, X) + jitter I), event_shape (N,): a Gaussian process seen at the rows of X.
@@ -102,13 +99,6 @@ def _floating(X):
     return X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
 
 
-def unwrap(fn) -> Any:
-    """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a plate expands it)."""
-    while isinstance(fn, _WRAPPERS):
-        fn = fn.base_dist
-    return fn
-
-
 class Conditioned(eqx.Module):
     """A GP after conditioning, again a process. A subclass says what its moments at new inputs are.
 
@@ -158,7 +148,7 @@ class Whiten(Reparam):
 
 
 def _masked_like(base, fn):
-    while isinstance(fn, _WRAPPERS):
+    while fn is not unwrap(fn):
         if isinstance(fn, dist.MaskedDistribution):
             base = base.mask(fn._mask)
         fn = fn.base_dist

@@ -12,10 +12,14 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.wrappers import bare, hidden_axes, mask_of
 
 
 class pin(Messenger):
-    """Gives every GP site a value, by default its prior mean, so that tracing a model never factorises a matrix."""
+    """Gives every GP site a value, by default its prior mean, so that tracing a model never factorises a matrix.
+
+    Sites that cannot be drawn (an improper prior) get some value of their support.
+    """
 
     def __init__(self, fn=None, values: Mapping[str, Any] | None = None):
         self.values = values or {}
@@ -23,9 +27,13 @@ class pin(Messenger):
 
     def process_message(self, msg):
         """Set the value of an unset GP site."""
-        if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
+        if msg["type"] != "sample" or msg["value"] is not None:
+            return
+        if is_gp(msg):
             value = self.values.get(msg["name"])
             msg["value"] = _prior_mean(msg) if value is None else value
+        elif isinstance(unwrap(msg["fn"]), dist.ImproperUniform):
+            msg["value"] = msg["fn"].support.feasible_like(jnp.zeros(msg["fn"].shape()))
 
 
 def _prior_mean(site):
@@ -58,7 +66,22 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     """
     with handlers.block():
         given = handlers.substitute(handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {}))
-        return handlers.trace(pin(given, latent)).get_trace(*args, **kwargs)
+        return annotated(handlers.trace(pin(given, latent)).get_trace(*args, **kwargs), model)
+
+
+def annotated(trace: dict, model) -> dict:
+    """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and whether they score observations.
+
+    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis that `to_event` took; `None` is a site
+    without data. A model that was not declared leaves the trace as it is.
+    """
+    reading = getattr(model, "reading", None)
+    if reading is not None:
+        for name, site in trace.items():
+            if site["type"] == "sample":
+                site["data_axis"] = reading.axis(name)
+                site["is_scored"] = is_observed(site) and (not is_factor(site) or name in reading.scored)
+    return trace
 
 
 def is_gp(site) -> bool:
@@ -87,32 +110,25 @@ class Roles(NamedTuple):
 
 
 def roles(trace: dict) -> Roles:
-    """Sort sites: GP sites, observed sites, hyperparameters, `numpyro.param`s, latents inside the data's plates.
+    """Sort the sites of a declared model: GP sites, observed sites, hyperparameters, `numpyro.param`s, latents one a datum.
 
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """
-    observed = [k for k, s in trace.items() if is_observed(s)]
-    plates = data_plates(trace)
-    hyper, local = [], []
-    for name, site in trace.items():
-        if site["type"] != "sample" or site["is_observed"] or is_gp(site) or _is_missing_part(name, trace):
-            continue
-        in_data = any(frame.name in plates for frame in site["cond_indep_stack"])
-        (local if in_data else hyper).append(name)
+    free = [k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))]
+    free = [k for k in free if not is_missing_part(k, trace)]
     return Roles(
         tuple(k for k, s in trace.items() if is_gp(s)),
-        tuple(observed),
-        tuple(hyper),
+        tuple(k for k, s in trace.items() if is_observed(s)),
+        tuple(k for k in free if trace[k]["data_axis"] is None),
         tuple(k for k, s in trace.items() if s["type"] == "param"),
-        tuple(local),
+        tuple(k for k in free if trace[k]["data_axis"] is not None),
     )
 
 
 def data_plates(trace: dict) -> set[str]:
-    """Names of the plates of the data: those that something observed stands in, of a GP's size where there is one."""
-    frames = {f for site in trace.values() if is_observed(site) for f in site["cond_indep_stack"]}
-    sizes = {unwrap(site["fn"]).event_shape[0] for site in trace.values() if is_gp(site)}
-    return {f.name for f in frames if not sizes or f.size in sizes}
+    """Names of the plates of the data in the trace of a declared model."""
+    sites = [s for s in trace.values() if s["type"] == "sample" and s["data_axis"] is not None]
+    return {f.name for s in sites for f in s["cond_indep_stack"] if f.dim == s["data_axis"]}
 
 
 def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
@@ -127,7 +143,7 @@ def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
     found = roles(own)
     hidden = {k for k, s in own.items() if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)}
     # Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked.
-    drawn = {k for k in own if _is_missing_part(k, own)} | (set() if local else set(found.local_latents))
+    drawn = {k for k in own if is_missing_part(k, own)} | (set() if local else set(found.local_latents))
     hidden |= drawn
 
     def any_value(site):
@@ -138,39 +154,40 @@ def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
     return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *(found.local_latents if local else ()))}
 
 
-def _is_missing_part(name, trace):
+def is_missing_part(name: str, trace: dict) -> bool:
+    """Whether a site stands for the observations that an `obs_mask` leaves out."""
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
 
 
-def log_prob_per_datum(site, num: int):
-    """A site's log-probability with `scale` and `mask`, summed to (num,); to () where it has no axis of data, nats."""
+def log_prob_per_datum(site, num: int | None = None):
+    """A site's log-probability with `scale` and `mask`, summed to one number a datum; to () where it has no axis of data, nats."""
     fn, value = site["fn"], site["value"]
-    log_prob = fn.log_prob(value)
-    if data_axis(site, jnp.shape(log_prob), num) is None and isinstance(fn, dist.Independent):
-        log_prob = fn.base_dist.log_prob(value)  # `to_event` hid the data axis
+    hidden = site["data_axis"] is not None and site["data_axis"] >= 0  # `to_event` took the data axis
+    log_prob = jnp.where(mask_of(fn), bare(fn).log_prob(value), 0.0) if hidden else fn.log_prob(value)
     if site["scale"] is not None:
         log_prob = site["scale"] * log_prob
-    return sum_per_datum(site, log_prob, num)
+    return sum_per_datum(site, log_prob)
 
 
-def sum_per_datum(site, values, num: int):
-    """Values of a site's batch shape summed to (num,); to () where there is no axis of data."""
-    axis = data_axis(site, jnp.shape(values), num)
+def sum_per_datum(site, values, num: int | None = None):
+    """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to () where there is no axis of data."""
+    axis = data_axis(site, jnp.ndim(values))
     if axis is None:
         return jnp.sum(values)
-    return jnp.sum(values, tuple(i for i in range(jnp.ndim(values)) if i != axis % jnp.ndim(values)))
+    return jnp.sum(values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values)))
+
+
+def data_axis(site, ndim: int) -> int | None:
+    """The axis of the data, negative, in an array of the site's batch shape, without or with what `to_event` took."""
+    axis, hidden = site["data_axis"], hidden_axes(site["fn"])
+    if axis is None:
+        return None
+    if ndim == len(site["fn"].batch_shape):
+        return axis if axis < 0 else None
+    return axis - hidden
 
 
 def plate_scale(trace: dict) -> float:
     """N / B of the plates that subsample in the model itself; 1 where none does."""
     plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
     return float(math.prod(size / (subsample or size) for size, subsample in plates))
-
-
-def data_axis(site, shape, num: int) -> int | None:
-    """The axis of the data (counted from the right, negative) in a batch of this shape: by plate, else by size."""
-    frames = [f.dim for f in site["cond_indep_stack"] if f.size == num and -f.dim <= len(shape) and shape[f.dim] == num]
-    if frames:
-        return frames[0]
-    matches = [i for i in range(-1, -len(shape) - 1, -1) if shape[i] == num]
-    return matches[0] if matches else None

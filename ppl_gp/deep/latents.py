@@ -109,7 +109,7 @@ def latent_form(site: dict, num: int) -> tuple[int, tuple[int, ...]]:
     fn = site["fn"]
     if fn.support.is_discrete:
         raise ModelError(f"latent '{site['name']}' is discrete, and q(h) is Gaussian; sum it out of the likelihood.")
-    axis = data_axis(site, fn.batch_shape, num)
+    axis = data_axis(site, len(fn.batch_shape))
     if axis is None:
         raise ModelError(f"latent '{site['name']}' of batch shape {fn.batch_shape} has no axis of {num} data.")
     return axis + len(fn.batch_shape), tuple(biject_to(fn.support).inverse_shape(fn.shape()))

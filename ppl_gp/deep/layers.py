@@ -13,7 +13,7 @@ from ppl_gp.deep.copies import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.tracing import set_gps
+from ppl_gp.tracing import annotated, set_gps
 
 
 class Moments(NamedTuple):
@@ -65,4 +65,4 @@ def pass_through(
 
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)
-        return Passed(handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs), moments)
+        return Passed(annotated(handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs), model), moments)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import jax
 
+from ppl_gp.dependence import reached
 from ppl_gp.errors import ModelError
-from ppl_gp.factors import reached
 from ppl_gp.gp import unwrap
 from ppl_gp.tracing import Roles
 

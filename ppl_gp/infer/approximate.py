@@ -12,11 +12,13 @@ from numpyro.contrib.module import eqx_module
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.latents import Amortised, Encoded, FreeGaussian, LatentGuide
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper_guide import hyper_model
 from ppl_gp.infer.initial import initial_latents, of_site
+from ppl_gp.reading import Reading
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 from ppl_gp.tracing import is_gp, roles, run
 
@@ -103,10 +105,11 @@ class _Guide:
             # Observations that are missing: any value does, the guide hides them.
             return values.get(site["name"]) if site["name"] in values else site["fn"].sample(random.key(0))
 
-        with handlers.block(hide_fn=hidden), _Encode(self.local, args, kwargs):
+        with handlers.block(hide_fn=hidden), _Encode(self.local, self.model.reading, args, kwargs):
             handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(*args, **kwargs)
 
     def _prepare(self, args, kwargs) -> None:
+        self.model = declare(self.model, args, kwargs)
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
@@ -132,7 +135,8 @@ def _is_sparse(site) -> bool:
 class _Encode(Messenger):
     """Gives latents of the data their q(h), whose parameters are registered under the site's name."""
 
-    def __init__(self, local: Mapping[str, LatentGuide], args, kwargs):
+    def __init__(self, local: Mapping[str, LatentGuide], reading: Reading, args, kwargs):
+        self.reading = reading
         self.local, self.args, self.kwargs, self.rows = local, args, kwargs, {}
         super().__init__(None)
 
@@ -140,6 +144,7 @@ class _Encode(Messenger):
         """Replace the prior of a latent."""
         if msg["type"] != "sample" or msg["name"] not in self.local or msg["value"] is not None:
             return
+        msg["data_axis"] = self.reading.axis(msg["name"])
         rows = next((self.rows[f.name] for f in msg["cond_indep_stack"] if f.name in self.rows), None)
         trained = _registered(msg["name"], self.local[msg["name"]])
         msg["fn"] = trained.at(msg, rows, self.args, self.kwargs)

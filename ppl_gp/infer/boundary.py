@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
@@ -20,13 +21,7 @@ from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, ro
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape and support."""
-    lengths = {jnp.shape(a)[0] for a in (*args, *kwargs.values()) if eqx.is_array(a) and jnp.ndim(a) > 0}
-    try:
-        trace = run(model, args, kwargs, hyper)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, DataError | ModelError) or len(lengths) <= 1:
-            raise
-        raise DataError(f"the arguments' leading lengths {sorted(lengths)} do not fit together: {error}") from error
+    trace = run(declare(model, args, kwargs), args, kwargs, hyper)
     for name in roles(trace).observed:
         _check_observed(name, trace[name])
     return trace

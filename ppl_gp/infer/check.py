@@ -11,7 +11,8 @@ from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
-from ppl_gp.arguments import as_arrays
+from ppl_gp.arguments import as_arrays, positional_inputs
+from ppl_gp.declared import declare
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.factors import read
@@ -20,6 +21,7 @@ from ppl_gp.infer.boundary import first_trace, probe, probe_layers
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
 from ppl_gp.sparse.bound import Batch
+from ppl_gp.threads import one_at_a_time
 from ppl_gp.tracing import Roles, is_factor, roles, run
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
@@ -59,6 +61,7 @@ class _Subject(NamedTuple):
     found: Roles
 
 
+@one_at_a_time
 def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds the observations.
 
@@ -68,7 +71,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     Cost: O(N^3), one eigenvalue decomposition a GP site.
     """
     try:
-        args, kwargs = as_arrays(args, kwargs)
+        args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
+        model = declare(model, args, kwargs)
         trace = first_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))

@@ -17,12 +17,13 @@ from numpyro.infer.elbo import ELBO as NumPyroELBO
 
 from ppl_gp.deep.bound import COPIES, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
+from ppl_gp.declared import declare
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.particle import OfCopy, OverRows, along_data
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.site import SparseMarginals
-from ppl_gp.tracing import data_plates, is_observed, log_prob_per_datum, plate_scale, roles, run, sum_per_datum
+from ppl_gp.tracing import annotated, data_plates, is_observed, log_prob_per_datum, plate_scale, roles, run, sum_per_datum
 
 
 class ImportanceWeightedELBO(NumPyroELBO):
@@ -60,6 +61,7 @@ class ImportanceWeightedELBO(NumPyroELBO):
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
+        model = declare(model, args, kwargs)
         keys = random.split(rng_key, self.num_particles)
         bounds = jax.vmap(lambda key: _Particle(self, key, param_map, model, guide, args, kwargs).bound())(keys)
         return {"loss": -jnp.mean(bounds), "mutable_state": None}
@@ -147,12 +149,13 @@ class _Particle(NamedTuple):
         key_guide, key_model = random.split(self.key)
         seeded = handlers.seed(handlers.substitute(self.guide, data=self.params), key_guide)
         guide = OfCopy(seeded, given.plates, given.of, k, COPIES if K > 1 else None)
-        drawn: Any = handlers.trace(guide).get_trace(*self.args, **self.kwargs)
+        drawn: Any = annotated(handlers.trace(guide).get_trace(*self.args, **self.kwargs), self.model)
         q = drawn
         if share is not None:
             drawn, q = self._doubly(given, drawn, share, key_guide)
         seeded = handlers.seed(handlers.substitute(self.model, data=self.params), key_model)
         trace = handlers.trace(handlers.replay(seeded, drawn)).get_trace(*self.args, **self.kwargs)
+        trace = annotated(trace, self.model)
         scale = plate_scale(trace)
         ratio = sum([self._log_ratio(trace[h], q[h], given.num) for h in given.of.latents], jnp.zeros(given.num))
         rest = sum([self._global(name, site, drawn, given) for name, site in trace.items()], jnp.zeros(()))
@@ -175,7 +178,8 @@ class _Particle(NamedTuple):
 
         def again(params):
             seeded = handlers.seed(handlers.substitute(self.guide, data=params), key)
-            return handlers.trace(handlers.replay(seeded, values)).get_trace(*self.args, **self.kwargs)
+            trace = handlers.trace(handlers.replay(seeded, values)).get_trace(*self.args, **self.kwargs)
+            return annotated(trace, self.model)
 
         return again(self.params), again(lax.stop_gradient(self.params))
 

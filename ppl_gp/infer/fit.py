@@ -4,12 +4,16 @@ from collections.abc import Callable
 from functools import singledispatch
 
 import jax
+import numpy as np
 from jax import random
 
-from ppl_gp.arguments import as_arrays
+from ppl_gp.arguments import as_arrays, positional_inputs
+from ppl_gp.declared import declare
 from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
 from ppl_gp.results.fit import Fit
+from ppl_gp.threads import one_at_a_time
 
 
 @singledispatch
@@ -18,6 +22,7 @@ def run_method(method, model, rng_key, args, kwargs, progress: bool) -> Fit:
     raise DataError(f"method={method!r} is no inference method; give Laplace(), EP(), VI(), LocalBound(), NUTS() ...")
 
 
+@one_at_a_time
 def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs) -> Fit:
     """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
 
@@ -29,9 +34,11 @@ def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: b
     """
     if isinstance(method, type):
         raise DataError(f"method={method.__name__} is a class; give an instance, {method.__name__}().")
-    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    args, kwargs = as_arrays(args, kwargs)
+    key = random.key(int(rng_key)) if isinstance(rng_key, int | np.integer) else rng_key
+    args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
     with stopwatch() as watch:
+        if not (args and isinstance(args[0], Stream)):
+            model = declare(model, args, kwargs)
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpyro
 
+from ppl_gp.declared import declare
 from ppl_gp.errors import Result
 from ppl_gp.factors import read
 from ppl_gp.local.method import LocalMethod, log_evidence
@@ -21,10 +22,11 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
     """
 
     def marginalised(*args, **kwargs):
+        declared = declare(model, args, kwargs)
         # Pass 1: only the hyperparameters talk to the outer handlers.
-        hyper = sample_hyper(model, args, kwargs)
+        hyper = sample_hyper(declared, args, kwargs)
         # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
-        factors = read(model, *args, hyper=hyper, **kwargs)
+        factors = read(declared, *args, hyper=hyper, **kwargs)
         prior, log_lik = factors.prior, factors.log_lik
         value, solution = log_evidence(approximation, prior.covariance_matrix, prior.mean, log_lik)
         name = log_lik.site

@@ -7,9 +7,10 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.structure import Structure, structure
+from ppl_gp.dependence import depends
 from ppl_gp.errors import DataError
-from ppl_gp.factors import depends
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.boundary import first_trace, probe_layers
 from ppl_gp.infer.long_run import as_batch, is_finite, where_not_finite
@@ -47,6 +48,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     if not is_finite(first):
         raise DataError(f"{where_not_finite(first, 0, source)}.")
     batch = as_batch(first, random.key(0))
+    model = declare(model, batch.args, batch.kwargs)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     if source.plate is None and (plates := _subsampling_plates(trace)):
         raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "

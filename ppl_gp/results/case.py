@@ -15,9 +15,9 @@ from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, condition_on_values, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
-from ppl_gp.results.new_inputs import new_arguments
+from ppl_gp.results.new_inputs import new_arguments, num_rows
 from ppl_gp.sparse.process import SparseLatent, SparseProcess
-from ppl_gp.tracing import run, set_gps
+from ppl_gp.tracing import annotated, run, set_gps
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
@@ -84,11 +84,10 @@ def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)
-    plan = layout(fit.model, new_args, new_kwargs, first, jnp.shape(new_args[0])[0], tuple(fit.local))
+    plan = layout(fit.model, new_args, new_kwargs, first, num_rows(fit, new_args), tuple(fit.local))
     root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
-    given = {k: v for k, v in fit.kwargs.items() if k in new_kwargs or eqx.is_array(v)}
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
-    return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, given, new_args, new_kwargs, local)
+    return Case(fit.model, plan, (hyper, fit.latent), root, fit.args, fit.kwargs, new_args, new_kwargs, local)
 
 
 class Conditional(eqx.Module):
@@ -164,4 +163,4 @@ def drawn_trace(
         known = case.new_hyper(hyper) | (case.draw_latents(hyper, key_rest) if latents is None else latents)
         given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
         trace = handlers.trace(set_gps(given, value)).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
-    return trace, moments
+    return annotated(trace, case.model), moments

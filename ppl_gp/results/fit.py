@@ -5,6 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
@@ -15,9 +17,10 @@ from ppl_gp.results.predict import log_density, predict, sample
 from ppl_gp.results.processes import posterior_of
 from ppl_gp.results.store import save
 from ppl_gp.sparse.process import SparseLatent
+from ppl_gp.threads import one_at_a_time
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Fit:
     """A fitted model. Made by `fit`; every method fills the same fields.
 
@@ -41,7 +44,15 @@ class Fit:
     sampled: bool = False
     local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """What was fitted by what and how it ended, without arrays."""
+        evidence = "" if self.log_evidence is None else f", log_evidence={self.log_evidence:.4f}"
+        hyper = ", ".join(f"{k} {np.shape(v)}" if np.ndim(v) else f"{k}={float(v):.4g}" for k, v in self.hyper.items())
+        name = getattr(self.model, "__qualname__", repr(self.model))
+        return f"Fit({name} by {self.method!r}: {self.result}{evidence}; {hyper or 'no hyperparameters'})"
+
     @functools.cached_property
+    @one_at_a_time
     def posterior(self) -> Process | dict[str, Process]:
         """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
 
@@ -57,30 +68,37 @@ class Fit:
             raise ModelError(f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() do.")
         return next(iter(found.values())) if len(found) == 1 else found
 
+    @one_at_a_time
     def predict(self, X_new, *args, **kwargs):
         """Predictions at new inputs, as `ppl_gp.results.predict.predict`."""
         return predict(self, X_new, *args, **kwargs)
 
+    @one_at_a_time
     def log_density(self, X_new, y_new, *args, **kwargs):
         """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density`."""
         return log_density(self, X_new, y_new, *args, **kwargs)
 
+    @one_at_a_time
     def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
 
+    @one_at_a_time
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
         """Draws of the latents of new data given their y, as `ppl_gp.results.infer_latents.infer_latents`."""
         return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
 
+    @one_at_a_time
     def loo(self):
         """Leave-one-out ELPD as ArviZ's `ELPDData`, as `ppl_gp.results.loo.loo`."""
         return loo(self)
 
+    @one_at_a_time
     def to_datatree(self, **kwargs):
         """ArviZ's DataTree, as `ppl_gp.results.inference_data.to_datatree`."""
         return to_datatree(self, **kwargs)
 
+    @one_at_a_time
     def save(self, path):
         """Write what prediction needs to one file, as `ppl_gp.results.store.save`."""
         return save(self, path)

@@ -13,18 +13,19 @@ import numpy as np
 import xarray as xr
 from jax import lax, random
 
+from ppl_gp.arguments import Leaves
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent
 from ppl_gp.results.layer_draws import draw_layers
-from ppl_gp.results.layout import bare, mask_of
 from ppl_gp.results.mixing import Moments
-from ppl_gp.results.new_inputs import argument_names, shaping_arguments
+from ppl_gp.results.new_inputs import num_rows
 from ppl_gp.results.processes import feeds_another, prior_at, values_at_training_inputs
 from ppl_gp.results.sparse_draws import draw_sparse, sparse_moments
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
-from ppl_gp.tracing import is_factor, is_gp, is_observed, run
+from ppl_gp.tracing import data_plates, is_factor, is_gp, is_observed, run
+from ppl_gp.wrappers import bare, mask_of
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
@@ -34,7 +35,7 @@ def to_datatree(fit: "Fit", *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
     Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each observed site and datum;
-    0 where masked; factors are not in it), `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and
+    0 where masked; of factors those that see observations), `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and
     `inner_steps`, `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`). Attributes:
     method, result, log_evidence, seconds.
 
@@ -123,13 +124,15 @@ def log_likelihood_of_draws(fit: "Fit", hyper: dict, f: dict) -> dict:
 def _log_likelihood(model, hyper, f, args, kwargs):
     def one(entry):
         trace = run(model, args, kwargs, *entry)
-        return {label_of(k, trace): log_prob_of(trace[k]) for k in observed_names(trace)}
+        return {label_of(k, trace): log_prob_of(trace[k]) for k in scored_names(trace)}
 
     return lax.map(one, (hyper, f))
 
 
 def log_prob_of(site):
-    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where masked."""
+    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where masked. Of a factor its value."""
+    if is_factor(site):
+        return site["fn"].log_prob(site["value"])
     return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
 
 
@@ -144,6 +147,11 @@ def observed_names(trace: dict) -> list[str]:
     return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
 
 
+def scored_names(trace: dict) -> list[str]:
+    """The sites of a trace that score data: those that observe, and factors that see observations."""
+    return [k for k, site in trace.items() if site["type"] == "sample" and site["is_scored"]]
+
+
 def label_of(name: str, trace: dict) -> str:
     """A site's name for the user: without the "_observed" that obs_mask adds."""
     stem = name.removesuffix("_observed")
@@ -152,43 +160,41 @@ def label_of(name: str, trace: dict) -> str:
 
 def dimensions(fit: "Fit", trace: dict) -> dict[str, list[str]]:
     """{variable: names of its dimensions after chain and draw}: plates by name, else `<variable>_dim_<i>`."""
-    num = num_data(fit)
     kept = [
         k
         for k, s in trace.items()
         if s["type"] == "sample" and (k in (*fit.hyper, *fit.local) or is_gp(s) or is_observed(s))
     ]
-    variables = {label_of(k, trace): trace[k] for k in kept}
-    plate = data_plate(trace, num)
-    named = {k: _site_dimensions(k, site, plate if is_gp(site) else None, num) for k, site in variables.items()}
-    for name, array in _inputs(fit).items():
-        rest = [f"{name}_dim_{i}" for i in range(1, array.ndim)]
-        named[name] = [plate if plate and len(array) == num else f"{name}_dim_0", *rest]
+    plate = data_plate(trace)
+    named = {label_of(k, trace): _site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
+    for path, array in _inputs(fit).items():
+        own = [f"{path}_dim_{i}" for i in range(array.ndim)]
+        axis = fit.model.reading.axis_of(path)
+        named[path] = own if axis is None or not plate else [*own[:axis], plate, *own[axis + 1 :]]
     taken = set(named)
     return {k: [f"{d}_dim" if d in taken else d for d in dims] for k, dims in named.items()}
 
 
 def num_data(fit: "Fit") -> int:
     """N, the rows of the training inputs."""
-    return jnp.shape(fit.args[0])[0] if fit.args else next(iter(fit.latent.values())).mean.shape[-1]
+    return num_rows(fit, fit.args) or next(iter(fit.latent.values())).mean.shape[-1]
 
 
-def data_plate(trace: dict, num: int) -> str | None:
-    """The name of the data's plate, if there is one."""
-    data = [s for s in trace.values() if s["type"] == "sample" and not is_gp(s)]
-    frames = [f for s in data for f in s["cond_indep_stack"] if f.size == num]
-    return frames[-1].name if frames else None
+def data_plate(trace: dict) -> str | None:
+    """The name of the data's plate, if there is one; of several the first."""
+    plates = data_plates(trace)
+    frames = [f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]]
+    return next((name for name in frames if name in plates), None)
 
 
-def _site_dimensions(name, site, plate, num) -> list[str]:
-    """`plate` names a GP's own axis, which is an event and so in no plate."""
+def _site_dimensions(name, site, plate) -> list[str]:
     shape, batch = site["fn"].shape(), len(site["fn"].batch_shape)
     dims = [f"{name}_dim_{i}" for i in range(len(shape))]
+    if plate and site["data_axis"] is not None:  # also where `to_event`, or a GP, took the axis for an event
+        dims[batch + site["data_axis"]] = plate
     for frame in site["cond_indep_stack"]:
         dims[batch + frame.dim] = frame.name
-    if plate and shape[-1] == num:
-        dims[-1] = plate
-    return dims
+    return dims if not is_factor(site) else dims[:batch]
 
 
 def by_chain(values: dict, chains: int) -> dict:
@@ -197,10 +203,8 @@ def by_chain(values: dict, chains: int) -> dict:
 
 
 def _inputs(fit) -> dict:
-    names = argument_names(fit.model, len(fit.args))
-    named = {**dict(zip(names, fit.args, strict=True)), **fit.kwargs}
-    shaping = shaping_arguments(fit)
-    return {k: np.asarray(v) for k, v in named.items() if k in shaping and np.ndim(v) > 0}
+    arrays = Leaves(fit.model, fit.args, fit.kwargs).arrays
+    return {p: np.asarray(v) for p, v in arrays.items() if p in fit.model.reading.shaping and np.ndim(v) > 0}
 
 
 def _attributes(fit) -> dict:

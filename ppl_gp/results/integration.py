@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ppl_gp.results.layout import bare
 from ppl_gp.tracing import log_prob_per_datum
+from ppl_gp.wrappers import bare
 
 if TYPE_CHECKING:
     from ppl_gp.results.case import Case

@@ -1,20 +1,17 @@
-"""What a model declares at new inputs, found once in Python before anything is compiled."""
+"""What a model declares at new inputs: the sites of training, by name, as they stand there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
-from jax import random
-from jaxtyping import Array, Bool
-from numpyro import handlers
 from numpyro.distributions import constraints
 
 from ppl_gp.deep.structure import feeds
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.gp import unwrap
-from ppl_gp.tracing import data_axis, is_gp, pin
+from ppl_gp.tracing import data_axis, is_gp, is_missing_part, run
+from ppl_gp.wrappers import bare, bare_shape, unwrap
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
 
@@ -40,86 +37,54 @@ class Layout:
     inner: tuple[str, ...] = ()  # GP sites that feed another GP
 
 
-def layout(model, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
-    """Read the layout off one run of the model at new inputs, GP sites at their prior means. O(M).
+def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
+    """Run a declared model once at new inputs, GP sites at their prior means, and look up what its reading says of its sites. O(M).
 
-    `latents`: sites that are known to stand one a datum, beside those whose values in `hyper` do.
+    `latents`: sites that stand one a datum, beside those whose values are in `hyper`.
 
     Raises `DataError` where the model cannot be run with these arguments.
     """
-    trace = _run(model, args, kwargs, hyper)
-    predicted = {k: s for k, s in trace.items() if _is_predicted(k, s, trace, (*hyper, *latents))}
-    sites = [_observed_site(k, s, trace, num) for k, s in predicted.items() if _holds_data(s, num)]
-    plates = {f.name for site in sites for f in trace[site.name]["cond_indep_stack"] if f.size == num}
-    local = [k for k in hyper if k in trace and any(f.name in plates for f in trace[k]["cond_indep_stack"])]
+    reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
+    known = {k: v for k, v in hyper.items() if reading.axis(k) is None}
+    trace = _run(model, args, kwargs, known)
+    sites = [_observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)]
+    local = [k for k in hyper if reading.axis(k) is not None]
     gps = tuple(k for k, s in trace.items() if is_gp(s))
 
     def rerun(values):
-        return _run(model, args, kwargs, {**hyper, **values})
+        return _run(model, args, kwargs, {**known, **values})
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
-    return Layout(tuple(sites), (*local, *latents), num, inner)
+    return Layout(tuple(sites), (*local, *(k for k in latents if k not in local)), num, inner)
 
 
 def _run(model, args, kwargs, hyper):
-    def given(site):
-        # A value of another shape belongs to the training data: a local latent, drawn anew at new inputs.
-        value = hyper.get(site["name"])
-        if value is None or site["type"] != "sample" or jnp.shape(value) == site["fn"].shape():
-            return value
-        return None
-
-    seeded = handlers.seed(model, random.key(0))
     try:
-        with handlers.block():
-            return handlers.trace(pin(handlers.substitute(seeded, substitute_fn=given))).get_trace(*args, **kwargs)
-    except (AttributeError, TypeError, ValueError) as error:
+        return run(model, args, kwargs, hyper)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, PplGpError):
             raise
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
+        caught = "" if model.reading.grows else " In training no other number of rows could be traced: the model holds arrays of its own."
         raise DataError(
             f"the model does not run at the new inputs (array arguments of shapes {shapes}): {error} Give every array "
-            "one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0]))."
+            f"one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0])).{caught}"
         ) from error
 
 
-def _is_predicted(name, site, trace, known) -> bool:
-    if site["type"] != "sample":
-        return False
-    imputed = name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
-    return not (site["is_observed"] or is_gp(site) or name in known or imputed)
+def _is_predicted(name, site, trace, reading) -> bool:
+    drawn = site["type"] == "sample" and not site["is_observed"]
+    return drawn and reading.predicts(name) and not is_missing_part(name, trace)
 
 
-def _holds_data(site, num) -> bool:
-    fn = bare(site["fn"])
-    return data_axis(site, fn.batch_shape, num) is not None or fn.event_shape[:1] == (num,)
-
-
-def _observed_site(name, site, trace, num) -> ObservedSite:
+def _observed_site(name, site, trace) -> ObservedSite:
     fn = bare(site["fn"])
     masked = name.endswith("_observed") and name.removesuffix("_observed") + "_unobserved" in trace
-    axis = data_axis(site, fn.batch_shape, num)
-    axis = axis if axis is None else axis + len(fn.batch_shape)
+    ndim = len(bare_shape(site["fn"]))
+    axis = data_axis(site, ndim)
     label = name.removesuffix("_observed") if masked else name
-    return ObservedSite(name, label, axis, _support(fn), unwrap(fn).support is constraints.boolean)
-
-
-def bare(fn: dist.Distribution) -> dist.Distribution:
-    """The distribution without masks and `to_event`, at its full batch shape."""
-    core, shape = unwrap(fn), fn.shape()
-    return core.expand(shape[: len(shape) - core.event_dim])
-
-
-def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
-    """Which entries count, by every mask around a distribution; broadcasts against the batch shape of `bare(fn)`."""
-    mask = jnp.ones((), bool)
-    while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution):
-            mask = mask & fn._mask
-        if isinstance(fn, dist.Independent) and mask.ndim:
-            mask = mask.reshape(mask.shape + (1,) * fn.reinterpreted_batch_ndims)
-        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue]
-    return mask
+    support = unwrap(fn).support is constraints.boolean
+    return ObservedSite(name, label, axis if axis is None else axis + ndim, _support(fn), support)
 
 
 def _support(fn) -> tuple[int | float, ...] | None:

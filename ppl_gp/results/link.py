@@ -11,7 +11,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.local.tilted import affine
 from ppl_gp.results.integration import Integration
-from ppl_gp.results.layout import bare
+from ppl_gp.wrappers import bare
 
 if TYPE_CHECKING:
     from ppl_gp.results.case import Case

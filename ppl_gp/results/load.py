@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.declared import Declared, declare
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.errors import PplGpError, Result, StoreError
 from ppl_gp.local.pseudo import Sites
@@ -20,6 +21,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.processes import values_at_training_inputs
 from ppl_gp.results.store import FORMAT, FORMAT_VERSION, decode, qualified_name
 from ppl_gp.sparse.process import SparseLatent
+from ppl_gp.threads import one_at_a_time
 from ppl_gp.tracing import is_gp, run
 
 
@@ -33,6 +35,7 @@ class SavedMethod:
         return self.description
 
 
+@one_at_a_time
 def load(path, model: Callable) -> Fit:
     """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw, without training data.
 
@@ -47,11 +50,14 @@ def load(path, model: Callable) -> Fit:
     parts = ("args", "kwargs", "hyper", "latent", "stats", "local")
     fields = decode({k: header[k] for k in parts if k in header}, arrays)
     local = {k: fields.get("local", {}).get(k, Forgotten()) for k in header.get("latent_sites", ())}
+    args, kwargs = tuple(fields["args"]), fields["kwargs"]
+    declared = declare(model, args, kwargs)
+    observed = tuple(k for k in header["observed_sites"] if k not in header["gp_sites"])
     fit = Fit(
-        model,
+        Declared(declared.function, declared.reading.observing(observed)),
         SavedMethod(header["method"]),
-        tuple(fields["args"]),
-        fields["kwargs"],
+        args,
+        kwargs,
         fields["hyper"],
         {k: _latent(v) for k, v in fields["latent"].items()},
         header["log_evidence"],

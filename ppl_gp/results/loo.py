@@ -32,15 +32,16 @@ from ppl_gp.results.inference_data import (
     by_chain,
     data_plate,
     num_data,
-    observed_names,
+    scored_names,
     posterior_draws,
     training_sites,
 )
-from ppl_gp.results.layout import Layout, bare, mask_of
+from ppl_gp.results.layout import Layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.observing import log_density_per_datum, log_expectation
 from ppl_gp.results.predictive import NODES
 from ppl_gp.tracing import data_axis, run
+from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
@@ -59,7 +60,7 @@ def loo(fit: "Fit") -> arviz_utils.ELPDData:
     `ModelError` where observed sites have no log density for each datum.
     """
     sites = training_sites(fit)
-    if not observed_names(sites):
+    if not scored_names(sites):
         raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")
     if not all(isinstance(latent, Latent) and latent.sites is not None for latent in fit.latent.values()):
         if num_data(fit) > MAX_DATA:
@@ -160,16 +161,16 @@ MAX_DATA = 20_000
 
 
 def _dimension(fit, sites) -> str:
-    return data_plate(sites, num_data(fit)) or f"{_LABEL}_dim_0"
+    return data_plate(sites) or f"{_LABEL}_dim_0"
 
 
 def _counted(sites, num):
-    """Indices of the data that some observed site does not mask."""
+    """Indices of the data that some site scores: those that are not masked everywhere."""
     counted = np.zeros(num, bool)
-    for name in observed_names(sites):
-        fn = bare(sites[name]["fn"])
-        mask = np.broadcast_to(mask_of(sites[name]["fn"]), fn.batch_shape)
-        axis = data_axis(sites[name], fn.batch_shape, num)
+    for name in scored_names(sites):
+        shape = bare_shape(sites[name]["fn"])
+        mask = np.broadcast_to(mask_of(sites[name]["fn"]), shape)
+        axis = data_axis(sites[name], len(shape))
         if axis is not None:
             counted |= np.any(np.moveaxis(mask, axis, 0).reshape(num, -1), 1)
     return np.flatnonzero(counted)

@@ -1,36 +1,68 @@
 """The arguments of a prediction: new inputs checked against the training inputs, the other arguments completed."""
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ppl_gp.arguments import as_array, as_arrays
+from ppl_gp.arguments import Leaves, argument_names, argument_of, as_array, as_arrays, optional_arguments
 from ppl_gp.errors import DataError
-from ppl_gp.factors import depends
-from ppl_gp.gp import unwrap
-from ppl_gp.results.layout import mask_of
-from ppl_gp.tracing import is_factor, run
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
 
 
 def new_arguments(fit: "Fit", X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """(positional, keyword) arguments of the model at new inputs, X_new first.
+    """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by name where they have one.
 
-    Arguments of training that are not arrays (link="probit") are remembered; arrays, one entry a datum, are given
-    again.
-    Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than in training; an array that is missing.
+    What the model took in training with one entry a datum is given again, by position or by name; options, numbers and tables that belong
+    to no datum are remembered; observations and masks are left out. Which is which was read off the model in training.
+    Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than in training; an array that is missing; an argument
+    that is given twice.
     """
     X = _checked_inputs(X_new, fit.args)
     args, kwargs = as_arrays(args, kwargs)
-    args = _with_remembered(fit, (X, *args), kwargs)
-    remembered = {k: v for k, v in fit.kwargs.items() if not eqx.is_array(v)}
-    _require_arrays(fit, {*kwargs, *argument_names(fit.model, len(args))})
-    return args, remembered | kwargs
+    names = argument_names(fit.model, max(1 + len(args), len(fit.args)))
+    positional = dict(zip(names[1:], args, strict=False))
+    if twice := sorted({names[0], *positional} & set(kwargs)):
+        raise DataError(f"{twice} given by position and by keyword; give each argument once.")
+    given = {**positional, **kwargs}
+    trained = {**dict(zip(names[1:], fit.args[1:], strict=False)), **fit.kwargs}
+    given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
+    return _in_place(fit.model, names[0], X, names[1:], given)
+
+
+def _completed(fit, name: str) -> list[tuple[str, Any]]:
+    """(name, value) of an argument that was left out; nothing where it keeps its default."""
+    reading, leaves = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs)
+    own = [p for p in leaves.arrays if argument_of(p) == name]
+    if name != "y" and (missing := [p for p in own if p in reading.needed]):
+        raise DataError(
+            f"predicting needs '{name}' at the new inputs: in training the model took {missing} with one entry a datum. Pass it to "
+            "predict, log_density or sample, by keyword or in its place."
+        )
+    gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]  # observations and masks
+    if gone == own and own:
+        return [] if name in optional_arguments(fit.model) else [(name, None)]
+    args, kwargs = leaves.replaced(dict.fromkeys(gone))
+    names = argument_names(fit.model, len(args))
+    return [(name, dict(zip(names, args, strict=True)).get(name, kwargs.get(name)))]
+
+
+def _in_place(model, first: str, X, order: list[str], given: dict) -> tuple[tuple, dict]:
+    """Arguments without a name that can be used by keyword keep their positions."""
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):
+        parameters = {}
+    free = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    fixed = [n for n in order if n in given and n not in free]
+    # What stands before an argument without a name must be given by position too.
+    last = max((order.index(n) for n in fixed), default=-1)
+    placed = order[: last + 1]
+    return (X, *(given.get(n) for n in placed)), {k: v for k, v in given.items() if k not in placed}
 
 
 def _checked_inputs(X_new, trained: tuple):
@@ -39,8 +71,8 @@ def _checked_inputs(X_new, trained: tuple):
             "the model was fitted without a positional argument, so X_new has no place; pass X positionally."
         )
     X = as_array("X_new", X_new)
-    if not eqx.is_array(X) or not eqx.is_array(trained[0]):
-        return X
+    if not eqx.is_array(trained[0]) or not eqx.is_array(X):
+        return _checked_tree(X, trained[0])
     if X.ndim == 0 or 0 in X.shape:
         raise DataError(f"X_new has shape {X.shape}; give at least one row of inputs.")
     if X.shape[1:] != trained[0].shape[1:]:
@@ -50,74 +82,34 @@ def _checked_inputs(X_new, trained: tuple):
     return _as_trained(X, trained[0].dtype)
 
 
+def _checked_tree(X, trained):
+    """Inputs in a container: the same entries as in training, each as many further axes."""
+    if jax.tree.structure(X) != jax.tree.structure(trained):
+        return X
+    wrong = [(a.shape, b.shape) for a, b in zip(jax.tree.leaves(X), jax.tree.leaves(trained), strict=True)
+             if eqx.is_array(a) and eqx.is_array(b) and (a.shape[1:] != b.shape[1:] or 0 in a.shape)]  # fmt: skip
+    if wrong:
+        raise DataError(f"X_new holds arrays of shapes {[a for a, _ in wrong]} where the training inputs have {[b for _, b in wrong]}: "
+                        "only the rows may differ in number.")  # fmt: skip
+    return jax.tree.map(lambda a, b: _as_trained(a, b.dtype) if eqx.is_array(a) and eqx.is_array(b) else a, X, trained)
+
+
 def _as_trained(X, dtype):
     """In the training inputs' precision, so that one set of compiled functions serves; integers stay integers."""
     return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
 
 
-def _with_remembered(fit, args, kwargs):
-    """Positional arguments that were left out, from training where they are no arrays."""
-    names = argument_names(fit.model, len(fit.args))
-    optional = _optional_arguments(fit.model)
-    for name, value in list(zip(names, fit.args, strict=True))[len(args) :]:
-        if name in kwargs:
-            break
-        if eqx.is_array(value):
-            if name in optional:
-                break
-            raise DataError(f"predicting needs '{name}' at the new inputs, an array that the model took in training.")
-        args = (*args, value)
-    return args
-
-
-def argument_names(model, num: int) -> list[str]:
-    """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not tell."""
-    try:
-        parameters = list(inspect.signature(model).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
-
-
-def _optional_arguments(model) -> set[str]:
-    try:
-        return {n for n, p in inspect.signature(model).parameters.items() if p.default is not p.empty}
-    except (TypeError, ValueError):
-        return set()
-
-
-def _require_arrays(fit, given):
-    missing = [k for k, v in fit.kwargs.items() if eqx.is_array(v) and k not in given and k != "y"]
-    if missing and (needed := sorted(shaping_arguments(fit).intersection(missing))):
-        raise DataError(f"predicting needs {needed} at the new inputs, arrays that the model took in training.")
-
-
 def shaping_arguments(fit: "Fit", *, masks: bool = False) -> set[str]:
-    """Array arguments that distributions are computed from, not observations; with `masks`, masks and scales as well.
-
-    Positional arguments by their name. One trace of the model an array.
-    """
-    names = argument_names(fit.model, len(fit.args))
-    arrays = {k: v for k, v in {**dict(zip(names, fit.args, strict=True)), **fit.kwargs}.items() if eqx.is_array(v)}
-    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
-
-    def distributions(name):
-        def of(value):
-            args = tuple(value if n == name else a for n, a in zip(names, fit.args, strict=True))
-            kwargs = {k: value if k == name else v for k, v in fit.kwargs.items()}
-            trace = run(fit.model, args, kwargs, hyper).values()
-            sites = [s for s in trace if s["type"] == "sample" and not is_factor(s)]
-            around = [(mask_of(s["fn"]), s["scale"]) for s in sites] if masks else []
-            return [jnp.asarray(x) for x in jax.tree.leaves(([unwrap(s["fn"]) for s in sites], around))]
-
-        return of
-
-    return {name for name, value in arrays.items() if _shapes(distributions(name), value)}
+    """Names of the array arguments that distributions are computed from, not observations; with `masks`, masks and scales as well."""
+    reading = fit.model.reading
+    return {argument_of(p) for p in (*reading.shaping, *(reading.masking if masks else ()))}
 
 
-def _shapes(distributions, value) -> bool:
-    try:
-        return depends(distributions, value)
-    except jax.errors.JAXTypeError:  # the model looks at the array's values while it is traced
-        return True
+def num_rows(fit: "Fit", new_args: tuple) -> int:
+    """M: the rows of the new inputs."""
+    first = argument_names(fit.model, 1)[0]
+    arrays = Leaves(fit.model, new_args[:1], {}).arrays
+    rows = [x.shape[fit.model.reading.axis_of(p)] for p, x in arrays.items() if fit.model.reading.axis_of(p) is not None]
+    if rows or not arrays:
+        return rows[0] if rows else 0
+    return next((x.shape[0] for p, x in arrays.items() if argument_of(p) == first and x.shape), 0)

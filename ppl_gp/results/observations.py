@@ -9,16 +9,12 @@ from ppl_gp.arguments import as_arrays
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case
-from ppl_gp.results.layout import mask_of
 from ppl_gp.tracing import is_factor, is_observed
+from ppl_gp.wrappers import mask_of
 
 
 def observations_at(case: Case, y_new) -> dict:
     """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its support."""
-    if jnp.shape(y_new)[:1] != (case.layout.num,):
-        raise DataError(
-            f"y_new has shape {jnp.shape(y_new)} and X_new {case.layout.num} row(s); give one observation a row."
-        )
     _, observations = as_arrays((), {"y": y_new})
     for name, (inside, value) in _inside(case, observations).items():
         if not bool(jnp.all(inside)):

@@ -14,9 +14,10 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.numerics.quadrature import likelihood_nodes
-from ppl_gp.results.layout import Layout, ObservedSite, bare
+from ppl_gp.results.layout import Layout, ObservedSite
 from ppl_gp.results.mixing import Moments
-from ppl_gp.tracing import is_observed, log_prob_per_datum
+from ppl_gp.tracing import log_prob_per_datum
+from ppl_gp.wrappers import bare
 
 
 def log_expectation(log_g: Callable, f: Moments, num_nodes: int) -> Float[Array, "M"]:
@@ -117,10 +118,11 @@ def fn_at(trace_at: Callable, site: ObservedSite) -> Callable:
 def log_density_per_datum(trace: dict, plan: Layout) -> Float[Array, "M"]:
     """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of training, does not.
 
+    A factor counts where it sees observations (censored data, say); another one is a penalty, and no part of a density of y.
     Raises `ModelError` where no observed site has a log density for each datum.
     """
-    sites = [s for s in trace.values() if is_observed(s)]
-    terms = [log_prob_per_datum({**s, "scale": None}, plan.num) for s in sites]
+    sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
+    terms = [log_prob_per_datum({**s, "scale": None}) for s in sites]
     pointwise = [t for t in terms if jnp.ndim(t)]
     if not pointwise:
         raise ModelError(

@@ -10,7 +10,6 @@ from jax import lax, random
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case, drawn_trace
 from ppl_gp.results.integration import Integration
-from ppl_gp.results.layout import bare
 from ppl_gp.results.link import mackay_log_probs
 from ppl_gp.results.mixing import Moments, mixture
 from ppl_gp.results.observing import (
@@ -22,6 +21,7 @@ from ppl_gp.results.observing import (
     site_moments,
 )
 from ppl_gp.tracing import run
+from ppl_gp.wrappers import bare
 
 NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
 _MIN_DRAWS = 1000  # Monte Carlo draws in all

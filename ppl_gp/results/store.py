@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.arguments import argument_names
+from ppl_gp.declared import own_function
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.archive import write_archive
 from ppl_gp.results.inference_data import training_sites
-from ppl_gp.results.new_inputs import argument_names, shaping_arguments
+from ppl_gp.results.new_inputs import shaping_arguments
 from ppl_gp.results.storable import storable_modules
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
@@ -76,6 +78,7 @@ def _observed_sites(fit, trace) -> list[str]:
 
 def qualified_name(model) -> str:
     """module.name of a function; the class's for another callable."""
+    model = own_function(model)
     named = model if hasattr(model, "__qualname__") else type(model)
     return f"{named.__module__}.{named.__qualname__}"
 

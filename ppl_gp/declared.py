@@ -1,0 +1,50 @@
+"""A declared model: the user's function together with what was read off it, which compiled functions are keyed by."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import Any
+
+from ppl_gp.arguments import Leaves
+from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.reading import Reading, read_off
+
+
+class Declared:
+    """A model that knows which of its axes are the data's. It is called as the model is; equal to another of the same model and reading."""
+
+    def __init__(self, function: Callable, reading: Reading):
+        self.function, self.reading = function, reading
+        update_wrapper(self, function)
+
+    def __call__(self, *args, **kwargs) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __hash__(self):
+        return hash((self.function, self.reading))
+
+    def __eq__(self, other):
+        return isinstance(other, Declared) and self.function == other.function and self.reading == other.reading
+
+    def __repr__(self):
+        return f"Declared({getattr(self.function, '__qualname__', repr(self.function))})"
+
+
+def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
+    """Read a model off its training arguments; a model that was declared before stays as it is.
+
+    Raises `DataError` where the arguments do not fit together.
+    """
+    if isinstance(model, Declared):
+        return model
+    try:
+        return Declared(model, read_off(model, args, kwargs))
+    except (TypeError, ValueError) as error:
+        lengths = {x.shape[0] for x in Leaves(model, args, kwargs).arrays.values() if len(x.shape)}
+        if isinstance(error, PplGpError) or len(lengths) <= 1:
+            raise
+        raise DataError(f"the arguments' leading lengths {sorted(lengths)} do not fit together: {error}") from error
+
+
+def own_function(model: Callable) -> Callable:
+    """The user's function behind a declared model."""
+    return model.function if isinstance(model, Declared) else model

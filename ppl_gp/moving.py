@@ -1,0 +1,94 @@
+"""Where the data cannot be traced at another length: the axes along which the likelihood's terms move with f.
+
+Moving f in some rows, by finite steps, moves the terms of the same rows.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.arguments import Leaves
+from ppl_gp.errors import ModelError
+from ppl_gp.growth import Axes, Look, Site
+from ppl_gp.tracing import is_observed, run
+from ppl_gp.wrappers import bare
+
+_MOVES = 3  # random halves of the rows
+
+
+def by_moving(model, leaves: Leaves, base: Look) -> Axes:
+    """Where the data cannot be traced at another length: the axes along which terms move with f."""
+    gps = {k: s for k, s in base.sites.items() if s.is_gp}
+    lengths = {s.event[0] for s in gps.values()}
+    axes: dict[str, int] = {}
+    if len(lengths) == 1:
+        (num,) = lengths
+        moved = _moved(model, leaves, gps, num)
+        for name, site in base.sites.items():
+            axis = _only_axis(name, site, num) if moved is None else _moving_axis(site, moved.get(name), num)
+            if axis is not None and not site.is_gp:
+                axes[name] = axis
+    plates = {p for name, axis in axes.items() for p, where in base.sites[name].frames if where == axis}
+    for name, site in base.sites.items():
+        if not site.is_gp and name not in axes and (where := [a for p, a in site.frames if p in plates]):
+            axes[name] = where[0]
+    axes |= {k: 0 for k in gps}
+    counted = {k: a + base.sites[k].hidden for k, a in axes.items()}
+    rows = {p: x.shape.index(num) for p, x in leaves.arrays.items() for num in lengths if num in x.shape}
+    return Axes(counted, tuple(sorted(plates)), rows)
+
+
+def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, list] | None:
+    """{observed site: [(rows of f that were moved, entries that moved)]}; `None` under a trace, where no value can be looked at."""
+    rng, found = np.random.default_rng(0), {}
+    try:
+        with jax.ensure_compile_time_eval():
+            for _ in range(_MOVES):
+                rows = rng.permutation(num) < max(1, num // 2)
+                f, step = ({k: rng.normal(size=(*s.shape, num)) for k, s in gps.items()} for _ in range(2))
+                here, there = (
+                    _terms(run(model, *leaves.replaced({}), latent=values))
+                    for values in (_float(f), _float({k: f[k] + rows * step[k] for k in f}))
+                )
+                for name, term in here.items():
+                    found.setdefault(name, []).append((rows, np.asarray(term != there[name])))
+    except jax.errors.JAXTypeError:
+        return None
+    return found
+
+
+def _only_axis(name: str, site: Site, num: int) -> int | None:
+    """The one axis of N entries, a plate's before others."""
+    framed = {axis for _, axis in site.frames if site.shape[axis] == num}
+    found = framed or {i - len(site.shape) for i, n in enumerate(site.shape) if n == num}
+    if len(found) > 1:
+        raise ModelError(
+            f"several axes of site '{name}', of shape {site.shape}, have {num} entries, and which one is the data's cannot be seen under "
+            "a trace of a model that holds arrays of its own; pass them as arguments."
+        )
+    return next(iter(found), None)
+
+
+def _float(values):
+    return {k: jnp.asarray(v, jnp.result_type(float)) for k, v in values.items()}
+
+
+def _terms(trace) -> dict:
+    observed = {k: s for k, s in trace.items() if is_observed(s)}
+    return {k: bare(s["fn"]).log_prob(s["value"]) for k, s in observed.items()}
+
+
+def _moving_axis(site: Site, moved: list | None, num: int) -> int | None:
+    """The axis along which entries moved in the rows in which f did."""
+    if not moved:
+        return None
+    found = [i - len(site.shape) for i, n in enumerate(site.shape) if n == num and all(_follows(i, *m) for m in moved)]
+    return found[-1] if found else None  # several only where there is one datum, and then all sums are the same
+
+
+def _follows(axis: int, rows, entries) -> bool:
+    along = np.any(entries, tuple(i for i in range(entries.ndim) if i != axis))
+    return bool(along.any() and not np.any(along & ~rows))
+
