@@ -10,6 +10,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from ppl_gp.declared import declare
@@ -17,6 +18,8 @@ from ppl_gp.dependence import depends
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, roles, run
+
+_FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
 
 class JointLogLikelihood(eqx.Module):
@@ -105,13 +108,30 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     if missing:
         raise ModelError(f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give every site.")
     (name,) = found.gps
+    require_whole_prior(name, trace[name])
     prior = unwrap(trace[name]["fn"])
     params = {k: trace[k]["value"] for k in found.params}
     joint = JointLogLikelihood(model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs)
     return Factors({name: prior}, LogLikelihood(joint, name))
 
 
-_FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
+def require_whole_prior(name: str, site: dict) -> None:
+    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior is not the Gaussian that is read."""
+    if _is_masked(site["fn"]) or not (site["scale"] is None or (jnp.ndim(site["scale"]) == 0 and site["scale"] == 1)):
+        raise ModelError(
+            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, EP, VI and LocalBound take whole; move the "
+            "handler to the observed sites. NUTS() fits such a model as it stands."
+        )
+
+
+def _is_masked(fn) -> bool:
+    while fn is not unwrap(fn):
+        if isinstance(fn, dist.MaskedDistribution) and not (isinstance(fn._mask, bool) and fn._mask):
+            return True
+        fn = fn.base_dist
+    return False
+
+
 
 
 def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:

@@ -95,8 +95,8 @@ class GP(dist.Distribution):
 
 
 def _floating(X):
-    X = jnp.asarray(X)
-    return X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
+    """In JAX's default precision: inputs of a table in float32 under its 64-bit mode would meet kernels in float64."""
+    return jnp.asarray(X).astype(jnp.result_type(float))
 
 
 class Conditioned(eqx.Module):

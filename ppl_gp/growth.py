@@ -103,7 +103,7 @@ def _site(site) -> Site:
 
 
 def _matches(site) -> bool:
-    scale, batch = jnp.shape(site["scale"]), tuple(site["fn"].batch_shape)
+    scale, batch = jnp.shape(1.0 if site["scale"] is None else site["scale"]), tuple(site["fn"].batch_shape)
     scaled = len(scale) <= len(batch) and all(n in (1, m) for n, m in zip(scale[::-1], batch[::-1], strict=False))
     free = not is_observed(site) or is_factor(site)
     return scaled and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))

@@ -53,7 +53,8 @@ def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, l
                     for values in (_float(f), _float({k: f[k] + rows * step[k] for k in f}))
                 )
                 for name, term in here.items():
-                    found.setdefault(name, []).append((rows, np.asarray(term != there[name])))
+                    same = (term == there[name]) | (jnp.isnan(term) & jnp.isnan(there[name]))
+                    found.setdefault(name, []).append((rows, np.asarray(~same)))
     except jax.errors.JAXTypeError:
         return None
     return found
@@ -77,7 +78,8 @@ def _float(values):
 
 def _terms(trace) -> dict:
     observed = {k: s for k, s in trace.items() if is_observed(s)}
-    return {k: bare(s["fn"]).log_prob(s["value"]) for k, s in observed.items()}
+    fitting = {k: s for k, s in observed.items() if jnp.shape(s["value"]) == tuple(s["fn"].shape())}
+    return {k: bare(s["fn"]).log_prob(s["value"]) for k, s in fitting.items()}
 
 
 def _moving_axis(site: Site, moved: list | None, num: int) -> int | None:

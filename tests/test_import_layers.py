@@ -29,6 +29,7 @@ LAYERS = [
     "graph",
     "reading",
     "declared",
+    "companions",
     "factors",
     "hyperparameters",
     "local",

@@ -14,9 +14,14 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
+from ppl_gp.reading import Reading
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
 from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
+
+
+_ROUNDINGS = 1e3  # roundings within which numbers count as equal
+_TRIALS = 6  # moves of half of the rows
 
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
@@ -60,16 +65,35 @@ def _probe(log_lik: LogLikelihood, key):
     g, along = jax.jvp(log_lik, (f,), (v,))
     rows = jax.jvp(log_lik, (f,), (jnp.ones_like(f),))[1]
     scale = jnp.abs(along) + jnp.abs(rows * v)
-    tolerance = 1e3 * jnp.finfo(f.dtype).eps * (1.0 + scale)
-    shared = jax.grad(log_lik.shared)(f)
-    return jnp.all(jnp.isfinite(g)), jnp.abs(along - rows * v) <= tolerance, jnp.all(shared == 0)
+    tolerance = _ROUNDINGS * jnp.finfo(f.dtype).eps * (1.0 + scale)
+    constant, shared = jax.value_and_grad(log_lik.shared)(f)
+    pointwise = (jnp.abs(along - rows * v) <= tolerance) & _unmoved(log_lik, f, key)
+    return jnp.all(jnp.isfinite(g)) & jnp.isfinite(constant), pointwise, jnp.all(shared == 0)
+
+
+def _unmoved(log_lik, f, key):
+    """Whether each term stays where it is while a random half of the *other* values moves far, up and down, (N,): what slopes cannot
+    see, a step at the mean of f, say."""
+    here = log_lik(f)
+    rows = jax.tree.leaves(f)[0].shape[-1]
+
+    def stays(trial):
+        key_rows, key_size = random.split(random.fold_in(key, trial))
+        moves = random.bernoulli(key_rows, 0.5, (rows,))
+        size = jnp.where(trial % 2 == 0, 1.0, -1.0) * 4.0 ** (trial // 2) * random.uniform(key_size, (rows,), minval=0.5)
+        there = log_lik(jax.tree.map(lambda x: x + (moves * size).astype(x.dtype), f))
+        close = jnp.abs(there - here) <= _ROUNDINGS * jnp.finfo(here.dtype).eps * (1.0 + jnp.abs(here))
+        return moves | close | ~jnp.isfinite(here)
+
+    return jnp.all(lax.map(stays, jnp.arange(_TRIALS)), 0)
 
 
 def probe(log_lik: LogLikelihood) -> None:
     """Prove that the likelihood is pointwise, or raise `NotPointwiseError` naming the site.
 
     For a diagonal Jacobian J and any v, J v = (J 1) * v. One continuous random v finds any off-diagonal entry with
-    probability one (random signs would miss a single coupled pair half of the time). Two jvps, O(N).
+    probability one (random signs would miss a single coupled pair half of the time). Moves of half of the rows find steps, which
+    have no slope. Two jvps and a few evaluations, O(N).
     """
     finite, pointwise, free = _probe(log_lik, random.key(7))
     if not bool(finite):
@@ -86,36 +110,39 @@ def probe(log_lik: LogLikelihood) -> None:
 @eqx.filter_jit
 def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
     names = [name for name, _ in shapes]
-    keys = random.split(key, 3)
-    f, v, w = ({k: random.normal(random.fold_in(one, i), s) for i, (k, s) in enumerate(shapes)} for one in keys)
+    keys = random.split(key, 2)
+    f = {k: random.normal(random.fold_in(keys[0], i), s) for i, (k, s) in enumerate(shapes)}
 
     def along(directions):
         return jax.jvp(log_lik, (f,), (directions,))[1]
 
-    def decides_one_row(name, function):
-        """J 1 * J (v w) = J v * J w for random v and w, if and only if every row of J has at most one entry."""
+    def sees_its_own_row(name, function):
+        """J v = (J 1) * v for a random v, if and only if J of one function is diagonal."""
 
         def only(x):
             x = jnp.reshape(x, (-1, x.shape[-1]))
             row = jnp.where(jnp.arange(x.shape[0])[:, None] == function, x, 0.0)
             return {k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k]) for k in names}
 
-        ones, a, b, both = (along(only(x)) for x in (jnp.ones_like(v[name]), v[name], w[name], v[name] * w[name]))
-        scale = jnp.abs(ones * both) + jnp.abs(a * b)
-        return jnp.abs(ones * both - a * b) <= 1e3 * jnp.finfo(scale.dtype).eps * (1.0 + scale)
+        direction = random.normal(random.fold_in(keys[1], function), (log_lik.num,))
+        moved = along(only(jnp.broadcast_to(direction, f[name].shape)))
+        alone = along(only(jnp.ones_like(f[name]))) * direction
+        scale = jnp.abs(moved) + jnp.abs(alone)
+        return jnp.abs(moved - alone) <= _ROUNDINGS * jnp.finfo(scale.dtype).eps * (1.0 + scale)
 
     def functions(name):
         return jnp.arange(math.prod(f[name].shape[:-1]))
 
-    rows = [jnp.all(lax.map(lambda c, k=k: decides_one_row(k, c), functions(k)), 0) for k in names]
+    rows = [jnp.all(lax.map(lambda c, k=k: sees_its_own_row(k, c), functions(k)), 0) for k in names]
+    rows.append(_unmoved(log_lik, f, keys[1]))
     free = jnp.all(jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))]))
     return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
 
 
 def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
-    """Prove that y_n depends on one value of each latent function at most, or raise `NotPointwiseError`.
+    """Prove that y_n depends on no value of a latent function but the one in its own row, or raise `NotPointwiseError`.
 
-    `shapes`: {GP site: (*C, N)}. Four jvps a function, O(N).
+    `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
     """
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
     if not bool(finite):
@@ -123,7 +150,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            f"the likelihood couples several values of one latent function{f' (data {bad}, ...)' if bad else ''}, and "
+            f"the likelihood of a datum sees values of a latent function in other rows{f' (data {bad}, ...)' if bad else ''}, and "
             "SVGP() needs log p(y|f) = sum_n log p(y_n|f_n). Use NUTS()."
         )
 
@@ -171,7 +198,7 @@ def is_additive(log_lik: JointLogLikelihood, shapes: dict) -> bool:
     if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
         return False
     outside, all_of_it = _curvature_outside(log_lik, tuple(shapes.items()), random.key(12))
-    return bool(jnp.all(outside <= 1e3 * jnp.finfo(all_of_it.dtype).eps * (1.0 + all_of_it)))
+    return bool(jnp.all(outside <= _ROUNDINGS * jnp.finfo(all_of_it.dtype).eps * (1.0 + all_of_it)))
 
 
 def _data_axes(trace, names, num) -> tuple:
@@ -209,3 +236,19 @@ def _coupled_sites(log_lik):
         return bool(along != 0) if jnp.ndim(along) == 0 else not bool(jnp.allclose(along, rows * v))
 
     return [k for k, s in log_lik.trace(zero).items() if is_observed(s) and coupled(k)]
+
+
+def require_bounded(trace: dict, reading: Reading, method: str) -> None:
+    """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself unknown, a group effect say.
+
+    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data say.
+    """
+    found = roles(trace)
+    unknown = {*found.hyper, *found.params}
+    for site, spread in reading.spread:
+        if site in found.hyper and (by := sorted(unknown.intersection(spread))):
+            raise ModelError(
+                f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and their joint density has "
+                f"no maximum (it grows without bound as the spread falls to zero and '{site}' to its centre). Integrate them: "
+                f"hyper=Sample(), NUTS(); or hold them: hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
+            )

@@ -10,6 +10,7 @@ from jax import random
 from numpyro import handlers
 
 from ppl_gp.deep.latents import LatentGuide
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, condition_on_values, process
@@ -81,6 +82,11 @@ class Case(eqx.Module):
 
 def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
+    if fit.mixing:
+        raise ModelError(
+            f"a row of {fit.mixing} sees other rows' arguments (X standardised inside the model, say), so that a prediction would depend on "
+            "which rows are asked for together. Do it outside of the model, with the training data's figures, and pass the result."
+        )
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)

@@ -5,8 +5,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
+from ppl_gp.companions import mixing_sites
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
@@ -14,7 +16,7 @@ from ppl_gp.results.infer_latents import infer_latents
 from ppl_gp.results.inference_data import to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.predict import log_density, predict, sample
-from ppl_gp.results.processes import posterior_of
+from ppl_gp.results.processes import posterior_of, values_at_training_inputs
 from ppl_gp.results.store import save
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.threads import one_at_a_time
@@ -59,6 +61,12 @@ class Fit:
         Factored once, at the first use: O(N^3).
         """
         return posterior_of(self)
+
+    @functools.cached_property
+    def mixing(self) -> list[str]:
+        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own (see `companions.mixing_sites`)."""
+        hyper = jax.tree.map(lambda x: x[0], self.hyper) if self.sampled else self.hyper
+        return mixing_sites(self.model, self.args, self.kwargs, hyper, values_at_training_inputs(self))
 
     @property
     def inducing(self):
