@@ -1,4 +1,4 @@
-"""The command line as a user meets it: files written, one line and exit code 2 for an error, Ctrl-C keeps what was done."""
+"""The command line as a user meets it: files written, one line and exit code 2 for an error, what Ctrl-C keeps."""
 
 import csv
 import functools

@@ -116,8 +116,8 @@ def predict(
     fitted, columns = load(saved, load_model(model)), read_csv(data)
     if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
         raise DataError(
-            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells of (a later run wrote to the "
-            "same folder?); fit again, each data set into a folder of its own."
+            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells of (a later run wrote to "
+            "the same folder?); fit again, each data set into a folder of its own."
         )
     write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
     print(out)

@@ -36,8 +36,8 @@ class Columns(NamedTuple):
         where = [i for i, other in enumerate(self.names) if other == name]
         if len(where) > 1:
             raise DataError(
-                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all named '{name}'; rename "
-                "or remove them."
+                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all named '{name}'; "
+                "rename or remove them."
             )
         return [row[where[0]] for row in self.rows]
 
@@ -67,7 +67,7 @@ def read_csv(path: str | Path) -> Columns:
 
 
 def _parsed(path) -> tuple[list[int], list[list[str]]]:
-    """(line of the file, stripped cells) of every row that is not blank. Spreadsheets begin a file by a byte-order mark."""
+    """(lines of the file, rows of stripped cells), blank rows left out."""
     reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
@@ -77,6 +77,7 @@ def _parsed(path) -> tuple[list[int], list[list[str]]]:
 
 
 def _decoded(path) -> str:
+    """The file's text without the byte-order mark that spreadsheets begin a file with."""
     content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         return content.decode()
@@ -85,8 +86,8 @@ def _decoded(path) -> str:
         line, start = before.count(b"\n") + 1, before.rfind(b"\n") + 1
         column = len(next(csv.reader([before[start:].decode("latin-1")]), [""]))
         raise DataError(
-            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not UTF-8; save the file as "
-            "CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's own format)."
+            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not UTF-8; save the file "
+            "as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's own format)."
         ) from error
 
 
@@ -127,7 +128,7 @@ def require_names(columns: Columns) -> None:
     for i, name in enumerate(columns.names):
         if not name or _PANDAS_INDEX.fullmatch(name):
             raise DataError(
-                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as pandas leaves its index; "
-                "write the file with to_csv(path, index=False), or name the column."
+                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as pandas leaves its "
+                "index; write the file with to_csv(path, index=False), or name the column."
             )
         columns.cells(name)

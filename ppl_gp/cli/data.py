@@ -82,7 +82,10 @@ def _a_classifier(X, y) -> bool:
 
 
 def prepare(
-    columns: Columns, target: str, standardise: bool, is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier
+    columns: Columns,
+    target: str,
+    standardise: bool,
+    is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier,
 ) -> Preparation:
     """Inputs are all columns but the target, standardised on request; two labels may be recoded to 0 and 1.
 
@@ -121,13 +124,13 @@ def _labels(columns: Columns, found: Preparation, is_binary) -> list[str] | None
     of_two = dataclasses.replace(found, labels=labels)
     if words and len(labels) != 2:
         raise DataError(
-            f"{columns.path}: the target '{found.target}' has {len(labels)} values such as {labels[0]!r}; give numbers, in "
-            "the order that the model means (0, 1, 2 ...), or two words."
+            f"{columns.path}: the target '{found.target}' has {len(labels)} values such as {labels[0]!r}; give numbers, "
+            "in the order that the model means (0, 1, 2 ...), or two words."
         )
     if words and not is_binary(found.X(columns), of_two.y(columns)):
         raise DataError(
-            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model observes no variable with "
-            "the outcomes 0 and 1; give numbers."
+            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model observes no variable "
+            "with the outcomes 0 and 1; give numbers."
         )
     if words:
         return labels

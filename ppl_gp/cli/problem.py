@@ -74,6 +74,6 @@ def _trace(model: Callable, options: dict, X, y) -> dict:
         raise
     except Exception as error:
         raise ModelError(
-            f"the model '{qualified_name(model)}' does not run on X {X.shape} and y {y.shape} with the options {options}: "
-            f"{type(error).__name__}: {error}"
+            f"the model '{qualified_name(model)}' does not run on X {X.shape} and y {y.shape} with the options "
+            f"{options}: {type(error).__name__}: {error}"
         ) from error

@@ -12,7 +12,7 @@ from ppl_gp.results.storable import storable_modules
 
 _MARK = "$"  # begins the keys that stand for what JSON has no word for
 _ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
-_STORABLE_KINDS = "biufc"  # of entries that are written without pickle and that JAX has too
+NUMBER_KINDS = "biufc"  # of entries that are written without pickle and that JAX has too
 
 
 def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
@@ -40,7 +40,7 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
 
 def _plain_array(value, name: str) -> np.ndarray:
     is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-    if is_key or np.asarray(value).dtype.kind not in _STORABLE_KINDS:
+    if is_key or np.asarray(value).dtype.kind not in NUMBER_KINDS:
         raise DataError(f"{name} is an array of {value.dtype} and cannot be saved; pass numbers, or a list of strings.")
     return np.asarray(value)
 

@@ -16,14 +16,14 @@ from ppl_gp.errors import Result, StoreError
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
 from ppl_gp.results.archive import HEADER
-from ppl_gp.results.coding import decode
+from ppl_gp.results.coding import NUMBER_KINDS, decode
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.saved import check_model, check_values
 from ppl_gp.results.store import FORMAT, FORMAT_VERSION
 from ppl_gp.sparse.process import SparseLatent
 
-# What every file says, and what may be missing (then empty): a new field of the same version belongs to the second.
-_REQUIRED = {
+# What a header says. A field that not every file of this version has (a new one) has a default, too.
+_FIELDS = {
     "model": str,
     "gp_sites": dict,
     "hyper_sites": dict,
@@ -39,8 +39,11 @@ _REQUIRED = {
     "latent": dict,
     "stats": dict,
     "arrays": dict | list,  # {name: [dtype, shape]}, or the names alone
+    "latent_sites": list,
+    "local": dict,
+    "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
-_OPTIONAL = {"latent_sites": list, "local": dict}
+_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None}
 # The fields that hold arrays, tuples or modules.
 _PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local")
 
@@ -111,8 +114,8 @@ def _check_format(header) -> None:
             f"has format version {version} (written by ppl-gp {writer}), and this installation reads up to version "
             f"{FORMAT_VERSION}; upgrade ppl-gp."
         )
-    header.update({k: kind() for k, kind in _OPTIONAL.items() if k not in header})
-    for name, kind in (_REQUIRED | _OPTIONAL).items():
+    header |= {k: v for k, v in _DEFAULTS.items() if k not in header}
+    for name, kind in _FIELDS.items():
         if name not in header or not isinstance(header[name], kind) or (kind is int and header[name] is True):
             raise StoreError(f"is damaged: the header's '{name}' is {str(header.get(name))[:100]!r}.")
 
@@ -127,10 +130,11 @@ def _array(archive, name, claims) -> np.ndarray:
     with archive.open(info) as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
         member.read()  # to the end, where the checksum is compared
-    if array.dtype.kind not in "biufc":
+    if array.dtype.kind not in NUMBER_KINDS:
         raise StoreError(f"is damaged: array '{name}' holds {array.dtype}.")
     if isinstance(claims, dict) and claims[name] != [array.dtype.str, list(array.shape)]:
-        raise StoreError(f"is damaged: array '{name}' is {array.dtype} {array.shape}, and its header says {claims[name]}.")
+        found = f"{array.dtype} {array.shape}"
+        raise StoreError(f"is damaged: array '{name}' is {found}, and its header says {claims[name]}.")
     return array
 
 

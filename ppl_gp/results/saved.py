@@ -12,7 +12,8 @@ import numpy as np
 from jax import random
 from numpyro.distributions import biject_to, constraints
 
-from ppl_gp.deep.latents import Forgotten, LatentGuide
+from ppl_gp.deep.encoders import MLPEncoder
+from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
 from ppl_gp.posterior import Latent
@@ -42,8 +43,10 @@ def check_values(header: dict, fit: Fit) -> None:
     _require(fit.sampled or draws == 1, f"hyperparameters are one value, and q(f) has {draws} draws.")
     for name, shape in header["hyper_sites"].items():
         found = list(np.shape(fit.hyper[name])[fit.sampled :])
-        _require(_is_array(fit.hyper[name]) and found == shape, f"hyperparameter '{name}' has shape {found}, not {shape}.")
+        right = _is_array(fit.hyper[name]) and found == shape
+        _require(right, f"hyperparameter '{name}' has shape {found}, not {shape}.")
     for name, latent in fit.latent.items():
+        _require(all(map(_is_array, jax.tree.leaves(latent))), f"q of '{name}' holds more than arrays.")
         if isinstance(latent, Latent):
             _check_latent(name, latent, draws, header["gp_sites"][name])
     _check_locals(header, fit)
@@ -51,28 +54,39 @@ def check_values(header: dict, fit: Fit) -> None:
 
 
 def _check_latent(name: str, latent: Latent, draws: int, shape: list[int]) -> None:
-    parts = [latent.mean, latent.variance]
-    _require(all(map(_is_array, parts)), f"q of '{name}' is no array.")
-    size = (draws, int(np.prod(shape)), shape[-1])
-    for part in parts:
-        _require((part.shape[0], part[0].size, part.shape[-1]) == size, f"q of '{name}' has shape {part.shape}.")
+    one_function = int(np.prod(shape)) == shape[-1]  # a plate of one around it adds no axis to an approximation
+    for part in (latent.mean, latent.variance):
+        right = part.shape == (draws, *shape) or (one_function and part.shape == (draws, shape[-1]))
+        _require(right, f"q of '{name}' has shape {part.shape}.")
     if latent.alpha is None and latent.sites is None:
         _require(not np.any(np.asarray(latent.variance)), f"draws of '{name}' have a variance.")
         return
     _require(latent.alpha is not None and latent.sites is not None, f"q of '{name}' lacks a part.")
     _require(bool(np.all(np.asarray(latent.variance) >= 0)), f"q of '{name}' has a negative variance.")
     for part in (latent.alpha, latent.sites.nat1, latent.sites.nat2):  # pyright: ignore[reportOptionalMemberAccess]
-        _require(_is_array(part) and part.shape == (draws, shape[-1]), f"q of '{name}' has parts of other shapes.")
+        _require(part.shape == (draws, shape[-1]), f"q of '{name}' has parts of other shapes.")
 
 
 def _check_locals(header, fit) -> None:
     extra = set(header["local"]) - set(fit.local)
     _require(not extra, f"q(h) of {sorted(extra)} belongs to no latent site.")
+    absent = set(fit.local) - set(header["local"])
+    known = absent if header["forgotten"] is None else set(header["forgotten"])
+    _require(absent == known, f"q(h) of {sorted(absent ^ known)} is missing, or was to be.")
     both = set(fit.local) & {*header["observed_sites"], *header["hyper_sites"], *header["gp_sites"]}
     _require(not both, f"{sorted(both)} are latents and something else.")
     for name, q in fit.local.items():
         usable = isinstance(q, Forgotten) or (isinstance(q, LatentGuide) and not q.needs_y)
+        usable &= all(map(_is_array, jax.tree.leaves(q)))
+        usable &= not isinstance(q, Encoded) or _is_network(q.encoder)
         _require(usable, f"q(h) of '{name}' is a {type(q).__name__}.")
+
+
+def _is_network(encoder) -> bool:
+    """Whether an encoder's biases and shifts have the shapes of its weights, so that nothing is broadcast."""
+    layers = encoder.layers if isinstance(encoder, MLPEncoder) else ()
+    rows = [encoder.shift.shape == encoder.scale.shape == layers[0][0].shape[1:], encoder.start.shape == ()]
+    return all(rows) and all(weight.ndim == 2 and bias.shape == weight.shape[:1] for weight, bias in layers)
 
 
 def check_model(path: Path, header: dict, fit: Fit) -> None:
@@ -90,7 +104,8 @@ def check_model(path: Path, header: dict, fit: Fit) -> None:
     if found != header["hyper_sites"]:
         wanted = header["hyper_sites"]
         raise StoreError(f"{saved}: it has the hyperparameters {found} (name, shape), and the file {wanted}.")
-    if unknown := [k for k in fit.local if k not in trace or trace[k]["type"] != "sample" or trace[k]["is_observed"]]:
+    latents = {k for k, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
+    if unknown := sorted(set(fit.local) - latents):
         raise StoreError(f"{saved}: it has no latent site {unknown}.")
     try:
         outside = _outside(fit, trace)
@@ -98,7 +113,7 @@ def check_model(path: Path, header: dict, fit: Fit) -> None:
     except Exception as error:
         raise StoreError(f"{saved}, with which what the file holds does not work: {error}") from error
     if outside or wrong:
-        what = f"the hyperparameters {outside} lie outside their support" if outside else f"q of {wrong} has another shape"
+        what = f"hyperparameters {outside} lie outside their support" if outside else f"q of {wrong} has another shape"
         raise StoreError(f"{saved}: {what}.")
 
 
@@ -140,7 +155,7 @@ def _inside(site, value):
 
 
 def _unusable(fit: Fit, trace: dict) -> list[str]:
-    """Sites whose inducing variables or q(h) do not give values of the site's shape. Shapes only, nothing is computed."""
+    """Sites whose inducing variables or q(h) do not give values of the site's shape. Nothing is computed but shapes."""
     wrong = []
     for name, latent in fit.latent.items():
         if isinstance(latent, SparseLatent):

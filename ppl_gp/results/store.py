@@ -17,7 +17,7 @@ from ppl_gp.errors import DataError, StoreError
 from ppl_gp.factors import depends
 from ppl_gp.gp import unwrap
 from ppl_gp.results.archive import write_archive
-from ppl_gp.results.coding import encode, encode_module
+from ppl_gp.results.coding import NUMBER_KINDS, encode, encode_module
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.layout import mask_of
 from ppl_gp.results.new_inputs import argument_names
@@ -59,6 +59,7 @@ def save(fit: "Fit", path) -> Path:
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
+        "forgotten": [k for k, q in fit.local.items() if q.needs_y],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }
     try:
@@ -84,9 +85,9 @@ def qualified_name(model) -> str:
 def _without_observations(fit) -> tuple[list, dict]:
     """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from.
 
-    Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a keyword that was one array is
-    left away. The first argument, the inputs, is kept: a model may need no more than their number. One trace of the model
-    an array.
+    Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a keyword that was one
+    array is left away. The first argument, the inputs, is kept: a model may need no more than their number. One trace
+    of the model an array.
     """
     names = argument_names(fit.model, len(fit.args))
     leaves, structure = jax.tree_util.tree_flatten_with_path((list(fit.args), fit.kwargs))
@@ -94,13 +95,18 @@ def _without_observations(fit) -> tuple[list, dict]:
 
     def is_observation(i, path):
         name = path[1].key if isinstance(path[1], jax.tree_util.DictKey) else names[path[1].idx]
-        if not isinstance(values[i], jax.Array | np.ndarray) or [name] == names[:1]:
+        if not _is_array(values[i]) or [name] == names[:1]:
             return False
         return (name == "y" and len(path) == 2) or not _shapes(fit, structure, values, i)
 
     left = [None if is_observation(i, path) else value for i, (path, value) in enumerate(leaves)]
     args, kwargs = jax.tree.unflatten(structure, left)
     return args, {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
+
+
+def _is_array(leaf) -> bool:
+    """Whether a leaf of the arguments is an array that JAX can follow: one of words is an option."""
+    return isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in NUMBER_KINDS)
 
 
 def _shapes(fit, structure, values: list, i: int) -> bool:
