@@ -1,6 +1,7 @@
-"""The command line as a user meets it: files written, one line and exit code 2 for an error, Ctrl-C keeps what was done."""
+"""The command line as a user meets it: files written, one line and exit code 2 for an error, what Ctrl-C keeps."""
 
 import csv
+import functools
 import json
 import os
 import signal
@@ -9,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 import xarray
 from small_fits import classification
@@ -18,13 +22,17 @@ from typer.testing import CliRunner
 import ppl_gp as pg
 from ppl_gp.cli import app
 from ppl_gp.cli import run as cli_run
-from ppl_gp.cli.data import prepare, read_csv
+from ppl_gp.cli.csv_file import read_csv
+from ppl_gp.cli.data import Preparation, prepare
 from ppl_gp.cli.demo import breast_cancer, digits_3_5, principal_components
 from ppl_gp.cli.model_path import load_model
+from ppl_gp.cli.problem import observes_two_outcomes
+from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError
 
 ROOT = Path(__file__).parents[1]
 MODEL = f"{ROOT / 'models' / 'classification.py'}:binary"
+COUNTS = f"{ROOT / 'models' / 'counts.py'}:poisson"
 X, y, _ = classification()
 
 
@@ -113,12 +121,18 @@ def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
         (("MODEL", "DATA", "--target", "kind", "--methods", "laplace,magic"), "magic: give some of laplace"),
         (("MODEL", "DATA", "--target", "kind", "--set", "link=cauchit"), "link='cauchit'"),
         (("MODEL", "DATA", "--target", "kind", "--set", "probit"), "NAME=VALUE"),
+        (("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"), r"no option 'nonsense'; it has ['link']"),
+        (("MODEL", "DATA", "--target", "kind", "--set", "throw=3"), "'throw' is an argument of the library's own"),
+        (("MODEL", "DATA", "--target", "kind", "--set", "link=probit", "--set", "link=logit"), "given twice"),
+        (("COUNTS", "DATA", "--target", "kind"), "no variable with the outcomes 0 and 1; give numbers"),
+        (("COUNTS", "NUMBERS", "--target", "kind", "--set", "exposure=much"), "does not run on X (25, 2)"),
         (("models.binary", "DATA", "--target", "kind"), "MODEL.py:function"),
         (("nowhere.py:binary", "DATA", "--target", "kind"), "no file 'nowhere.py'"),
     ],
 )
 def test_errors_are_one_line(args, words, data, tmp_path):
-    given = {"MODEL": MODEL, "DATA": data}
+    numbers = write(tmp_path / "numbers.csv", y)
+    given = {"MODEL": MODEL, "COUNTS": COUNTS, "DATA": data, "NUMBERS": numbers}
     result = run("fit", *(given.get(a, a) for a in args), "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert words in result.stderr and "Traceback" not in result.output
@@ -132,6 +146,24 @@ def test_predict_errors(data, tmp_path):
     prepare(read_csv(data), "kind", True).save(tmp_path / "preparation.json")
     result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
     assert result.exit_code == 2 and "bad.fit" in result.stderr
+    for content in ("[]", "{}", '{"target": "y", "inputs": ["a"], "shift": [0], "scale": [0]}', "\u00e9"):
+        (tmp_path / "preparation.json").write_bytes(content.encode("latin-1"))
+        result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
+        assert result.exit_code == 2 and "preparation.json does not hold" in result.stderr
+
+
+def test_predict_refuses_another_model_and_another_run(data, tmp_path):
+    """A fit is told from one of another model, and from one of other data that a later run put beside it."""
+    out = tmp_path / "out"
+    assert run("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out).exit_code == 0
+    result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
+    assert result.exit_code == 2 and "was saved from the model" in result.stderr and "Traceback" not in result.output
+    prepare(read_csv(data), "kind", False).save(out / "preparation.json")  # as written by an older version: not told
+    assert run("predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv").exit_code == 0
+    later = Preparation("kind", ["width", "height"], [0.0, 0.0], [1.0, 1.0], ["no", "yes"], "of other inputs")
+    later.save(out / "preparation.json")
+    result = run("predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
+    assert result.exit_code == 2 and "fitted to other inputs" in result.stderr
 
 
 def test_interrupted_comparison_keeps_what_was_finished(data, tmp_path, monkeypatch):
@@ -201,6 +233,126 @@ def test_csv_that_cannot_be_used(text, words, tmp_path):
     path.write_text(text)
     with pytest.raises(DataError, match=words):
         prepare(read_csv(path), "kind", True)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"x,x,kind\n1,2,0\n3,4,1\n", r"line 1: the columns \[1, 2\] are all named 'x'"),
+        (b"x,kind,kind\n1,0,0\n3,1,1\n", r"columns \[2, 3\] are all named 'kind'"),
+        (b",x,kind\n0,1,0\n1,3,1\n", "column 1 is named '', as pandas.*index=False"),
+        (b"Unnamed: 0,x,kind\n0,1,0\n1,3,1\n", "column 1 is named 'Unnamed: 0'"),
+        (b"x,kind\n1,0\nnan,1\n", "line 3: column 'x' has 'nan' in data row 2; fill it in"),
+        (b"x,z,kind\n1,2,0\n\n1,,1\n", "line 4: column 'z' has '' in data row 2; fill it in"),
+        (b"x,kind\n1,0\n1_000,1\n", "line 3: column 'x' has '1_000'.*plain finite number"),
+        (b'x,kind\n1,0\n"1,000",1\n', "line 3: column 'x' has '1,000'.*plain finite number"),
+        (b"x,kind\n1,0\ninf,1\n", "column 'x' has 'inf'"),
+        (b"x,kind\n1,0\n1e999,1\n", "column 'x' has '1e999'.*beyond float64"),
+        (b"x,kind\n1e308,0\n-1e308,1\n", "column 'x' has mean.*nothing can be scaled"),
+        (b"x,kind\n1,1\n2,nan\n", "line 3: column 'kind' has 'nan'.*fill it in"),
+        (b"x,kind\n1,yes\n2,\n", "line 3: column 'kind' has ''.*fill it in"),
+        (b"x,kind\n1,yes\n2,NA\n", "column 'kind' has 'NA'"),
+        (b'x,kind\n1,"1,000"\n2,"2,000"\n', "line 2: column 'kind' has '1,000'.*plain finite number"),
+        (b"x,kind\n1,1\n2,1 000\n", "column 'kind' has '1 000'"),
+        (b"x,kind\n1,1\n2,yes\n", "line 3: column 'kind' has 'yes'.*numbers only, or words only"),
+        (b"x,kind\n1,yes\n2,yes\n", "1 values such as 'yes'"),
+        ("x,kind\n1,no\n2,fran\u00e7ais\n".encode("latin-1"), "line 3, column 2: the byte 0xe7 is not UTF-8"),
+        (b'x,kind\n1,no\n2,"yes\n3,no\n', "line 4: unexpected end of data"),
+    ],
+)
+def test_files_that_would_be_misread(content, words, tmp_path):
+    """What cannot be told from a wrong reading is refused by file, line and column."""
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}.*{words}"):
+        prepare(read_csv(path), "kind", True)
+
+
+def test_byte_order_mark_and_big_or_constant_numbers(tmp_path):
+    path = tmp_path / "marked.csv"
+    path.write_bytes(b"\xef\xbb\xbfkind,x,same\n1e20,1,0.1\n3,2,0.1\n4,3,0.1\n")
+    columns = read_csv(path)
+    found = prepare(columns, "kind", True)
+    np.testing.assert_array_equal(found.y(columns), [1e20, 3.0, 4.0])
+    np.testing.assert_array_equal(found.X(columns)[:, 1], 0.0)  # 0.1 has a rounding error for a standard deviation
+    path.write_bytes(b"kind,x,same\n0,1,0.3\n")
+    np.testing.assert_allclose(found.X(read_csv(path))[0, 1], 0.2, rtol=1e-12)
+
+
+def normal(X, y=None, scale=1.0):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, scale), X))
+    numpyro.sample("y", dist.Normal(f, 1.0).to_event(1), obs=y)
+
+
+def two_classes(X, y=None, num=2):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    logits = jnp.stack([f, *([-f] * (num - 1))], -1)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+
+def three_classes(X, y=None):
+    two_classes(X, y, 3)
+
+
+def masked_labels(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    numpyro.sample("rain", dist.Poisson(jnp.exp(f)).mask(False).to_event(1), obs=jnp.full(X.shape[0], 3))
+    numpyro.sample("y", dist.Bernoulli(logits=f).mask(jnp.arange(X.shape[0]) > 0).to_event(1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("model", "cells", "labels", "want"),
+    [
+        (load_model(COUNTS), "1 4 4", None, [1, 4, 4]),
+        (load_model(COUNTS), "0 2 0", None, [0, 2, 0]),
+        (normal, "0.5 2.5 2.5", None, [0.5, 2.5, 2.5]),
+        (normal, "-1 1 1", None, [-1, 1, 1]),
+        (three_classes, "0 2 2", None, [0, 2, 2]),
+        (masked_labels, "-1 1 -1", ["-1", "1"], [0, 1, 0]),
+        (masked_labels, "True False True", ["False", "True"], [1, 0, 1]),
+        (two_classes, "2 1 1.0", ["1", "2"], [1, 0, 0]),
+        (two_classes, "b a a", ["a", "b"], [1, 0, 0]),
+        (two_classes, "0.0 1.0 1", None, [0, 1, 1]),
+        (three_classes, "b a a", "words", None),
+        (normal, "b a a", "words", None),
+    ],
+)
+def test_labels_are_recoded_for_models_of_two_outcomes_only(model, cells, labels, want, tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("x,kind\n" + "".join(f"{i},{c}\n" for i, c in enumerate(cells.split())))
+    columns, is_binary = read_csv(path), functools.partial(observes_two_outcomes, model, {})
+    if labels == "words":
+        with pytest.raises(DataError, match=r"words \['a', 'b'\]"):
+            prepare(columns, "kind", True, is_binary)
+        return
+    found = prepare(columns, "kind", True, is_binary)
+    assert found.labels == labels
+    np.testing.assert_array_equal(found.y(columns), want)
+
+
+def test_counts_of_two_values_stay_counts(tmp_path):
+    """`fit` and `predict` of counts 1 and 4: the mean lies among the counts, and no column is called p(4)."""
+    data, out = write(tmp_path / "counts.csv", 1 + 3 * y), tmp_path / "out"
+    result = run("fit", COUNTS, data, "--target", "kind", "--methods", "laplace", "--set", "exposure=2", "--out", out)
+    assert result.exit_code == 0 and "is read as" not in result.stderr, result.output
+    result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
+    assert result.exit_code == 0, result.output
+    found = rows(tmp_path / "p.csv")
+    assert list(found[0]) == ["f_mean", "f_sd", "mean", "sd"]
+    np.testing.assert_allclose(np.mean([float(r["mean"]) for r in found]), np.mean(1 + 3 * y), rtol=0.1)
+    assert pg.load(out / "laplace.fit", load_model(COUNTS)).kwargs == {"exposure": 2}
+
+
+def test_options_are_read_as_python_would_mean_them():
+    def model(X, y=None, link="logit", flag=True, size=1, **more):
+        pass
+
+    texts = ["link=probit", "flag=false", "size=-3", "depth=1e-2", "other=None", "odd=1_000"]
+    want = {"link": "probit", "flag": False, "size": -3, "depth": 0.01, "other": None, "odd": "1_000"}
+    assert parse_settings(texts, model) == want
+    with pytest.raises(DataError, match="no option 'y'"):
+        parse_settings(["y=3"], model)
 
 
 def test_unknown_label(tmp_path, data):

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Annotated
 
 import jax
-import numpy as np
 import typer
 from threadpoolctl import threadpool_limits
 
-from ppl_gp.cli.data import Preparation, prepare, read_csv
+from ppl_gp.cli.csv_file import read_csv
+from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import run_demo
 from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.pictures import write_pictures
 from ppl_gp.cli.predictions import write_predictions
-from ppl_gp.cli.run import INTERRUPTED, Files, Problem, Recorder, fit_methods, say, write_fit
+from ppl_gp.cli.problem import read_problem
+from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, write_fit
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.infer.check import check as check_model
 from ppl_gp.results.load import load
@@ -37,7 +38,7 @@ NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a ch
 NumSamples = Annotated[int, typer.Option(min=1, help="Draws of a chain.")]
 NumChains = Annotated[int, typer.Option(min=1, help="Chains.")]
 SampleHyper = Annotated[bool, typer.Option("--sample-hyper", help="Local methods sample the hyperparameters by NUTS.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
 Standardise = Annotated[bool, typer.Option(help="Shift and scale the inputs to mean 0 and standard deviation 1.")]
 Setting = Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit.")]
 
@@ -68,7 +69,7 @@ def _reported(command):
 @_reported
 def check(model: Model, data: Data, target: Target, standardise: Standardise = True, settings: Setting = []):  # noqa: B006
     """Check a model against data and print what was found; exit code 1 where something is not in order."""
-    problem, _ = _problem(model, data, target, standardise, 0.0, 0, settings)
+    problem, _ = read_problem(model, data, target, standardise, 0.0, 0, settings)
     found = check_model(problem.model, problem.X, y=problem.y, **problem.kwargs)
     print(found)
     return 0 if found.ok else 1
@@ -93,7 +94,7 @@ def fit(
 ):
     """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and preparation.json to --out."""
     names = parse(methods)
-    problem, preparation = _problem(model, data, target, standardise, 0.0, seed, settings)
+    problem, preparation = read_problem(model, data, target, standardise, 0.0, seed, settings)
     files = Files(out)
     preparation.save(files.path("preparation.json"))
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
@@ -113,6 +114,11 @@ def predict(
     """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
     preparation = Preparation.load(saved.parent / "preparation.json")
     fitted, columns = load(saved, load_model(model)), read_csv(data)
+    if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
+        raise DataError(
+            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells of (a later run wrote to "
+            "the same folder?); fit again, each data set into a folder of its own."
+        )
     write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
     print(out)
 
@@ -140,7 +146,7 @@ def compare(
 ):
     """Fit by each method, score on held-out rows; write the table, pictures and posteriors to --out as methods end."""
     names = parse(methods)
-    problem, preparation = _problem(model, data, target, standardise, test_fraction, seed, settings)
+    problem, preparation = read_problem(model, data, target, standardise, test_fraction, seed, settings)
     recorder = Recorder(problem, Files(out), save)
     preparation.save(recorder.files.path("preparation.json"))
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
@@ -177,33 +183,3 @@ def _repository_model() -> str:
             "the demo's model is in the repository's models/; run it in a clone, or give --model MODEL.py:NAME."
         )
     return f"{path}:binary"
-
-
-def _problem(model, data, target, standardise, test_fraction, seed, settings) -> tuple[Problem, Preparation]:
-    """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled by all rows."""
-    columns = read_csv(data)
-    preparation = prepare(columns, target, standardise)
-    if preparation.labels is not None:
-        say(f"'{target}': {preparation.labels[0]} is read as 0, {preparation.labels[1]} as 1.")
-    X, y = preparation.X(columns), preparation.y(columns)
-    order = np.random.default_rng(seed).permutation(len(y))
-    num_test = round(test_fraction * len(y))
-    if test_fraction > 0 and not 0 < num_test < len(y):
-        raise DataError(
-            f"--test-fraction {test_fraction} of {len(y)} rows leaves {num_test} for testing; give another."
-        )
-    test, train = order[:num_test], np.sort(order[num_test:])
-    options = dict(_setting(text) for text in settings)
-    return Problem(load_model(model), X[train], y[train], X[test], y[test], options), preparation
-
-
-def _setting(text: str) -> tuple[str, str | float | int]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise DataError(f"--set {text}: write NAME=VALUE.")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value

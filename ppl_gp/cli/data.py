@@ -1,57 +1,17 @@
-"""Data for the command line: a CSV file to arrays, labels to 0 and 1, inputs standardised, and all of it remembered."""
+"""Data for the command line: columns to arrays, labels to 0 and 1, inputs standardised, and all of it remembered."""
 
-import csv
 import dataclasses
+import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from ppl_gp.cli.csv_file import Columns, is_number, numbers, remedy, require_names
 from ppl_gp.errors import DataError
 
-
-class Columns(NamedTuple):
-    """A CSV file by column, as text."""
-
-    path: str
-    names: list[str]
-    cells: dict[str, list[str]]
-
-
-def read_csv(path: str | Path) -> Columns:
-    """Read a CSV file with a header; without one (a first row of numbers) the columns are named x0, x1, ..."""
-    with open(path, newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if not rows:
-        raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
-    header = (
-        [f"x{i}" for i in range(len(rows[0]))] if all(map(_is_number, rows[0])) else [c.strip() for c in rows.pop(0)]
-    )
-    if not rows:
-        raise DataError(f"{path} has a header and no rows.")
-    if ragged := [i for i, row in enumerate(rows) if len(row) != len(header)]:
-        raise DataError(f"{path}: data row {ragged[0] + 1} has {len(rows[ragged[0]])} cells, the header {len(header)}.")
-    return Columns(str(path), header, {name: [row[i].strip() for row in rows] for i, name in enumerate(header)})
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def numbers(columns: Columns, name: str) -> np.ndarray:
-    """One column as floats, (N,); `DataError` names the first cell that is no number."""
-    cells = columns.cells[name]
-    for i, cell in enumerate(cells):
-        if not _is_number(cell):
-            raise DataError(
-                f"{columns.path}: column '{name}' has {cell!r} in data row {i + 1}; give numbers, or drop the column."
-            )
-    return np.array([float(cell) for cell in cells])
+_EXACT = 2.0**53  # integers below are exact in float64
 
 
 @dataclasses.dataclass
@@ -62,63 +22,133 @@ class Preparation:
     inputs: list[str]
     shift: list[float]
     scale: list[float]
-    labels: list[str] | None = None  # the words for y = 0 and y = 1, where they were recoded
+    labels: list[str] | None = None  # the labels for y = 0 and y = 1, where they were recoded
+    digest: str = ""  # of the training inputs, so that a fit of another run is not taken for one of this
 
     def X(self, columns: Columns) -> np.ndarray:
         """Inputs, (N, D), shifted and scaled."""
         if missing := [name for name in self.inputs if name not in columns.names]:
             raise DataError(f"{columns.path} lacks the columns {missing}; it has {columns.names}.")
-        return (np.stack([numbers(columns, name) for name in self.inputs], 1) - self.shift) / self.scale
+        given = np.stack([numbers(columns, name) for name in self.inputs], 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            X = (given - self.shift) / self.scale
+        for i, j in np.argwhere(~np.isfinite(X)):
+            raise columns.refusal(self.inputs[j], i, "that is beyond float64 when scaled as in training.")
+        return X
 
     def y(self, columns: Columns) -> np.ndarray:
         """Observations, (N,), labels recoded."""
         if self.labels is None:
             y = numbers(columns, self.target)
-            return y.astype(int) if np.all(y == np.round(y)) else y
-        cells = [_canonical(cell) for cell in columns.cells[self.target]]
+            return y.astype(int) if np.all((y == np.round(y)) & (np.abs(y) < _EXACT)) else y
+        cells = [_canonical(cell) for cell in columns.cells(self.target)]
         if unknown := sorted(set(cells) - set(self.labels)):
             raise DataError(f"{columns.path}: '{self.target}' has {unknown}, and the labels are {self.labels}.")
         return np.array([self.labels.index(cell) for cell in cells])
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Preparation":
         """Read what `save` wrote."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+            found = cls(**json.loads(path.read_text(encoding="utf-8")))
+            found._check()
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{path} does not hold what `ppl-gp fit` wrote beside its fits: {error}") from error
+        return found
+
+    def _check(self) -> None:
+        shift, scale, labels = np.array(self.shift, float), np.array(self.scale, float), self.labels
+        strings = [self.target, self.digest, *self.inputs, *(labels or ())]
+        if not all(isinstance(s, str) for s in strings) or not isinstance(self.inputs, list):
+            raise ValueError("its names are no strings.")
+        if not shift.shape == scale.shape == (len(self.inputs),) or not (np.isfinite(shift) & (scale > 0)).all():
+            raise ValueError(f"{len(self.inputs)} inputs need as many shifts and positive scales.")
+        if labels is not None and not (isinstance(labels, list) and len(set(labels)) == 2):
+            raise ValueError(f"its labels are {labels}, and two are needed.")
 
 
-def prepare(columns: Columns, target: str, standardise: bool) -> Preparation:
-    """Inputs are all columns but the target, standardised on request; two labels other than 0 and 1 are recoded."""
+def digest(X) -> str:
+    """A fingerprint of inputs, (N, D)."""
+    X = np.ascontiguousarray(X, float)
+    return hashlib.sha256(repr(X.shape).encode() + X.tobytes()).hexdigest()
+
+
+def _a_classifier(X, y) -> bool:
+    return True
+
+
+def prepare(
+    columns: Columns,
+    target: str,
+    standardise: bool,
+    is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier,
+) -> Preparation:
+    """Inputs are all columns but the target, standardised on request; two labels may be recoded to 0 and 1.
+
+    `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers other than 0 and 1
+    are recoded only then: counts of 1 and 4 are counts. Two words are recoded, or refused where it does not.
+    """
     if target not in columns.names:
         raise DataError(f"{columns.path} has no column '{target}' for --target; it has {columns.names}.")
+    require_names(columns)
     inputs = [name for name in columns.names if name != target]
     if not inputs:
         raise DataError(f"{columns.path} has the target '{target}' and no inputs.")
     X = np.stack([numbers(columns, name) for name in inputs], 1)
-    shift, scale = (X.mean(0), X.std(0)) if standardise else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
-    # A constant column says nothing: it becomes zeros.
-    return Preparation(
-        target, inputs, shift.tolist(), np.where(scale > 0, scale, 1.0).tolist(), _labels(columns, target)
-    )
+    shift, scale = _standard(columns, inputs, X) if standardise else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
+    found = Preparation(target, inputs, shift.tolist(), scale.tolist())
+    return dataclasses.replace(found, labels=_labels(columns, found, is_binary))
 
 
-def _labels(columns: Columns, target: str) -> list[str] | None:
-    values = sorted({_canonical(cell) for cell in columns.cells[target]}, key=lambda v: (_is_number(v) and float(v), v))
-    if len(values) == 2 and values != ["0", "1"]:
-        return values
-    if words := [v for v in values if not _is_number(v)]:
+def _standard(columns, inputs, X):
+    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros, rounding or not."""
+    constant = X.max(0) == X.min(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift, scale = np.where(constant, X[0], X.mean(0)), np.where(constant, 1.0, X.std(0))
+    for name, a, b in zip(inputs, shift, scale, strict=True):
+        if not (np.isfinite(a) and np.isfinite(b) and b > 0):
+            raise DataError(
+                f"{columns.path}: column '{name}' has mean {a:.3g} and standard deviation {b:.3g} in float64, by which "
+                "nothing can be scaled; give it in other units."
+            )
+    return shift, scale
+
+
+def _labels(columns: Columns, found: Preparation, is_binary) -> list[str] | None:
+    words = _words(columns, found.target)
+    labels = sorted({_canonical(c) for c in columns.cells(found.target)}, key=lambda v: (is_number(v) and float(v), v))
+    of_two = dataclasses.replace(found, labels=labels)
+    if words and len(labels) != 2:
         raise DataError(
-            f"{columns.path}: the target '{target}' has {len(values)} values such as {words[0]!r}; give numbers."
+            f"{columns.path}: the target '{found.target}' has {len(labels)} values such as {labels[0]!r}; give numbers, "
+            "in the order that the model means (0, 1, 2 ...), or two words."
         )
-    return None
+    if words and not is_binary(found.X(columns), of_two.y(columns)):
+        raise DataError(
+            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model observes no variable "
+            "with the outcomes 0 and 1; give numbers."
+        )
+    if words:
+        return labels
+    recoded = len(labels) == 2 and labels != ["0", "1"] and is_binary(found.X(columns), found.y(columns))
+    return labels if recoded else None
+
+
+def _words(columns: Columns, target: str) -> bool:
+    """Whether the target holds words rather than numbers; `DataError` where it has both, or a cell that is neither."""
+    cells = columns.cells(target)
+    for i, cell in enumerate(cells):
+        if advice := remedy(cell):
+            raise columns.refusal(target, i, advice)
+        if is_number(cell) != is_number(cells[0]):
+            raise columns.refusal(target, i, f"data row 1 has {cells[0]!r}: give numbers only, or words only.")
+    return not is_number(cells[0])
 
 
 def _canonical(cell: str) -> str:
-    """1, 1.0 and 1e0 are one label."""
-    return f"{float(cell):.17g}" if _is_number(cell) else cell
+    """1, 1.0 and 1e0 are one label, and so are 0 and -0."""
+    return repr(float(cell) + 0.0).removesuffix(".0") if is_number(cell) else cell

@@ -25,7 +25,7 @@ def load_model(location: str) -> Callable:
     sys.path.append(str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises becomes one line that names it
+    except (Exception, SystemExit) as error:  # whatever a user's file raises becomes one line that names it
         raise ModelError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
     model = getattr(module, name, None)
     if not callable(model):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ppl_gp.cli.data import Preparation
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.predict import Prediction
 from ppl_gp.results.scores import is_classification, outcome_probabilities
 
@@ -21,11 +21,15 @@ def write_predictions(path: Path, prediction: Prediction, preparation: Preparati
     if is_classification(prediction):
         probs = outcome_probabilities(prediction)
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
+        if len(labels) != probs.shape[1]:
+            raise DataError(f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels {labels}.")
         table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
     elif prediction.mean is not None:
         table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
     columns = {name: np.asarray(column) for name, column in table.items()}
-    with open(path, "w", newline="") as file:
+    if several := {name: column.shape for name, column in columns.items() if column.ndim != 1}:
+        raise ModelError(f"a row has several values of {several}; predict from Python: pg.load(...).predict(X_new).")
+    with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))

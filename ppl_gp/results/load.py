@@ -1,28 +1,55 @@
 """`load`: a saved fit, checked against the model it is given."""
 
 import json
+import math
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.declared import Declared, declare
+from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.latents import Forgotten
-from ppl_gp.errors import PplGpError, Result, StoreError
+from ppl_gp.errors import Result, StoreError
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
+from ppl_gp.reading import Reading
 from ppl_gp.results.archive import HEADER
+from ppl_gp.results.coding import NUMBER_KINDS, decode
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.processes import values_at_training_inputs
-from ppl_gp.results.store import FORMAT, FORMAT_VERSION, decode, qualified_name
+from ppl_gp.results.saved import check_model, check_values
+from ppl_gp.results.store import FORMAT, FORMAT_VERSION
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.threads import one_at_a_time
-from ppl_gp.tracing import is_gp, run
+
+# What a header says. A field that not every file of this version has (a new one) has a default, too.
+_FIELDS = {
+    "model": str,
+    "gp_sites": dict,
+    "hyper_sites": dict,
+    "observed_sites": list,
+    "method": str,
+    "result": str,
+    "log_evidence": float | int | None,
+    "num_chains": int,
+    "sampled": bool,
+    "args": list,
+    "kwargs": dict,
+    "hyper": dict,
+    "latent": dict,
+    "stats": dict,
+    "arrays": dict | list,  # {name: [dtype, shape]}, or the names alone
+    "latent_sites": list,
+    "local": dict,
+    "reading": dict | None,  # None in files of earlier versions
+    "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
+}
+_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None}
+# The fields that hold arrays, tuples or modules.
+_PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local")
 
 
 class SavedMethod:
@@ -42,19 +69,93 @@ def load(path, model: Callable) -> Fit:
     `model`: the function that was fitted; a file holds no code. The loaded fit has no observations, so that `loo` and
     the tree's log_likelihood are not available; `fit.method` is only a description.
 
-    **Raises** `StoreError`, naming the file: truncated, not written by `save`, a newer format, or another model (its
-    sites do not fit the saved ones); `FileNotFoundError`. Warns where the file holds float64 and JAX has it off.
+    **Raises** `StoreError`, naming the file: truncated, not written by `save`, a newer format, values that no fit has
+    (NaN, outside a support, of another shape), or another model (its sites do not fit the saved ones);
+    `FileNotFoundError`. Warns where the file holds float64 and JAX has it off.
     """
     path = Path(path)
-    header, arrays = _read(path)
-    parts = ("args", "kwargs", "hyper", "latent", "stats", "local")
-    fields = decode({k: header[k] for k in parts if k in header}, arrays)
-    local = {k: fields.get("local", {}).get(k, Forgotten()) for k in header.get("latent_sites", ())}
+    with open(path, "rb") as file, _named(path):
+        header, arrays = _read(file)
+        fit = _rebuilt(model, header, arrays)
+        check_values(header, fit)
+    check_model(path, header, fit)
+    _warn_of_precision(path, arrays)
+    return fit
+
+
+@contextmanager
+def _named(path: Path):
+    """Whatever a damaged file raises becomes one error that names it."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(f"{path} {error}") from error
+    except Exception as error:
+        raise StoreError(
+            f"{path} is no fit saved by ppl_gp, or it was truncated or damaged: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(file) -> tuple[dict, dict]:
+    """(header, arrays by name)."""
+    with zipfile.ZipFile(file) as archive:
+        if HEADER not in archive.namelist():
+            raise StoreError(f"is no fit saved by ppl_gp: it is a zip file without {HEADER}.")
+        header = json.loads(archive.read(HEADER))
+        _check_format(header)
+        return header, {name: _array(archive, name, header["arrays"]) for name in header["arrays"]}
+
+
+def _check_format(header) -> None:
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise StoreError(f"is no fit saved by ppl_gp: its header does not say '{FORMAT}'.")
+    version = header.get("version")
+    if type(version) is not int or version < 1:
+        raise StoreError(f"is damaged: its format version is {version!r}.")
+    if version > FORMAT_VERSION:
+        packages = header.get("packages")
+        writer = packages.get("ppl-gp") if isinstance(packages, dict) else None
+        raise StoreError(
+            f"has format version {version} (written by ppl-gp {writer}), and this installation reads up to version "
+            f"{FORMAT_VERSION}; upgrade ppl-gp."
+        )
+    header |= {k: v for k, v in _DEFAULTS.items() if k not in header}
+    for name, kind in _FIELDS.items():
+        if name not in header or not isinstance(header[name], kind) or (kind is int and header[name] is True):
+            raise StoreError(f"is damaged: the header's '{name}' is {str(header.get(name))[:100]!r}.")
+
+
+def _array(archive, name, claims) -> np.ndarray:
+    """One array, of the size that its own header claims: the file may claim more than there is memory."""
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as member:
+        shape, _, dtype = _npy_header(member)
+        if math.prod(shape) * dtype.itemsize > info.file_size:
+            raise StoreError(f"is damaged: array '{name}' claims the shape {shape}, and has {info.file_size} bytes.")
+    with archive.open(info) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        member.read()  # to the end, where the checksum is compared
+    if array.dtype.kind not in NUMBER_KINDS:
+        raise StoreError(f"is damaged: array '{name}' holds {array.dtype}.")
+    if isinstance(claims, dict) and claims[name] != [array.dtype.str, list(array.shape)]:
+        found = f"{array.dtype} {array.shape}"
+        raise StoreError(f"is damaged: array '{name}' is {found}, and its header says {claims[name]}.")
+    return array
+
+
+def _npy_header(member):
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return read(member)
+
+
+def _rebuilt(model, header, arrays) -> Fit:
+    fields = decode({k: header[k] for k in _PARTS}, arrays)
+    if header["result"] not in list(Result):
+        raise StoreError(f"ended as '{header['result']}', which this installation does not know; upgrade ppl-gp.")
     args, kwargs = tuple(fields["args"]), fields["kwargs"]
-    declared = declare(model, args, kwargs)
-    observed = tuple(k for k in header["observed_sites"] if k not in header["gp_sites"])
-    fit = Fit(
-        Declared(declared.function, declared.reading.observing(observed)),
+    return Fit(
+        _declared(model, header, args, kwargs),
         SavedMethod(header["method"]),
         args,
         kwargs,
@@ -65,11 +166,23 @@ def load(path, model: Callable) -> Fit:
         fields["stats"],
         header["num_chains"],
         header["sampled"],
-        local,
+        {k: fields["local"].get(k, Forgotten()) for k in header["latent_sites"]},
     )
-    _check_model(path, header, fit)
-    _warn_of_precision(path, arrays)
-    return fit
+
+
+def _declared(model, header, args, kwargs) -> Declared:
+    """The model with what was read off it in training; of a file that does not hold that, what its arguments still tell."""
+    if header["reading"] is not None:
+        return Declared(own_function(model), Reading(**{k: _tuples(v) for k, v in header["reading"].items()}))
+    try:
+        declared = declare(model, args, kwargs)
+    except Exception as error:
+        raise StoreError(f"was saved from the model '{header['model']}', and the one given does not run with its arguments: {error}") from error
+    return Declared(declared.function, declared.reading.observing(tuple(header["observed_sites"])))
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _latent(fields) -> Latent | SparseLatent:
@@ -77,68 +190,6 @@ def _latent(fields) -> Latent | SparseLatent:
         return fields
     sites = fields["sites"]
     return Latent(fields["mean"], fields["variance"], fields["alpha"], sites and Sites(sites["nat1"], sites["nat2"]))
-
-
-def _read(path: Path) -> tuple[dict, dict]:
-    """(header, arrays by name)."""
-    foreign = f"{path} is no fit saved by ppl_gp"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if HEADER not in archive.namelist():
-                raise StoreError(f"{foreign}: it is a zip file without {HEADER}.")
-            header = json.loads(archive.read(HEADER))
-            _check_format(path, header)
-            return header, {name: _array(archive, name) for name in header["arrays"]}
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{foreign}, or it was truncated or damaged: {error}") from error
-
-
-def _array(archive, name) -> np.ndarray:
-    with archive.open(f"{name}.npy") as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        member.read()  # to the end, where the checksum is compared
-    return array
-
-
-def _check_format(path, header) -> None:
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise StoreError(f"{path} is no fit saved by ppl_gp: its header does not say '{FORMAT}'.")
-    if header["version"] > FORMAT_VERSION:
-        raise StoreError(
-            f"{path} has format version {header['version']} (written by ppl-gp {header['packages']['ppl-gp']}), and "
-            f"this installation reads up to version {FORMAT_VERSION}; upgrade ppl-gp."
-        )
-
-
-def _check_model(path, header, fit: Fit) -> None:
-    """Run the model on the saved inputs and compare its sites with the saved ones."""
-    saved = f"{path} was saved from the model '{header['model']}', and '{qualified_name(fit.model)}' was given"
-    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
-    try:
-        trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
-    except (AttributeError, TypeError, ValueError, PplGpError) as error:
-        raise StoreError(f"{saved}, which does not run with the saved arguments: {error}") from error
-    gps = {k: list(site["fn"].shape()) for k, site in trace.items() if is_gp(site)}
-    if gps != header["gp_sites"]:
-        raise StoreError(f"{saved}: it has the GP sites {gps} (name, shape), and the file {header['gp_sites']}.")
-    found = {k: _shape(site) for k, site in trace.items() if k not in gps and _is_random(k, site, header)}
-    if found != header["hyper_sites"]:
-        wanted = header["hyper_sites"]
-        raise StoreError(f"{saved}: it has the hyperparameters {found} (name, shape), and the file {wanted}.")
-
-
-def _is_random(name, site, header) -> bool:
-    """Whether a site is a hyperparameter or a local latent: not observed in training, nor imputed beside data."""
-    other = (*header["observed_sites"], *header.get("latent_sites", ()))
-    unknown = site["type"] == "sample" and not site["is_observed"] and name not in other
-    return site["type"] == "param" or unknown
-
-
-def _shape(site) -> list[int]:
-    """As declared: a trace's value is the one that was substituted, whatever the model says."""
-    return list(site["fn"].shape() if site["type"] == "sample" else jnp.shape(site["args"][0]))
 
 
 def _warn_of_precision(path, arrays) -> None:

@@ -8,20 +8,18 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.arguments import argument_names
+from ppl_gp.arguments import Leaves, argument_names, argument_of
 from ppl_gp.declared import own_function
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.archive import write_archive
+from ppl_gp.results.coding import encode, encode_module
 from ppl_gp.results.inference_data import training_sites
-from ppl_gp.results.new_inputs import shaping_arguments
-from ppl_gp.results.storable import storable_modules
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
 
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
-_ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
 
 
 def save(fit: "Fit", path) -> Path:
@@ -50,6 +47,7 @@ def save(fit: "Fit", path) -> Path:
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
         "latent_sites": list(fit.local),
+        "reading": dataclasses.asdict(fit.model.reading),
         "observed_sites": _observed_sites(fit, training),
         "method": repr(fit.method),
         "result": str(fit.result),
@@ -61,10 +59,12 @@ def save(fit: "Fit", path) -> Path:
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
+        "forgotten": [k for k, q in fit.local.items() if q.needs_y],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }
     try:
-        write_archive(path, {**header, "arrays": sorted(arrays)}, arrays)
+        claims = {k: [a.dtype.str, list(a.shape)] for k, a in sorted(arrays.items())}
+        write_archive(path, {**header, "arrays": claims}, arrays)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
     return path
@@ -84,13 +84,20 @@ def qualified_name(model) -> str:
 
 
 def _without_observations(fit) -> tuple[list, dict]:
-    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from."""
-    shaping = shaping_arguments(fit, masks=True) - {"y"}
-    names = argument_names(fit.model, len(fit.args))
-    shaping |= set(names[:1])  # the inputs: a model may need no more than their number
-    args = [a if n in shaping or not eqx.is_array(a) else None for n, a in zip(names, fit.args, strict=True)]
-    kwargs = {k: v for k, v in fit.kwargs.items() if k in shaping or not eqx.is_array(v)}
-    return args, kwargs
+    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from.
+
+    Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a keyword that was one array is left away.
+    Observations that do not grow with the inputs (a few blanks) keep their shape, as zeros: a model may ask for their number. Of the
+    inputs as much is kept as their number of rows needs.
+    """
+    reading, leaves = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs)
+    kept = {*reading.shaping, *reading.masking} - {"y"}
+    inputs = [p for p in leaves.arrays if argument_of(p) == leaves.inputs]
+    kept |= set(inputs if not kept.intersection(inputs) else ())
+    gone = {p: x for p, x in leaves.arrays.items() if p not in kept and np.ndim(x)}
+    tied = {p for p in gone if argument_of(p) == "y" or reading.axis_of(p) is not None}
+    args, kwargs = leaves.replaced({p: None if p in tied else jnp.zeros_like(x) for p, x in gone.items()})
+    return list(args), {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
 
 
 def _encode_local(name: str, q, arrays) -> dict:
@@ -108,66 +115,3 @@ def _encode_latent(latent, arrays, where) -> dict:
     sites = None if latent.sites is None else {"nat1": latent.sites.nat1, "nat2": latent.sites.nat2}
     fields = {"mean": latent.mean, "variance": latent.variance, "alpha": latent.alpha, "sites": sites}
     return encode(fields, arrays, where, where)
-
-
-def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
-    """`value` as JSON, with arrays put into `arrays` under keys that begin with `where`."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, jax.Array | np.ndarray):
-        arrays[where] = np.asarray(value)
-        return {_ARRAY: where}
-    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {k: encode(v, arrays, f"{where}/{k}", f"{name}['{k}']") for k, v in value.items()}
-    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [encode(v, arrays, f"{where}/{i}", f"{name}[{i}]") for i, v in enumerate(value)]
-        return {_TUPLE: items} if isinstance(value, tuple) else items
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if type(value).__name__ in storable_modules():
-        return encode_module(value, arrays, where, name)
-    raise DataError(
-        f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, or lists, tuples and "
-        "dictionaries of those, and bind other objects to the model with functools.partial."
-    )
-
-
-def decode(value: Any, arrays) -> Any:
-    """The inverse of `encode`; `arrays` maps keys to arrays."""
-    if isinstance(value, list):
-        return [decode(v, arrays) for v in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {_ARRAY}:
-        return jnp.asarray(arrays[value[_ARRAY]])
-    if set(value) == {_TUPLE}:
-        return tuple(decode(v, arrays) for v in value[_TUPLE])
-    if _MODULE in value:
-        return _decode_module(value, arrays)
-    return {k: decode(v, arrays) for k, v in value.items()}
-
-
-def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
-    """One of our own modules (inducing variables, q(u)) as the name of its class and its fields."""
-    fields = (
-        value._asdict()
-        if hasattr(value, "_fields")
-        else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    )
-    return {
-        _MODULE: type(value).__name__,
-        **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()},
-    }
-
-
-def _decode_module(value: dict, arrays) -> Any:
-    cls = storable_modules().get(value[_MODULE])
-    if cls is None:
-        raise StoreError(f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade ppl-gp.")
-    fields = {k: decode(v, arrays) for k, v in value.items() if k != _MODULE}
-    if issubclass(cls, tuple):
-        return cls(**fields)
-    module = object.__new__(cls)  # its arrays have an axis of draws, which a constructor would not expect
-    for k, v in fields.items():
-        object.__setattr__(module, k, v)
-    return module

@@ -1,0 +1,134 @@
+"""A CSV file as text by column, and its cells as numbers. Every error names the file, the line and the column."""
+
+import codecs
+import csv
+import io
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ppl_gp.errors import DataError
+
+# Narrower than Python's float(), which also reads 1_000, nan and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+# What spreadsheets put into numbers: signs of thousands, of per cent, of money, and a long minus.
+_DECORATION = re.compile(r"[\s,'’_%$€£¥−]")
+# The cells that pandas.read_csv takes for missing values.
+_MISSING = set(
+    "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
+)
+# How pandas names, when it reads a file, the index column that it wrote without a name.
+_PANDAS_INDEX = re.compile(r"Unnamed: \d+")
+
+
+class Columns(NamedTuple):
+    """A CSV file as text: `lines` are the file's lines of the header (0 where it has none) and of each row."""
+
+    path: str
+    names: list[str]
+    rows: list[list[str]]
+    lines: list[int]
+
+    def cells(self, name: str) -> list[str]:
+        """One column; `DataError` where the header has its name twice."""
+        where = [i for i, other in enumerate(self.names) if other == name]
+        if len(where) > 1:
+            raise DataError(
+                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all named '{name}'; "
+                "rename or remove them."
+            )
+        return [row[where[0]] for row in self.rows]
+
+    def refusal(self, name: str, row: int, remedy: str) -> DataError:
+        """The error that names a cell."""
+        cell = self.rows[row][self.names.index(name)]
+        place = f"{self.path}, line {self.lines[row + 1]}"
+        return DataError(f"{place}: column '{name}' has {cell!r} in data row {row + 1}; {remedy}")
+
+
+def read_csv(path: str | Path) -> Columns:
+    """Read a CSV file with a header; without one (a first row of numbers) the columns are named x0, x1, ..."""
+    lines, rows = _parsed(path)
+    if not rows:
+        raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
+    if all(map(is_number, rows[0])):
+        header, lines = [f"x{i}" for i in range(len(rows[0]))], [0, *lines]
+    else:
+        header = rows.pop(0)
+    if not rows:
+        raise DataError(f"{path} has a header and no rows.")
+    for i, row in enumerate(rows):
+        if len(row) != len(header):
+            place = f"{path}, line {lines[i + 1]}"
+            raise DataError(f"{place}: data row {i + 1} has {len(row)} cells, the header {len(header)}.")
+    return Columns(str(path), header, rows, lines)
+
+
+def _parsed(path) -> tuple[list[int], list[list[str]]]:
+    """(lines of the file, rows of stripped cells), blank rows left out."""
+    reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
+    try:
+        found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; close and escape its quotation marks.") from error
+    return [line for line, _ in found], [row for _, row in found]
+
+
+def _decoded(path) -> str:
+    """The file's text without the byte-order mark that spreadsheets begin a file with."""
+    content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line, start = before.count(b"\n") + 1, before.rfind(b"\n") + 1
+        column = len(next(csv.reader([before[start:].decode("latin-1")]), [""]))
+        raise DataError(
+            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not UTF-8; save the file "
+            "as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's own format)."
+        ) from error
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a plain decimal number."""
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def numbers(columns: Columns, name: str) -> np.ndarray:
+    """One column as floats, (N,); `DataError` names the first cell that is no finite number."""
+    for i, cell in enumerate(cells := columns.cells(name)):
+        if not is_number(cell):
+            raise columns.refusal(name, i, remedy(cell) or "give numbers, or drop the column.")
+        if not np.isfinite(float(cell)):
+            raise columns.refusal(name, i, "that is beyond float64; scale the column.")
+    return np.array([float(cell) for cell in cells])
+
+
+def remedy(cell: str) -> str | None:
+    """What to do about a cell that is missing, or that is meant for a number and is not written as one; else `None`."""
+    if cell in _MISSING:
+        return "fill it in, or drop the row."
+    if not is_number(cell) and (_python_reads(cell) or is_number(_DECORATION.sub("", cell))):
+        return "write it as a plain finite number, such as 1000.5."
+    return None
+
+
+def _python_reads(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def require_names(columns: Columns) -> None:
+    """`DataError` where a column has no name of its own: every one is an input, and an index would be one too."""
+    for i, name in enumerate(columns.names):
+        if not name or _PANDAS_INDEX.fullmatch(name):
+            raise DataError(
+                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as pandas leaves its "
+                "index; write the file with to_csv(path, index=False), or name the column."
+            )
+        columns.cells(name)
