@@ -1,6 +1,7 @@
 """A model as the samplers see it: what they cannot sample is refused, and what needs no sampling is kept from them."""
 
 from collections.abc import Callable
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ def require_settings(config, *counts: str) -> None:
     name = type(config).__name__
     for count in counts:
         value = getattr(config, count)
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, Integral) or value < 1:
             raise DataError(f"{name}({count}={value!r}): give a whole number, at least 1.")
     if not 0.0 < config.target_accept_prob < 1.0:
         raise DataError(f"{name}(target_accept_prob={config.target_accept_prob!r}): give a number between 0 and 1.")
@@ -101,9 +102,9 @@ class self_contained(Messenger):
             msg["value"] = random.key(0)
         if msg["type"] == "param":
             msg["kwargs"]["rng_key"] = random.key(0)
-        if msg["name"] in self.missing:
+        if msg.get("name") in self.missing:
             msg["value"] = msg["fn"].sample(random.key(0))
-        msg["stop"] = msg.get("stop") or msg["type"] == "param" or msg["name"] in self.missing
+        msg["stop"] = msg.get("stop") or msg["type"] == "param" or msg.get("name") in self.missing
 
 
 class whitened(handlers.reparam):
