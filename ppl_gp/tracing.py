@@ -10,7 +10,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.wrappers import bare, hidden_axes, mask_of
 
@@ -191,3 +191,14 @@ def plate_scale(trace: dict) -> float:
     """N / B of the plates that subsample in the model itself; 1 where none does."""
     plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
     return float(math.prod(size / (subsample or size) for size, subsample in plates))
+
+
+def require_no_subsampling(trace: dict, method: str) -> None:
+    """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch of the data."""
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            size, batch = site["args"]
+            raise ModelError(
+                f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data in every step; leave "
+                "subsample_size out, or fit by SVGP()."
+            )

@@ -12,20 +12,28 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpyro.infer
+import numpyro.distributions as dist
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import constrain_fn, potential_energy
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import Whiten
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc import run_chains
+from ppl_gp.infer.mcmc import Kernel, run_chains
 from ppl_gp.infer.nuts import fit_from_draws
+from ppl_gp.infer.sampled_model import (
+    missing_parts,
+    require_plain_priors,
+    require_samplable,
+    require_settings,
+    self_contained,
+    whitened,
+)
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import is_observed, roles
+from ppl_gp.tracing import roles
 
 _MAX_SHRINKS = 100
 
@@ -34,7 +42,7 @@ class EllipticalSlice(eqx.Module):
     """Elliptical slice sampling of f within Gibbs. `num_slices` updates of f for each update of the hyperparameters.
 
     Slower mixing than `NUTS()` where f and the hyperparameters are strongly coupled; needs no gradient of the
-    likelihood. Local latents are not supported (`ModelError`). Results and `stats` as `NUTS`.
+    likelihood. Local latents and scaled priors of f are not supported (`ModelError`). Results and `stats` as `NUTS`.
     """
 
     num_warmup: int = eqx.field(default=500, static=True)
@@ -44,8 +52,7 @@ class EllipticalSlice(eqx.Module):
     target_accept_prob: float = eqx.field(default=0.8, static=True)
 
     def __check_init__(self):
-        if min(self.num_warmup, self.num_samples, self.num_chains, self.num_slices) < 1:
-            raise ValueError(f"{self}: num_warmup, num_samples, num_chains and num_slices must be at least 1.")
+        require_settings(self, "num_warmup", "num_samples", "num_chains", "num_slices")
 
 
 def elliptical_slice(key, v, log_lik):
@@ -77,18 +84,6 @@ def elliptical_slice(key, v, log_lik):
     return jax.tree.map(lambda new, old: jnp.where(shrinks < _MAX_SHRINKS, new, old), at(angle), v)
 
 
-def _observed_log_prob(whitened, args, kwargs, values):
-    with handlers.block():
-        seeded = handlers.substitute(handlers.seed(whitened, random.key(0)), data=values)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    total = jnp.zeros(())
-    for site in trace.values():
-        if is_observed(site):
-            log_prob = site["fn"].log_prob(site["value"])
-            total = total + jnp.sum(log_prob if site["scale"] is None else site["scale"] * log_prob)
-    return total
-
-
 class _GibbsState(NamedTuple):
     z: dict  # {"whites": ..., "hyper": ...}, the latter unconstrained
     hmc_state: Any
@@ -100,19 +95,18 @@ class _SliceWithinGibbs(MCMCKernel):
 
     sample_field = "z"
 
-    def __init__(self, whitened, config: EllipticalSlice, base_sites, has_hyper: bool):
-        self._whitened, self._config, self._base_sites, self._has_hyper = whitened, config, base_sites, has_hyper
-        self._nuts = numpyro.infer.NUTS(self._given_whites, target_accept_prob=config.target_accept_prob)
+    def __init__(self, model, config: EllipticalSlice, base_sites, has_hyper: bool):
+        self._model, self._config, self._base_sites, self._has_hyper = model, config, base_sites, has_hyper
+        self._nuts = Kernel(self._given_whites, target_accept_prob=config.target_accept_prob)
 
     def _given_whites(self, *args, _whites, **kwargs):
-        return handlers.condition(self._whitened, data=_whites)(*args, **kwargs)
+        return handlers.condition(self._model, data=_whites)(*args, **kwargs)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
         """Start f at zero in whitened coordinates and the hyperparameters where NUTS starts them."""
         del init_params
         with handlers.block():
-            seeded = handlers.seed(self._whitened, rng_key)
-            trace = handlers.trace(seeded).get_trace(*model_args, **model_kwargs)
+            trace = handlers.trace(handlers.seed(self._model, rng_key)).get_trace(*model_args, **model_kwargs)
         whites = {k: jnp.zeros_like(trace[k]["value"]) for k in self._base_sites}
         inner = None
         if self._has_hyper:
@@ -123,10 +117,11 @@ class _SliceWithinGibbs(MCMCKernel):
         """One Gibbs sweep."""
         key, key_slice = random.split(state.rng_key)
         whites, inner = state.z["whites"], state.hmc_state
-        hyper = self._constrained(state.z, model_args, model_kwargs)
 
         def log_lik(v):
-            return _observed_log_prob(self._whitened, model_args, model_kwargs, {**hyper, **v})
+            # All of the joint density but N(v): a prior, or its support, may be computed from f too.
+            energy = self._energy(v, state.z["hyper"], model_args, model_kwargs)
+            return -energy - sum(dist.Normal().log_prob(x).sum() for x in v.values())
 
         def update(v, k):
             return elliptical_slice(k, v, log_lik), None
@@ -134,50 +129,45 @@ class _SliceWithinGibbs(MCMCKernel):
         whites, _ = lax.scan(update, whites, random.split(key_slice, self._config.num_slices))
         if self._has_hyper:
             given = {**model_kwargs, "_whites": whites}
-            energy, gradient = jax.value_and_grad(self._nuts.get_potential_fn(model_args, given))(inner.z)
+            energy, gradient = jax.value_and_grad(lambda z: self._energy(whites, z, model_args, model_kwargs))(inner.z)
             inner = inner._replace(potential_energy=energy, z_grad=gradient)
             inner = self._nuts.sample(inner, model_args, given)
         return _GibbsState({"whites": whites, "hyper": inner.z if self._has_hyper else {}}, inner, key)
 
-    def _constrained(self, z, args, kwargs):
-        if not self._has_hyper:
-            return {}
-        values = self._nuts.postprocess_fn(args, {**kwargs, "_whites": z["whites"]})(z["hyper"])
-        # Not the deterministic sites: f, substituted beside the whites, would pin the likelihood that the slices see.
-        return {k: values[k] for k in z["hyper"]}
+    def _energy(self, whites, z, args, kwargs):
+        """-log p(v, z, data), nats, z the unconstrained hyperparameters."""
+        return potential_energy(self._given_whites, args, {**kwargs, "_whites": whites}, z)
 
     def postprocess_fn(self, model_args, model_kwargs):
         """(z) -> constrained hyperparameters, and f."""
 
         def transform(z):
-            values = self._constrained(z, model_args, model_kwargs)
-            with handlers.block():
-                given = handlers.substitute(
-                    handlers.seed(self._whitened, random.key(0)), data={**values, **z["whites"]}
-                )
-                trace = handlers.trace(given).get_trace(*model_args, **model_kwargs)
-            return {k: s["value"] for k, s in trace.items() if s["type"] in ("sample", "deterministic")}
+            given = {**model_kwargs, "_whites": z["whites"]}
+            return constrain_fn(self._given_whites, model_args, given, z["hyper"], return_deterministic=True)
 
         return transform
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, config: EllipticalSlice, sites: tuple[str, ...], has_hyper: bool):
+def _kernel(model, config: EllipticalSlice, sites: tuple[str, ...], missing: tuple[str, ...], has_hyper: bool):
     """One kernel a model and configuration, so that compiled code is found again."""
-    whitened = handlers.reparam(model, config={site: Whiten() for site in sites})
-    return _SliceWithinGibbs(whitened, config, tuple(f"{s}_base" for s in sites), has_hyper)
+    model = whitened(self_contained(model, missing), sites)
+    return _SliceWithinGibbs(model, config, tuple(f"{s}_base" for s in sites), has_hyper)
 
 
 @run_method.register
 def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progress) -> Fit:
-    found = roles(first_trace(model, args, kwargs))
+    trace = first_trace(model, args, kwargs)
+    found = roles(trace)
+    require_samplable(model, trace, args, kwargs, "EllipticalSlice()")
+    require_plain_priors(trace, found.gps, "EllipticalSlice()")
     if not found.gps or found.local_latents:
         raise ModelError(
             f"EllipticalSlice() needs GP sites and no local latents; the model has GP sites {list(found.gps)} and local "
             f"latents {list(found.local_latents)}. Use NUTS()."
         )
     draws = run_chains(
-        _kernel(model, method, found.gps, bool(found.hyper)),
+        _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper)),
         rng_key,
         args,
         kwargs,

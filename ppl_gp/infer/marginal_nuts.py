@@ -4,14 +4,14 @@ from functools import lru_cache
 
 import equinox as eqx
 import numpy as np
-import numpyro.infer
 from jax import lax
 
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.handlers import marginal
-from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
+from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.local.pseudo import Sites, condition
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
@@ -20,17 +20,19 @@ from ppl_gp.tracing import roles
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, method, config: Sample):
+def _kernel(model, method, config: Sample, missing: tuple[str, ...]):
     """One kernel a model and configuration, so that compiled code is found again."""
-    return numpyro.infer.NUTS(marginal(model, method), target_accept_prob=config.target_accept_prob)
+    return Kernel(marginal(self_contained(model, missing), method), target_accept_prob=config.target_accept_prob)
 
 
 def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
     """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood and inner status."""
-    config, found = method.hyper, roles(first_trace(model, args, kwargs))
+    trace = first_trace(model, args, kwargs)
+    config, found = method.hyper, roles(trace)
+    require_samplable(model, trace, args, kwargs, "hyper=Sample()")
     if not found.hyper:
         raise ModelError("Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP().")
-    kernel = _kernel(model, method, config)
+    kernel = _kernel(model, method, config, missing_parts(trace))
     draws = run_chains(
         kernel,
         rng_key,
@@ -50,7 +52,7 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
     stats["sample_stats"] = {**stats["sample_stats"], **inner}
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
-    hyper = {k: values[k] for k in (*found.hyper, *found.params)}
+    hyper = {k: values[k] for k in found.hyper}
     latent = _latents(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
     return Fit(model, method, args, kwargs, hyper, {name: latent}, None, result, stats, config.num_chains, True)
 

@@ -1,21 +1,37 @@
 """Running a NumPyro kernel in chunks: progress, Ctrl-C that keeps the draws so far, and no recompilation on new
 data."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.infer
 from jax import lax, random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer.util import constrain_fn
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.batching import over_devices
-from ppl_gp.infer.progress import track
+from ppl_gp.infer.progress import one_blas_thread, track
 
 CHUNK = 25
 _R_HAT_LIMIT = 1.05
+_DRAWS_PER_CHAIN = 10  # effective ones, below which r-hat says nothing: Gelman et al. 2013 (BDA3), 11.5
+_MIN_DRAWS = 4  # of a chain, that its halves have a variance
+
+
+class Kernel(numpyro.infer.NUTS):
+    """NumPyro's NUTS, its constrained draws made from the model alone.
+
+    NumPyro's own `postprocess_fn` keeps the transforms of the last trace, which may be of other options of the model.
+    """
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        """(z) -> constrained values, and deterministic sites."""
+        return partial(constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True)
 
 
 class Draws(NamedTuple):
@@ -69,7 +85,7 @@ def run_chains(kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_ch
     keys = random.key_data(random.split(rng_key, num_chains))
     states = _init(kernel, keys, num_warmup, args, kwargs)
     parts, interrupted = [], False
-    with track(label, num_warmup + num_samples, progress) as update:
+    with track(label, num_warmup + num_samples, progress) as update, one_blas_thread():
         done = 0
         try:
             for num, keep in _schedule(num_warmup, num_samples):
@@ -97,26 +113,41 @@ def _schedule(num_warmup, num_samples):
 
 
 def diagnose(draws: Draws, names) -> tuple[Result, dict]:
-    """r-hat and ESS (the worst entry of each named site), divergences, and the verdict."""
-    r_hat, ess = {}, {}
-    for name in names:
-        x = np.asarray(draws.values[name], float)
-        if x.shape[1] >= 4:
-            r_hat[name] = float(np.max(split_gelman_rubin(x)))
-            ess[name] = float(np.min(effective_sample_size(x)))
+    """r-hat and ESS (the worst entry of each named site), divergences, and the verdict.
+
+    `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain (twice as many as halves
+    of chains, times five: Gelman et al. 2013, 11.5), at most 5 % divergences. NaN stands for what is no number: fewer than
+    4 draws, a site or a chain that never moved, an ESS estimate below one.
+    """
+    figures = {name: _figures(np.asarray(draws.values[name], float)) for name in names}
+    r_hat, ess = ({name: figure[i] for name, figure in figures.items()} for i in (0, 1))
     divergences = int(np.sum(draws.extra.get("diverging", 0)))
     share = divergences / max(1, np.size(draws.extra.get("diverging", [0])))
-    mixed = all(r < _R_HAT_LIMIT or np.isnan(r) for r in r_hat.values()) and share < 0.05
+    # NaN is neither below nor above.
+    mixed = all(r < _R_HAT_LIMIT for r in r_hat.values()) and share < 0.05
+    mixed = mixed and all(ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names)
     result = Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
-    finite = [v for v in r_hat.values() if np.isfinite(v)]
     return result, {
-        "r_hat": max(finite, default=float("nan")),
-        "ess": min(ess.values(), default=float("nan")),
+        "r_hat": float(np.max(list(r_hat.values()))),
+        "ess": float(np.min(list(ess.values()))),
         "r_hat_by_site": r_hat,
         "ess_by_site": ess,
         "divergences": divergences,
         "sample_stats": draws.extra,
     }
+
+
+def _figures(x) -> tuple[float, float]:
+    """(r-hat, ESS) of the worst entry of a site, x (chain, draw, ...).
+
+    Entries that are constants of the site's support (the zeros of a triangular factor) are left out: others move there.
+    """
+    x = x.reshape(*x.shape[:2], -1)
+    x = x[..., np.ptp(x, (0, 1)) != 0]
+    if x.shape[1] < _MIN_DRAWS or x.shape[2] == 0 or not np.all(np.ptp(x, 1)):
+        return float("nan"), float("nan")
+    ess = float(np.min(effective_sample_size(x)))
+    return float(np.max(split_gelman_rubin(x))), ess if ess >= 1.0 else float("nan")
 
 
 def flatten(values):

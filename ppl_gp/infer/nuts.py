@@ -4,14 +4,19 @@ from functools import lru_cache
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpyro.infer
-from numpyro import handlers
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import Whiten
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
+from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.sampled_model import (
+    missing_parts,
+    require_plain_priors,
+    require_samplable,
+    require_settings,
+    self_contained,
+    whitened,
+)
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import roles
@@ -20,8 +25,11 @@ from ppl_gp.tracing import roles
 class NUTS(eqx.Module):
     """The exact posterior by NumPyro's NUTS, f whitened. `hyper` is sampled with f; nothing is approximated.
 
-    Results: converged; not_mixed where r-hat of a hyperparameter exceeds 1.05 (or more than 5 % of draws diverge);
-    interrupted. `stats`: r_hat, ess (minimum over hyperparameters and f), divergences.
+    Results: converged; not_mixed where r-hat of a hyperparameter or of f exceeds 1.05, the effective sample size falls
+    below 10 draws a chain (or has no estimate), or more than 5 % of draws diverge; interrupted. `stats`: r_hat, ess
+    (the worst over hyperparameters and f; quantiles want ESS of 100 draws a chain), divergences.
+
+    `ModelError` for what has no density to sample: `numpyro.param` sites, discrete latents, plates that subsample.
     """
 
     num_warmup: int = eqx.field(default=500, static=True)
@@ -31,26 +39,29 @@ class NUTS(eqx.Module):
     max_tree_depth: int = eqx.field(default=10, static=True)
 
     def __check_init__(self):
-        if min(self.num_warmup, self.num_samples, self.num_chains) < 1:
-            raise ValueError(f"{self}: num_warmup, num_samples and num_chains must be at least 1.")
+        require_settings(self, "num_warmup", "num_samples", "num_chains", "max_tree_depth")
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, config: NUTS, sites: tuple[str, ...]):
+def _kernel(model, config: NUTS, sites: tuple[str, ...], missing: tuple[str, ...]):
     """One kernel a model and configuration, so that compiled code is found again."""
-    whitened = handlers.reparam(model, config={site: Whiten() for site in sites})
-    return numpyro.infer.NUTS(
-        whitened, target_accept_prob=config.target_accept_prob, max_tree_depth=config.max_tree_depth
+    return Kernel(
+        whitened(self_contained(model, missing), sites),
+        target_accept_prob=config.target_accept_prob,
+        max_tree_depth=config.max_tree_depth,
     )
 
 
 @run_method.register
 def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
-    found = roles(first_trace(model, args, kwargs))
+    trace = first_trace(model, args, kwargs)
+    found = roles(trace)
+    require_samplable(model, trace, args, kwargs, "NUTS()")
+    require_plain_priors(trace, found.gps, "NUTS()", scaled=True)
     if not found.gps:
         raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
     draws = run_chains(
-        _kernel(model, method, found.gps),
+        _kernel(model, method, found.gps, missing_parts(trace)),
         rng_key,
         args,
         kwargs,
@@ -68,5 +79,5 @@ def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit
     result, stats = diagnose(draws, (*found.hyper, *found.gps))
     values = flatten(draws.values)
     latent = {site: Latent(values[site], jnp.zeros_like(values[site]), None, None) for site in found.gps}
-    hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.params, *found.local_latents)}
+    hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
     return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, num_chains, True)

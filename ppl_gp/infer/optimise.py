@@ -21,7 +21,7 @@ from ppl_gp.errors import DataError, Result
 from ppl_gp.factors import read
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batching import over_leading_axis
-from ppl_gp.infer.progress import track
+from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.space import log_prior, space, starts
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import Sites
@@ -144,7 +144,7 @@ def maximise(model, method: LocalMethod, config: MAP, rng_key, args, kwargs, *, 
     problem = _Problem(model, method, args, kwargs)
     runs = _start(problem, rng_key, config.restarts, _checked_init(problem, config.init))
     result = Result.max_steps
-    with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update:
+    with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
         try:
             for step in range(config.max_steps):
                 runs = jax.block_until_ready(_advance(problem, runs, config.tol))

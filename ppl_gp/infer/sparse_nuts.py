@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-import numpyro.infer
 from jax import random
 from jaxtyping import Array
 
@@ -19,7 +18,15 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.initial import inducing_variables, priors_of
-from ppl_gp.infer.mcmc import diagnose, flatten, run_chains
+from ppl_gp.infer.boundary import first_trace
+from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.sampled_model import (
+    missing_parts,
+    require_plain_priors,
+    require_samplable,
+    require_settings,
+    self_contained,
+)
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.subject import look_at, site_inputs
 from ppl_gp.results.fit import Fit
@@ -52,9 +59,7 @@ class SparseNUTS(eqx.Module):
     num_nodes: int | None = eqx.field(default=None, static=True)
 
     def __check_init__(self):
-        counts = (self.num_inducing, self.num_warmup, self.num_samples, self.num_chains)
-        if min(counts) < 1:
-            raise DataError("SparseNUTS: num_inducing, num_warmup, num_samples and num_chains must be at least 1.")
+        require_settings(self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth")
 
 
 def sparse_model(model: Callable, how: Expectation, of: Structure) -> Callable:
@@ -84,10 +89,12 @@ def _white(name: str, shape):
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, how: Expectation, of: Structure, target_accept_prob: float, max_tree_depth: int):
-    """One kernel a model and configuration, so that compiled code is found again."""
-    return numpyro.infer.NUTS(
-        sparse_model(model, how, of), target_accept_prob=target_accept_prob, max_tree_depth=max_tree_depth
+def _kernel(model, how: Expectation, of: Structure, missing, target_accept_prob: float, max_tree_depth: int, num_warmup: int):
+    """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps its length of warm-up.)"""
+    return Kernel(
+        sparse_model(self_contained(model, missing), how, of),
+        target_accept_prob=target_accept_prob,
+        max_tree_depth=max_tree_depth,
     )
 
 
@@ -97,8 +104,10 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         raise DataError("SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP().")
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
-    whole = SVGP(num_inducing=method.num_inducing, batch_size=args[0].shape[0])
+    require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
+    whole = SVGP(num_inducing=method.num_inducing, batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None)
     subject = look_at(whole, model, args, kwargs, seed)
+    require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     priors, _ = priors_of(subject.trace, subject.gps)
     inputs = site_inputs(subject, hyper, seed)
@@ -106,7 +115,16 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
     }
     how = Expectation(method.num_nodes, additive=subject.additive)
-    kernel = _kernel(model, how, subject.structure, method.target_accept_prob, method.max_tree_depth)
+    kernel = _kernel(
+        model,
+        how,
+        subject.structure,
+        missing_parts(subject.trace),
+        method.target_accept_prob,
+        method.max_tree_depth,
+        method.num_warmup,
+    )
+    names = tuple(k for k in subject.names if subject.trace[k]["type"] == "sample")
     draws = run_chains(
         kernel,
         key_run,
@@ -118,11 +136,11 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         progress=progress,
         label="SparseNUTS",
     )
-    result, stats = diagnose(draws, (*subject.names, *(f"{k}_base" for k in variables)))
+    result, stats = diagnose(draws, (*names, *(f"{k}_base" for k in variables)))
     values = flatten(draws.values)
     latent = {k: _latent(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
-    hyper = {k: values[k] for k in (*subject.names, *subject.structure.latents)}
+    hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
     return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, method.num_chains, True)
 
 

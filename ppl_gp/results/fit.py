@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ppl_gp.companions import mixing_sites
+from ppl_gp.declared import declare
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
@@ -45,6 +46,9 @@ class Fit:
     num_chains: int = 1
     sampled: bool = False
     local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        self.model = declare(self.model, self.args, self.kwargs)
 
     def __repr__(self) -> str:
         """What was fitted by what and how it ended, without arrays."""
