@@ -170,6 +170,7 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
         "map_gradient": float(runs.slope[best]),
         "log_posterior": -float(losses[best]),
         "restart_log_posteriors": -losses,
+        "restart_steps": np.asarray(runs.steps),
         "restart_ended": np.asarray(runs.done),
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
