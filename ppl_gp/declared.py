@@ -5,14 +5,19 @@ from functools import update_wrapper
 from typing import Any
 
 from ppl_gp.arguments import Leaves
-from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.errors import DataError, ModelError, PplGpError
+from ppl_gp.fingerprint import Keyed, changed, keyed
 from ppl_gp.reading import Reading, read_off
 
 
 class Declared:
-    """A model that knows which of its axes are the data's. It is called as the model is; equal to another of the same model and reading."""
+    """A model that knows which of its axes are the data's, and what it read when it was declared (globals, closures).
 
-    def __init__(self, function: Callable, reading: Reading):
+    It is called as the model is. Equal to another one of the same code, with the same constants and the same reading: so compiled code
+    is found again, and not after a constant has changed.
+    """
+
+    def __init__(self, function: Keyed, reading: Reading):
         self.function, self.reading = function, reading
         update_wrapper(self, function)
 
@@ -37,7 +42,7 @@ def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
     if isinstance(model, Declared):
         return model
     try:
-        return Declared(model, read_off(model, args, kwargs))
+        return Declared(keyed(model), read_off(model, args, kwargs))
     except (TypeError, ValueError) as error:
         lengths = {x.shape[0] for x in Leaves(model, args, kwargs).arrays.values() if len(x.shape)}
         if isinstance(error, PplGpError) or len(lengths) <= 1:
@@ -47,4 +52,13 @@ def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
 
 def own_function(model: Callable) -> Callable:
     """The user's function behind a declared model."""
-    return model.function if isinstance(model, Declared) else model
+    return model.function.__wrapped__ if isinstance(model, Declared) else model
+
+
+def require_unchanged(model: Declared) -> None:
+    """Raise `ModelError` where something that the model reads differs from what it was when it was declared."""
+    if differing := changed(model.function):
+        raise ModelError(
+            f"what the model reads has changed since the fit: {differing}. A prediction would mix old and new values: put the old "
+            "value back, fit again, or make it an argument of the model, which a fit remembers."
+        )

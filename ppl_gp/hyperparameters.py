@@ -1,35 +1,61 @@
 """What happens to the hyperparameters: configuration only, shared by every method's `hyper=` argument."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from ppl_gp.errors import DataError
+from ppl_gp.fingerprint import digest
 
 
-@dataclass(frozen=True)
-class MAP:
+class _ByValue:
+    """Compares and hashes by the values of its fields, arrays in dictionaries included (`==` of arrays is no truth value)."""
+
+    def __eq__(self, other):
+        return type(self) is type(other) and self._digest() == other._digest()
+
+    def __hash__(self):
+        return hash(self._digest())
+
+    def _digest(self) -> str:
+        return digest([getattr(self, f.name) for f in fields(self)])  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, eq=False)
+class MAP(_ByValue):
     """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's AutoDelta (no Jacobian).
 
-    Sites declared by `numpyro.param` have no prior. `restarts`: the first start is the prior's median, the others are
-    prior draws, run in one compiled call a step; the best is kept. `tol`: on the largest gradient entry, nats.
+    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start, inside the supports; by
+    default the prior's median, and of a param its declared value. `restarts`: the other starts are prior draws, run in one
+    compiled call a step; the best is kept. `tol`: on the largest gradient entry, nats.
     """
 
     restarts: int = 1
     max_steps: int = 200
     tol: float = 1e-4
-    init: Mapping[str, Any] | None = field(default=None, hash=False)
+    init: Mapping[str, Any] | None = None
 
     def __post_init__(self):
         if self.restarts < 1:
             raise DataError(f"MAP(restarts={self.restarts}): give at least 1.")
+        if self.init is not None:
+            object.__setattr__(self, "init", _own_copy("MAP(init=...)", self.init))
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model without any."""
+@dataclass(frozen=True, eq=False)
+class Fixed(_ByValue):
+    """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model without any.
 
-    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree. Another set of values of
+    the same shapes compiles nothing.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "values", _own_copy("Fixed(...)", self.values))
 
 
 @dataclass(frozen=True)
@@ -44,3 +70,10 @@ class Sample:
     def __post_init__(self):
         if min(self.num_warmup, self.num_samples, self.num_chains) < 1:
             raise DataError(f"{self}: num_warmup, num_samples and num_chains must be at least 1.")
+
+
+def _own_copy(name, values) -> dict:
+    """What the caller changes afterwards is no part of the configuration."""
+    if not isinstance(values, Mapping):
+        raise DataError(f"{name} takes a dictionary {{site: value}}, and has {type(values).__name__}.")
+    return {k: x.copy() if isinstance(x, np.ndarray) else list(x) if isinstance(x, list) else x for k, x in values.items()}

@@ -23,6 +23,7 @@ LAYERS = [
     "wrappers",
     "gp",
     "tracing",
+    "captured",
     "fingerprint",
     "growth",
     "moving",

@@ -26,7 +26,8 @@ _TRIALS = 6  # moves of half of the rows
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape and support."""
-    trace = run(declare(model, args, kwargs), args, kwargs, hyper)
+    declared = model if getattr(model, "reading", None) is not None else declare(model, args, kwargs)
+    trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
         _check_observed(name, trace[name])
     return trace

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.declared import declare
+from ppl_gp.declared import declare, own_function
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.factors import read
@@ -72,7 +72,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     """
     try:
         args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
-        model = declare(model, args, kwargs)
+        model = declare(own_function(model), args, kwargs)
         trace = first_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
@@ -107,10 +107,11 @@ def _gp_sites(subject: _Subject):
 
 def _hyperparameters(subject: _Subject):
     names = (*subject.found.hyper, *subject.found.params)
-    space(subject.trace)  # raises for a discrete one
+    _space(subject)  # raises for a discrete one
     if not names:
         return True, "none: the model is fitted as it stands, with Fixed({})."
-    shapes = {k: jnp.shape(subject.trace[k]["value"]) for k in names}
+    values = {k: subject.trace[k]["value"] for k in names}
+    shapes = {k: jnp.shape(v) if eqx.is_array_like(v) else f"tree of {len(jax.tree.leaves(v))}" for k, v in values.items()}
     kinds = {k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"]) for k in names}
     return True, "; ".join(f"{k} {shapes[k] or ''} {kinds[k]}".replace("  ", " ") for k in names)
 
@@ -150,13 +151,16 @@ def _dtype(subject: _Subject):
     return False, f"{X.dtype}; set jax.config.update('jax_enable_x64', True) before any array is made."
 
 
+def _space(subject: _Subject) -> Space:
+    return space(subject.trace, subject.model, subject.args, subject.kwargs)
+
+
 def _median(subject: _Subject) -> tuple[Space, dict, dict]:
     """(space, unconstrained, constrained) hyperparameters at the prior's median."""
-    sp = space(subject.trace)
-    if not sp.transforms:
+    sp = _space(subject)
+    if not sp.names:
         return sp, {}, {}
-    first = starts(subject.model, subject.args, subject.kwargs, sp, random.key(_MEDIAN_DRAWS_KEY), 1)
-    free = {k: v[0] for k, v in first.items()}
+    free = jax.tree.map(lambda x: x[0], starts(sp, random.key(_MEDIAN_DRAWS_KEY), 1))
     return sp, free, sp.constrain(free)
 
 
@@ -189,7 +193,7 @@ def _gradient(subject: _Subject):
         return True, f"not computed: the model has latents in the data's plate {list(subject.found.local_latents)}."
     sp, free, _ = _median(subject)
     value, gradient = _log_density(subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free)
-    bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(g)))]
+    bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(ravel_pytree(g)[0])))]
     if bad or not bool(jnp.isfinite(value)):
         return (
             False,
@@ -218,7 +222,7 @@ def _log_density(model, gps, sp: Space, args, kwargs, free):
 def _methods(subject: _Subject):
     local = _local_methods(subject) + _sparse_methods(subject)
     try:
-        space(subject.trace)
+        _space(subject)
     except ModelError:
         fitting = [name for name in local if name != "SparseNUTS"]
         return bool(fitting), ", ".join(fitting) + ", each with hyper=Fixed(...)" if fitting else "none."

@@ -8,8 +8,9 @@ import numpy as np
 from jax import random
 
 from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.declared import declare
+from ppl_gp.declared import declare, own_function
 from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.fingerprint import settle
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
 from ppl_gp.results.fit import Fit
@@ -38,10 +39,11 @@ def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: b
     args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
     with stopwatch() as watch:
         if not (args and isinstance(args[0], Stream)):
-            model = declare(model, args, kwargs)
+            model = declare(own_function(model), args, kwargs)
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
+    settle(result.model.function)
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "

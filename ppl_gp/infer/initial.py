@@ -11,9 +11,10 @@ from jax import random
 from ppl_gp.deep.encoders import encoder_rows, mlp_encoder
 from ppl_gp.deep.latents import Amortised, Encoded, Free, FreeGaussian, LatentGuide, latent_size
 from ppl_gp.deep.structure import Structure
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.hyperparameters import Fixed
+from ppl_gp.infer.fixed import fixed_values
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
@@ -29,7 +30,6 @@ from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.svgp import SVGP
-from ppl_gp.tracing import run
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
 
@@ -41,48 +41,23 @@ def num_rows(site: dict, args: tuple) -> int:
     return num if num in sizes or not sizes else max(sizes)
 
 
-def fixed_values(values, names, trace) -> dict:
-    """The values of `Fixed({...})`, checked: one finite constrained value for each hyperparameter."""
-    missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
-    if missing or unknown:
-        raise ModelError(
-            f"Fixed({dict(values)!r}) does not fit the model's hyperparameters {list(names)}: "
-            f"missing {missing}, unknown {unknown}. Give one constrained value for each."
-        )
-    hyper = {n: jnp.asarray(values[n], jnp.result_type(float)) for n in names}
-    for name, value in hyper.items():
-        if not bool(jnp.all(jnp.isfinite(value))):
-            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is not finite.")
-        site = trace[name]
-        if site["type"] == "sample" and not bool(jnp.all(site["fn"].support(value))):
-            raise DataError(f"Fixed(...)['{name}'] = {values[name]} is outside its support, {site['fn'].support}.")
-    return hyper
-
-
 def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
     """(fixed hyperparameters, unconstrained starting values of the others) for `MAP` and `Fixed`."""
     if isinstance(hyper, Fixed):
-        return fixed_values(hyper.values, names, trace), {}
+        return fixed_values(hyper, names, model, args, kwargs), {}
     if hyper.restarts > 1:
         raise DataError(f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give restarts=1.")
     if not names:
         return {}, {}
-    where = space(trace)
+    where = space(trace, model, args, kwargs)
     if hyper.init is not None:
-        return {}, _given(hyper, where, names)
-    return {}, jax.tree.map(lambda x: x[0], _starts(model, args, kwargs, key))
-
-
-def _given(config: MAP, where: Space, names) -> dict:
-    init = config.init or {}
-    if missing := [n for n in names if n not in init]:
-        raise DataError(f"MAP(init=...) lacks {missing}; it needs a value for each of {list(names)}.")
-    return where.unconstrain(dict(init))
+        return {}, where.unconstrain(fixed_values(hyper, names, model, args, kwargs))
+    return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
 
 
 @eqx.filter_jit
-def _starts(model, args, kwargs, key):
-    return starts(model, args, kwargs, space(run(model, args, kwargs)), key, 1)
+def _starts(where: Space, key):
+    return starts(where, key, 1)
 
 
 def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int) -> Variational:

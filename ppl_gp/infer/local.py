@@ -1,33 +1,41 @@
 """Fitting by a local approximation, with the hyperparameters fixed, maximised or sampled."""
 
+import copy
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 from ppl_gp.errors import Result
 from ppl_gp.factors import read
-from ppl_gp.hyperparameters import Fixed, Sample
-from ppl_gp.infer.boundary import first_trace, probe
+from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.infer.boundary import first_trace, probe, require_bounded
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.initial import fixed_values
+from ppl_gp.infer.fixed import fixed_values, holding
 from ppl_gp.infer.marginal_nuts import sample_marginal
 from ppl_gp.infer.optimise import Optimum, maximise
+from ppl_gp.infer.space import require_draws, space
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import condition
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import roles
+from ppl_gp.tracing import require_no_subsampling, roles
 
 
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
-    trace = first_trace(model, args, kwargs)
+    trace = first_trace(holding(model, method.hyper), args, kwargs)
+    require_no_subsampling(trace, type(method).__name__)
     found = roles(trace)
+    if isinstance(method.hyper, MAP):
+        require_bounded(trace, model.reading, f"{type(method).__name__}(hyper=MAP())")
     probe(read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik)
     if isinstance(method.hyper, Sample):
+        for name in found.hyper:
+            require_draws(trace[name], "hyper=MAP(init={...})")
         return sample_marginal(method, model, rng_key, args, kwargs, progress)
     hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
-    value, solution, latent, figures = _solve(model, method, hyper, args, kwargs, sites)
+    value, solution, latent, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
     inner = Result.from_code(solution.code)
     return Fit(
         model,
@@ -46,10 +54,18 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
     found = roles(trace)
     names = (*found.hyper, *found.params)
     if isinstance(method.hyper, Fixed):
-        return Optimum(fixed_values(method.hyper.values, names, trace), Result.converged, {}, None)
+        return Optimum(fixed_values(method.hyper, names, model, args, kwargs), Result.converged, {}, None)
     if not names:
         return Optimum({}, Result.converged, {}, None)
-    return maximise(model, method, method.hyper, rng_key, args, kwargs, progress=progress)
+    sp = space(trace, model, args, kwargs)
+    return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
+
+
+def _without_values(method: LocalMethod) -> LocalMethod:
+    """The method as compiled code is keyed by: other values of the hyperparameters, and other settings of `MAP`, find it again."""
+    bare = copy.copy(method)
+    object.__setattr__(bare, "hyper", Fixed())
+    return bare
 
 
 @eqx.filter_jit
@@ -69,6 +85,9 @@ def _jitter(figures):
 
 
 def _worst(outer: Result, inner: Result, value: float) -> Result:
-    if inner is not Result.converged:
+    """An inner status that names a cause comes first; steps that ran out are a consequence of values that are not finite."""
+    if inner not in (Result.converged, Result.max_steps):
         return inner
-    return outer if jnp.isfinite(value) else Result.nonfinite
+    if outer is Result.nonfinite or not jnp.isfinite(value):
+        return Result.nonfinite
+    return inner if inner is not Result.converged else outer

@@ -21,18 +21,22 @@ from ppl_gp.errors import DataError, Result
 from ppl_gp.factors import read
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batching import over_leading_axis
+from ppl_gp.infer.fixed import fixed_values
 from ppl_gp.infer.progress import one_blas_thread, track
-from ppl_gp.infer.space import log_prior, space, starts
+from ppl_gp.infer.space import Space, at_bounds, log_prior, starts
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import Sites
-from ppl_gp.tracing import run
 
 _FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 _UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that the line search backs off
 
 
 class Optimum(NamedTuple):
-    """The best restart: constrained hyperparameters, how it ended, the figures behind it, and a warm start there."""
+    """The best restart: constrained hyperparameters, how it ended, the figures behind it, and a warm start there.
+
+    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on, where the gradient does
+    not vanish in the declared coordinates: a maximum at the edge.
+    """
 
     hyper: dict
     result: Result
@@ -42,17 +46,15 @@ class Optimum(NamedTuple):
 
 class _Problem(eqx.Module):
     model: Callable = eqx.field(static=True)
-    method: LocalMethod
+    method: LocalMethod  # without the values of its `hyper`, which would compile anew
+    space: Space
     args: tuple
     kwargs: dict
-
-    def space(self):
-        return space(run(self.model, self.args, self.kwargs))
 
     def loss(self, free, given: tuple[Sites, Float[Array, ""]]):
         """(-(log evidence + log prior) / scale, sites) at an unconstrained point, from warm sites."""
         init, scale = given
-        hyper = self.space().constrain(free)
+        hyper = self.space.constrain(free)
         factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
         prior, log_lik = factors.prior, factors.log_lik
         value, solution = log_evidence(self.method, prior.covariance_matrix, prior.mean, log_lik, init)
@@ -103,7 +105,8 @@ def _step(problem: _Problem, r: _Run, tol) -> _Run:
     norm = optx.two_norm(gradient)
     loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
     flat = (r.loss - loss < 1e-10 * (1.0 + jnp.abs(loss))) & (r.loss > loss) & (slope < _FLAT)
-    done = (slope < tol) | flat | state.terminate
+    hopeless = (r.steps == 0) & ~(loss < _UNUSABLE)  # nowhere to back off to
+    done = (slope < tol) | flat | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)
     told = _Run(point, solver, _finite_or(sites, r.sites), r.scale, loss, slope, r.steps + 1, done)
     # After the first evaluation, start again with the loss scaled so that the first step has length below one.
@@ -120,10 +123,11 @@ def _finite_or(sites, fallback):
 
 @eqx.filter_jit
 def _start(problem: _Problem, rng_key, num_restarts: int, init):
-    points = starts(problem.model, problem.args, problem.kwargs, problem.space(), rng_key, num_restarts)
+    points = None if init is not None and num_restarts == 1 else starts(problem.space, rng_key, num_restarts)
     if init is not None:
-        points = jax.tree.map(lambda all, x: all.at[0].set(x), points, problem.space().unconstrain(init))
-    hyper = problem.space().constrain(jax.tree.map(lambda x: x[0], points))
+        first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
+        points = first if points is None else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
     num = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik.num
     return jax.vmap(lambda p: _begin(problem, p, num))(points)
 
@@ -136,43 +140,56 @@ def _advance(problem: _Problem, runs: _Run, tol) -> _Run:
 
 @eqx.filter_jit
 def _constrain(problem: _Problem, runs: _Run, best):
-    return problem.space().constrain(jax.tree.map(lambda x: x[best], runs.point))
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
+    return hyper, at_bounds(problem.space, hyper)
 
 
-def maximise(model, method: LocalMethod, config: MAP, rng_key, args, kwargs, *, progress: bool) -> Optimum:
-    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the best point so far."""
-    problem = _Problem(model, method, args, kwargs)
-    runs = _start(problem, rng_key, config.restarts, _checked_init(problem, config.init))
-    result = Result.max_steps
+def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, kwargs, *, progress: bool) -> Optimum:
+    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the best point so far.
+
+    How the best one has ended counts; the others' ends are in `stats`.
+    """
+    problem = _Problem(model, method, sp, args, kwargs)
+    runs = _start(problem, rng_key, config.restarts, _checked_init(config, sp))
+    _require_inside(runs, config)
+    tol, interrupted = jnp.asarray(config.tol), False
     with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
         try:
             for step in range(config.max_steps):
-                runs = jax.block_until_ready(_advance(problem, runs, config.tol))
+                runs = jax.block_until_ready(_advance(problem, runs, tol))
                 update(step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
                 if bool(jnp.all(runs.done)):
-                    result = Result.converged
                     break
         except KeyboardInterrupt:
-            result = Result.interrupted
+            interrupted = True
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
-    if result is Result.converged and not float(runs.slope[best]) < _FLAT:
-        result = Result.max_steps
-    if not losses[best] < _UNUSABLE:
-        result = Result.nonfinite if result is not Result.interrupted else result
+    hyper, bounds = _constrain(problem, runs, best)
     stats = {
         "map_steps": int(runs.steps[best]),
         "map_gradient": float(runs.slope[best]),
         "log_posterior": -float(losses[best]),
         "restart_log_posteriors": -losses,
+        "restart_steps": np.asarray(runs.steps),
+        "restart_ended": np.asarray(runs.done),
+        "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
-    return Optimum(_constrain(problem, runs, best), result, stats, jax.tree.map(lambda x: x[best], runs.sites))
+    result = Result.interrupted if interrupted else _result(runs, best)
+    return Optimum(hyper, result, stats, jax.tree.map(lambda x: x[best], runs.sites))
 
 
-def _checked_init(problem, init):
-    if init is None:
-        return None
-    names = list(problem.space().transforms)
-    if missing := [n for n in names if n not in init]:
-        raise DataError(f"MAP(init=...) lacks {missing}; it needs a value for each of {names}.")
-    return {n: jnp.asarray(init[n], jnp.result_type(float)) for n in names}
+def _result(runs: _Run, best: int) -> Result:
+    if not float(runs.loss[best]) < _UNUSABLE:
+        return Result.nonfinite
+    return Result.converged if bool(runs.done[best]) and float(runs.slope[best]) < _FLAT else Result.max_steps
+
+
+def _checked_init(config: MAP, sp: Space):
+    return None if config.init is None else fixed_values(config, sp.names, sp.model, sp.args, sp.kwargs)
+
+
+def _require_inside(runs: _Run, config: MAP) -> None:
+    """The ends of a support are infinitely far away."""
+    edge = [k for k, x in runs.point.items() if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))]
+    if config.init is not None and edge:
+        raise DataError(f"MAP(init=...) has {edge} on the edge of the support, where no step can start; give values inside.")

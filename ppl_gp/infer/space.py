@@ -1,59 +1,149 @@
-"""The hyperparameters as an unconstrained vector space: transforms, log prior, starts."""
+"""The hyperparameters as an unconstrained vector space: transforms, log prior, starts.
 
-from typing import NamedTuple
+A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed as the model runs, site by
+site, each by the support that it has at the values so far.
+"""
 
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import random
-from numpyro.distributions import constraints
+from numpyro import handlers
+from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.transforms import Transform, biject_to
 
 from ppl_gp.errors import ModelError
-from ppl_gp.tracing import roles, run
+from ppl_gp.gp import unwrap
+from ppl_gp.tracing import is_gp, roles, run
 
 _MEDIAN_DRAWS = 101
+_AT_BOUND = 1e-3
 
 
-class Space(NamedTuple):
-    """Transforms from unconstrained values to the declared supports, by site."""
+class Space(eqx.Module):
+    """The hyperparameters `names` of a model, a site's value being an array or, of a param, a tree of arrays.
 
-    transforms: dict[str, Transform]
+    `given`: values of other sites. Each call runs the model once, O(N), no factorisation.
+    """
+
+    model: Callable = eqx.field(static=True)
+    names: tuple[str, ...] = eqx.field(static=True)
+    args: tuple
+    kwargs: dict[str, Any]
+    given: dict[str, Any]
 
     def constrain(self, free: dict) -> dict:
         """Unconstrained -> declared coordinates."""
-        return {k: t(free[k]) for k, t in self.transforms.items()}
+
+        def value(site):
+            if site["name"] not in self.names or site["type"] not in ("sample", "param"):
+                return None
+            return jax.tree.map(transform(site), free[site["name"]])
+
+        trace = run(handlers.substitute(self.model, substitute_fn=value), self.args, self.kwargs, self.given)
+        return {k: trace[k]["value"] for k in self.names}
 
     def unconstrain(self, hyper: dict) -> dict:
         """Declared -> unconstrained coordinates."""
-        return {k: t.inv(jnp.asarray(hyper[k], jnp.result_type(float))) for k, t in self.transforms.items()}
+        return self.free_of(run(self.model, self.args, self.kwargs, {**self.given, **hyper}))
+
+    def free_of(self, trace: dict) -> dict:
+        """The unconstrained values of a trace."""
+
+        def inverse(site):
+            return jax.tree.map(lambda x: transform(site).inv(jnp.asarray(x, jnp.result_type(float))), site["value"])
+
+        return {k: inverse(trace[k]) for k in self.names}
 
 
-def space(trace: dict) -> Space:
+def support(site: dict) -> constraints.Constraint:
+    """Where a sample or param site's values may lie, at the values of the sites before it."""
+    return site["fn"].support if site["type"] == "sample" else site["kwargs"].get("constraint", constraints.real)
+
+
+def transform(site: dict) -> Transform:
+    """From unconstrained values to a site's support."""
+    return biject_to(support(site))
+
+
+def cannot_be_drawn(site: dict) -> bool:
+    """Whether a site's distribution has no draws, such as `ImproperUniform`."""
+    return site["type"] == "sample" and not is_gp(site) and type(unwrap(site["fn"])).sample is Distribution.sample
+
+
+def require_draws(site: dict, remedy: str) -> None:
+    """Raise `ModelError` for a hyperparameter whose prior has no draws to start from."""
+    if cannot_be_drawn(site):
+        raise ModelError(
+            f"hyperparameter '{site['name']}' has the improper prior {type(unwrap(site['fn'])).__name__}, which has no median and "
+            f"no draws to start from; give {remedy}, or hyper=Fixed({{...}}), or a proper prior."
+        )
+
+
+def inside(site: dict):
+    """Some value in the support of a site."""
+    t, fn = transform(site), site["fn"]
+    return t(jnp.zeros(t.inverse_shape(tuple(fn.shape()))))
+
+
+def at_bounds(sp: Space, hyper: dict) -> dict:
+    """{site on an interval: whether a value lies within `_AT_BOUND` of its length from an end}."""
+    trace, found = run(sp.model, sp.args, sp.kwargs, {**sp.given, **hyper}), {}
+    for name in sp.names:
+        where = support(trace[name])
+        while hasattr(where, "base_constraint"):
+            where = where.base_constraint
+        if hasattr(where, "lower_bound") and hasattr(where, "upper_bound"):
+            low, high = where.lower_bound, where.upper_bound
+            near = [jnp.any(jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low)) for x in jax.tree.leaves(hyper[name])]
+            found[name] = jnp.any(jnp.stack(near))
+    return found
+
+
+def space(trace: dict, model, args, kwargs, given: dict | None = None) -> Space:
     """The space of a model's hyperparameters, from one trace; `ModelError` for a discrete one."""
-    found, transforms = roles(trace), {}
+    found = roles(trace)
     for name in found.hyper:
-        support = trace[name]["fn"].support
-        if support.is_discrete:
+        if support(trace[name]).is_discrete:
             raise ModelError(f"hyperparameter '{name}' is discrete; fix it with hyper=Fixed({{'{name}': ...}}).")
-        transforms[name] = biject_to(support)
-    for name in found.params:
-        transforms[name] = biject_to(trace[name]["kwargs"].get("constraint", constraints.real))
-    return Space(transforms)
+    return Space(model, (*found.hyper, *found.params), args, kwargs, given or {})
 
 
 def log_prior(model, args, kwargs, hyper: dict):
-    """sum of log p(hyperparameter), nats, in the declared coordinates; `numpyro.param` sites have none."""
+    """sum of scale x log p(hyperparameter), nats, in the declared coordinates; `numpyro.param` sites have none.
+
+    `handlers.scale` and `handlers.mask` around a site count, as in NumPyro's `log_density`.
+    """
     trace = run(model, args, kwargs, hyper)
-    terms = [jnp.sum(trace[k]["fn"].log_prob(trace[k]["value"])) for k in roles(trace).hyper]
-    return sum(terms, jnp.zeros(()))
+
+    def term(site):
+        scale = 1.0 if site["scale"] is None else site["scale"]
+        return jnp.sum(scale * site["fn"].log_prob(site["value"]))
+
+    return sum([term(trace[k]) for k in roles(trace).hyper], jnp.zeros(()))
 
 
-def starts(model, args, kwargs, sp: Space, rng_key, num: int) -> dict:
-    """(num, ...) unconstrained starting points: the prior's median first, then prior draws."""
+def starts(sp: Space, rng_key, num: int) -> dict:
+    """(num, ...) unconstrained starting points: the prior's median first, then prior draws.
+
+    Params have no prior: the first start is their declared value, the others what they declare under further keys.
+    """
+
+    def refuse(site):
+        if site["name"] in sp.names:
+            require_draws(site, f"MAP(init={{'{site['name']}': ..., ...}}) with restarts=1")
 
     def draw(key):
-        trace = run(model, args, kwargs, key=key)
-        return sp.unconstrain({k: trace[k]["value"] for k in sp.transforms})
+        trace = run(handlers.substitute(sp.model, substitute_fn=refuse), sp.args, sp.kwargs, sp.given, key=key)
+        free, params = sp.free_of(trace), roles(trace).params
+        return {k: v for k, v in free.items() if k not in params}, {k: free[k] for k in params}
 
-    draws = jax.vmap(draw)(random.split(rng_key, max(num, _MEDIAN_DRAWS)))
-    return {k: jnp.concatenate([jnp.median(v, 0)[None], v[: num - 1]]) for k, v in draws.items()}
+    def first_then(first, draws):
+        return jnp.concatenate([first[None], draws[: num - 1]])
+
+    drawn, declared = jax.vmap(draw)(random.split(rng_key, max(num, _MEDIAN_DRAWS)))
+    drawn = jax.tree.map(lambda v: first_then(jnp.median(v, 0), v), drawn)
+    return {**drawn, **jax.tree.map(lambda v: v[:num], declared)}

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.deep.bound import Sampling, terms
 from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper_guide import HyperGuide
-from ppl_gp.infer.space import log_prior, space
+from ppl_gp.infer.space import Space, log_prior
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges
 from ppl_gp.sparse.expectation import Expectation
@@ -111,8 +111,8 @@ def hyper_at(problem: Problem, free, batch: Batch):
     """(hyperparameters, log prior - log q of them)."""
     plan = problem.plan
     if plan.guide is None:
-        transforms = space(run(plan.model, batch.args, batch.kwargs, {**problem.fixed, **batch.given}))
-        hyper = {**problem.fixed, **{k: transforms.transforms[k](free[k]) for k in plan.names}}
+        where = Space(plan.model, tuple(plan.names), batch.args, batch.kwargs, {**problem.fixed, **batch.given})
+        hyper = {**problem.fixed, **where.constrain(free)}
         extra = jnp.zeros(())
     else:
         hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs, plan.names)

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from ppl_gp.arguments import as_array
-from ppl_gp.declared import own_function
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.results import scores, table
 from ppl_gp.results.fit import Fit
@@ -187,7 +186,7 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     if not fits:
         return
     first, other = next(iter(fits.items()))
-    if own_function(fit.model) != own_function(other.model):
+    if fit.model.function != other.model.function:
         raise ModelError(
             f"'{name}' fits {_name(fit.model)} and '{first}' fits {_name(other.model)}; compare fits of one model."
         )

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ppl_gp.companions import mixing_sites
-from ppl_gp.declared import declare
+from ppl_gp.declared import declare, require_unchanged
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
@@ -21,6 +21,17 @@ from ppl_gp.results.processes import posterior_of, values_at_training_inputs
 from ppl_gp.results.store import save
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.threads import one_at_a_time
+
+
+def _verb(function):
+    """A question to a fit: by one thread at a time, and of the model that was fitted."""
+
+    @functools.wraps(function)
+    def ask(self, *args, **kwargs):
+        require_unchanged(self.model)
+        return function(self, *args, **kwargs)
+
+    return one_at_a_time(ask)
 
 
 @dataclasses.dataclass(repr=False)
@@ -58,7 +69,7 @@ class Fit:
         return f"Fit({name} by {self.method!r}: {self.result}{evidence}; {hyper or 'no hyperparameters'})"
 
     @functools.cached_property
-    @one_at_a_time
+    @_verb
     def posterior(self) -> Process | dict[str, Process]:
         """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
 
@@ -80,37 +91,37 @@ class Fit:
             raise ModelError(f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() do.")
         return next(iter(found.values())) if len(found) == 1 else found
 
-    @one_at_a_time
+    @_verb
     def predict(self, X_new, *args, **kwargs):
         """Predictions at new inputs, as `ppl_gp.results.predict.predict`."""
         return predict(self, X_new, *args, **kwargs)
 
-    @one_at_a_time
+    @_verb
     def log_density(self, X_new, y_new, *args, **kwargs):
         """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density`."""
         return log_density(self, X_new, y_new, *args, **kwargs)
 
-    @one_at_a_time
+    @_verb
     def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
 
-    @one_at_a_time
+    @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
         """Draws of the latents of new data given their y, as `ppl_gp.results.infer_latents.infer_latents`."""
         return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
 
-    @one_at_a_time
+    @_verb
     def loo(self):
         """Leave-one-out ELPD as ArviZ's `ELPDData`, as `ppl_gp.results.loo.loo`."""
         return loo(self)
 
-    @one_at_a_time
+    @_verb
     def to_datatree(self, **kwargs):
         """ArviZ's DataTree, as `ppl_gp.results.inference_data.to_datatree`."""
         return to_datatree(self, **kwargs)
 
-    @one_at_a_time
+    @_verb
     def save(self, path):
         """Write what prediction needs to one file, as `ppl_gp.results.store.save`."""
         return save(self, path)

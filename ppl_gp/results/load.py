@@ -14,6 +14,7 @@ import numpy as np
 from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.errors import Result, StoreError
+from ppl_gp.fingerprint import keyed
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
 from ppl_gp.reading import Reading
@@ -173,7 +174,7 @@ def _rebuilt(model, header, arrays) -> Fit:
 def _declared(model, header, args, kwargs) -> Declared:
     """The model with what was read off it in training; of a file that does not hold that, what its arguments still tell."""
     if header["reading"] is not None:
-        return Declared(own_function(model), Reading(**{k: _tuples(v) for k, v in header["reading"].items()}))
+        return Declared(keyed(own_function(model)), Reading(**{k: _tuples(v) for k, v in header["reading"].items()}))
     try:
         declared = declare(model, args, kwargs)
     except Exception as error:

@@ -1,0 +1,255 @@
+"""MAP estimates against the closed form of a Gaussian likelihood: where they end, from where, and what they say of it."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.contrib.module import eqx_module
+from numpyro.distributions import constraints
+from numpyro.infer.util import log_density
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
+from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.infer.optimise import _result, _Run
+from ppl_gp.infer.space import log_prior
+
+N, JITTER = 14, 1e-9
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(N, 2))
+Y = np.sin(2.0 * X[:, 0]) + 0.5 * X[:, 1] + 0.2 * RNG.normal(size=N)
+NET = eqx.nn.Linear(2, "scalar", key=jax.random.key(2))
+
+
+def evidence(y, mean, variance, lengthscale, noise, x=X):
+    """log N(y; mean, RBF + noise^2), nats, by SciPy."""
+    Z = np.reshape(x, (len(x), -1)) / lengthscale
+    K = variance * np.exp(-0.5 * np.sum((Z[:, None] - Z) ** 2, -1))
+    return multivariate_normal(mean, K + (noise**2 + JITTER) * np.eye(len(y)), allow_singular=True).logpdf(y)
+
+
+def slopes(objective, values, h=1e-5):
+    """Central differences of objective(**values) in every entry of every value."""
+    found = {}
+    for name, x in values.items():
+        x = np.asarray(x, float)
+        steps = h * np.eye(x.size).reshape(x.size, *x.shape)
+        found[name] = [(objective(**{**values, name: x + s}) - objective(**{**values, name: x - s})) / (2 * h) for s in steps]
+    return found
+
+
+# --- one model with a hyperparameter of every kind -----------------------------------------------------------------------------
+
+
+def priors():
+    """A vector with its prior weighed by 1/2, one whose prior is masked out, one with an improper prior."""
+    with handlers.scale(scale=0.5):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+    with handlers.mask(mask=False):
+        variance = numpyro.sample("variance", dist.LogNormal(3.0, 0.1))
+    return lengthscale, variance, numpyro.sample("noise", dist.ImproperUniform(constraints.positive, (), ()))
+
+
+def every_kind(X, y=None):
+    """Beside `priors`: a param, and a param that is a tree (a network as the mean), which have no prior."""
+    lengthscale, variance, noise = priors()
+    shift, net = numpyro.param("shift", 0.1, constraint=constraints.positive), eqx_module("net", NET)
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, lambda X: jax.vmap(net)(X) + shift**2, jitter=JITTER))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+INIT = {
+    "lengthscale": [1, 2], "variance": np.float32(1.5), "noise": 1, "shift": np.float64(0.5), "net$params": NET,
+}  # fmt: skip
+
+
+def log_posterior(lengthscale, variance, noise, weight, bias):
+    """What MAP of `every_kind` maximises; the mean's constant is bias + shift^2."""
+    log_p = 0.5 * np.sum(-0.5 * np.log(lengthscale) ** 2 - np.log(lengthscale) - 0.5 * np.log(2 * np.pi))
+    return evidence(Y, X @ weight + bias, variance, lengthscale, noise) + log_p
+
+
+def _values(hyper):
+    net = hyper["net$params"]
+    plain = {k: np.asarray(hyper[k]) for k in ("lengthscale", "variance", "noise")}
+    return {**plain, "weight": np.asarray(net.weight)[0], "bias": np.asarray(net.bias) + np.asarray(hyper["shift"]) ** 2}
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return pg.fit(every_kind, pg.Laplace(hyper=pg.MAP(init=INIT)), 0, X, y=Y, throw=False)
+
+
+def test_converged_means_stationary(fit):
+    assert fit.result == Result.converged
+    values = _values(fit.hyper)
+    assert fit.stats["log_posterior"] == pytest.approx(log_posterior(**values), abs=1e-6)
+    for name, slope in slopes(log_posterior, values).items():
+        np.testing.assert_allclose(slope, 0.0, atol=2e-3, err_msg=name)
+
+
+def test_a_param_that_is_a_tree_stays_one(fit):
+    net = fit.hyper["net$params"]
+    assert jax.tree.structure(net) == jax.tree.structure(eqx.filter(NET, eqx.is_inexact_array))
+    assert not np.allclose(net.weight, NET.weight)
+    again = pg.fit(every_kind, pg.Laplace(hyper=pg.Fixed(fit.hyper)), 0, X, y=Y)
+    assert again.log_evidence == pytest.approx(fit.log_evidence, abs=1e-8)
+    np.testing.assert_allclose(again.predict(X[:3]).mean, fit.predict(X[:3]).mean, rtol=1e-6)
+
+
+def test_log_prior_is_the_target_of_nuts(fit):
+    hyper = {k: fit.hyper[k] for k in ("lengthscale", "variance", "noise")}
+    expected = log_density(priors, (), {}, hyper)[0]
+    assert float(log_prior(every_kind, (X,), {"y": Y}, fit.hyper)) == pytest.approx(float(expected), abs=1e-10)
+    assert expected != 0.0
+
+
+def test_a_warm_start_and_another_start_end_at_the_same_optimum(fit):
+    other = {**INIT, "lengthscale": [0.7, 4.0], "noise": 0.1, "variance": 3.0}
+    again = pg.fit(every_kind, pg.Laplace(hyper=pg.MAP(init=other, tol=1e-5, max_steps=300)), 0, X, y=Y)
+    assert again.stats["compilations"] == 0, "starts and settings are no part of what is compiled"
+    assert again.log_evidence == pytest.approx(fit.log_evidence, abs=1e-4)
+    values = _values(again.hyper)
+    mean = X @ values.pop("weight") + values.pop("bias")
+    assert again.log_evidence == pytest.approx(evidence(Y, mean, **values), abs=1e-6)
+
+
+def test_reading_a_model_with_an_improper_prior(fit):
+    factors = pg.read(every_kind, X, hyper=fit.hyper, y=Y)
+    assert factors.prior.variance.shape == (N,)
+
+
+@pytest.mark.parametrize(
+    "hyper", [pg.MAP(), pg.MAP(init=INIT, restarts=2), pg.Sample(2, 2, 1)], ids=["MAP", "restarts", "Sample"]
+)
+def test_an_improper_prior_has_nothing_to_start_from(hyper):
+    with pytest.raises(ModelError, match="'noise' has the improper prior ImproperUniform.*init="):
+        pg.fit(every_kind, pg.Laplace(hyper=hyper), 0, X, y=Y)
+
+
+@pytest.mark.parametrize("make", [pg.Fixed, lambda values: pg.MAP(init=values)], ids=["Fixed", "MAP"])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"lengthscale": 1.0}, DataError, r"\['lengthscale'\] has shape \(\), and the site \(2,\); .*numpy.full"),
+        ({"lengthscale": [1.0, 2.0, 3.0]}, DataError, r"has shape \(3,\), and the site \(2,\)"),
+        ({"lengthscale": [1.0, -2.0]}, DataError, r"\['lengthscale'\] = .* is outside its support"),
+        ({"noise": np.nan}, DataError, r"\['noise'\] = nan is not finite"),
+        ({"shift": -1.0}, DataError, r"\['shift'\] = -1.0 is outside its support"),
+        ({"shift": "a"}, DataError, r"\['shift'\] = 'a' is no array of numbers"),
+        ({"net$params": 1.0}, DataError, "is float; the param is the tree"),
+        ({"nosie": 1.0}, ModelError, r"unknown \['nosie'\]"),
+    ],
+    ids=str,
+)
+def test_given_values_are_checked_before_any_work(make, change, error, message):
+    with pytest.raises(error, match=message):
+        pg.fit(every_kind, pg.Laplace(hyper=make({**INIT, **change})), 0, X, y=Y)
+
+
+def test_a_missing_value_is_named():
+    with pytest.raises(ModelError, match=r"missing \['noise'\]"):
+        pg.fit(every_kind, pg.Laplace(hyper=pg.Fixed({k: v for k, v in INIT.items() if k != "noise"})), 0, X, y=Y)
+
+
+def test_configurations_with_arrays_compare_by_value():
+    for make in (pg.Fixed, lambda values: pg.MAP(init=values)):
+        a, b = np.array([1.0, 2.0]), np.array([1.0, 3.0])
+        assert make({"a": a}) == make({"a": a.copy()}) != make({"a": b})
+        assert hash(make({"a": a})) == hash(make({"a": a.copy()}))
+        one = make({"a": a})
+        a[0] = 9.0
+        assert one == make({"a": np.array([1.0, 2.0])}), "it keeps a copy of its own"
+    assert pg.MAP() == pg.MAP() != pg.MAP(restarts=2) and pg.Fixed({}) != pg.MAP()
+
+
+# --- two basins, and a model that cannot be evaluated ----------------------------------------------------------------------------
+
+
+def two_basins(X, shift, y=None):
+    """A constant mean with a prior of two modes, the wider one (weight 0.3) near -3; a `shift` below -1 spoils the kernel."""
+    modes = dist.Normal(jnp.array([-3.0, 3.0]), 0.5)
+    level = numpyro.sample("level", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.3, 0.7])), modes))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0 + shift, 1.0), X, pg.means.Constant(level)))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 3.0), obs=y)
+
+
+def _basin(shift=0.0, **settings):
+    method = pg.Laplace(hyper=pg.MAP(**settings))
+    return pg.fit(two_basins, method, 3, X, jnp.asarray(shift), y=np.full(N, 0.4), throw=False)
+
+
+def test_the_given_start_decides_the_basin_and_restarts_keep_the_best():
+    low, high = _basin(init={"level": -2.0}), _basin(init={"level": 2.0})
+    assert low.result == high.result == Result.converged
+    assert float(low.hyper["level"]) < -2.0 and float(high.hyper["level"]) > 2.0
+    assert high.stats["log_posterior"] > low.stats["log_posterior"] + 0.5
+    many = _basin(restarts=6)
+    ends = many.stats["restart_log_posteriors"]
+    assert np.ptp(ends) > 0.5, "the restarts end in both basins"
+    assert many.stats["log_posterior"] == ends.max() == pytest.approx(high.stats["log_posterior"], abs=1e-4)
+    np.testing.assert_allclose(many.hyper["level"], high.hyper["level"], atol=1e-3)
+
+
+def test_a_density_that_is_never_finite_ends_at_once_as_nonfinite():
+    fit = _basin(-100.0, init={"level": 2.0})
+    assert fit.result == Result.nonfinite and fit.stats["map_steps"] == 1
+
+
+def test_how_the_best_restart_ended_counts():
+    def ended(losses, done):
+        nothing, losses = jnp.zeros(2), jnp.asarray(losses)
+        return _result(_Run({}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses)))
+
+    assert ended([1.0, 5.0], [True, False]) == Result.converged
+    assert ended([5.0, 1.0], [True, False]) == Result.max_steps
+
+
+# --- a support that depends on another hyperparameter ----------------------------------------------------------------------------
+
+LINE = np.linspace(-2.0, 2.0, 12)
+
+
+def dependent(X, scale, y=None):
+    """The length scale lies below a, which lies near `scale`."""
+    a = numpyro.sample("a", dist.LogNormal(jnp.log(scale), 0.3))
+    lengthscale = numpyro.sample("lengthscale", dist.Uniform(0.0, a))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X, jitter=JITTER))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+def _on_a_grid(scale, y):
+    """(log posterior, a, length scale) of the best point of a fine grid."""
+    a, share = np.exp(np.linspace(-2.0, 1.6, 181)), np.linspace(0.01, 1.0, 100)
+    lengthscales = np.exp(np.linspace(-3.0, 1.6, 1500))
+    values = np.array([evidence(y, np.zeros(len(y)), 1.0, x, 0.1, LINE) for x in lengthscales])
+    log_e = np.interp(np.log(a[:, None] * share), np.log(lengthscales), values)
+    log_a = dist.LogNormal(np.log(scale), 0.3).log_prob(a) - np.log(a)
+    total = log_e + np.asarray(log_a)[:, None]
+    i, j = np.unravel_index(np.argmax(total), total.shape)
+    return total[i, j], a[i], a[i] * share[j]
+
+
+@pytest.mark.parametrize("scale, at_bound", [(3.0, []), (0.3, ["lengthscale"])], ids=["inside", "at the edge"])
+def test_a_support_that_depends_on_a_hyperparameter(scale, at_bound):
+    y = np.sin(2.0 * LINE)
+    fit = pg.fit(dependent, pg.Laplace(), 0, LINE[:, None], jnp.asarray(scale), y=y)
+    best, a, lengthscale = _on_a_grid(scale, y)
+    assert fit.result == Result.converged and fit.stats["at_bound"] == at_bound
+    assert best - 1e-3 < fit.stats["log_posterior"] < best + 0.02  # a grid has no better point, and it is coarse
+    np.testing.assert_allclose([fit.hyper["a"], fit.hyper["lengthscale"]], [a, lengthscale], rtol=0.02)
+
+
+def test_fixed_values_are_checked_against_the_support_that_they_have():
+    y, scale = np.sin(2.0 * LINE), jnp.asarray(1.0)
+    fit = pg.fit(dependent, pg.Laplace(hyper=pg.Fixed({"a": 5.0, "lengthscale": 3.0})), 0, LINE[:, None], scale, y=y)
+    assert fit.log_evidence == pytest.approx(evidence(y, np.zeros(12), 1.0, 3.0, 0.1, LINE), abs=1e-5)
+    with pytest.raises(DataError, match=r"\['lengthscale'\] = 3.0 is outside its support"):
+        pg.fit(dependent, pg.Laplace(hyper=pg.Fixed({"a": 2.0, "lengthscale": 3.0})), 0, LINE[:, None], scale, y=y)
