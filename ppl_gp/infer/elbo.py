@@ -54,6 +54,8 @@ class ImportanceWeightedELBO(NumPyroELBO):
             raise DataError(
                 f"num_importance={num_importance}, num_particles={num_particles}: a bound averages over at least 1 copy and 1 draw."
             )
+        if not 0.0 <= beta < float("inf"):
+            raise DataError(f"beta={beta}: give a finite weight of the KL terms, at least 0.")
         self.num_importance, self.expected_last = num_importance, expected_last
         self.doubly_reparameterised, self.beta, self.num_nodes = doubly_reparameterised, beta, num_nodes
         super().__init__(num_particles=num_particles)

@@ -22,7 +22,7 @@ from ppl_gp.infer.long_run import Ended, LongRun, as_batch
 from ppl_gp.infer.placement import placement
 from ppl_gp.infer.sources import StreamSource
 from ppl_gp.infer.subject import Subject, look_at, site_inputs, uses_inputs
-from ppl_gp.infer.training import Plan, Problem, State, begin, bound_terms, hyper_at
+from ppl_gp.infer.training import Plan, Problem, Rates, State, begin, bound_terms, hyper_at
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store import qualified_name
 from ppl_gp.sparse.bound import Batch, priors_at
@@ -90,13 +90,14 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
         method = dataclasses.replace(method, dual_bound=False)
     plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
-    hyper, _ = hyper_at(Problem(plan, fixed, None, {}), free, batch)
+    rates = _rates(method, subject.structure)
+    hyper, _ = hyper_at(Problem(plan, rates, fixed, None, {}), free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed)
     scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in variational.variables.items()}
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
-    problem = Problem(plan, fixed, scale, frozen)
+    problem = Problem(plan, rates, fixed, scale, frozen)
     return problem, begin(problem, free, variational._replace(latents=latents))
 
 
@@ -131,19 +132,23 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
         train_inducing=method.train_inducing,
         whole=whole,
         noisy=drawn or not whole,
-        learning_rate=_learning_rate(method, subject.structure),
-        natural_rate=method.natural_rate,
+        schedule=_if_callable(method.learning_rate),
+        natural_schedule=_if_callable(method.natural_rate),
         optimiser=method.optimiser,
         max_steps=method.max_steps,
         warm_up=method.warm_up,
     )
 
 
-def _learning_rate(method: SVGP, of: Structure):
-    if method.learning_rate is not None:
-        return method.learning_rate
+def _if_callable(rate):
+    return rate if callable(rate) else None
+
+
+def _rates(method: SVGP, of: Structure) -> Rates:
     # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
-    return 0.03 if of.inner else 0.05
+    learning = (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+    numbers = (learning, method.natural_rate, method.beta)
+    return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
 
 
 def _sampling(method: SVGP, of: Structure) -> Sampling:
@@ -159,7 +164,7 @@ def _sampling(method: SVGP, of: Structure) -> Sampling:
             "each other's latents; that gradient is for latents that enter the last layer, with expected_last=True."
         )
     return Sampling(
-        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised, method.beta
+        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
     )
 
 

@@ -114,6 +114,11 @@ class SVGP:
         if self.dual_bound and self.train_inducing:
             # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu hardly determines.
             raise DataError("SVGP(dual_bound=True) carries q(u) along with the prior and needs train_inducing=False.")
+        if not 0.0 <= self.beta < float("inf") or (self.beta == 0.0 and self.uses_natural):
+            raise DataError(
+                f"SVGP(beta={self.beta}): give a positive weight of the KL terms; 0 leaves q(u) without a prior, and only "
+                "natural=False, which trains q(u) by Adam, can start there."
+            )
         if self.warm_up < 0:
             raise DataError(f"SVGP(warm_up={self.warm_up}): give 0 or a number of steps.")
         if isinstance(self.natural_rate, int | float) and not 0.0 < self.natural_rate <= 1.0:
