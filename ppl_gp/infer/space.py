@@ -42,10 +42,14 @@ def space(trace: dict) -> Space:
 
 
 def log_prior(model, args, kwargs, hyper: dict):
-    """sum of log p(hyperparameter), nats, in the declared coordinates; `numpyro.param` sites have none."""
+    """sum of log p(hyperparameter), nats, in the declared coordinates, with `numpyro.handlers.scale`; `numpyro.param`s have none."""
     trace = run(model, args, kwargs, hyper)
-    terms = [jnp.sum(trace[k]["fn"].log_prob(trace[k]["value"])) for k in roles(trace).hyper]
-    return sum(terms, jnp.zeros(()))
+    return sum([jnp.sum(_log_prob(trace[k])) for k in roles(trace).hyper], jnp.zeros(()))
+
+
+def _log_prob(site):
+    log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else site["scale"] * log_prob
 
 
 def starts(model, args, kwargs, sp: Space, rng_key, num: int) -> dict:

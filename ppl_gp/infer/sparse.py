@@ -12,7 +12,7 @@ from ppl_gp.deep.bound import Sampling
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, Result
-from ppl_gp.hyperparameters import Sample
+from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
 from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.fit import run_method
@@ -29,7 +29,7 @@ from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
-from ppl_gp.tracing import run
+from ppl_gp.tracing import roles, run
 
 GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide keeps
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
@@ -80,11 +80,10 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for the inducing points."""
     batch = as_batch(subject.first, key)
     guide, fixed, free = None, {}, {}
-    if is_point(method.hyper):
-        fixed, free = initial_point(
-            method.hyper, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
-        )
-    elif subject.names:
+    if is_point(method.hyper) or not roles(subject.trace).hyper:  # a `numpyro.param` has no prior: always a point
+        config = method.hyper if is_point(method.hyper) else MAP()
+        fixed, free = initial_point(config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
+    else:
         guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
         free = guide.initial
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.

@@ -24,7 +24,7 @@ from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
-from ppl_gp.tracing import roles, run
+from ppl_gp.tracing import run
 
 MAX_HALVINGS = 10
 FIRST_RATE, LAST_SHARE = 0.1, 0.1  # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
@@ -123,7 +123,7 @@ def hyper_at(problem: Problem, free, batch: Batch):
         hyper = {**problem.fixed, **{k: transforms.transforms[k](free[k]) for k in plan.names}}
         extra = jnp.zeros(())
     else:
-        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs, plan.names)
+        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs)
         hyper, extra = {**problem.fixed, **hyper}, -log_q
     return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
 
@@ -274,9 +274,3 @@ def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Arr
     t = problem.bound(hyper, state.variational, batch)
     # Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior.
     return t.expected, t.shared - t.kl + (0.0 if problem.plan.guide is None else log_p)
-
-
-def hyper_names(model, args, kwargs) -> tuple[str, ...]:
-    """All hyperparameters of a model."""
-    found = roles(run(model, args, kwargs))
-    return (*found.hyper, *found.params)
