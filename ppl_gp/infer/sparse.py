@@ -46,6 +46,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if method.collapsed:
         method = _on_all_data(method, args)
     subject = look_at(method, model, args, kwargs, seed)
+    if method.collapsed:
+        _require_collapsible(subject)
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)
@@ -67,9 +69,24 @@ def _on_all_data(method: SVGP, args) -> SVGP:
     return dataclasses.replace(method, batch_size=args[0].shape[0])
 
 
+def _require_collapsible(subject: Subject) -> None:
+    if subject.source.plate is not None:
+        raise ModelError(
+            f"SVGP(collapsed=True) takes all data in every step, and plate '{subject.source.plate}' subsamples; leave subsample_size "
+            "out of the model, or `collapsed`."
+        )
+    if not subject.structure.is_shallow:
+        of = subject.structure
+        raise ModelError(
+            f"SVGP(collapsed=True) needs one latent function at given inputs, and the model has latents {list(of.latents)} and inner "
+            f"layers {list(of.inner)}; leave `collapsed` out."
+        )
+    hyper = {k: subject.trace[k]["value"] for k in subject.names}
+    require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))
+
+
 def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, progress, key) -> Fit:
     batch = as_batch(subject.first, key)
-    require_gaussian(subject.model, hyper_at(problem, state.free, batch)[0], batch)
     reached = climb(problem, state.free, state.variational.variables, batch, method.tol, progress)
     end = begin(problem, reached.free, reached.variational)
     bound = total_bound(problem, end, subject, placement(None, None), key)

@@ -111,6 +111,8 @@ class SVGP:
             raise DataError("SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...}).")
         if self.collapsed and (self.checkpoint is not None or self.devices is not None):
             raise DataError("SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices out.")
+        if self.collapsed and self.beta != 1.0:
+            raise DataError(f"SVGP(collapsed=True, beta={self.beta}): the collapsed bound has a KL weight of 1.")
         if self.dual_bound and self.train_inducing:
             # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu hardly determines.
             raise DataError("SVGP(dual_bound=True) carries q(u) along with the prior and needs train_inducing=False.")
