@@ -13,6 +13,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A layer imports from those before it, and from itself. (`infer` returns a `Fit`, which `results` defines.)
 LAYERS = [
     "errors",
+    "reading",
+    "fingerprint",
     "arguments",
     "numerics",
     "kernels",
