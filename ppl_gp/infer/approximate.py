@@ -13,12 +13,15 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
 from ppl_gp.deep.latents import Amortised, Encoded, FreeGaussian, LatentGuide
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.data_plate import of_the_data
 from ppl_gp.infer.hyper_guide import hyper_model
 from ppl_gp.infer.initial import initial_latents, of_site
+from ppl_gp.infer.subject import uses_inputs
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
-from ppl_gp.tracing import is_gp, roles, run
+from ppl_gp.tracing import Roles, is_gp, roles, run
 
 
 class _Replace(Messenger):
@@ -110,13 +113,27 @@ class _Guide:
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
+            self._require_data_latents(found, trace, args)
+            sees_inputs = bool(args) and uses_inputs(self.model, Batch(args, kwargs, jnp.ones(0), None))
             for i, name in enumerate(found.local_latents):
-                config = of_site(self.latents, name) or Amortised()
+                config = of_site(self.latents, name, "latents") or Amortised()
                 num = _num_data(trace, trace[name], args)
-                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, True)
+                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, sees_inputs)
         if found.hyper:
             self.hyper = self.make_hyper(hyper_model(self.model))
         self.names, self.local = found.hyper, local
+
+    def _require_data_latents(self, found: Roles, trace, args) -> None:
+        if not found.local_latents:
+            return
+        _, plates, num = of_the_data(trace, args, apart=False)
+        for name in found.local_latents:
+            stands = {f.name for f in trace[name]["cond_indep_stack"]}
+            if not stands & plates:
+                raise ModelError(
+                    f"latent '{name}' stands in {sorted(stands)} and not in the data's plates {sorted(plates)} ({num} rows); declare "
+                    "it as one vector, .expand([P]).to_event(1), or give a guide of your own."
+                )
 
 
 def _num_data(trace, site, args) -> int:

@@ -91,23 +91,24 @@ def probe(log_lik: LogLikelihood) -> None:
 @eqx.filter_jit
 def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
     names = [name for name, _ in shapes]
-    keys = random.split(key, 3)
-    f, v, w = ({k: random.normal(random.fold_in(one, i), s) for i, (k, s) in enumerate(shapes)} for one in keys)
+    keys = random.split(key, 3)[:2]
+    f, v = ({k: random.normal(random.fold_in(one, i), s) for i, (k, s) in enumerate(shapes)} for one in keys)
 
     def along(directions):
         return jax.jvp(log_lik, (f,), (directions,))[1]
 
     def decides_one_row(name, function):
-        """J 1 * J (v w) = J v * J w for random v and w, if and only if every row of J has at most one entry."""
+        """J v = (J 1) * v for a random v, if and only if the entries of J stand on its diagonal."""
 
         def only(x):
             x = jnp.reshape(x, (-1, x.shape[-1]))
             row = jnp.where(jnp.arange(x.shape[0])[:, None] == function, x, 0.0)
             return {k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k]) for k in names}
 
-        ones, a, b, both = (along(only(x)) for x in (jnp.ones_like(v[name]), v[name], w[name], v[name] * w[name]))
-        scale = jnp.abs(ones * both) + jnp.abs(a * b)
-        return jnp.abs(ones * both - a * b) <= 1e3 * jnp.finfo(scale.dtype).eps * (1.0 + scale)
+        ones, moved = along(only(jnp.ones_like(v[name]))), along(only(v[name]))
+        rows = ones * jnp.reshape(v[name], (-1, v[name].shape[-1]))[function]
+        scale = jnp.abs(moved) + jnp.abs(rows)
+        return jnp.abs(moved - rows) <= 1e3 * jnp.finfo(scale.dtype).eps * (1.0 + scale)
 
     def functions(name):
         return jnp.arange(math.prod(f[name].shape[:-1]))
@@ -118,9 +119,9 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
 
 
 def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
-    """Prove that y_n depends on one value of each latent function at most, or raise `NotPointwiseError`.
+    """Prove that y_n depends on the values of the latent functions at n alone, or raise `NotPointwiseError`.
 
-    `shapes`: {GP site: (*C, N)}. Four jvps a function, O(N).
+    `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
     """
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
     if not bool(finite):
@@ -128,8 +129,9 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            f"the likelihood couples several values of one latent function{f' (data {bad}, ...)' if bad else ''}, and "
-            "SVGP() needs log p(y|f) = sum_n log p(y_n|f_n). Use NUTS()."
+            f"the likelihood of some data sees other values of a latent function than its own{f' (data {bad}, ...)' if bad else ''}, "
+            "and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
+            "order, GP(kernel, X[order]), or use NUTS()."
         )
 
 

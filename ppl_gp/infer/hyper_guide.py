@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
@@ -13,8 +12,8 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
+from ppl_gp.fingerprint import digest
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.checkpoint import fingerprint
 from ppl_gp.tracing import roles, run, sample_hyper
 
 
@@ -48,8 +47,7 @@ def _guide(model, make, sites):
 
 def _described(name: str, value, support) -> tuple:
     """What a guide keeps of a site: its name, shape, type and support."""
-    leaves, structure = jax.tree.flatten(support)
-    return name, jnp.shape(value), str(jnp.result_type(value)), str(structure), fingerprint(*leaves)
+    return name, jnp.shape(value), str(jnp.result_type(value)), digest(support)
 
 
 class HyperGuide:

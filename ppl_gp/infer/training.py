@@ -42,12 +42,17 @@ class Plan:
     names: tuple[str, ...]  # hyperparameters that are trained or drawn
     train_inducing: bool
     whole: bool  # every batch is all data
-    noisy: bool  # the bound of a step is an estimate
+    drawn: bool  # the bound of a batch is an estimate by draws
     schedule: Callable | None  # step -> learning rate, where the user gave one
     natural_schedule: Callable | None  # step -> size of the natural-gradient step, likewise
     optimiser: Callable | None
     max_steps: int
     warm_up: int
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the bound of a step is an estimate."""
+        return self.drawn or not self.whole
 
 
 class Rates(NamedTuple):
