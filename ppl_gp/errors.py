@@ -22,6 +22,7 @@ class Result(enum.StrEnum):
     not_mixed = "not_mixed"
     completed = "completed"
     stream_ended = "stream_ended"
+    diverged = "diverged"
 
     @property
     def code(self) -> int:
@@ -57,6 +58,8 @@ _MESSAGES = {
     Result.completed: "all steps were made, as planned; whether the bound had stopped rising is for fit.stats['bounds'] to show.",
     Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an iterable that can "
     "(a list, a function that returns an iterator), or fewer max_steps.",
+    Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the rows of a stream, lower "
+    "natural_rate and learning_rate, or take larger batches; fit.stats['bounds'] shows where it fell.",
 }
 
 

@@ -47,6 +47,10 @@ class Reading:
         """The axis of the data of an array argument."""
         return dict(self.rows).get(path)
 
+    def axes_of(self, leaves: Leaves) -> tuple[tuple, dict]:
+        """(args, kwargs) with the axis of the data in place of each array that has one, and `None` elsewhere."""
+        return leaves.replaced(dict(self.rows), others=None)
+
     def predicts(self, site: str) -> bool:
         """Whether a site, with or without an `obs_mask` now, is one that predictions are made of."""
         stem = site.removesuffix(_OBSERVED)

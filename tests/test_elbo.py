@@ -12,12 +12,13 @@ import pytest
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import ppl_gp as pg
 from ppl_gp.deep.bound import Sampling, terms
 from ppl_gp.deep.latents import FreeGaussian
 from ppl_gp.deep.structure import structure
+from ppl_gp.infer.space import log_prior
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
@@ -297,6 +298,118 @@ def test_a_neural_network_with_a_latent_input_gains_from_copies():
     one, many = (bounds(pg.ImportanceWeightedELBO(K), "", 4000, params, model, guide) for K in (1, 20))
     assert many.mean() - one.mean() > 4 * np.sqrt((one.var() + many.var()) / 4000)
     assert same_mean(one, bounds(TraceMeanField_ELBO(), "", 4000, params, model, guide))
+
+
+def annealed(X, y=None, scale=0.1):
+    """A latent, a hyperparameter and the GP, the divergence of each with a weight of its own."""
+    with numpyro.handlers.scale(scale=3.0 * scale):
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+    with numpyro.plate("data", N), numpyro.handlers.scale(scale=scale):
+        h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    with numpyro.handlers.scale(scale=2.0 * scale):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.2, 0.8), jnp.concatenate([X, h], -1)))
+    with numpyro.plate("data", N):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def test_a_scale_around_a_site_weighs_its_divergence():
+    """As NumPyro's bound has it, and as SVGP has it."""
+    points = {"f": pg.SparsePosterior(Z2, train_inducing=False)}
+    guide = pg.guide(annealed, points, latents=pg.Free())
+    svi = SVI(annealed, guide, optax.adam(0.01), pg.ELBO())
+    params = svi.get_params(svi.init(random.key(0), X, y=Y)) | PARAMS["hidden"]
+    ours, numpyros, plain = (
+        bounds(elbo, "", 2000, params, functools.partial(annealed, scale=s), functools.partial(guide, scale=s))
+        for elbo, s in ((pg.ELBO(), 0.1), (TraceMeanField_ELBO(), 0.1), (pg.ELBO(), 1.0))
+    )
+    assert same_mean(ours, numpyros) and ours.mean() > plain.mean() + 1.0
+    q = FullGaussian(*(params[f"f_{k}"] for k in ("loc", "scale_tril")))
+    variational = Variational({"f": Points(Z2)}, {"f": q}, {"h": FreeGaussian(params["h_packed"])})
+    hyper = {"noise": params["noise_auto_loc"]}
+    trace = run(annealed, (X,), {"y": Y}, hyper)
+    of = structure(roles(trace), trace, lambda values: run(annealed, (X,), {"y": Y}, {**hyper, **values}))
+    batch = Batch((X,), {"y": Y}, jnp.ones(N), random.key(0))
+
+    def one(key):
+        return terms(annealed, Expectation(), Sampling(), of, hyper, variational, batch._replace(key=key)).bound
+
+    svgp = np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(2), 2000)))
+    log_p = float(dist.LogNormal(-1.0, 1.0).log_prob(hyper["noise"]))
+    assert same_mean(ours, svgp + log_p)  # NumPyro's KL of a point has the guide's scale, which is 1
+    np.testing.assert_allclose(log_prior(annealed, (X,), {"y": Y}, hyper), 0.3 * log_p, rtol=1e-12)
+
+
+def outputs(X, y=None, as_vector=False):
+    """A linear model of three outputs with a noise each."""
+    weights = numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
+    plate = numpyro.plate("outputs", 3, dim=-2)
+    if as_vector:
+        s = numpyro.sample("s", dist.LogNormal(-1.0, 1.0).expand([3, 1]).to_event(2))
+    else:
+        with plate:
+            s = numpyro.sample("s", dist.LogNormal(-1.0, 1.0))
+    with plate, numpyro.plate("data", X.shape[0], dim=-1):
+        numpyro.sample("y", dist.Normal((X @ weights).T, s), obs=y)
+
+
+@pytest.mark.parametrize("elbo", [pg.ELBO(400), pg.ImportanceWeightedELBO(5, 400)], ids=["elbo", "copies"])
+def test_a_hyperparameter_of_an_output_enters_once(elbo):
+    """Whether it stands in a plate of outputs or is a vector: 29 divergences of 20 nats were added."""
+    found = {}
+    for as_vector in (False, True):
+        model = functools.partial(outputs, as_vector=as_vector)
+        guide = AutoNormal(model, init_scale=1e-3)
+        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        y = jnp.stack([Y, 2 * Y, -Y])
+        params = svi.get_params(svi.init(random.key(0), X, y=y))
+        start = {k: jnp.zeros_like(v) if k.endswith("loc") else v for k, v in params.items()}
+        losses = (e.loss(random.key(1), start, model, guide, X, y=y) for e in (elbo, TraceMeanField_ELBO(400)))
+        found[as_vector] = tuple(map(float, losses))
+    (plate, numpyros), (vector, _) = found[False], found[True]
+    assert abs(plate - numpyros) < 0.5 and abs(plate - vector) < 0.5
+
+
+def test_an_outputs_plate_of_as_many_members_as_data_is_refused_where_it_matters():
+    model = functools.partial(outputs, as_vector=False)
+    guide = AutoNormal(model)
+    x, y = X[:3], jnp.stack([Y, 2 * Y, -Y])[:, :3]
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(random.key(0), x, y=y))
+    ours, numpyros = (e.loss(random.key(1), params, model, guide, x, y=y) for e in (pg.ELBO(), TraceMeanField_ELBO()))
+    assert np.isfinite(ours) and np.isfinite(numpyros)
+    with pytest.raises(pg.ModelError, match="all have 3 members"):
+        pg.ImportanceWeightedELBO(3).loss(random.key(1), params, model, guide, x, y=y)
+    with pytest.raises(pg.ModelError, match="not in the data's plates"):
+        pg.ELBO().loss(random.key(1), {}, model, pg.guide(model, {}, AutoNormal), X, y=jnp.stack([Y, 2 * Y, -Y]))
+
+
+def test_what_a_guide_alone_draws_counts():
+    """`AutoMultivariateNormal` draws one joint vector: the bound has its density, as NumPyro's has."""
+    guide = AutoMultivariateNormal(network)
+    svi = SVI(network, guide, optax.adam(0.01), pg.ELBO())
+    params = svi.get_params(svi.init(random.key(0), X, y=Y))
+    ours, numpyros = (bounds(e, "", 2000, params, network, guide) for e in (pg.ELBO(), TraceMeanField_ELBO()))
+    assert same_mean(ours, numpyros) and ours.std() < 3 * numpyros.std()
+
+
+def test_the_default_encoder_of_a_guide_is_svgps():
+    """A model that does not use its first argument's values has nothing to tell an encoder but y."""
+
+    def gplvm(X, y=None):
+        with numpyro.plate("data", N):
+            h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), h))
+        with numpyro.plate("data", N):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    def sees(model, points):
+        guide = pg.guide(model, {"f": pg.SparsePosterior(points)})
+        SVI(model, guide, optax.adam(0.01), pg.ELBO()).init(random.key(0), X, y=Y)
+        return guide.local["h"].sees
+
+    assert sees(gplvm, Z1) == "y" and sees(hidden, Z2) == "xy"
+    with pytest.raises(pg.DataError, match=r"latents=.*entries for \['z'\], and none for the site 'h'"):
+        pg.fit(gplvm, pg.SVGP(inducing=Z1, latents={"z": pg.Free()}), 0, X, y=Y)
 
 
 def test_what_does_not_fit_is_a_typed_error():

@@ -25,7 +25,9 @@ import ppl_gp as pg
 from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer import checkpoint as checkpoint_module
 from ppl_gp.infer import long_run, training
+from ppl_gp.infer.checkpoint import identity
 from ppl_gp.infer.sources import ArraySource, Stream, StreamSource
+from ppl_gp.infer.subject import look_at
 from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
@@ -315,13 +317,129 @@ def test_generator_that_ends_early():
     assert np.isfinite(fit.predict(X_NEW).probs).all()
 
 
-def test_smaller_last_batch_is_weighted_by_its_own_size():
-    X, y = data()
-    source = StreamSource(Stream([(X[:B], y[:B]), (X[B:25], y[B:25])], 25), classifier)
-    rows = list(zip(range(2), source.batches(0), strict=False))
-    (_, first), (_, last) = rows
-    np.testing.assert_allclose((first.weights.sum(), last.weights.sum()), 25.0)
-    assert last.args[0].shape == (B, 2) and np.count_nonzero(last.weights) == 5
+def test_smaller_last_batch_counts_as_its_rows_do():
+    """45 rows in batches of 20: each row stands for three, and the average over a pass is the full bound."""
+    X, y = (a[:45] for a in data())
+    source = StreamSource(Stream([(X[i : i + B], y[i : i + B]) for i in range(0, 45, B)], 45), classifier)
+    rows = [batch for _, batch in zip(range(3), source.batches(0), strict=False)]
+    assert rows[-1].args[0].shape == (B, 2) and np.count_nonzero(rows[-1].weights) == 5
+    whole = Batch((jnp.asarray(X),), {"y": jnp.asarray(y)}, jnp.ones(45), jax.random.key(0))
+    want = float(parts(classifier, whole)[1])
+    np.testing.assert_allclose(np.mean([evaluated(classifier, r)[1] for r in rows]), want, rtol=1e-11)
+
+
+def regression(X, y=None, shift=0.0, table=None, order=None, place=None, scaled=False):
+    """GP regression of unit scales; what else it may be given, and what its batches must not do."""
+    inputs = X if place is None else table[place]
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0) if scaled == "inputs" else inputs
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, X.std() if scaled == "kernel" else 1.0), inputs))
+    f = f if order is None else f[order]
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + jax.tree.reduce(jnp.add, shift), 0.5), obs=y)
+
+
+@functools.cache
+def line():
+    rng = np.random.default_rng(3)
+    x = np.sort(rng.normal(size=32))
+    return x[:, None], np.sin(2 * x) + 0.3 * rng.normal(size=32)
+
+
+def held(X, **options):
+    """q(u) alone is trained, with points at some inputs."""
+    return pg.SVGP(inducing=X[::4], train_inducing=False, hyper=pg.Fixed({}), **{"max_steps": 300, **options})
+
+
+def test_an_outlier_that_ends_a_stream_counts_once():
+    """The last batch has one row: it weighed as much as the other 32."""
+    X, y = (np.append(a, [b], 0) for a, b in zip(line(), ([0.0], 3.0), strict=True))
+    items = [(X[i : i + 16], y[i : i + 16]) for i in (0, 16, 32)]
+    stream = pg.fit(regression, held(X[:32]), 0, Stream(items, 33))
+    whole = pg.fit(regression, held(X[:32]), 0, X, y=y)
+    at = np.zeros((1, 1))
+    assert abs(stream.predict(at).f_mean[0] - whole.predict(at).f_mean[0]) < 0.1
+    assert abs(stream.log_evidence - whole.log_evidence) < 0.3
+
+
+@pytest.mark.parametrize("kind", ["arrays", "stream"])
+def test_covariates_in_containers_are_split_with_the_rows(kind):
+    X, y = line()
+    shift = {"a": 2.0 * np.cos(3 * y), "b": (1.0, X[:, 0] ** 2)}
+    whole = pg.fit(regression, held(X), 0, X, y=y, shift=shift)
+    if kind == "arrays":
+        part = pg.fit(regression, held(X, batch_size=8), 0, X, y=y, shift=shift)
+    else:
+        cut = lambda i: jax.tree.map(lambda v: v[i::4] if np.ndim(v) else v, (X, y, shift))  # noqa: E731
+        part = pg.fit(regression, held(X), 0, Stream([cut(i) for i in range(4)], 32))
+    np.testing.assert_allclose(part.predict(X, shift=shift).f_mean, whole.predict(X, shift=shift).f_mean, atol=0.05)
+
+
+def test_observations_with_the_data_last_are_split_along_the_data():
+    def outputs(X, y=None):
+        with numpyro.plate("units", 3):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", X.shape[0], dim=-1):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    X, y = line()
+    Y = np.stack([y, -y, 2 * y])
+    part, whole = (pg.fit(outputs, held(X, batch_size=b), 0, X, y=Y) for b in (8, 32))
+    np.testing.assert_allclose(part.latent["f"].mean, whole.latent["f"].mean, atol=0.05)
+    assert abs(part.log_evidence - whole.log_evidence) < 0.05
+
+
+@pytest.mark.parametrize(
+    "kwargs, words",
+    [
+        ({"order": np.arange(32)[::-1].copy()}, "sees other values of a latent function than its own"),
+        ({"table": line()[0], "place": np.arange(32)[::-1].copy()}, "the inputs of 'f' depends"),
+        ({"scaled": "inputs"}, "the inputs of 'f' depends"),
+        ({"scaled": "kernel"}, "the kernel of 'f' depends"),
+    ],
+    ids=["lookup", "table", "normalised", "heuristic"],
+)
+def test_models_whose_rows_do_not_stand_alone_get_no_minibatches(kwargs, words):
+    X, y = line()
+    with pytest.raises(pg.NotPointwiseError, match=words):
+        pg.fit(regression, held(X, batch_size=8), 0, X, y=y, **kwargs)
+    if "order" not in kwargs:  # all data in a step are what the model says
+        assert pg.fit(regression, held(X, max_steps=5), 0, X, y=y, **kwargs).result == "converged"
+
+
+def inflated(X, y=None):
+    """Zero-inflated counts: additive in rate and gate where y > 0, and not at zero."""
+    with numpyro.plate("functions", 2):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.ZeroInflatedPoisson(jax.nn.sigmoid(f[1]), jnp.exp(f[0])), obs=y)
+
+
+def test_additive_is_what_holds_for_all_data():
+    """Sorted counts have a first batch without zeros."""
+    X = line()[0]
+    y = np.sort(np.random.default_rng(0).poisson(3.0, 32) * (np.arange(32) % 3 > 0))[::-1].copy()
+    stream = Stream([(X[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8)], 32)
+    one = look_at(held(X), inflated, (stream,), {}, 0)
+    assert np.all(one.first.kwargs["y"] > 0) and not one.additive
+    arrays = look_at(held(X, batch_size=8), inflated, (X,), {"y": y}, 0)
+    assert not arrays.additive
+    positive = look_at(held(X, batch_size=8), inflated, (X,), {"y": np.maximum(y, 1)}, 0)
+    assert positive.additive
+
+
+def test_a_run_that_falls_below_its_start_has_diverged():
+    X, y = line()
+    items = [(X[i : i + 8], y[i : i + 8]) for i in range(0, 32, 8)]
+    wild = held(X, natural=False, learning_rate=_wild, max_steps=40)
+    fit = pg.fit(regression, wild, 0, Stream(items, 32), throw=False)
+    assert fit.result == Result.diverged and fit.stats["bounds"][-1] < fit.stats["bounds"][0]
+    assert fit.stats["first_batch_only"] is True
+    with pytest.raises(FitError, match="far below its start"):
+        pg.fit(regression, wild, 0, Stream(items, 32))
+
+
+def _wild(step):
+    return 30.0
 
 
 @pytest.mark.parametrize(
@@ -502,6 +620,60 @@ def copied(saved, folder) -> Path:
     return path
 
 
+def _is_in_first_batch(X, y):
+    source = ArraySource((X,), {"y": y}, B, array_seed())
+    return np.isin(np.arange(N), source.indices(0))
+
+
+def with_prior(scale):
+    """A model that reads a number from its closure."""
+
+    def model(X, y=None, link="logit"):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(scale, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    return model
+
+
+def run_of(model, y=None, **options):
+    X, known = data()
+    method = dataclasses.replace(METHOD, **options)
+    return identity(method, model, ((X,), {"y": known if y is None else y}), N, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "ours, same, other",
+    [
+        (lambda: with_prior(0.1), lambda: with_prior(0.1), lambda: with_prior(3.0)),
+        (
+            lambda: functools.partial(with_prior(0.1), link="logit"),
+            lambda: functools.partial(with_prior(0.1), link="logit"),
+            lambda: functools.partial(with_prior(0.1), link="probit"),
+        ),
+    ],
+    ids=["closure", "partial"],
+)
+def test_a_run_is_known_by_the_code_of_its_model_and_what_that_reads(ours, same, other):
+    assert run_of(ours()) == run_of(same()) != run_of(other())
+
+
+@pytest.mark.parametrize(
+    "ours, same, other",
+    [
+        ({"learning_rate": optax.constant_schedule(r)} for r in (0.01, 0.01, 0.2)),
+        ({"natural_rate": lambda step, r=r: r} for r in (0.01, 0.01, 0.2)),
+        ({"optimiser": functools.partial(optax.sgd, momentum=r)} for r in (0.5, 0.5, 0.9)),
+        ({"hyper": pg.MAP(init={"variance": r, "lengthscale": 1.0})} for r in (0.5, 0.5, 0.9)),
+        ({"latents": {"h": pg.Free(init=np.full(3, r))}} for r in (0.5, 0.5, 0.9)),
+    ],
+    ids=["schedule", "lambda", "optimiser", "start", "latents"],
+)
+def test_a_run_is_known_by_its_settings_and_not_by_where_they_stand_in_memory(ours, same, other):
+    first, again, changed = (run_of(classifier, **options) for options in (ours, same, other))
+    assert first == again != changed
+
+
 def classifier_too(X, y=None):
     classifier(X, y)
 
@@ -536,6 +708,8 @@ def test_checkpoint_of_another_run(saved, tmp_path):
             X, y=y, method=dataclasses.replace(method, inducing=X[:8])
         ),
         "key was": lambda: pg.fit(classifier, method, 1, X, y=y),
+        "model was .*": lambda: pg.fit(functools.partial(classifier, link="probit"), method, 0, X, y=y),
+        "data was  *.*": lambda: fitted(X, y=np.where(_is_in_first_batch(X, y), y, 1 - y), method=method),
     }
     for words, call in others.items():
         with pytest.raises(StoreError, match=rf"step-0+20.ckpt belongs to another run.*{words}.*resume=False"):

@@ -1,5 +1,8 @@
 """A second call with new data of the same shape compiles nothing, whatever the method."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 import small_fits
@@ -60,6 +63,20 @@ def test_other_starts_and_settings_of_map_compile_nothing():
     fits = [pg.fit(small_fits.classifier, pg.EP(hyper=pg.MAP(**s)), 0, X, y=y, throw=False) for s in settings]
     assert [fit.stats["compilations"] for fit in fits[1:]] == [0, 0]
     assert fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-4) and fits[2].result == "max_steps"
+def test_other_rates_compile_nothing():
+    """Numbers are arguments of the compiled step: rates, the KL's weight, tolerances, fixed hyperparameters."""
+    X, y = _data(0)
+    plain = pg.SVGP(num_inducing=5, max_steps=4, learning_rate=0.01, natural_rate=0.5)
+    others = [{"learning_rate": 0.02}, {"natural_rate": 0.25}, {"beta": 2.0}, {"tol": 1e-3}, {"patience": 50}]
+    held = [{"hyper": pg.Fixed(small_fits.HYPER)}, {"hyper": pg.Fixed({k: 2.0 for k in small_fits.HYPER})}]
+    for first, changes in ((plain, others), (dataclasses.replace(plain, **held[0]), held[1:])):
+        before = pg.fit(small_fits.classifier, first, 0, X, y=y)
+        for change in changes:
+            fit = pg.fit(small_fits.classifier, dataclasses.replace(first, **change), 0, X, y=y)
+            assert fit.stats["compilations"] == 0, change
+            ours = (fit.hyper, fit.latent["f"].mean)
+            same = all(map(np.array_equal, *map(jax.tree.leaves, (ours, (before.hyper, before.latent["f"].mean)))))
+            assert same == (not change.keys() & {"learning_rate", "natural_rate", "beta", "hyper"}), change
 
 
 def test_compilations_are_counted():

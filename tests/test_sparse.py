@@ -1,5 +1,6 @@
 """SVGP against what it must equal: full VI where Z = X, exact regression, the collapsed bound, other parameterisations."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,6 +14,7 @@ import small_fits
 import ppl_gp as pg
 from ppl_gp.factors import read
 from ppl_gp.local.method import log_evidence
+from ppl_gp.numerics.degree import degree
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.collapsed import collapsed
@@ -286,3 +288,147 @@ def test_selections_have_distinct_rows_of_the_right_shape(rule):
     Z = select(rule, prior, X, 12, seed=0)
     assert Z.shape == (12, 2) and len(np.unique(Z, axis=0)) == 12
     assert len(select(rule, prior, X, 500, seed=0)) == 30
+
+
+def unit_regression(X, y=None, scale=None):
+    """Noise 0.5, unit RBF; the GP's KL weighed by `scale`."""
+    with numpyro.handlers.scale(scale=1.0 if scale is None else scale):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def unseen_latent(X, y=None):
+    """The same with a latent that nothing sees: the code of layers, and the same q(f)."""
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("h", dist.Normal())
+    unit_regression(X, y)
+
+
+@pytest.mark.parametrize(
+    "model, options, kwargs",
+    [
+        (unit_regression, {"beta": 4.0}, {}),
+        (unit_regression, {}, {"scale": 4.0}),
+        (unit_regression, {"beta": 4.0, "natural": False, "learning_rate": 0.1, "max_steps": 600}, {}),
+        (unseen_latent, {"beta": 4.0, "natural_rate": 1.0}, {}),
+    ],
+    ids=["natural", "handler", "adam", "layers"],
+)
+def test_the_weight_of_the_divergence_tempers_the_likelihood(model, options, kwargs):
+    """E[log p(y | f)] - 4 KL is maximal at the posterior of noise variance 4 x 0.25; `log_evidence` is the ELBO there."""
+    X, y = gaussian()[0][:16, :1], gaussian()[1][:16]
+    K = np.asarray(pg.kernels.RBF(1.0, 1.0)(X, X))
+    gain = np.linalg.solve(K + 1.0 * np.eye(16), K).T
+    mean, S = gain @ y, K - gain @ K
+    method = pg.SVGP(inducing=X, train_inducing=False, **{"max_steps": 20, **options})
+    fit = pg.fit(model, method, 0, X, y=y, **kwargs)
+    np.testing.assert_allclose(fit.predict(X).f_mean, mean, atol=2e-3)
+    np.testing.assert_allclose(fit.predict(X).f_variance, np.diag(S), atol=2e-3)
+    if model is unit_regression:
+        jitter = 1e-8 * np.eye(16)
+        expected = -8 * np.log(2 * np.pi * 0.25) - (np.sum((y - mean) ** 2) + np.trace(S)) / 0.5
+        kl = 0.5 * (np.trace(np.linalg.solve(K + jitter, S)) + mean @ np.linalg.solve(K + jitter, mean) - 16)
+        kl += 0.5 * (np.linalg.slogdet(K + jitter)[1] - np.linalg.slogdet(S + jitter)[1])
+        assert abs(fit.stats["bounds"][-1] - (expected - 4.0 * kl)) < 0.05
+        assert abs(fit.log_evidence - (expected - kwargs.get("scale", 1.0) * kl)) < 0.05
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, np.inf, np.nan])
+def test_a_weight_that_no_natural_gradient_can_have(beta):
+    with pytest.raises(pg.DataError, match="beta="):
+        pg.SVGP(beta=beta)
+    with pytest.raises(pg.DataError, match="collapsed=True, beta=2"):
+        pg.SVGP(collapsed=True, beta=2.0)
+
+
+def observed_as(likelihood, X, y=None, units=None, size=None):
+    """One GP, or `units` of them, observed as told."""
+    data = numpyro.plate("data", len(X), subsample_size=size)
+    with data as rows:
+        X, y = X[rows], y[..., rows]
+    if units is None:
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    else:
+        with numpyro.plate("units", units):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with data, numpyro.plate("rest", units or 1, dim=-2) if units else data:
+        numpyro.sample("y", likelihood(f), obs=y)
+
+
+def latent_regression(X, y=None):
+    with numpyro.plate("data", X.shape[0]):
+        h = numpyro.sample("h", dist.Normal())
+    unit_regression(jnp.concatenate([X, h[:, None]], 1), y)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda f: dist.Normal(jnp.minimum(f, 2.0), 0.5),
+        lambda f: dist.Normal(jnp.clip(f, -30.0, 30.0), 0.5),
+        lambda f: dist.Normal(jnp.where(f > 3.0, 3.0, f), 0.5),
+        lambda f: dist.Normal(jnp.round(1e6 * f) / 1e6, 0.5),
+        lambda f: dist.StudentT(4.0, f, 0.5),
+        lambda f: dist.Normal(f, jnp.exp(f)),
+    ],
+)
+def test_a_likelihood_that_is_nearly_gaussian_has_no_collapsed_bound(likelihood):
+    """Kinks far from where anybody looks: the proof is on the program, not at points."""
+    X, y = gaussian()
+    with pytest.raises(pg.ModelError, match="not Gaussian"):
+        pg.fit(functools.partial(observed_as, likelihood), pg.SVGP(collapsed=True), 0, X, y=y)
+
+
+@pytest.mark.parametrize(
+    "model, kwargs, words",
+    [
+        (functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), size=20), {}, "plate 'data' subsamples"),
+        (functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), units=2), {}, r"'f': \(2, 60\)"),
+        (latent_regression, {}, r"latents \['h'\]"),
+        (unit_regression, {"scale": 4.0}, "handlers.scale"),
+    ],
+)
+def test_the_collapsed_bound_is_of_one_function_and_all_data(model, kwargs, words):
+    X, y = gaussian()
+    y = np.stack([y, -y]) if "units" in getattr(model, "keywords", {}) else y
+    with pytest.raises(pg.ModelError, match=words):
+        pg.fit(model, pg.SVGP(collapsed=True), 0, X, y=y, **kwargs)
+
+
+@pytest.mark.parametrize(
+    "function, found",
+    [
+        (lambda f: -0.5 * ((f[::-1] - 1.0) / 3.0) ** 2 + jnp.where(jnp.arange(3) > 1, f, 2.0 * f), 2),
+        (lambda f: jnp.power(f, 3.0) * f, 4),
+        (lambda f: jax.jit(lambda g: g * g)(f) @ jnp.ones(3), 2),
+        (lambda f: jax.lax.switch(0, [lambda g: g, lambda g: g**3], f), 3),
+        (lambda f: jnp.exp(jnp.ones(3)), 0),
+        (lambda f: 1.0 / f, np.inf),
+        (lambda f: 2.0**f, np.inf),
+        (lambda f: f.astype(int).astype(float), np.inf),
+        (lambda f: jnp.ones(3)[f.astype(int)], np.inf),
+    ],
+)
+def test_degrees_of_polynomials(function, found):
+    assert degree(function, jnp.ones(3)) == found
+
+
+def test_more_functions_than_cubature_serves_make_an_estimate_that_says_so():
+    """Softmax of four classes, all data in a step: the bound is drawn, and never an exact one that stopped rising."""
+
+    def softmax(X, y=None):
+        with numpyro.plate("classes", 4):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(2.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    X = gaussian()[0]
+    y = np.digitize(X[:, 0], [-0.7, 0.0, 0.7])
+    method = pg.SVGP(inducing=X[:8], train_inducing=False, max_steps=60, hyper=pg.Fixed({}))
+    fit, finer = (pg.fit(softmax, m, 0, X, y=y) for m in (method, dataclasses.replace(method, num_draws=100)))
+    assert fit.result == "completed" and fit.stats["failed_steps"] == 0 and 0.0 < fit.stats["log_evidence_se"] < 1.0
+    gap = fit.log_evidence - finer.log_evidence
+    assert abs(gap) < 0.5 + 5 * np.hypot(fit.stats["log_evidence_se"], finer.stats["log_evidence_se"])
+    exact = pg.fit(unit_regression, pg.SVGP(num_inducing=5, max_steps=3), 0, X, y=gaussian()[1])
+    assert "log_evidence_se" not in exact.stats

@@ -8,7 +8,7 @@ in closed form where NumPyro has it. Inner layers are drawn, jointly over a datu
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +36,14 @@ class Sampling(NamedTuple):
 
     `num_importance`: K. `num_paths`: independent passes through the layers that are averaged. `expected_last`: the outer layer
     enters by E_q(f)[log p(y | f)] inside the log, or else is drawn jointly at the copies. `doubly_reparameterised`: the gradient
-    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound.
+    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound; of a compiled step an array.
     """
 
     num_importance: int = 1
     num_paths: int = 1
     expected_last: bool = True
     doubly_reparameterised: bool = False
-    beta: float = 1.0
+    beta: Any = 1.0
 
 
 def terms(
@@ -58,8 +58,7 @@ def terms(
 ) -> Terms:
     """The bound's terms, nats. O(M^3 + M^2 B) a GP site, times num_paths K where its inputs differ; K^3 B a drawn layer."""
     if of.is_shallow:
-        t = shallow.terms(model, how, hyper, variational, batch, nudge)
-        return Terms(t.expected, sampling.beta * t.kl, t.shared, t.q, t.roots)
+        return shallow.terms(model, how, hyper, variational, batch, nudge, sampling.beta)
     given = {**hyper, **batch.given}
     first = run(model, batch.args, batch.kwargs, given)
     priors = {k: unwrap(first[k]["fn"]) for k in of.gps}
@@ -68,9 +67,9 @@ def terms(
     path = _Path(model, how, sampling, of, given, variational, batch, processes, known)
     per_datum = jnp.mean(lax.map(path.log_mean_weight, random.split(batch.key, sampling.num_paths)), 0)
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * plate_scale(first) * per_datum, 0.0))
-    kl = sampling.beta * sum([jnp.sum(w.kl) for w in q.values()], jnp.zeros(()))
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], given, batch.args, batch.kwargs)
-    return Terms(total, kl, log_lik.shared(), q, roots)
+    weights = shallow.kl_weights(first, priors, sampling.beta)
+    return Terms(total, shallow.weighted_kl(q, weights), log_lik.shared(), q, roots, weights)
 
 
 class _Path(NamedTuple):
@@ -141,7 +140,7 @@ class _Path(NamedTuple):
             self.drawn,
             self.known,
         )
-        ratio = sum([self._log_ratio(passed.trace[k], q[k]) for k in self.of.latents], jnp.zeros(self.num))
+        ratio = sum([self._log_ratio(passed.trace, k, q[k]) for k in self.of.latents], jnp.zeros(self.num))
         return self._log_lik(passed, given, key_f) / plate_scale(passed.trace) + self.sampling.beta * ratio
 
     def _latent_posteriors(self, stop: bool):
@@ -164,15 +163,24 @@ class _Path(NamedTuple):
         mean, variance = ({k: getattr(m, part) for k, m in passed.moments.items()} for part in ("mean", "variance"))
         return expected_log_lik(log_lik, mean, variance, self.how, key)
 
-    def _log_ratio(self, site: dict, q) -> Float[Array, "B"]:
-        """log p(h_n) - log q(h_n), or minus its expectation KL[q || p] where that is known and K = 1."""
-        plain = {**site, "scale": None}
+    def _log_ratio(self, trace: dict, name: str, q) -> Float[Array, "B"]:
+        """log p(h_n) - log q(h_n), or minus its expectation KL[q || p] where that is known and K = 1; times the site's `scale`."""
+        site = {**trace[name], "scale": own_scale(trace, name)}
         if self.sampling.num_importance == 1:
             try:
-                return -sum_per_datum(plain, kl_divergence(q, site["fn"]), self.num)
+                return -sum_per_datum(site, site["scale"] * kl_divergence(q, site["fn"]), self.num)
             except NotImplementedError:
                 pass
-        return log_prob_per_datum(plain, self.num) - log_prob_per_datum({**plain, "fn": q}, self.num)
+        return log_prob_per_datum(site, self.num) - log_prob_per_datum({**site, "fn": q}, self.num)
+
+
+def own_scale(trace: dict, name: str):
+    """What `numpyro.handlers.scale` multiplies a site's log-density by: its scale without the N / B of plates that subsample."""
+    site = trace[name]
+    if site["scale"] is None:
+        return 1.0
+    around = {frame.name for frame in site["cond_indep_stack"]}
+    return site["scale"] / plate_scale({k: s for k, s in trace.items() if k in around})
 
 
 @jax.custom_vjp

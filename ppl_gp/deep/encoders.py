@@ -1,6 +1,7 @@
 """Encoders: Equinox modules from what is known of a datum to the parameters of q(h)."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -49,7 +50,7 @@ def encoder_rows(sees: str, args: tuple, kwargs: dict) -> Float[Array, "B F"]:
             "q(h | x, y) needs y of every datum; give y=..., or an encoder that sees only x, Amortised(sees='x')."
         )
     parts = [args[0]] * ("x" in sees) + [kwargs.get("y")] * ("y" in sees)
-    return jnp.concatenate([_columns(p) for p in parts], 1)
+    return jnp.concatenate([_columns(x) for x in jax.tree.leaves(parts)], 1)
 
 
 def _columns(x) -> Float[Array, "B F"]:

@@ -18,7 +18,9 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper_guide import hyper_model
 from ppl_gp.infer.initial import initial_latents, of_site
+from ppl_gp.infer.subject import uses_inputs
 from ppl_gp.reading import Reading
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 from ppl_gp.tracing import is_gp, roles, run
 
@@ -113,10 +115,11 @@ class _Guide:
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
+            sees_inputs = bool(args) and uses_inputs(self.model, Batch(args, kwargs, jnp.ones(0), None))
             for i, name in enumerate(found.local_latents):
-                config = of_site(self.latents, name) or Amortised()
+                config = of_site(self.latents, name, "latents") or Amortised()
                 num = _num_data(trace, trace[name], args)
-                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, True)
+                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, sees_inputs)
         if found.hyper:
             self.hyper = self.make_hyper(hyper_model(self.model))
         self.names, self.local = found.hyper, local

@@ -1,9 +1,10 @@
 """Checkpoints of a long run: the state's arrays in one file, written so that no reader ever sees half of one."""
 
-import hashlib
+import functools
 import json
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import StoreError
+from ppl_gp.fingerprint import digest, fingerprint
 from ppl_gp.results.archive import HEADER, write_archive
+from ppl_gp.results.store import qualified_name
 from ppl_gp.results.versions import package_versions
-from ppl_gp.sparse.svgp import Checkpoint
+from ppl_gp.sparse.svgp import SVGP, Checkpoint
 
-FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 1
+FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 2
 
 
 class Checkpoints:
@@ -117,14 +120,36 @@ def _like(array: np.ndarray, leaf, path):
     return jnp.asarray(array)
 
 
-def fingerprint(*leaves) -> str:
-    """A short digest of arrays (their shapes, types and up to 1000 rows of each) and of the other arguments' texts."""
-    digest = hashlib.sha256()
-    for x in leaves:
-        if not hasattr(x, "shape"):
-            digest.update(repr(x).encode())
-            continue
-        some = np.asarray(x[:: max(1, len(x) // 1000)] if np.ndim(x) else x)
-        digest.update(f"{np.shape(x)}{some.dtype}".encode())
-        digest.update(np.ascontiguousarray(some).tobytes())
-    return digest.hexdigest()[:16]
+def identity(method: SVGP, model: Callable, data: tuple, num_data: int, key) -> dict:
+    """What run a checkpoint belongs to: the model's code and all that it reads, the settings, `data`, the key.
+
+    The same in every process: by contents, never by address. Schedules count by their values at some steps as well. Of a stream
+    `data` is the first batch: its later ones are not seen.
+    """
+    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
+    steps = np.linspace(0, method.max_steps, 7).astype(int)
+    rates = {k: [float(v(s)) for s in steps] for k, v in settings.items() if k in _SCHEDULES and callable(v)}
+    return {
+        "model": f"{_name(model)} {fingerprint(model)}",
+        "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()) + (f", {rates}" if rates else ""),
+        "num_data": num_data,
+        "data": digest(data),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+    }
+
+
+_SCHEDULES = ("learning_rate", "natural_rate")
+
+
+def _name(function) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return qualified_name(function)
+
+
+def _told(value) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return f"{_name(value) if callable(value) else type(value).__name__} {digest(value)}"

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 
-from ppl_gp.deep.bound import COPIES, scale_gradient
+from ppl_gp.deep.bound import COPIES, own_scale, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.declared import declare
 from ppl_gp.errors import DataError, ModelError
@@ -23,7 +23,18 @@ from ppl_gp.gp import unwrap
 from ppl_gp.infer.particle import OfCopy, OverRows, along_data
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.site import SparseMarginals
-from ppl_gp.tracing import annotated, data_plates, is_observed, log_prob_per_datum, plate_scale, roles, run, sum_per_datum
+from ppl_gp.tracing import (
+    annotated,
+    data_axis,
+    data_plates,
+    is_observed,
+    log_prob_per_datum,
+    plate_scale,
+    roles,
+    run,
+    sum_per_datum,
+)
+from ppl_gp.wrappers import bare_shape
 
 
 class ImportanceWeightedELBO(NumPyroELBO):
@@ -55,6 +66,8 @@ class ImportanceWeightedELBO(NumPyroELBO):
             raise DataError(
                 f"num_importance={num_importance}, num_particles={num_particles}: a bound averages over at least 1 copy and 1 draw."
             )
+        if not 0.0 <= beta < float("inf"):
+            raise DataError(f"beta={beta}: give a finite weight of the KL terms, at least 0.")
         self.num_importance, self.expected_last = num_importance, expected_last
         self.doubly_reparameterised, self.beta, self.num_nodes = doubly_reparameterised, beta, num_nodes
         super().__init__(num_particles=num_particles)
@@ -127,15 +140,9 @@ class _Particle(NamedTuple):
             }
         given = {**self.params, **indices}
         trace = run(self.model, self.args, self.kwargs, given)
-        found = roles(trace)
+        found, plates, num = roles(trace), frozenset(data_plates(trace)), _num_data(trace)
         of = layers(found, trace, lambda values: run(self.model, self.args, self.kwargs, {**given, **values}))
-        plates = data_plates(trace)
-        num = max((f.size for k in found.observed for f in trace[k]["cond_indep_stack"] if f.name in plates), default=0)
-        if not num:
-            raise ModelError(
-                "the model observes nothing in a plate; declare numpyro.plate('data', N) around what is observed."
-            )
-        return _Given(of, frozenset(plates), num, given)
+        return _Given(of, plates, num, given)
 
     def _require_separate(self, of: Structure) -> None:
         joint = [g for g in of.varying if g in of.inner or not self.elbo.expected_last]
@@ -157,8 +164,9 @@ class _Particle(NamedTuple):
         trace = handlers.trace(handlers.replay(seeded, drawn)).get_trace(*self.args, **self.kwargs)
         trace = annotated(trace, self.model)
         scale = plate_scale(trace)
-        ratio = sum([self._log_ratio(trace[h], q[h], given.num) for h in given.of.latents], jnp.zeros(given.num))
+        ratio = sum([self._log_ratio(trace, q, h, given.num) for h in given.of.latents], jnp.zeros(given.num))
         rest = sum([self._global(name, site, drawn, given) for name, site in trace.items()], jnp.zeros(()))
+        rest = rest - self.elbo.beta * _auxiliary(drawn, trace)
         return (
             self._log_lik(given, trace, drawn, key_model) / scale + self.elbo.beta * ratio,
             rest,
@@ -199,20 +207,21 @@ class _Particle(NamedTuple):
         mean, variance = {k: q.loc for k, q in marginals.items()}, {k: q.variance_n for k, q in marginals.items()}
         return expected_log_lik(log_lik, mean, variance, Expectation(self.elbo.num_nodes), key)
 
-    def _log_ratio(self, site, q, num):
-        plain = {**site, "scale": None}
+    def _log_ratio(self, trace, q, name, num):
+        """log p - log q of a latent of the data, (B,), each with the `scale` of its own site, as NumPyro's bounds have it."""
+        p = {**trace[name], "scale": own_scale(trace, name)}
+        q = {**trace[name], "fn": q[name]["fn"], "scale": own_scale(q, name)}
         if self.elbo.num_importance == 1:
             try:
-                return -sum_per_datum(plain, kl_divergence(q["fn"], site["fn"]), num)
+                return -sum_per_datum(q, q["scale"] * kl_divergence(q["fn"], p["fn"]), num)
             except NotImplementedError:
                 pass
-        return log_prob_per_datum(plain, num) - log_prob_per_datum({**plain, "fn": q["fn"]}, num)
+        return log_prob_per_datum(p, num) - log_prob_per_datum(q, num)
 
     def _global(self, name, site, drawn, given: _Given):
         """What a site outside the data's plates adds: -KL[q || p], or log p of something observed there."""
         if site["type"] != "sample" or name in given.of.latents:
             return 0.0
-        scale = 1.0 if site["scale"] is None else site["scale"]
         if site["is_observed"]:
             shared = log_prob_per_datum(site, given.num)
             return 0.0 if jnp.ndim(shared) else shared
@@ -221,10 +230,28 @@ class _Particle(NamedTuple):
         q = drawn[name]["fn"]
         p = unwrap(site["fn"]) if isinstance(q, SparseMarginals) else site["fn"]
         try:
-            return -self.elbo.beta * scale * jnp.sum(kl_divergence(q, p))
+            return -self.elbo.beta * jnp.sum(scaled(drawn[name], kl_divergence(q, p)))
         except NotImplementedError:
-            log_ratio = jnp.sum(site["fn"].log_prob(site["value"])) - jnp.sum(q.log_prob(drawn[name]["value"]))
-            return self.elbo.beta * scale * log_ratio
+            log_p, log_q = site["fn"].log_prob(site["value"]), q.log_prob(drawn[name]["value"])
+            return self.elbo.beta * (jnp.sum(scaled(site, log_p)) - jnp.sum(scaled(drawn[name], log_q)))
+
+
+def _num_data(trace) -> int:
+    """B, the entries of what is observed along the axis of the data."""
+    shapes = [(bare_shape(s["fn"]), s) for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
+    if not shapes:
+        raise ModelError(
+            "the model observes nothing that grows with the rows of its first argument; give the inputs, one row a datum, as the first "
+            "argument, and declare numpyro.plate('data', X.shape[0]) around what is observed."
+        )
+    shape, site = shapes[0]
+    return shape[data_axis(site, len(shape))]  # pyright: ignore[reportArgumentType]
+
+
+def _auxiliary(drawn, trace):
+    """log q of what the guide alone draws, such as the joint vector of `AutoMultivariateNormal`, nats."""
+    sites = [s for k, s in drawn.items() if s["type"] == "sample" and not s["is_observed"] and k not in trace]
+    return sum([jnp.sum(scaled(s, s["fn"].log_prob(s["value"]))) for s in sites], jnp.zeros(()))
 
 
 class GlobalImportanceWeightedELBO(NumPyroELBO):
@@ -272,7 +299,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
             total = total + jnp.sum(scaled(site, site["fn"].log_prob(site["value"])))
             if not site["is_observed"] and name in drawn:
                 total = total - jnp.sum(scaled(drawn[name], drawn[name]["fn"].log_prob(site["value"])))
-        return total
+        return total - _auxiliary(drawn, trace)
 
 
 def scaled(site, log_prob):

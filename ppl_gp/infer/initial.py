@@ -75,17 +75,18 @@ def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, 
     return Variational(variables, q)
 
 
-def of_site(choice: Any, site: str) -> Any:
+def of_site(choice: Any, site: str, option: str) -> Any:
+    """What an option says of a site: {site: ...}, or one for all. `DataError` for a dictionary without it."""
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
-        raise DataError(f"inducing={{...}} has entries for {sorted(choice)}, and none for the GP site '{site}'.")
+        raise DataError(f"{option}={{...}} has entries for {sorted(choice)}, and none for the site '{site}'.")
     return choice[site]
 
 
 def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int) -> InducingVariables:
     """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables, or {site: one of those}."""
-    choice = of_site(choice, site)
+    choice = of_site(choice, site, "inducing")
     if isinstance(choice, InducingVariables):
         return choice
     if isinstance(choice, str):

@@ -187,7 +187,8 @@ def _is_floats(x) -> bool:
 def where_not_finite(rows: Rows, step: int, source: ArraySource | StreamSource) -> str:
     """Names the batch, the argument and the entry."""
     named = {**{f"positional argument {i}": x for i, x in enumerate(rows.args)}, **rows.kwargs}
-    for name, x in named.items():
+    parts = [(k + jax.tree_util.keystr(path), x) for k, v in named.items() for path, x in jax.tree.leaves_with_path(v)]
+    for name, x in parts:
         if _is_floats(x) and not np.isfinite(x).all():
             row, *rest = (int(i) for i in np.argwhere(~np.isfinite(x))[0]) if x.ndim else (0,)
             column = f", column {', '.join(map(str, rest))}" if rest else ""

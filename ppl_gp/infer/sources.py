@@ -33,7 +33,8 @@ class Stream:
     """Batches for data that do not fit in memory: `pg.fit(model, SVGP(), key, Stream(batches, num_data=N))`.
 
     `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of the model's positional
-    arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument name. `num_data` is N, for the bound's factor N / B.
+    arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument name. `num_data` is N: with B rows a batch, each row
+    counts as often as a pass has batches, ceil(N / B).
     """
 
     batches: Iterable | Callable[[], Iterable]
@@ -74,40 +75,58 @@ def bind(model, item, common: dict) -> tuple[tuple, dict]:
     return (first[1],), dict(others)
 
 
-def is_rows(value: Any, num: int) -> bool:
-    """Whether an argument is an array with one entry a datum."""
-    return hasattr(value, "shape") and len(value.shape) > 0 and value.shape[0] == num
+def num_rows(args: tuple) -> int | None:
+    """N: the entries of the first argument, or of the first array in it where it is a container."""
+    arrays = [x for x in jax.tree.leaves(args[:1]) if len(getattr(x, "shape", ()))]
+    return arrays[0].shape[0] if arrays else None
 
 
-def take(args: tuple, kwargs: dict, rows, num: int) -> tuple[tuple, dict]:
-    """The arguments at some rows: every array with N rows is indexed, anything else is kept."""
+def row_axes(args: tuple, kwargs: dict, num: int) -> tuple[tuple, dict]:
+    """Which axis of each array counts the data, `None` for what all data share: a tree like (args, kwargs), containers included.
 
-    def at(x):
-        return np.asarray(x[rows]) if is_rows(x, num) else x
+    The first axis where it has N entries; of observations y without, the last where that has N: (P, N).
+    """
 
-    return tuple(at(a) for a in args), {k: at(v) for k, v in kwargs.items()}
+    def axis(x, is_y=False):
+        shape = tuple(getattr(x, "shape", ()))
+        if shape and shape[0] == num:
+            return 0
+        return len(shape) - 1 if is_y and shape and shape[-1] == num else None
+
+    return jax.tree.map(axis, args), {k: jax.tree.map(lambda x, k=k: axis(x, k == "y"), v) for k, v in kwargs.items()}
+
+
+def take(args: tuple, kwargs: dict, rows, axes) -> tuple[tuple, dict]:
+    """The arguments at some rows along their `row_axes`; what has none is kept."""
+
+    def at(x, axis):
+        return x if axis is None else np.asarray(x[(slice(None),) * axis + (rows,)])
+
+    return jax.tree.map(at, (args, kwargs), axes)
 
 
 class ArraySource:
     """Arrays with N rows (in memory, or NumPy memory maps), shuffled without replacement in each epoch.
 
     Where N is no multiple of the batch size, an epoch leaves out a random remainder: every batch is a uniform draw of
-    rows, so that its bound is unbiased.
+    rows, so that its bound is unbiased. `axes`: as `row_axes`, which is the default.
     """
 
-    def __init__(self, args: tuple, kwargs: dict, batch_size: int, seed: int, plate: str | None = None, num_data=None):
+    def __init__(
+        self, args: tuple, kwargs: dict, batch_size: int, seed: int, plate: str | None = None, num_data=None, axes=None
+    ):
         self.seed, self.plate = seed, plate
-        self.num_data = num_data or args[0].shape[0]
-        self.args, self.kwargs = jax.tree.map(self._indexable, (args, kwargs))
+        self.num_data = num_data or num_rows(args)
+        # A model that subsamples is given all data in every step.
+        self.axes = row_axes(args, kwargs, -1 if plate else self.num_data) if axes is None else axes
+        self.args, self.kwargs = jax.tree.map(self._indexable, (args, kwargs), self.axes)
         self.batch_size = min(batch_size, self.num_data)
         self.steps_an_epoch = self.num_data // self.batch_size
         self._shuffled: tuple[int, np.ndarray] | None = None
 
-    def _indexable(self, x):
+    def _indexable(self, x, axis):
         """NumPy's indexing: JAX would compile one gather a shape. On CPU this is a view, not a copy. Memory maps stay maps."""
-        if self.plate is not None or isinstance(x, np.memmap) or not is_rows(x, self.num_data):
-            return x
-        return np.asarray(x)
+        return x if axis is None or isinstance(x, np.memmap) else np.asarray(x)
 
     @property
     def whole(self) -> bool:
@@ -147,7 +166,7 @@ class ArraySource:
         # Sorted rows are read from a memory map in one sweep; all of them need no copy.
         rows = np.sort(rows)
         chosen = slice(None) if self.whole and len(rows) == self.num_data else rows
-        args, kwargs = take(self.args, self.kwargs, chosen, self.num_data)
+        args, kwargs = take(self.args, self.kwargs, chosen, self.axes)
         return Rows(args, kwargs, weights, {}, rows)
 
     def sweep(self, size: int) -> Iterator[Rows]:
@@ -172,7 +191,8 @@ _INPUTS = "positional argument 0"
 class StreamSource:
     """A user's stream of batches; a batch smaller than the first is padded with rows of weight zero.
 
-    `common`: the model's arguments by name that the batches do not hold.
+    Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the rows, and however small the last
+    batch, the bounds of a pass average to that of all data. `common`: the model's arguments by name that the batches do not hold.
     """
 
     plate = None
@@ -182,8 +202,8 @@ class StreamSource:
     def __init__(self, stream: Stream, model, common: dict | None = None):
         self.stream, self.model, self.num_data, self.common = stream, model, stream.num_data, common or {}
         self.batch_size: int | None = None
-        self._form: dict = {}  # {argument: its shape} of the first batch
-        self._split: set = set()  # arguments that hold one entry a row
+        self._form: Any = None  # the shapes of the first batch's arguments, rows left out
+        self.axes: Any = None
         self._peeked: list = []
 
     def peek(self) -> Rows:
@@ -217,26 +237,35 @@ class StreamSource:
                 return
 
     def _rows(self, item) -> Rows:
-        (first,), kwargs = bind(self.model, item, self.common)
-        num = np.shape(first)[0] if np.ndim(first) else 0
+        args, kwargs = bind(self.model, item, self.common)
+        args = tuple(_arrays(_INPUTS, a, None) for a in args)
+        num = num_rows(args) or 0
+        kwargs = {k: _arrays(k, v, num) for k, v in kwargs.items()}
         self.batch_size = size = self.batch_size or num
         if not 0 < num <= size:
             raise DataError(f"a batch of the stream has {num} rows, and the first one {size}; give "
                             "batches of one size (the last may be smaller).")  # fmt: skip
-        named = {k: _array(k, v, num) for k, v in {_INPUTS: first, **kwargs}.items()}
-        if not self._form:
-            self._split = {k for k, v in named.items() if is_rows(v, num) and k not in self.common}
-        form = {k: (("rows", *np.shape(v)[1:]) if k in self._split else np.shape(v)) for k, v in named.items()}
-        self._form = self._form or form
-        if form != self._form or any(len(named[k]) != num for k in self._split):
-            shapes = {k: np.shape(v) for k, v in named.items()}
+        self._require_form(args, kwargs, num)
+        args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
+        weights = np.where(np.arange(size) < num, float(math.ceil(self.num_data / size)), 0.0)
+        return Rows(args, kwargs, weights, {})
+
+    def _require_form(self, args, kwargs, num) -> None:
+        if self.axes is None:
+            split = {k: v for k, v in kwargs.items() if k not in self.common}
+            positional, named = row_axes(args, split, num)
+            self.axes = positional, {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()}
+        told = {_INPUTS: args[0], **kwargs}
+        shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
+        try:
+            form = jax.tree.map(lambda x, a: _form(x, a, num), (args, kwargs), self.axes)
+        except ValueError:  # other arguments, or another container
+            form = None
+        self._form = self._form or (form, shapes)
+        if form != self._form[0]:
             raise DataError(
-                f"a batch of the stream has arguments of shapes {shapes}, and the first one had {self._form}."
+                f"a batch of the stream has arguments of shapes {shapes}, and the first one had {self._form[1]}."
             )
-        rows = np.minimum(np.arange(size), num - 1)
-        named = {k: v[rows] if k in self._split else v for k, v in named.items()}
-        weights = np.where(np.arange(size) < num, self.num_data / num, 0.0)
-        return Rows((named.pop(_INPUTS),), named, weights, {})
 
     def sweep(self, size: int) -> Iterator[Rows]:
         """One pass over the stream, each row with weight one. A stream without end is left after N rows."""
@@ -249,13 +278,25 @@ class StreamSource:
             if seen >= self.num_data:
                 break
         if seen < self.num_data:
-            warnings.warn(f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's factor N / B "
-                          "is too large by as much.", stacklevel=2)  # fmt: skip
+            warnings.warn(f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's factor "
+                          "ceil(N / B) is too large by as much.", stacklevel=2)  # fmt: skip
+
+
+def _form(x, axis, num):
+    """A shape with the axis of rows named; another one where the rows are not `num`."""
+    return tuple("rows" if i == axis and n == num else n for i, n in enumerate(np.shape(x)))
+
+
+def _arrays(name, x, num):
+    """As `_array`, of a container's parts too."""
+    if isinstance(x, dict):
+        return {k: _arrays(name, v, num) for k, v in x.items()}
+    return tuple(_arrays(name, v, num) for v in x) if isinstance(x, tuple) else _array(name, x, num)
 
 
 def _array(name, x, num):
     """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is finite is told later."""
-    if not (hasattr(x, "__array__") or (isinstance(x, list) and len(x) == num)):
+    if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)
     if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(array.dtype, jax.numpy.floating):

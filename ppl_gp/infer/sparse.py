@@ -1,6 +1,7 @@
 """Fitting by `SVGP`: choose inducing variables, run the steps, sum the bound over all data, make a `Fit`."""
 
 import dataclasses
+import math
 
 import equinox as eqx
 import jax
@@ -12,27 +13,27 @@ from ppl_gp.deep.bound import Sampling
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, Result
-from ppl_gp.hyperparameters import Sample
-from ppl_gp.infer.checkpoint import Checkpoints, fingerprint
+from ppl_gp.hyperparameters import MAP, Sample
+from ppl_gp.infer.checkpoint import Checkpoints, identity
 from ppl_gp.infer.collapsed import climb
+from ppl_gp.infer.final_bound import judged, result_of
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
 from ppl_gp.infer.initial import initial_latents, initial_point, initial_variational, of_site, units
 from ppl_gp.infer.long_run import Ended, LongRun, as_batch
 from ppl_gp.infer.placement import placement
-from ppl_gp.infer.sources import StreamSource
+from ppl_gp.infer.sources import StreamSource, num_rows
 from ppl_gp.infer.subject import Subject, look_at, site_inputs, uses_inputs
-from ppl_gp.infer.training import Plan, Problem, State, begin, bound_terms, hyper_at
+from ppl_gp.infer.training import Plan, Problem, Rates, State, begin, hyper_at
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.store import qualified_name
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.collapsed import require_gaussian
+from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
-from ppl_gp.tracing import run
+from ppl_gp.tracing import roles, run
 
 GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide keeps
-_SWEEP = 2000  # rows a batch when the bound is summed over all data
 
 
 @run_method.register
@@ -46,6 +47,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if method.collapsed:
         method = _on_all_data(method, args)
     subject = look_at(method, model, args, kwargs, seed)
+    if method.collapsed:
+        _require_collapsible(subject)
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)
@@ -55,48 +58,67 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     )
     long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
     ended = long_run.go(spread.replicated(state))
-    # A bad batch would be met again in the sum over all data.
-    bound = None if ended.message else total_bound(problem, ended.state, subject, spread, key_end)
-    told = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
-    return _make_fit(method, subject, problem, ended, bound, told, key_end)
+    told: dict = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
+    if ended.message:  # a bad batch would be met again in the sum over all data
+        return _make_fit(method, subject, problem, ended, None, told, key_end)
+    bound, told["log_evidence_se"] = judged(problem, ended.state, subject, spread, key_end)
+    states = (state, ended.state)
+    result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key_end)
+    return _make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)
 
 
 def _on_all_data(method: SVGP, args) -> SVGP:
-    if not (args and hasattr(args[0], "shape")):
+    if (num := num_rows(args)) is None:
         raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
-    return dataclasses.replace(method, batch_size=args[0].shape[0])
+    return dataclasses.replace(method, batch_size=num)
+
+
+def _require_collapsible(subject: Subject) -> None:
+    if subject.source.plate is not None:
+        raise ModelError(
+            f"SVGP(collapsed=True) takes all data in every step, and plate '{subject.source.plate}' subsamples; leave subsample_size "
+            "out of the model, or `collapsed`."
+        )
+    if not subject.structure.is_shallow:
+        of = subject.structure
+        raise ModelError(
+            f"SVGP(collapsed=True) needs one latent function at given inputs, and the model has latents {list(of.latents)} and inner "
+            f"layers {list(of.inner)}; leave `collapsed` out."
+        )
+    hyper = {k: subject.trace[k]["value"] for k in subject.names}
+    require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))
 
 
 def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, progress, key) -> Fit:
     batch = as_batch(subject.first, key)
-    require_gaussian(subject.model, hyper_at(problem, state.free, batch)[0], batch)
     reached = climb(problem, state.free, state.variational.variables, batch, method.tol, progress)
     end = begin(problem, reached.free, reached.variational)
-    bound = total_bound(problem, end, subject, placement(None, None), key)
-    return _make_fit(method, subject, problem, Ended(end, reached.result, reached.bounds, None), bound, {}, key)
+    bound, _ = judged(problem, end, subject, placement(None, None), key)
+    result = Result.nonfinite if not np.isfinite(bound) else reached.result
+    return _make_fit(method, subject, problem, Ended(end, result, reached.bounds, None), bound, {}, key)
 
 
 def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
     """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for the inducing points."""
     batch = as_batch(subject.first, key)
     guide, fixed, free = None, {}, {}
-    if is_point(method.hyper):
-        fixed, free = initial_point(
-            method.hyper, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
-        )
-    elif subject.names:
+    if is_point(method.hyper) or not roles(subject.trace).hyper:  # a `numpyro.param` has no prior: always a point
+        config = method.hyper if is_point(method.hyper) else MAP()
+        fixed, free = initial_point(config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
+    else:
         guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
         free = guide.initial
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
         method = dataclasses.replace(method, dual_bound=False)
     plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
-    hyper, _ = hyper_at(Problem(plan, fixed, None, {}), free, batch)
+    rates = _rates(method, subject.structure)
+    hyper, _ = hyper_at(Problem(plan, rates, fixed, None, {}), free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed)
     scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in variational.variables.items()}
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
-    problem = Problem(plan, fixed, scale, frozen)
+    problem = Problem(plan, rates, fixed, scale, frozen)
     return problem, begin(problem, free, variational._replace(latents=latents))
 
 
@@ -104,7 +126,7 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
     """{latent site: q(h)}."""
     found = {}
     for i, name in enumerate(subject.structure.latents):
-        config = of_site(method.latents, name) or Amortised()
+        config = of_site(method.latents, name, "latents") or Amortised()
         if isinstance(config, Free) and isinstance(subject.source, StreamSource):
             raise DataError("Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, Amortised().")
         found[name] = initial_latents(
@@ -120,30 +142,44 @@ def _none(variables):
 
 def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
     whole, sampling = subject.source.whole, _sampling(method, subject.structure)
-    drawn = guide is not None or method.num_draws is not None or not subject.structure.is_shallow
+    expectation = method.expectation._replace(additive=subject.additive)
+    exact = subject.structure.is_shallow and not _is_drawn(expectation, _num_functions(subject))
     return Plan(
         model=subject.model,
-        expectation=method.expectation._replace(additive=subject.additive),
+        expectation=expectation,
         structure=subject.structure,
         sampling=sampling,
         guide=guide,
         names=names,
         train_inducing=method.train_inducing,
         whole=whole,
-        noisy=drawn or not whole,
-        learning_rate=_learning_rate(method, subject.structure),
-        natural_rate=method.natural_rate,
+        drawn=guide is not None or not exact,
+        schedule=_if_callable(method.learning_rate),
+        natural_schedule=_if_callable(method.natural_rate),
         optimiser=method.optimiser,
         max_steps=method.max_steps,
         warm_up=method.warm_up,
     )
 
 
-def _learning_rate(method: SVGP, of: Structure):
-    if method.learning_rate is not None:
-        return method.learning_rate
+def _is_drawn(how: Expectation, num_functions: int) -> bool:
+    return how.num_draws is not None or (not how.additive and how.nodes(num_functions) is None)
+
+
+def _num_functions(subject: Subject) -> int:
+    """That the likelihood of a datum sees."""
+    return sum(math.prod(subject.trace[k]["fn"].shape()[:-1]) for k in subject.structure.outer)
+
+
+def _if_callable(rate):
+    return rate if callable(rate) else None
+
+
+def _rates(method: SVGP, of: Structure) -> Rates:
     # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
-    return 0.03 if of.inner else 0.05
+    learning = (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+    numbers = (learning, method.natural_rate, method.beta)
+    return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
 
 
 def _sampling(method: SVGP, of: Structure) -> Sampling:
@@ -159,36 +195,20 @@ def _sampling(method: SVGP, of: Structure) -> Sampling:
             "each other's latents; that gradient is for latents that enter the last layer, with expected_last=True."
         )
     return Sampling(
-        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised, method.beta
+        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
     )
 
 
 def _identity(method: SVGP, subject: Subject, key) -> dict:
-    """What run a checkpoint belongs to."""
-    settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
-    return {
-        "model": qualified_name(subject.model),
-        "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()),
-        "num_data": subject.source.num_data,
-        "data": fingerprint(*jax.tree.leaves((subject.first.args, subject.first.kwargs))),
-        "key": np.asarray(random.key_data(key)).tolist(),
-    }
-
-
-def _told(value) -> str:
-    if callable(value):
-        return qualified_name(value)
-    leaves = jax.tree.leaves(value)
-    if any(eqx.is_array(x) for x in leaves):  # arrays' own texts leave out most of them
-        return f"{type(value).__name__} {fingerprint(*leaves)}"
-    return repr(value) if not isinstance(value, str) else value
+    source = subject.source
+    data = (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    return identity(method, subject.model, data, source.num_data, key)
 
 
 def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:
     state = ended.state
     hyper, latent, raised = _kept(problem, state, as_batch(subject.first, key), key)
     sampled = problem.plan.guide is not None
-    result = ended.result if bound is None or np.isfinite(bound) else Result.nonfinite
     source = subject.source
     stats = {
         "steps": len(ended.bounds),
@@ -200,34 +220,19 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         "shortened_steps": int(state.halved),
         "jitter_raised": float(raised),
     }
-    stats |= {k: v for k, v in told.items() if v}
+    stats |= {k: v for k, v in told.items() if v is not None}
+    if isinstance(source, StreamSource):  # what is kept of the data: `loo` and `to_datatree` know no others
+        stats["first_batch_only"] = True
     args, kwargs = (
         (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
     )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
     local = eqx.combine(state.variational.latents, problem.frozen)
-    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, result, stats, 1, sampled, local)
+    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, ended.result, stats, 1, sampled, local)
 
 
 def _on_device(x):
     return jnp.asarray(x) if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) else x
-
-
-def total_bound(problem: Problem, state: State, subject: Subject, spread, key) -> float | None:
-    """The ELBO over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
-
-    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over them.
-    """
-    source = subject.source
-    if isinstance(source, StreamSource) and not source.stream.restarts:
-        return None
-    total, rests = 0.0, []
-    size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
-    for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
-        batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
-        expected, rest = bound_terms(problem, state, batch)
-        total, rests = total + float(expected), [*rests, float(rest)]
-    return total + float(np.mean(rests))
 
 
 @eqx.filter_jit

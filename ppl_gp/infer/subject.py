@@ -7,14 +7,17 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 
+from ppl_gp.arguments import Leaves
 from ppl_gp.declared import declare
 from ppl_gp.deep.structure import Structure, structure
 from ppl_gp.dependence import depends
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.boundary import first_trace, probe_layers
 from ppl_gp.infer.long_run import as_batch, is_finite, where_not_finite
-from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource, take
+from ppl_gp.infer.row_check import require_rows_apart
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, StreamSource, num_rows, take
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.select import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SVGP
@@ -56,7 +59,11 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     found = roles(trace)
     of = structure(found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values}))
     names = (*found.hyper, *found.params)
-    additive = probe_layers(model, of, {**{k: trace[k]["value"] for k in names}, **batch.given}, trace, batch)
+    hyper = {k: trace[k]["value"] for k in names}
+    additive = probe_layers(model, of, {**hyper, **batch.given}, trace, batch)
+    if not source.whole and source.plate is None:
+        require_rows_apart(model, of, hyper, trace, batch, source.axes)
+    additive = additive and additive_throughout(source, model, of, {**hyper, **batch.given}, trace, batch)
     return Subject(model, source, first, trace, names, of, additive)
 
 
@@ -65,13 +72,14 @@ def _source(method: SVGP, model, args, kwargs, seed):
         if len(args) > 1:
             raise DataError("a Stream is the only positional argument: its batches hold the model's arguments.")
         return StreamSource(args[0], model, kwargs)
-    if not (args and hasattr(args[0], "shape") and len(args[0].shape)):
+    if (num := num_rows(args)) is None:
         raise DataError(
             "SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream."
         )
     plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
     if plate is None:
-        return ArraySource(args, kwargs, method.rows(args[0].shape[0]), seed)
+        axes = model.reading.axes_of(Leaves(model, args, kwargs))
+        return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
     name, num_data, batch_size = plate
     return ArraySource(args, kwargs, batch_size, seed, name, num_data)
 
@@ -142,7 +150,7 @@ def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.n
     """Where the means of the layers below give one input for all rows: inputs at draws from the prior, of a part of the rows."""
     num = batch.weights.shape[0]
     rows = np.arange(min(num, _DRAWN_ROWS))
-    args, kwargs = take(batch.args, batch.kwargs, rows, num)
+    args, kwargs = take(batch.args, batch.kwargs, rows, subject.source.axes)
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)

@@ -6,7 +6,7 @@ goes back to the last good state with a shorter natural-gradient step, and count
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -24,7 +24,7 @@ from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
-from ppl_gp.tracing import roles, run
+from ppl_gp.tracing import run
 
 MAX_HALVINGS = 10
 FIRST_RATE, LAST_SHARE = 0.1, 0.1  # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
@@ -42,46 +42,59 @@ class Plan:
     names: tuple[str, ...]  # hyperparameters that are trained or drawn
     train_inducing: bool
     whole: bool  # every batch is all data
-    noisy: bool  # the bound of a step is an estimate
-    learning_rate: float | Callable
-    natural_rate: float | Callable | None
+    drawn: bool  # the bound of a batch is an estimate by draws
+    schedule: Callable | None  # step -> learning rate, where the user gave one
+    natural_schedule: Callable | None  # step -> size of the natural-gradient step, likewise
     optimiser: Callable | None
     max_steps: int
     warm_up: int
 
-    def schedule(self) -> Callable:
-        """Step -> learning rate of the optimiser."""
-        if callable(self.learning_rate):
-            return self.learning_rate
-        return optax.cosine_decay_schedule(self.learning_rate, self.max_steps, alpha=0.01)
+    @property
+    def noisy(self) -> bool:
+        """Whether the bound of a step is an estimate."""
+        return self.drawn or not self.whole
 
-    def natural_schedule(self) -> Callable:
-        """Step -> size of the natural-gradient step."""
-        rate = self.natural_rate
-        if callable(rate):
-            return rate
-        if rate is None and self.noisy:
-            return lambda step: FIRST_RATE * LAST_SHARE ** (step / self.max_steps)
-        return lambda step: jnp.asarray(1.0 if rate is None else rate)
 
-    def optax(self) -> optax.GradientTransformation:
-        """The optimiser of everything but natural-gradient sites."""
-        return (self.optimiser or optax.adam)(self.schedule())
+class Rates(NamedTuple):
+    """The numbers that a step is made with. Arrays, so that another value of one compiles nothing anew."""
+
+    learning: Any  # before its decay
+    natural: Any  # `None`: as `Problem.natural_rate` chooses
+    beta: Any
 
 
 class Problem(eqx.Module):
-    """The plan and the arrays that a run does not change: fixed hyperparameters, units of the inducing variables."""
+    """The plan and the arrays that a run does not change: rates, fixed hyperparameters, units of the inducing variables."""
 
     plan: Plan = eqx.field(static=True)
+    rates: Rates
     fixed: dict
     units: Any  # of the structure of the trained inducing variables
     frozen: dict  # {latent site: what of q(h) is no array, such as an encoder's activation functions}
 
     def bound(self, hyper: dict, variational: Variational, batch: Batch, nudge: dict | None = None) -> Terms:
         """The terms of the bound on a batch."""
-        plan = self.plan
+        plan, sampling = self.plan, self.plan.sampling._replace(beta=self.rates.beta)
         whole = variational._replace(latents=eqx.combine(variational.latents, self.frozen))
-        return terms(plan.model, plan.expectation, plan.sampling, plan.structure, hyper, whole, batch, nudge)
+        return terms(plan.model, plan.expectation, sampling, plan.structure, hyper, whole, batch, nudge)
+
+    def learning_rate(self, step):
+        """Of the optimiser: a number decays by a cosine to a hundredth."""
+        if self.plan.schedule is not None:
+            return self.plan.schedule(step)
+        return self.rates.learning * optax.cosine_decay_schedule(1.0, self.plan.max_steps, alpha=0.01)(step)
+
+    def natural_rate(self, step):
+        """Size of the natural-gradient step."""
+        if self.plan.natural_schedule is not None:
+            return self.plan.natural_schedule(step)
+        if self.rates.natural is None and self.plan.noisy:
+            return FIRST_RATE * LAST_SHARE ** (step / self.plan.max_steps)
+        return jnp.asarray(1.0) if self.rates.natural is None else self.rates.natural
+
+    def optax(self) -> optax.GradientTransformation:
+        """The optimiser of everything but natural-gradient sites."""
+        return (self.plan.optimiser or optax.adam)(self.learning_rate)
 
 
 class Last(eqx.Module):
@@ -115,7 +128,7 @@ def hyper_at(problem: Problem, free, batch: Batch):
         hyper = {**problem.fixed, **where.constrain(free)}
         extra = jnp.zeros(())
     else:
-        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs, plan.names)
+        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs)
         hyper, extra = {**problem.fixed, **hyper}, -log_q
     return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
 
@@ -137,7 +150,7 @@ def begin(problem: Problem, free, variational: Variational) -> State:
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
     last = Last(free, variational, target, jnp.asarray(jnp.inf))
-    state = State(free, variational, problem.plan.optax().init(trained), last, zero, one, zero, zero, zero)
+    state = State(free, variational, problem.optax().init(trained), last, zero, one, zero, zero, zero)
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
 
@@ -162,13 +175,13 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     fell = (value > state.last.loss + slack) if monotone else jnp.zeros((), bool)
     failed = ~finite | fell
     new = _advance(problem, state, spec, gradient, jax.tree.map(jnp.negative, toward), t, value)
-    return _choose(failed, _retreat(plan, state), new), -value
+    return _choose(failed, _retreat(problem, state), new), -value
 
 
 def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
     plan = problem.plan
     trained, held = eqx.partition((state.free, state.variational), spec)
-    updates, optimiser = plan.optax().update(gradient, state.optimiser, trained)
+    updates, optimiser = problem.optax().update(gradient, state.optimiser, trained)
     free_updates, variational_updates = updates
     variables = jax.tree.map(lambda u, unit: u * unit, variational_updates.variables, problem.units)
     hold = jnp.where(state.step < plan.warm_up, 0.0, 1.0)
@@ -176,9 +189,9 @@ def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> 
     updates = (free_updates, variational_updates._replace(variables=variables))
     free, variational = eqx.combine(eqx.apply_updates(trained, updates), held)
     sites = {k: q for k, q in state.variational.q.items() if isinstance(q, Sites)}
-    target = {k: _based(natural_target(t.q[k], toward[k]), q, t.roots[k]) for k, q in sites.items()}
+    target = {k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k]) for k, q in sites.items()}
     here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
-    rate = plan.natural_schedule()(state.step) * state.shrink
+    rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = _blend_all(here, target, rate)
     variational = variational._replace(q={**variational.q, **moved})
     last = Last(state.free, state.variational._replace(q={**state.variational.q, **here}), target, value)
@@ -194,10 +207,10 @@ def _based(sites: Sites, before: Sites, root) -> Sites:
     return Sites(sites.nat1, sites.nat2, None if before.base is None else lax.stop_gradient(root.L))
 
 
-def _retreat(plan: Plan, state: State) -> State:
+def _retreat(problem: Problem, state: State) -> State:
     """Back to the last good state, half as far along the natural gradient."""
     last, shrink = state.last, 0.5 * state.shrink
-    rate = plan.natural_schedule()(state.step) * shrink
+    rate = problem.natural_rate(state.step) * shrink
     here = {k: last.variational.q[k] for k in last.target}
     moved, halved = _blend_all(here, last.target, rate)
     variational = last.variational._replace(q={**last.variational.q, **moved})
@@ -266,9 +279,3 @@ def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Arr
     t = problem.bound(hyper, state.variational, batch)
     # Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior.
     return t.expected, t.shared - t.kl + (0.0 if problem.plan.guide is None else log_p)
-
-
-def hyper_names(model, args, kwargs) -> tuple[str, ...]:
-    """All hyperparameters of a model."""
-    found = roles(run(model, args, kwargs))
-    return (*found.hyper, *found.params)

@@ -4,7 +4,7 @@ ELBO = sum_n w_n E_q[log p(y_n | f_n)] - sum over GP sites of KL[q(u) || p(u)] +
 w_n = N / B (Hensman, Fusi & Lawrence 2013; Hensman, Matthews & Ghahramani 2015, eq. 19).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -52,6 +52,7 @@ class Terms(eqx.Module):
     shared: Float[Array, ""]
     q: dict[str, Whitened]
     roots: dict[str, Root]
+    kl_weights: dict[str, Array]  # of each site's KL in `kl`, () or (*F,)
 
     @property
     def bound(self) -> Float[Array, ""]:
@@ -79,9 +80,14 @@ def terms(
     variational: Variational,
     batch: Batch,
     nudge: dict[str, Nudge] | None = None,
+    beta: Any = 1.0,
 ) -> Terms:
-    """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature of the likelihood."""
-    priors = priors_at(model, batch, hyper)
+    """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature of the likelihood.
+
+    `beta`: weight of every KL, besides the site's own `numpyro.handlers.scale`.
+    """
+    trace = run(model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
     posterior, q, roots = processes(priors, variational, nudge)
     moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}
     mean, variance = ({k: m[i] for k, m in moments.items()} for i in (0, 1))
@@ -89,8 +95,19 @@ def terms(
     expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf into NaN.
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))
-    kl = sum([jnp.sum(w.kl) for w in q.values()], jnp.zeros(()))
-    return Terms(total, kl, log_lik.shared(), q, roots)
+    weights = kl_weights(trace, priors, beta)
+    return Terms(total, weighted_kl(q, weights), log_lik.shared(), q, roots, weights)
+
+
+def kl_weights(trace: dict, sites: Iterable[str], beta) -> dict[str, Array]:
+    """What multiplies each GP site's KL: `beta`, and the `numpyro.handlers.scale` that the site stands in."""
+    scales = {k: trace[k]["scale"] for k in sites}
+    return {k: jnp.asarray(beta if s is None else beta * s) for k, s in scales.items()}
+
+
+def weighted_kl(q: dict[str, Whitened], weights: dict[str, Array]) -> Float[Array, ""]:
+    """The sum of all KL terms, nats."""
+    return sum([jnp.sum(weights[k] * w.kl) for k, w in q.items()], jnp.zeros(()))
 
 
 def processes(
@@ -115,13 +132,16 @@ def nudges(variational: Variational) -> dict[str, Nudge]:
     return {k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in sites.items()}
 
 
-def natural_target(q: Whitened, gradient: Nudge) -> Sites:
-    """The sites that maximise the bound's linearisation: nat1 = dE/dm + 2 (dE/dP) m, nat2 = 2 dE/dP (P = I - S).
+def natural_target(q: Whitened, gradient: Nudge, weight) -> Sites:
+    """The sites that maximise the bound's linearisation: nat1 = (dE/dm + 2 (dE/dP) m) / weight, nat2 = 2 dE/dP / weight.
 
-    A step of size 1 lands there; for a Gaussian likelihood that is the optimum (Hensman et al. 2013; Khan & Lin 2017).
+    P = I - S; `weight` of the KL, whose natural gradient is weight x (the sites). A step of size 1 lands there; for a Gaussian
+    likelihood that is the optimum (Hensman et al. 2013; Khan & Lin 2017).
     """
-    P_bar = 0.5 * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
-    return Sites(gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean), 2.0 * P_bar)
+    share = (1.0 / jnp.asarray(weight)).astype(gradient.mean.dtype)
+    P_bar = share[..., None, None] * 0.5 * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
+    nat1 = share[..., None] * gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean)
+    return Sites(nat1, 2.0 * P_bar)
 
 
 def blend(old: Sites, target: Sites, rate) -> Sites:
