@@ -75,13 +75,20 @@ def annotated(trace: dict, model) -> dict:
     It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis that `to_event` took; `None` is a site
     without data. A model that was not declared leaves the trace as it is.
     """
-    reading = getattr(model, "reading", None)
+    reading = reading_of(model)
     if reading is not None:
         for name, site in trace.items():
             if site["type"] == "sample":
                 site["data_axis"] = reading.axis(name)
                 site["is_scored"] = is_observed(site) and (not is_factor(site) or name in reading.scored)
     return trace
+
+
+def reading_of(model) -> Any:
+    """What was read off a declared model, also where handlers stand around it; `None` of another one."""
+    while not hasattr(model, "reading") and isinstance(model, Messenger):
+        model = model.fn
+    return getattr(model, "reading", None)
 
 
 def is_gp(site) -> bool:

@@ -17,7 +17,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.reading import Reading
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
-from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
+from ppl_gp.tracing import reading_of, is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
 
 
 _ROUNDINGS = 1e3  # roundings within which numbers count as equal
@@ -26,7 +26,7 @@ _TRIALS = 6  # moves of half of the rows
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape and support."""
-    declared = model if getattr(model, "reading", None) is not None else declare(model, args, kwargs)
+    declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
         _check_observed(name, trace[name])

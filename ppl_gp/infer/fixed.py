@@ -33,9 +33,7 @@ def holding(model: Callable, hyper) -> Callable:
             return _checked(f"{label}['{site['name']}']", values[site["name"]], site)
         return inside(site) if site["type"] == "sample" and site["value"] is None and cannot_be_drawn(site) else None
 
-    held = handlers.substitute(model, substitute_fn=value)
-    held.reading = getattr(model, "reading", None)  # its sites are those that were read off the model
-    return held
+    return handlers.substitute(model, substitute_fn=value)
 
 
 def fixed_values(hyper, names, model, args, kwargs) -> dict:
