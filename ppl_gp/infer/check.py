@@ -13,11 +13,12 @@ from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays, positional_inputs
 from ppl_gp.declared import declare, own_function
+from ppl_gp.companions import mixing_sites
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.factors import read
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import first_trace, probe, probe_layers
+from ppl_gp.infer.boundary import first_trace, probe, probe_layers, require_bounded
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
 from ppl_gp.sparse.bound import Batch
@@ -257,9 +258,29 @@ def _sparse_methods(subject: _Subject) -> list[str]:
     return ["SVGP", "SparseNUTS"]
 
 
+def _rows(subject: _Subject):
+    reading = subject.model.reading
+    hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
+    if mixing := mixing_sites(subject.model, subject.args, subject.kwargs, hyper, {}):
+        return False, f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside."
+    if not reading.grows:
+        return False, "another number of rows cannot be traced: the model holds arrays of its own; pass them, to predict at new inputs."
+    given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
+    factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
+    kinds = "".join(f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}" for k in factors)
+    return True, f"one entry a datum: {[p for p, _ in reading.rows]}{given}{kinds}."
+
+
+def _maximum(subject: _Subject):
+    require_bounded(subject.trace, subject.model.reading, "MAP()")
+    return True, "MAP() has a maximum to find."
+
+
 _SITE_CHECKS = {"GP sites": _gp_sites, "observations": _observations}
 _FURTHER_CHECKS = {
     "hyperparameters": _hyperparameters,
+    "maximum": _maximum,
+    "rows": _rows,
     "likelihood": _pointwise,
     "dtype": _dtype,
     "conditioning": _conditioning,

@@ -18,6 +18,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.layout import require_all_rows
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import num_rows
 from ppl_gp.results.processes import feeds_another, prior_at, values_at_training_inputs
@@ -48,6 +49,7 @@ def to_datatree(fit: "Fit", *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
     """
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
+    require_whole_data(fit, "to_datatree")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     chains = fit.num_chains if fit.sampled else 1
     hyper, f = posterior_draws(fit, key, num_draws)
@@ -136,10 +138,22 @@ def log_prob_of(site):
     return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
 
 
+def require_whole_data(fit: "Fit", verb: str) -> None:
+    """Raise `DataError` where a fit keeps the first batch of a stream only."""
+    if fit.stats.get("first_batch_only"):
+        raise DataError(f"{verb}() is about the training data, of which a fit of a Stream keeps the first batch alone; score held-out "
+                        "data by log_density, or predict at rows of your choice.")  # fmt: skip
+
+
 def training_sites(fit: "Fit") -> dict:
-    """The model's trace on the training arguments, at the first draw of everything."""
+    """The model's trace on the training arguments, at the first draw of everything.
+
+    Raises `DataError` where the model itself subsamples, so that its trace is of some rows only.
+    """
     hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
-    return run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
+    trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
+    require_all_rows(trace)
+    return trace
 
 
 def observed_names(trace: dict) -> list[str]:

@@ -47,6 +47,7 @@ def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, la
     reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
     known = {k: v for k, v in hyper.items() if reading.axis(k) is None}
     trace = _run(model, args, kwargs, known)
+    require_all_rows(trace)
     sites = [_observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)]
     local = [k for k in hyper if reading.axis(k) is not None]
     gps = tuple(k for k, s in trace.items() if is_gp(s))
@@ -56,6 +57,16 @@ def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, la
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
     return Layout(tuple(sites), (*local, *(k for k in latents if k not in local)), num, inner)
+
+
+def require_all_rows(trace: dict) -> None:
+    """Raise `DataError` where a plate of the model subsamples: an answer would be of random rows."""
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise DataError(
+                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows at random, and an answer is wanted for all: "
+                "make its subsample_size an argument of the model that can be None, and pass None here."
+            )
 
 
 def _run(model, args, kwargs, hyper):

@@ -34,6 +34,7 @@ from ppl_gp.results.inference_data import (
     num_data,
     scored_names,
     posterior_draws,
+    require_whole_data,
     training_sites,
 )
 from ppl_gp.results.layout import Layout
@@ -59,6 +60,7 @@ def loo(fit: "Fit") -> arviz_utils.ELPDData:
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a loaded fit (no observations),
     `ModelError` where observed sites have no log density for each datum.
     """
+    require_whole_data(fit, "loo")
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.case import case_at
-from ppl_gp.results.chunked import ROWS, by_rows
+from ppl_gp.results.chunked import ROWS, by_rows, first_rows
 from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
 from ppl_gp.results.observations import observations_at
@@ -75,7 +75,7 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
         raise DataError("predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations.")
     if _many_separate_rows(fit, X_new, args, kwargs):
         return by_rows(
-            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k), X_new, args, kwargs
+            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k), fit.model, X_new, args, kwargs
         )
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
@@ -96,11 +96,7 @@ def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
     """Whether a prediction is to be made in chunks: more than `ROWS` rows that do not depend on each other."""
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
-    num = X_new.shape[0]
-    first = jax.tree.map(
-        lambda v: v[:ROWS] if getattr(v, "ndim", 0) and v.shape[0] == num else v, (X_new, args, kwargs)
-    )
-    return plan_integration(case_at(fit, *first)) is not Integration.joint_draws
+    return plan_integration(case_at(fit, *first_rows(fit.model, X_new, args, kwargs))) is not Integration.joint_draws
 
 
 def _numpyro_convention(probs, boolean: bool):
@@ -123,7 +119,7 @@ def log_density(fit: "Fit", X_new, y_new, *args, **kwargs) -> Float[Array, "M"]:
     """
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
         score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **k)  # noqa: E731
-        return by_rows(score, X_new, (y_new, *args), kwargs)
+        return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
     return log_density_at(case, plan_integration(case), observations)
