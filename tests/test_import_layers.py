@@ -13,6 +13,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A layer imports from those before it, and from itself. (`infer` returns a `Fit`, which `results` defines.)
 LAYERS = [
     "errors",
+    "contents",
     "reading",
     "fingerprint",
     "arguments",
