@@ -1,7 +1,7 @@
 """What compiled code of a model is keyed by: the function together with every value that it reads.
 
-JAX finds compiled code by the function, and a function whose global, closure or attribute has changed is the same function: it
-would go on computing with the value that it was traced with. `keyed(model)` compares by the values as well.
+JAX finds compiled code by the function, and a function whose global, closure or attribute has changed is the same
+function: it would go on computing with the value that it was traced with. `keyed(model)` compares by the values as well.
 """
 
 import functools
@@ -17,11 +17,12 @@ _LIBRARIES = {"ppl_gp", "numpyro", "jax", "equinox", "flax"}  # never the user's
 def _walk(function: Callable) -> Reader:
     inner = function
     while not isinstance(inner, types.FunctionType):
-        further = getattr(inner, "func", None) or getattr(inner, "__func__", None) or getattr(inner, "__wrapped__", None)
-        if further is None:
+        further = [getattr(inner, name) for name in ("func", "__func__", "__wrapped__") if hasattr(inner, name)]
+        if not further:
             break
-        inner = further
-    own = (getattr(inner, "__module__", None) or "").partition(".")[0]
+        inner = further[0]
+    home = inner.__globals__.get("__name__", "") if isinstance(inner, types.FunctionType) else ""
+    own = home.partition(".")[0]
     reader = Reader(own if own and own not in _LIBRARIES else None)
     reader.root(function)
     return reader
@@ -35,9 +36,9 @@ def reads(function: Callable) -> dict[str, str]:
 def fingerprint(function: Callable) -> str:
     """A digest of the function's code and of everything that it reads; the same in every process.
 
-    Code: its own and that of the functions and classes that it reaches through globals, closures, attributes of modules and of
-    objects. Values: numbers, strings, containers, arrays by content, objects by their attributes. Cost: about 0.1 ms for an
-    ordinary model, and 1 ms for each MB of arrays.
+    Code: its own and that of the functions and classes that it reaches through globals, closures, attributes of modules
+    and of objects. Values: numbers, strings, containers, arrays by content, objects by their attributes. Cost: about
+    0.1 ms for an ordinary model, and 1 ms for each MB of arrays.
     """
     return _digest(_walk(_bare(function)).entries)
 
@@ -65,10 +66,10 @@ def _bare(function):
 
 
 class Keyed:
-    """A model that compares equal to another where code and everything that is read are equal, as they were at construction.
+    """A model that equals another where code and everything that is read are equal, as they were at construction.
 
     So a cell of a notebook that is run again finds its compiled code, and a changed constant does not find the old one.
-    Objects that cannot be read (a file, a lock, a tracer) have to be the same ones. Attributes are those of the function.
+    Objects that cannot be read (a file, a lock, a tracer) have to be the same ones. Attributes are the function's.
     """
 
     def __init__(self, function: Callable):

@@ -1,5 +1,6 @@
 """What happens to the hyperparameters: configuration only, shared by every method's `hyper=` argument."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,7 +12,7 @@ from ppl_gp.fingerprint import digest
 
 
 class _ByValue:
-    """Compares and hashes by the values of its fields, arrays in dictionaries included (`==` of arrays is no truth value)."""
+    """Compares and hashes by the values of its fields, arrays included (whose `==` is no truth value)."""
 
     def __eq__(self, other):
         return type(self) is type(other) and self._digest() == other._digest()
@@ -27,9 +28,9 @@ class _ByValue:
 class MAP(_ByValue):
     """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's AutoDelta (no Jacobian).
 
-    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start, inside the supports; by
-    default the prior's median, and of a param its declared value. `restarts`: the other starts are prior draws, run in one
-    compiled call a step; the best is kept. `tol`: on the largest gradient entry, nats.
+    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start, inside the supports;
+    by default the prior's median, and of a param its declared value. `restarts`: the other starts are prior draws, run
+    in one compiled call a step; the best is kept. `tol`: on the largest gradient entry, nats.
     """
 
     restarts: int = 1
@@ -48,8 +49,8 @@ class MAP(_ByValue):
 class Fixed(_ByValue):
     """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model without any.
 
-    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree. Another set of values of
-    the same shapes compiles nothing.
+    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree. Other values of the
+    same shapes compile nothing.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -76,4 +77,4 @@ def _own_copy(name, values) -> dict:
     """What the caller changes afterwards is no part of the configuration."""
     if not isinstance(values, Mapping):
         raise DataError(f"{name} takes a dictionary {{site: value}}, and has {type(values).__name__}.")
-    return {k: x.copy() if isinstance(x, np.ndarray) else list(x) if isinstance(x, list) else x for k, x in values.items()}
+    return {k: copy.deepcopy(x) if isinstance(x, np.ndarray | list) else x for k, x in values.items()}

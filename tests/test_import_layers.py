@@ -23,6 +23,7 @@ LAYERS = [
     "wrappers",
     "gp",
     "tracing",
+    "contents",
     "captured",
     "fingerprint",
     "growth",

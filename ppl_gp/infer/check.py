@@ -112,7 +112,8 @@ def _hyperparameters(subject: _Subject):
     if not names:
         return True, "none: the model is fitted as it stands, with Fixed({})."
     values = {k: subject.trace[k]["value"] for k in names}
-    shapes = {k: jnp.shape(v) if eqx.is_array_like(v) else f"tree of {len(jax.tree.leaves(v))}" for k, v in values.items()}
+    sizes = {k: f"tree of {len(jax.tree.leaves(v))}" for k, v in values.items() if not eqx.is_array_like(v)}
+    shapes = {k: sizes.get(k) or jnp.shape(v) for k, v in values.items()}
     kinds = {k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"]) for k in names}
     return True, "; ".join(f"{k} {shapes[k] or ''} {kinds[k]}".replace("  ", " ") for k in names)
 

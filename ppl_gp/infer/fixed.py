@@ -37,7 +37,10 @@ def holding(model: Callable, hyper) -> Callable:
 
 
 def fixed_values(hyper, names, model, args, kwargs) -> dict:
-    """{site: value} of `Fixed({...})` or `MAP(init={...})`: one for each of the hyperparameters `names`, checked, as arrays."""
+    """{site: value} that `hyper=` gives, one for each of the hyperparameters `names`, checked, as arrays.
+
+    Raises `ModelError` for names, `DataError` for values.
+    """
     label, values = given(hyper)
     missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
     if missing or unknown:

@@ -62,7 +62,7 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
 
 
 def _without_values(method: LocalMethod) -> LocalMethod:
-    """The method as compiled code is keyed by: other values of the hyperparameters, and other settings of `MAP`, find it again."""
+    """What compiled code is keyed by: other values of hyperparameters and other settings of `MAP` find it again."""
     bare = copy.copy(method)
     object.__setattr__(bare, "hyper", Fixed())
     return bare
@@ -85,7 +85,7 @@ def _jitter(figures):
 
 
 def _worst(outer: Result, inner: Result, value: float) -> Result:
-    """An inner status that names a cause comes first; steps that ran out are a consequence of values that are not finite."""
+    """An inner status that names a cause comes first; where values are not finite, it is no cause that steps ran out."""
     if inner not in (Result.converged, Result.max_steps):
         return inner
     if outer is Result.nonfinite or not jnp.isfinite(value):

@@ -34,8 +34,8 @@ _UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that 
 class Optimum(NamedTuple):
     """The best restart: constrained hyperparameters, how it ended, the figures behind it, and a warm start there.
 
-    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on, where the gradient does
-    not vanish in the declared coordinates: a maximum at the edge.
+    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on: a maximum at the
+    edge, where the gradient in the declared coordinates does not vanish.
     """
 
     hyper: dict
@@ -192,4 +192,4 @@ def _require_inside(runs: _Run, config: MAP) -> None:
     """The ends of a support are infinitely far away."""
     edge = [k for k, x in runs.point.items() if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))]
     if config.init is not None and edge:
-        raise DataError(f"MAP(init=...) has {edge} on the edge of the support, where no step can start; give values inside.")
+        raise DataError(f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give values inside.")

@@ -1,7 +1,7 @@
 """The hyperparameters as an unconstrained vector space: transforms, log prior, starts.
 
-A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed as the model runs, site by
-site, each by the support that it has at the values so far.
+A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed as the model runs,
+site by site, each by the support that it has at the values so far.
 """
 
 from collections.abc import Callable
@@ -78,8 +78,8 @@ def require_draws(site: dict, remedy: str) -> None:
     """Raise `ModelError` for a hyperparameter whose prior has no draws to start from."""
     if cannot_be_drawn(site):
         raise ModelError(
-            f"hyperparameter '{site['name']}' has the improper prior {type(unwrap(site['fn'])).__name__}, which has no median and "
-            f"no draws to start from; give {remedy}, or hyper=Fixed({{...}}), or a proper prior."
+            f"hyperparameter '{site['name']}' has the improper prior {type(unwrap(site['fn'])).__name__}, which has no "
+            f"median and no draws to start from; give {remedy}, or hyper=Fixed({{...}}), or a proper prior."
         )
 
 
@@ -98,8 +98,8 @@ def at_bounds(sp: Space, hyper: dict) -> dict:
             where = where.base_constraint
         if hasattr(where, "lower_bound") and hasattr(where, "upper_bound"):
             low, high = where.lower_bound, where.upper_bound
-            near = [jnp.any(jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low)) for x in jax.tree.leaves(hyper[name])]
-            found[name] = jnp.any(jnp.stack(near))
+            edges = [jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low) for x in jax.tree.leaves(hyper[name])]
+            found[name] = jnp.any(jnp.stack([jnp.any(e) for e in edges]))
     return found
 
 

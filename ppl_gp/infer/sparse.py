@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from numpyro.infer.autoguide import AutoDelta
 
 from ppl_gp.deep.bound import Sampling
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
+from ppl_gp.infer.boundary import require_bounded
 from ppl_gp.infer.checkpoint import Checkpoints, identity
 from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.final_bound import judged, result_of
@@ -49,6 +51,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     subject = look_at(method, model, args, kwargs, seed)
     if method.collapsed:
         _require_collapsible(subject)
+    if isinstance(method.hyper, MAP) or method.hyper is AutoDelta:
+        require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())")
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)
