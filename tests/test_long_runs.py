@@ -661,11 +661,11 @@ def test_a_run_is_known_by_the_code_of_its_model_and_what_that_reads(ours, same,
 @pytest.mark.parametrize(
     "ours, same, other",
     [
-        ({"learning_rate": optax.constant_schedule(r)} for r in (0.01, 0.01, 0.2)),
-        ({"natural_rate": lambda step, r=r: r} for r in (0.01, 0.01, 0.2)),
-        ({"optimiser": functools.partial(optax.sgd, momentum=r)} for r in (0.5, 0.5, 0.9)),
-        ({"hyper": pg.MAP(init={"variance": r, "lengthscale": 1.0})} for r in (0.5, 0.5, 0.9)),
-        ({"latents": {"h": pg.Free(init=np.full(3, r))}} for r in (0.5, 0.5, 0.9)),
+        [{"learning_rate": optax.constant_schedule(r)} for r in (0.01, 0.01, 0.2)],
+        [{"natural_rate": lambda step, r=r: r} for r in (0.01, 0.01, 0.2)],
+        [{"optimiser": functools.partial(optax.sgd, momentum=r)} for r in (0.5, 0.5, 0.9)],
+        [{"hyper": pg.MAP(init={"variance": r, "lengthscale": 1.0})} for r in (0.5, 0.5, 0.9)],
+        [{"latents": {"h": pg.Free(init=np.full(3, r))}} for r in (0.5, 0.5, 0.9)],
     ],
     ids=["schedule", "lambda", "optimiser", "start", "latents"],
 )

@@ -45,7 +45,10 @@ def additive_throughout(
         observed = {k: s for k, s in trace.items() if is_observed(s)}
         if any(is_factor(s) for s in observed.values()):
             return False
-        return all(is_additive(_OtherValues(joint, values), shapes) for values in _others(observed))
+        try:
+            return all(is_additive(_OtherValues(joint, values), shapes) for values in _others(observed))
+        except NotImplementedError:  # a distribution that cannot be drawn from
+            return False
     sweep = (as_batch(rows, batch.key) for rows in source.sweep(num))
     return source.whole or all(
         is_additive(JointLogLikelihood(model, num, {**given, **b.given}, b.args, b.kwargs), shapes) for b in sweep

@@ -64,5 +64,8 @@ def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[
 def _same(a, b) -> bool:
     """Up to the order of sums."""
     a, b = jnp.asarray(a, float), jnp.asarray(b, float)
-    scale = jnp.max(jnp.abs(a), initial=jnp.finfo(a.dtype).tiny)
-    return bool(jnp.all(jnp.abs(a - b) <= jnp.sqrt(jnp.finfo(a.dtype).eps) * scale))
+    # Values without a number, as at random f of an inner layer, have to be alike.
+    known = jnp.isfinite(a) & jnp.isfinite(b)
+    scale = jnp.max(jnp.where(known, jnp.abs(a), 0.0), initial=jnp.finfo(a.dtype).tiny)
+    close = jnp.abs(a - b) <= jnp.sqrt(jnp.finfo(a.dtype).eps) * scale
+    return bool(jnp.all(jnp.where(known, close, (a == b) | (jnp.isnan(a) & jnp.isnan(b)))))

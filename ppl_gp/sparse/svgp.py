@@ -18,8 +18,10 @@ _MINIBATCH = 1000
 class Checkpoint:
     """Save the state of a run to `folder` every `every` steps (and at its end), and go on from there when it is run again.
 
-    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included. `keep`: how many files
-    stay. `resume=False` starts anew and replaces the folder's files.
+    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included: the model's code with all that
+    it reads (closures, globals, partial arguments), the settings, schedules by their values, the key and the data (arrays above 16 MiB
+    by 4096 rows and column sums, a stream by its first batch) are compared, and `StoreError` names what differs. `keep`: how many
+    files stay. `resume=False` starts anew and replaces the folder's files.
     """
 
     folder: str | Path
