@@ -33,7 +33,7 @@ from ppl_gp.local.pseudo import (
     start_from,
 )
 from ppl_gp.local.tilted import tilted
-from ppl_gp.numerics.quadrature import normal_log_pdf
+from ppl_gp.numerics.modes import normal_log_pdf
 
 _HOPELESS = 1e6  # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
 

@@ -21,7 +21,7 @@ from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Marginals, Sites, condition, log_partition_and_mean, start_from
-from ppl_gp.numerics.quadrature import derivatives
+from ppl_gp.numerics.modes import derivatives
 
 _HALVINGS = 12
 
