@@ -17,7 +17,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import lax
 
-from ppl_gp.errors import Result
+from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -55,9 +55,9 @@ class EP(LocalMethod):
 
     def __check_init__(self):
         if not 0.0 < self.power <= 1.0:
-            raise ValueError(f"EP(power={self.power}): give a value in (0, 1].")
+            raise DataError(f"EP(power={self.power}): give a value in (0, 1].")
         if not 0.0 < self.damping <= 1.0:
-            raise ValueError(f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site.")
+            raise DataError(f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site.")
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""
@@ -72,9 +72,9 @@ class EP(LocalMethod):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        marginals, skipped = end.evaluation.aux
+        marginals, skipped, error = end.evaluation.aux
         code = jnp.where((end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code)
-        return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code)
+        return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code, error)
 
     def _start(self, K, mean, log_lik, init):
         """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be computed."""
@@ -91,7 +91,7 @@ class EP(LocalMethod):
         """(1/power) [log int cavity p^power - log int cavity site^power], the cavities held."""
         q, sites = solution.marginals, solution.sites
         precision, centre, proper = self._cavity(q, sites)
-        log_z = self._tilted(log_lik, centre, 1.0 / precision, q.mean).log_z
+        log_z = self._tilted(log_lik, centre, 1.0 / precision).log_z
         site_z = normal_log_pdf(0.0, centre, 1.0 / precision) - normal_log_pdf(0.0, q.mean, q.variance)
         return jnp.where(proper, (log_z - site_z) / self.power, 0.0)
 
@@ -102,30 +102,29 @@ class EP(LocalMethod):
         nat1 = q.mean / q.variance - jnp.where(proper, self.power * sites.nat1, 0.0)
         return precision, nat1 / precision, proper
 
-    def _tilted(self, log_lik, mean, variance, start):
+    def _tilted(self, log_lik, mean, variance):
         return tilted(
             log_lik,
             mean,
             variance,
             num=self.num_nodes,
-            start=start,
             power=self.power,
             closed_form=self.closed_form,
         )
 
     def _matched(self, log_lik, sites, q: Marginals):
-        """The sites whose product with the cavities has the tilted moments, and which cavities were proper."""
+        """The sites whose product with the cavities has the tilted moments, which cavities were proper, quadrature errors."""
         precision, centre, proper = self._cavity(q, sites)
-        moments = self._tilted(log_lik, centre, 1.0 / precision, q.mean)
+        moments = self._tilted(log_lik, centre, 1.0 / precision)
         nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
         nat1 = (moments.mean / moments.variance - centre * precision) / self.power
-        return Sites(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)), proper
+        return Sites(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)), proper, moments.error
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
-        target, proper = self._matched(log_lik, sites, q)
+        target, proper, error = self._matched(log_lik, sites, q)
         usable = jnp.all(q.variance > 0)
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, jnp.zeros_like(residual), (q, jnp.any(~proper)))
+        return Evaluation(target, site_weights(q), residual, jnp.zeros_like(residual), (q, jnp.any(~proper), jnp.max(error)))
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:
         return self._match(log_lik, sites, condition(K, mean, sites))
@@ -139,7 +138,7 @@ class EP(LocalMethod):
         def visit(n, carry):
             sites, mu, Sigma = carry
             here = Marginals(mu, jnp.diagonal(Sigma), q.log_partition, q.alpha)
-            new, _ = self._matched(log_lik, sites, here)
+            new, *_ = self._matched(log_lik, sites, here)
             d1, d2 = new.nat1[n] - sites.nat1[n], new.nat2[n] - sites.nat2[n]
             s = Sigma[:, n]
             shrink = 1.0 / (1.0 + d2 * s[n])

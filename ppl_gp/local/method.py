@@ -23,6 +23,7 @@ class Solution(NamedTuple):
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
     code: Int[Array, ""]  # Result.<member>.code
+    quadrature_error: Float[Array, ""] | None = None  # estimated, nats, of the worst datum; `None` without quadrature
 
 
 class LocalMethod(eqx.Module):

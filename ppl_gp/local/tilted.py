@@ -1,6 +1,6 @@
 """Moments of the tilted distribution N(f; cavity) p(y|f)^power, for every datum at once.
 
-Quadrature in log space, centred on the tilted mode, for any one-dimensional factor; a closed form where the likelihood is
+Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a closed form where the likelihood is
 a Gaussian or a probit of a + b f, which is proved while tracing (the site's type; `numerics.affine`).
 """
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
@@ -23,21 +24,22 @@ from ppl_gp.tracing import is_observed
 
 
 class Tilted(NamedTuple):
-    """log normaliser (nats), mean and variance of each tilted distribution, (N,)."""
+    """log normaliser (nats), mean and variance of each tilted distribution, and the estimated error of log_z, (N,)."""
 
     log_z: Float[Array, "N"]
     mean: Float[Array, "N"]
     variance: Float[Array, "N"]
+    error: Float[Array, "N"]
 
 
-def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, start=None, power=1.0) -> Tilted:
+def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0) -> Tilted:
     """Moments by `num` nodes a datum. O(N num)."""
     f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power)
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
     first = jnp.sum(p * f, 0)
-    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0))
+    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(log_sum_error(log_p)))
 
 
 def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
@@ -47,7 +49,8 @@ def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
     log_z = log_ndtr(z)
     ratio = jnp.exp(normal_log_pdf(z, 0.0, 1.0) - log_z)
     b = sign * slope / spread
-    return Tilted(log_z, mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio))
+    first, second = mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio)
+    return Tilted(log_z, first, second, jnp.zeros_like(mean))
 
 
 def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
@@ -58,6 +61,7 @@ def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
         normal_log_pdf(y, slope * mean + intercept, total),
         mean + gain * (y - slope * mean - intercept),
         variance * scale**2 / total,
+        jnp.zeros_like(mean),
     )
 
 
@@ -91,7 +95,7 @@ def only_site(log_lik: LogLikelihood, kind: type):
     return (lambda f: log_lik.trace(f)[name]) if plain else None
 
 
-def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, start=None, power=1.0, closed_form=True) -> Tilted:
+def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True) -> Tilted:
     """Tilted moments by closed form where one exists (power 1), else by quadrature with `num` nodes."""
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
     if closed is not None:

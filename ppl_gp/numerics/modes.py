@@ -1,7 +1,7 @@
 """Where the integrand N(f; mean, variance) p(y|f)^power has its mass: modes, edges and kinks, for a batch of data at once.
 
 A coarse scan of the log integrand over the Gaussian's `TAIL` standard deviations shows further modes (a narrow peak is a wide
-parabola there) and breaks: jumps, kinks, steep flanks. Each is then located on its own. A likelihood that is log-concave and
+parabola there) and breaks: jumps and kinks. Each is then located on its own. A likelihood that is log-concave and
 smooth has one mode and costs the scan, one Newton iteration and one search for a flank.
 """
 
@@ -18,11 +18,10 @@ TAIL = 10.0  # standard deviations covered on each side
 NEWTON_STEPS = 50
 EDGE = 8.0  # standard deviations from the mode within which an edge of the likelihood is looked for
 EDGE_BISECTIONS = 12
-SCAN = 64  # points of the scan
+SCAN = 128  # points of the scan: what is narrower than a sixth of a standard deviation and flat around may be missed
 MAX_CENTRES = 20
 RELEVANT = 25.0  # nats below the highest point: what lies lower adds less than 1e-10
 _FLOOR = 200.0  # nats below the highest point that stand for no density at all
-_BREAK_BISECTIONS = 60
 _SHARPEST = 1e-9  # standard deviations: the nodes' scale at a jump, and so its relative error
 _LOG_2PI = float(np.log(2 * np.pi))
 
@@ -134,7 +133,7 @@ class _Scan(NamedTuple):
     x: Float[Array, "G N"]
     log_p: Float[Array, "G N"]  # the integrand
     mode: Float[Array, "G N"]  # height of the mode that lies here, -inf where there is none or it has been located
-    bend: Float[Array, "G N"]  # size of a break, 0 where there is none or it has been located
+    gap: Float[Array, "G N"]  # size of a break between this point and the next, 0 where there is none or it has been located
     top: Float[Array, "N"]
 
 
@@ -150,7 +149,7 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0) -> Centres:
 
     def more(state):
         k, scan, _ = state
-        left = (jnp.max(scan.mode, 0) > scan.top - RELEVANT) | (jnp.max(scan.bend, 0) > 0)
+        left = (jnp.max(scan.mode, 0) > scan.top - RELEVANT) | (jnp.max(scan.gap, 0) > 0)
         return (k == 0) | ((k < MAX_CENTRES) & jnp.any(left))
 
     def locate(state):
@@ -158,16 +157,18 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0) -> Centres:
         i = jnp.argmax(scan.mode, 0)
         a_mode = (_row(scan.mode, i) > scan.top - RELEVANT) | (k == 0)
         at, scale = _locate_mode(log_lik, scan, i, ~a_mode, mean, variance, power)
-        j = jnp.argmax(scan.bend, 0)
-        a_break = ~a_mode & (_row(scan.bend, j) > 0)
+        j = jnp.argmax(scan.gap, 0)
+        a_break = ~a_mode & (_row(scan.gap, j) > 0)
         edge, width = lax.cond(
             jnp.any(a_break),
-            lambda: _locate_break(log_integrand, scan, j, jnp.sqrt(variance)),
+            lambda: _locate_break(log_lik, scan, j, mean, variance, power),
             lambda: (at, scale),
         )
         at, scale = jnp.where(a_break, edge, at), jnp.where(a_break, width, scale)
-        scan = _without(scan, i, j, a_mode, a_break, at, scale)
-        new = (at, scale, a_mode | a_break)
+        resolved = jnp.sqrt(centres.scale**2 + (at - centres.at) ** 2)
+        sharper = scale < 0.05 * jnp.min(jnp.where(centres.used, resolved, jnp.inf), 0)
+        scan = _without(scan, i, j, a_mode, a_break, at)
+        new = (at, scale, a_mode | (a_break & sharper))
         return k + 1, scan, Centres(*(x.at[k].set(value) for x, value in zip(centres, new, strict=True)))
 
     return lax.while_loop(more, locate, (jnp.zeros((), jnp.int32), scan, blank))[2]
@@ -191,17 +192,23 @@ def _scan(log_integrand, mean, variance) -> _Scan:
     height = jnp.where(jnp.isfinite(raised) & (bend > 0), log_p + raised, log_p)
     mode = jnp.where((log_p > left) & (log_p >= right), height, -jnp.inf)
     top = jnp.max(mode, 0)
-    return _Scan(x, log_p, mode, _breaks(log_p, top), top)
+    return _Scan(x, log_p, mode, _breaks(log_p, normal_log_pdf(x, mean, variance), top), top)
 
 
-def _breaks(log_p, top):
-    """Size of the second difference where it stands out from those two points away, and density is there."""
+def _third(values):
+    return jnp.abs(values[3:] - 3.0 * values[2:-1] + 3.0 * values[1:-2] - values[:-3])
+
+
+def _breaks(log_p, log_normal, top):
+    """Third difference of the log-likelihood around each gap, where it stands out from those three points away.
+
+    It shows a jump of the value, of the slope and of the curvature alike; 0 where no density is near.
+    """
     floored = jnp.maximum(log_p, top - _FLOOR)
-    size = jnp.abs(floored[2:] - 2.0 * floored[1:-1] + floored[:-2])
-    size = jnp.pad(size, ((1, 1), (0, 0)))
-    around = jnp.pad(size, ((2, 2), (0, 0)))
-    around = jnp.maximum(around[:-4], around[4:])
-    near = jnp.pad(jnp.maximum(jnp.maximum(log_p[2:], log_p[1:-1]), log_p[:-2]), ((1, 1), (0, 0)))
+    size = jnp.pad(_third(floored - log_normal), ((1, 2), (0, 0)))
+    around = jnp.pad(size, ((3, 3), (0, 0)))
+    around = jnp.maximum(around[:-6], around[6:])
+    near = jnp.maximum(log_p, jnp.concatenate([log_p[1:], log_p[-1:]]))
     noise = 1e3 * jnp.finfo(log_p.dtype).eps * (1.0 + jnp.abs(floored))
     stands_out = (size > 4.0 * around + jnp.maximum(1e-5, noise)) & (near > top - RELEVANT)
     return jnp.where(stands_out, size, 0.0)
@@ -217,47 +224,45 @@ def _locate_mode(log_lik, scan: _Scan, i, known, mean, variance, power):
     return densest_point(log_lik, mode, scale, variance, power)
 
 
-def _locate_break(log_integrand, scan: _Scan, j, sd):
-    """(place, scale) of a jump, a kink, or a flank narrower than the scan's spacing.
+def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
+    """(place, scale) of a jump of the log-likelihood, its slope or its curvature, or of a flank narrower than the scan's spacing.
 
-    Three points around it close in on the largest second difference: at each halving of their distance it falls fourfold
-    where the integrand is smooth, which ends the search, twofold at a kink, and not at all at a jump.
+    Four points around it close in on the largest third difference: at each halving of their distance it falls eightfold
+    where the likelihood is smooth, which ends the search, and more slowly at a break of any of the three kinds.
     """
+    sd = jnp.sqrt(variance)
 
     def value(f):
-        found = log_integrand(f)
-        return jnp.maximum(jnp.where(jnp.isnan(found), -jnp.inf, found), scan.top - _FLOOR)
+        log_normal = normal_log_pdf(f, mean, variance)
+        log_p = power * log_lik(f) + log_normal
+        return jnp.maximum(jnp.where(jnp.isnan(log_p), -jnp.inf, log_p), scan.top - _FLOOR) - log_normal
 
-    middle, step = _row(scan.x, j), scan.x[1] - scan.x[0]
-    values = jnp.stack([value(middle - step), value(middle), value(middle + step)])
-
-    def second(v):
-        return jnp.abs(v[2:] - 2.0 * v[1:-1] + v[:-2])
-
-    def closer(_, state):
-        middle, step, values, size, smooth = state
-        five = jnp.stack([values[0], value(middle - step / 2), values[1], value(middle + step / 2), values[2]])
-        sizes = second(five)
+    def closer(state):
+        middle, step, values, size, done = state
+        half = jax.vmap(lambda k: value(middle + k * step))(jnp.array([-1.0, 0.0, 1.0], step.dtype))
+        seven = jnp.stack([values[0], half[0], values[1], half[1], values[2], half[2], values[3]])
+        sizes = _third(seven)
         best = jnp.argmax(sizes, 0)
         new = _row(sizes, best)
-        done = smooth | (new < 0.3 * size) | (new < 1e-9) | (step < _SHARPEST * sd)
-        moved = middle + (best - 1) * step / 2
-        chosen = jnp.stack([_row(five, best + k) for k in range(3)])
-        keep = (middle, step, values, size)
-        go = (moved, step / 2, chosen, new)
-        return (*(jnp.where(done, a, b) for a, b in zip(keep, go, strict=True)), done)
+        ended = done | (new < 0.18 * size) | (new < 1e-9) | (step < _SHARPEST * sd)
+        moved = middle + (best - 1.5) * step / 2
+        chosen = jnp.stack([_row(seven, best + k) for k in range(4)])
+        keep, go = (middle, step, values, size), (moved, step / 2, chosen, new)
+        return (*(jnp.where(ended, a, b) for a, b in zip(keep, go, strict=True)), ended)
 
-    start = (middle, step, values, second(values)[0], jnp.zeros_like(middle, bool))
-    middle, step, *_ = lax.fori_loop(0, _BREAK_BISECTIONS, closer, start)
+    step = scan.x[1] - scan.x[0]
+    middle = _row(scan.x, j) + 0.5 * step
+    values = jax.vmap(lambda k: value(middle + k * step))(jnp.array([-1.5, -0.5, 0.5, 1.5], step.dtype))
+    start = (middle, step, values, _third(values)[0], jnp.zeros_like(middle, bool))
+    middle, step, *_ = lax.while_loop(lambda state: ~jnp.all(state[-1]), closer, start)
     rounding = 8.0 * jnp.finfo(middle.dtype).eps * jnp.abs(middle)
     return middle, jnp.maximum(step, jnp.maximum(_SHARPEST * sd, rounding))
 
 
-def _without(scan: _Scan, i, j, a_mode, a_break, at, scale) -> _Scan:
-    """The scan with what has been located taken out, and breaks that the nodes there resolve."""
+def _without(scan: _Scan, i, j, a_mode, a_break, at) -> _Scan:
+    """The scan with what has been located taken out: a break shows in its own gap and the two beside it."""
     rows = jnp.arange(scan.x.shape[0])[:, None]
     step = scan.x[1] - scan.x[0]
     mode = jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode)
-    sharp = (a_mode | a_break) & (scale < 0.5 * step) & (jnp.abs(scan.x - at) < 2.0 * step)
-    taken = sharp | (a_break & (jnp.abs(rows - j) <= 1))
-    return scan._replace(mode=mode, bend=jnp.where(taken, 0.0, scan.bend))
+    taken = a_break & ((rows == j) | (jnp.abs(scan.x + 0.5 * step - at) <= 1.5 * step))
+    return scan._replace(mode=mode, gap=jnp.where(taken, 0.0, scan.gap))
