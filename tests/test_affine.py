@@ -127,10 +127,10 @@ REPEATS = 3
 MANY = jnp.asarray(np.random.default_rng(1).integers(0, 2, (12, REPEATS)))
 
 
-def as_event(X, y=None):
+def as_event(X, y=None, kept=True):
     f = numpyro.sample("f", pg.GP(kernels.RBF(4.0, 1.0), X, jitter=1e-4))
     logits = jnp.array([0.5, 1.0, 2.0]) * f[:, None] - 0.3
-    with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=jnp.arange(X.shape[0]) != 2):
+    with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=kept):
         numpyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=y)
 
 
@@ -158,7 +158,8 @@ def test_repeats_of_a_datum_are_repeated_rows(form):
     offset = -0.3 if form == "event" else 0.0
     kept = (jnp.arange(12) != 2) if form == "event" else jnp.ones(12, bool)
     model, y = (as_event, MANY) if form == "event" else (in_a_plate, MANY.T)
-    bound, at = evidence(model, pg.LocalBound(), {}, X, y=y)
+    options = {"kept": kept} if form == "event" else {}
+    bound, at = evidence(model, pg.LocalBound(), {}, X, y=y, **options)
     assert Result.from_code(at.code) == "converged"
     rows = jnp.repeat(jnp.concatenate([X, jnp.arange(12.0)[:, None]], 1), REPEATS, 0)
     line_of = (jnp.tile(slopes, 12), jnp.full(36, offset))
@@ -167,5 +168,5 @@ def test_repeats_of_a_datum_are_repeated_rows(form):
     )
     np.testing.assert_allclose(bound, wanted, rtol=0, atol=1e-6)
     np.testing.assert_allclose(at.marginals.mean, same.marginals.mean[::REPEATS], rtol=0, atol=1e-5)
-    assert bound < evidence(model, pg.VI(), {}, X, y=y)[0]
+    assert bound < evidence(model, pg.VI(), {}, X, y=y, **options)[0]
     assert check(model, X, y=y).ok

@@ -32,9 +32,9 @@ class Tilted(NamedTuple):
     error: Float[Array, "N"]
 
 
-def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0) -> Tilted:
-    """Moments by `num` nodes a datum. O(N num)."""
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power)
+def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False) -> Tilted:
+    """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`. O(N num)."""
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, breaks=breaks)
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)

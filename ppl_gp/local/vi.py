@@ -30,7 +30,7 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 
     The error is estimated, of E_n, in nats.
     """
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0)  # exponential links
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0, breaks=False)  # exponential links
     w = jnp.exp(log_w)
     here = log_lik(mean)
     rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)  # w underflows where log p may be infinite
@@ -65,8 +65,8 @@ class VI(LocalMethod):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        q, error = end.evaluation.aux
-        return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, error)
+        q, terms, error = end.evaluation.aux
+        return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
 
     def log_terms(self, log_lik, solution):
         """E_q[log p(y_n|f_n)] - E_q[log t_n], q held."""
@@ -78,9 +78,10 @@ class VI(LocalMethod):
         q = condition(K, mean, sites)
         expected, slope, curve, error = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
         target = self._settle(log_lik, q, sites, slope, curve)
-        elbo = q.log_partition + jnp.sum(expected - _expected_site(q, sites))
+        terms = expected - _expected_site(q, sites)
+        elbo = q.log_partition + jnp.sum(terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, elbo, (q, jnp.max(error)))
+        return Evaluation(target, site_weights(q), residual, elbo, (q, terms, jnp.max(error)))
 
     def _settle(self, log_lik, q: Marginals, sites: Sites, slope, curve) -> Sites:
         """The natural-gradient target, taken to each datum's own fixed point with the rest of the model held.
