@@ -77,7 +77,7 @@ def _quadrature_error(solution, method) -> dict:
     if solution.quadrature_error is None:
         return {}
     error = float(solution.quadrature_error)
-    if not error <= TOLERANCE:
+    if solution.code == Result.converged.code and not error <= TOLERANCE:
         warnings.warn(
             f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's likelihood is off by about "
             f"{error:.1g} nats (several modes, or edges); raise num_nodes, or use NUTS().",

@@ -110,7 +110,7 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     t, here, ascended = _search(s, df, dalpha, mean, log_lik, slope)
     decrement = jnp.sqrt(jnp.maximum(slope, 0.0))
     # Psi cannot be told from its maximum: the decrement is rounding error and has stopped falling.
-    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here))
+    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + jnp.max(jnp.abs(h) * s.f**2))
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
     code = jnp.where(ended, jnp.where(proper, Result.converged.code, Result.negative_curvature.code), _RUNNING)
