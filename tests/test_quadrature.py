@@ -6,9 +6,10 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 
-from ppl_gp.local.tilted import affine, tilted_gaussian, tilted_probit, tilted_quadrature
+from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadrature
 from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import derivatives, gauss_hermite, likelihood_nodes, tilted_mode
+from ppl_gp.numerics.modes import derivatives, tilted_mode
+from ppl_gp.numerics.quadrature import gauss_hermite, likelihood_nodes
 
 MEANS = np.repeat([-100.0, -4.0, 0.0, 0.7, 12.0], 4)
 VARIANCES = np.tile([1e-4, 0.5, 9.0, 900.0], 5)
@@ -100,10 +101,3 @@ def test_derivatives_are_right_where_numpyro_has_a_kink():
         gradient, curvature = derivatives(log_lik, jnp.zeros(2))
         np.testing.assert_allclose(gradient, y - total / 2, atol=1e-12)
         np.testing.assert_allclose(curvature, -total / 4, atol=1e-12)
-
-
-def test_affine_recognises_lines_only():
-    line = affine(lambda f: 2.0 * f - 0.5, 3, jnp.float64)
-    assert bool(line.holds)
-    np.testing.assert_allclose((line.slope, line.intercept), ([2.0] * 3, [-0.5] * 3))
-    assert not bool(affine(lambda f: jnp.sin(f), 3, jnp.float64).holds)

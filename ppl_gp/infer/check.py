@@ -240,7 +240,8 @@ def _local_methods(subject: _Subject) -> list[str]:
     except PplGpError:
         return []
     try:
-        logistic = bool(logistic_form(log_lik).holds)
+        logistic_form(log_lik)
+        logistic = True
     except ModelError:
         logistic = False
     return ["Laplace", "EP", "VI"] + (["LocalBound"] if logistic else [])

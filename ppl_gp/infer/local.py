@@ -1,6 +1,7 @@
 """Fitting by a local approximation, with the hyperparameters fixed, maximised or sampled."""
 
 import copy
+import warnings
 
 import equinox as eqx
 import jax
@@ -17,6 +18,7 @@ from ppl_gp.infer.optimise import Optimum, maximise
 from ppl_gp.infer.space import require_draws, space
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import condition
+from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import require_no_subsampling, roles
@@ -37,6 +39,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
     value, solution, latent, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
     inner = Result.from_code(solution.code)
+    stats = {**stats, **_quadrature_error(solution, method)}
     return Fit(
         model,
         method,
@@ -76,7 +79,26 @@ def _solve(model, method, hyper, args, kwargs, sites):
     value, solution = log_evidence(method, K, prior.mean, log_lik, sites)
     q = condition(K, prior.mean, solution.sites)
     latent = Latent(*(x[None] for x in (q.mean, q.variance, q.alpha)), jax.tree.map(lambda x: x[None], solution.sites))
-    return value + log_lik.shared(), solution, latent, (prior.variance - prior.kernel.diag(prior.X), prior.factor()[1])
+    L, raised = prior.factor()
+    # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are none.
+    proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
+    code = jnp.where(proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code)
+    solution = solution._replace(code=code)
+    return value + log_lik.shared(), solution, latent, (prior.variance - prior.kernel.diag(prior.X), raised)
+
+
+def _quadrature_error(solution, method) -> dict:
+    """The estimated error of the worst datum's integral, nats, where there are integrals; a warning where it is large."""
+    if solution.quadrature_error is None:
+        return {}
+    error = float(solution.quadrature_error)
+    if solution.code == Result.converged.code and not error <= TOLERANCE:
+        warnings.warn(
+            f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's likelihood is off by about "
+            f"{error:.1g} nats (several modes, or edges); raise num_nodes, or use NUTS().",
+            stacklevel=2,
+        )
+    return {"quadrature_error": error}
 
 
 def _jitter(figures):

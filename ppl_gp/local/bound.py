@@ -3,11 +3,13 @@
 log sigma(eta) >= log sigma(xi) + (eta - xi) / 2 - lambda(xi) (eta^2 - xi^2), lambda(xi) = tanh(xi / 2) / (4 xi)  (PRML 10.144),
 one xi_n a datum, set to xi_n^2 = E[eta_n^2] (PRML 10.163). A strict lower bound on the evidence, and the loosest Gaussian
 method here: its covariance is too narrow. For Bernoulli and binomial sites with logits affine in f, masks and scales
-included.
+and repeats of a datum included.
 
-Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `not_affine`, `max_steps`, `nonfinite`; `ModelError` for another likelihood.
+Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `max_steps`, `nonfinite`; `ModelError` for another likelihood, and for logits that are
+not proved affine.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,26 +18,31 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError, Result
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Sites, condition, prior_marginals
-from ppl_gp.local.tilted import affine
-from ppl_gp.tracing import is_observed
+from ppl_gp.local.tilted import is_affine, line
+from ppl_gp.tracing import is_observed, sum_per_datum
 
 
 class Logistic(NamedTuple):
-    """weight [y log sigma(eta) + (total - y) log sigma(-eta)] + constant with eta = slope f + intercept, (N,) each."""
+    """weight [y log sigma(eta) + (total - y) log sigma(-eta)] + constant, eta = slope f_n + intercept: one a logit.
 
-    slope: Float[Array, "N"]
-    intercept: Float[Array, "N"]
-    y: Float[Array, "N"]
-    total: Float[Array, "N"]
-    weight: Float[Array, "N"]
-    constant: Float[Array, "N"]
-    holds: Array
+    Logits have the shape of the observed values, *E: repeats of a datum have a logit, and a xi, each.
+    """
+
+    slope: Float[Array, "*E"]
+    intercept: Float[Array, "*E"]
+    y: Float[Array, "*E"]
+    total: Float[Array, "*E"]
+    weight: Float[Array, "*E"]
+    log_lik: Float[Array, "N"]  # at f = 0
+    moved: Callable  # f (N,) -> slope f_n, *E
+    pulled: Callable  # x, *E -> sum over the logits of datum n of slope x, (N,)
+    per_datum: Callable  # x, *E -> sum over the logits of datum n of x, (N,)
 
 
 def logistic_form(log_lik) -> Logistic:
@@ -50,25 +57,51 @@ def logistic_form(log_lik) -> Logistic:
             "Use EP(), VI() or Laplace()."
         )
     (name,) = sites
-    form = affine(lambda f: jnp.broadcast_to(unwrap(log_lik.trace(f)[name]["fn"]).logits, f.shape), num, zero.dtype)
-    total = jnp.broadcast_to(jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype), (num,))
-    y = jnp.broadcast_to(jnp.asarray(site["value"], zero.dtype), (num,))
-    weight = _weight(site, num, zero.dtype)
-    eta = form.intercept
-    at_zero = weight * (y * eta - total * jax.nn.softplus(eta))
-    return Logistic(form.slope, eta, y, total, weight, log_lik(zero) - at_zero, form.holds)
+    shape = jnp.shape(site["value"])
+
+    def logits(f):
+        return jnp.broadcast_to(unwrap(log_lik.trace(f)[name]["fn"]).logits, shape)
+
+    if not is_affine(logits, num, zero.dtype):
+        raise ModelError(
+            f"LocalBound() needs logits affine in f, and those of site '{name}' are not shown to be (they may be sums and "
+            "multiples of f, with no clip, where, power or link of f). Use EP(), VI() or Laplace()."
+        )
+    total = jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype)
+    y, total = (jnp.broadcast_to(jnp.asarray(x, zero.dtype), shape) for x in (site["value"], total))
+    form = line(logits, num, zero.dtype)
+    return Logistic(
+        *form,
+        y,
+        total,
+        _weight(site, shape, zero.dtype),
+        log_lik(zero),
+        lambda f: logits(f) - form.intercept,
+        lambda x: jax.vjp(logits, zero)[1](x)[0],
+        lambda x: sum_per_datum(site, x, num),
+    )
 
 
 _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 
 
-def _weight(site, num, dtype):
-    weight = jnp.ones((num,), dtype)
+def _weight(site, shape, dtype):
+    """Masks and scale of each logit."""
+    weight = jnp.ones(shape, dtype)
     fn: Any = site["fn"]
+    if site["scale"] is not None:
+        weight = weight * _over_event(site["scale"], fn, dtype)
     while fn is not unwrap(fn):
-        weight = weight * jnp.asarray(fn._mask, dtype) if isinstance(fn, dist.MaskedDistribution) else weight
+        if isinstance(fn, dist.MaskedDistribution):
+            weight = weight * _over_event(fn._mask, fn, dtype)
         fn = fn.base_dist
-    return weight if site["scale"] is None else weight * site["scale"]
+    return weight
+
+
+def _over_event(x, fn, dtype):
+    """What has the batch shape of `fn`, with axes of length one for its event."""
+    x = jnp.asarray(x, dtype)
+    return jnp.reshape(x, x.shape + (1,) * fn.event_dim)
 
 
 def _lam(xi):
@@ -79,13 +112,16 @@ def _lam(xi):
 def _sites(form: Logistic, xi) -> Sites:
     scaled = 2.0 * form.weight * form.total * _lam(xi)
     linear = form.weight * (form.y - 0.5 * form.total)
-    return Sites(form.slope * (linear - scaled * form.intercept), scaled * form.slope**2)
+    return Sites(form.pulled(linear - scaled * form.intercept), form.pulled(scaled * form.slope))
 
 
 def _log_terms(form: Logistic, xi):
+    """(N,): the bound at f = 0, and what of the likelihood at f = 0 is no logistic term."""
     b = form.intercept
     bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - _lam(xi) * (b**2 - xi**2)
-    return form.weight * ((form.y - 0.5 * form.total) * b + form.total * bound) + form.constant
+    logistic = form.y * b - form.total * jax.nn.softplus(b)
+    gap = form.weight * ((form.y - 0.5 * form.total) * b + form.total * bound - logistic)
+    return form.log_lik + form.per_datum(gap)
 
 
 class LocalBound(LocalMethod):
@@ -102,7 +138,7 @@ class LocalBound(LocalMethod):
         form = logistic_form(log_lik)
 
         def matched(q):
-            second = form.slope**2 * q.variance + (form.slope * q.mean + form.intercept) ** 2
+            second = form.slope * form.moved(q.variance) + (form.moved(q.mean) + form.intercept) ** 2
             return 0.5 * jnp.log(second + jnp.finfo(K.dtype).tiny)
 
         def evaluate(log_xi) -> Evaluation:
@@ -115,8 +151,7 @@ class LocalBound(LocalMethod):
         start = matched(prior_marginals(K, mean))
         end = fixed_point(evaluate, start, evaluate(start), tol=tol, max_steps=self.max_steps, damping=1.0)
         xi = jnp.exp(end.x)
-        code = jnp.where(form.holds, end.code, Result.not_affine.code)
-        return Solution(_sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, code)
+        return Solution(_sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, end.code)
 
     def log_terms(self, log_lik, solution):
         """The bound's part outside exp(nat1 f - nat2 f^2 / 2), xi held."""

@@ -14,10 +14,11 @@ Fails: `max_steps`; `negative_cavity` where a cavity had no proper precision at 
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ppl_gp.errors import Result
+from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -33,7 +34,7 @@ from ppl_gp.local.pseudo import (
     start_from,
 )
 from ppl_gp.local.tilted import tilted
-from ppl_gp.numerics.quadrature import normal_log_pdf
+from ppl_gp.numerics.modes import normal_log_pdf
 
 _HOPELESS = 1e6  # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
 
@@ -55,9 +56,9 @@ class EP(LocalMethod):
 
     def __check_init__(self):
         if not 0.0 < self.power <= 1.0:
-            raise ValueError(f"EP(power={self.power}): give a value in (0, 1].")
+            raise DataError(f"EP(power={self.power}): give a value in (0, 1].")
         if not 0.0 < self.damping <= 1.0:
-            raise ValueError(f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site.")
+            raise DataError(f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site.")
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""
@@ -72,26 +73,37 @@ class EP(LocalMethod):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        marginals, skipped = end.evaluation.aux
+        marginals, skipped, terms, error = end.evaluation.aux
         code = jnp.where((end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code)
-        return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code)
+        return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error)
 
     def _start(self, K, mean, log_lik, init):
         """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be computed."""
-        sites, q = start_from(K, mean, init)
-        first = self._match(log_lik, sites, q)
+        flat = start_from(K, mean, init)
 
         def from_laplace():
             mode = Laplace(tol=1e-2).solve(K, mean, log_lik).sites
-            return mode, self._match(log_lik, mode, condition(K, mean, mode))
+            return mode, condition(K, mean, mode)
 
-        return lax.cond(first.residual < _HOPELESS, lambda: (sites, first), from_laplace)
+        def attempt(state):
+            tries, _, _ = state
+            sites, q = lax.cond(tries == 0, lambda: flat, from_laplace)
+            return tries + 1, sites, self._match(log_lik, sites, q)
+
+        # A loop, so that the moments are compiled once for both starts.
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self._match, log_lik, *flat))
+        start = (jnp.zeros((), jnp.int32), flat[0], blank._replace(residual=jnp.asarray(jnp.inf, K.dtype)))
+        _, sites, first = lax.while_loop(lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS), attempt, start)
+        return sites, first
 
     def log_terms(self, log_lik, solution):
         """(1/power) [log int cavity p^power - log int cavity site^power], the cavities held."""
         q, sites = solution.marginals, solution.sites
-        precision, centre, proper = self._cavity(q, sites)
-        log_z = self._tilted(log_lik, centre, 1.0 / precision, q.mean).log_z
+        cavity = self._cavity(q, sites)
+        return self._terms(q, cavity, self._tilted(log_lik, cavity[1], 1.0 / cavity[0]).log_z)
+
+    def _terms(self, q: Marginals, cavity, log_z):
+        precision, centre, proper = cavity
         site_z = normal_log_pdf(0.0, centre, 1.0 / precision) - normal_log_pdf(0.0, q.mean, q.variance)
         return jnp.where(proper, (log_z - site_z) / self.power, 0.0)
 
@@ -102,30 +114,30 @@ class EP(LocalMethod):
         nat1 = q.mean / q.variance - jnp.where(proper, self.power * sites.nat1, 0.0)
         return precision, nat1 / precision, proper
 
-    def _tilted(self, log_lik, mean, variance, start):
+    def _tilted(self, log_lik, mean, variance):
         return tilted(
             log_lik,
             mean,
             variance,
             num=self.num_nodes,
-            start=start,
             power=self.power,
             closed_form=self.closed_form,
         )
 
     def _matched(self, log_lik, sites, q: Marginals):
-        """The sites whose product with the cavities has the tilted moments, and which cavities were proper."""
-        precision, centre, proper = self._cavity(q, sites)
-        moments = self._tilted(log_lik, centre, 1.0 / precision, q.mean)
+        """The sites whose product with the cavities has the tilted moments; the cavities, and the moments."""
+        precision, centre, proper = cavity = self._cavity(q, sites)
+        moments = self._tilted(log_lik, centre, 1.0 / precision)
         nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
         nat1 = (moments.mean / moments.variance - centre * precision) / self.power
-        return Sites(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)), proper
+        return Sites(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)), cavity, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
-        target, proper = self._matched(log_lik, sites, q)
+        target, cavity, moments = self._matched(log_lik, sites, q)
         usable = jnp.all(q.variance > 0)
+        aux = (q, jnp.any(~cavity[2]), self._terms(q, cavity, moments.log_z), jnp.max(moments.error))
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, jnp.zeros_like(residual), (q, jnp.any(~proper)))
+        return Evaluation(target, site_weights(q), residual, jnp.zeros_like(residual), aux)
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:
         return self._match(log_lik, sites, condition(K, mean, sites))
@@ -139,7 +151,7 @@ class EP(LocalMethod):
         def visit(n, carry):
             sites, mu, Sigma = carry
             here = Marginals(mu, jnp.diagonal(Sigma), q.log_partition, q.alpha)
-            new, _ = self._matched(log_lik, sites, here)
+            new, *_ = self._matched(log_lik, sites, here)
             d1, d2 = new.nat1[n] - sites.nat1[n], new.nat2[n] - sites.nat2[n]
             s = Sigma[:, n]
             shrink = 1.0 / (1.0 + d2 * s[n])

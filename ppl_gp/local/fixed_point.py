@@ -3,7 +3,7 @@
 x <- x + step (g(x) - x); near the fixed point, g is extrapolated from the last iterates (Anderson 1965; Walker & Ni
 2011, type II). A point is kept only where it can be evaluated and either the residual does not grow (EP, which has no
 merit to climb) or the merit does not fall (VI, the local bound). A rejected point halves the step and forgets the
-memory. Each step evaluates g once. Fails by `max_steps`, or by `nonfinite` where no smaller step can be evaluated.
+memory. Each step evaluates g once. Fails by `max_steps`, or by `nonfinite` where the start, or no smaller step, can be evaluated.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,8 @@ def fixed_point(
 
     end = lax.while_loop(running, advance, state)
     code = jnp.where(end.at.residual < tol, Result.converged.code, Result.max_steps.code)
-    return FixedPoint(end.x, end.at, end.steps, jnp.where(end.stuck, Result.nonfinite.code, code))
+    broken = end.stuck | ~jnp.isfinite(end.at.residual)
+    return FixedPoint(end.x, end.at, end.steps, jnp.where(broken, Result.nonfinite.code, code))
 
 
 def _propose(s: _State):

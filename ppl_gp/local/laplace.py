@@ -14,6 +14,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, vjp
 from jaxtyping import Array, Float, Int
 
@@ -21,9 +22,10 @@ from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Marginals, Sites, condition, log_partition_and_mean, start_from
-from ppl_gp.numerics.quadrature import derivatives
+from ppl_gp.numerics.modes import derivatives
 
-_HALVINGS = 12
+# Steps tried. The finest are for the first steps towards counts of a million, where exp overflows along most of the way.
+_TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 
 
 def expand(log_lik, f: Float[Array, "N"]) -> tuple[Sites, Float[Array, "N"]]:
@@ -105,31 +107,31 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     q = lax.cond(proper | ~finite, lambda: q, lambda: condition(K, mean, damped, with_variance=False))
     df, dalpha = q.mean - s.f, q.alpha - s.alpha
     slope = (g - s.alpha) @ df
-    t, psi, ascended = _search(s, df, dalpha, mean, log_lik, slope)
+    t, here, ascended = _search(s, df, dalpha, mean, log_lik, slope)
     decrement = jnp.sqrt(jnp.maximum(slope, 0.0))
     # Psi cannot be told from its maximum: the decrement is rounding error and has stopped falling.
-    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(psi))
+    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + jnp.max(jnp.abs(h) * s.f**2))
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
     code = jnp.where(ended, jnp.where(proper, Result.converged.code, Result.negative_curvature.code), _RUNNING)
     code = jnp.where(~ascended & ~ended, Result.max_steps.code, code)
-    code = jnp.where(finite, code, Result.nonfinite.code).astype(jnp.int32)
+    code = jnp.where(finite & jnp.isfinite(here), code, Result.nonfinite.code).astype(jnp.int32)
     return _State(s.f + t * df, s.alpha + t * dalpha, sites, s.f, q, decrement, s.steps + 1, code)
 
 
 def _search(s: _State, df, dalpha, mean, log_lik, slope):
-    """(t, Psi there, ascended): t = 1 where the full step climbs as a Newton step should, else the best of 1, 1/2,
-    ... 2^-12."""
+    """(t, Psi at the start, ascended): t = 1 where the full step climbs as a Newton step should, else the best of
+    `_TRIALS`."""
 
     def psi(t):
         f = s.f + t * df
         return jnp.sum(log_lik(f)) - 0.5 * (s.alpha + t * dalpha) @ (f - mean)
 
-    trials = 0.5 ** jnp.arange(_HALVINGS + 1, dtype=df.dtype)
+    trials = jnp.asarray(_TRIALS, df.dtype)
     here, values = psi(jnp.zeros((), df.dtype)), jax.vmap(psi)(trials)
     values = jnp.where(jnp.isfinite(values), values, -jnp.inf)
     rounding = 10 * jnp.finfo(df.dtype).eps * (1.0 + jnp.abs(here)) * df.size**0.5
     full = values[0] >= here + 0.1 * slope - rounding
     best = jnp.argmax(values)
     chosen = jnp.where(full, 0, best)
-    return trials[chosen], values[chosen], full | (values[best] > here)
+    return trials[chosen], here, full | (values[best] > here)

@@ -23,6 +23,8 @@ class Solution(NamedTuple):
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
     code: Int[Array, ""]  # Result.<member>.code
+    terms: Float[Array, "N"] | None = None  # `log_terms` at the solution, where the method has them already
+    quadrature_error: Float[Array, ""] | None = None  # estimated, nats, of the worst datum; `None` without quadrature
 
 
 class LocalMethod(eqx.Module):
@@ -53,7 +55,8 @@ class LocalMethod(eqx.Module):
 def _log_evidence(differentiable, method: LocalMethod, init):
     K, mean, log_lik = differentiable
     solution = method.solve(K, mean, log_lik, init)
-    return solution.marginals.log_partition + jnp.sum(method.log_terms(log_lik, solution)), solution
+    terms = method.log_terms(log_lik, solution) if solution.terms is None else solution.terms
+    return solution.marginals.log_partition + jnp.sum(terms), solution
 
 
 @_log_evidence.def_fwd

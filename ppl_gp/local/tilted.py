@@ -1,7 +1,7 @@
 """Moments of the tilted distribution N(f; cavity) p(y|f)^power, for every datum at once.
 
-Quadrature in log space, centred on the tilted mode, for any one-dimensional factor; a closed form where the likelihood is
-a Gaussian or a probit of a + b f, which is decided while tracing (the site's type) and at run time (affine or not).
+Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a closed form where the likelihood is
+a Gaussian or a probit of a + b f, which is proved while tracing (the site's type; `numerics.affine`).
 """
 
 from collections.abc import Callable
@@ -15,28 +15,31 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.factors import LogLikelihood
+from ppl_gp.numerics.affine import Dependence, dependence
 from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import likelihood_nodes, normal_log_pdf
+from ppl_gp.numerics.modes import normal_log_pdf
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_sum_error
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.tracing import is_observed
 
 
 class Tilted(NamedTuple):
-    """log normaliser (nats), mean and variance of each tilted distribution, (N,)."""
+    """log normaliser (nats), mean and variance of each tilted distribution, and the estimated error of log_z, (N,)."""
 
     log_z: Float[Array, "N"]
     mean: Float[Array, "N"]
     variance: Float[Array, "N"]
+    error: Float[Array, "N"]
 
 
-def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, start=None, power=1.0) -> Tilted:
-    """Moments by `num` nodes a datum. O(N num)."""
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, start=start, power=power)
+def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False) -> Tilted:
+    """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`. O(N num)."""
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, breaks=breaks)
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
     first = jnp.sum(p * f, 0)
-    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0))
+    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(log_sum_error(log_p)))
 
 
 def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
@@ -46,7 +49,8 @@ def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
     log_z = log_ndtr(z)
     ratio = jnp.exp(normal_log_pdf(z, 0.0, 1.0) - log_z)
     b = sign * slope / spread
-    return Tilted(log_z, mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio))
+    first, second = mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio)
+    return Tilted(log_z, first, second, jnp.zeros_like(mean))
 
 
 def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
@@ -57,21 +61,27 @@ def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
         normal_log_pdf(y, slope * mean + intercept, total),
         mean + gain * (y - slope * mean - intercept),
         variance * scale**2 / total,
+        jnp.zeros_like(mean),
     )
 
 
-class _Affine(NamedTuple):
-    slope: Float[Array, "N"]
-    intercept: Float[Array, "N"]
-    holds: Array
+class Line(NamedTuple):
+    """slope f + intercept, elementwise."""
+
+    slope: Float[Array, "..."]
+    intercept: Float[Array, "..."]
 
 
-def affine(function, num: int, dtype) -> _Affine:
-    """slope, intercept and whether function(f) = intercept + slope * f at a third point, in f of shape (N,)."""
+def is_affine(function: Callable, num: int, dtype) -> bool:
+    """Whether `numerics.affine` proves `function` of f (N,) to be affine. Decided while tracing; nothing is computed."""
+    return all(d <= Dependence.affine for d in dependence(function, jnp.zeros((num,), dtype)))
+
+
+def line(function: Callable, num: int, dtype) -> Line:
+    """An affine function of f (N,) of which each entry sees one f_n, as the lines that it is. One jvp."""
     zero = jnp.zeros((num,), dtype)
-    intercept, one, probe = function(zero), function(zero + 1.0), function(zero - 2.5)
-    slope = one - intercept
-    return _Affine(slope, intercept, jnp.allclose(probe, intercept - 2.5 * slope, rtol=1e-10, atol=1e-10))
+    intercept, slope = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
+    return Line(slope, intercept)
 
 
 def only_site(log_lik: LogLikelihood, kind: type):
@@ -85,25 +95,24 @@ def only_site(log_lik: LogLikelihood, kind: type):
     return (lambda f: log_lik.trace(f)[name]) if plain else None
 
 
-def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, start=None, power=1.0, closed_form=True) -> Tilted:
+def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True) -> Tilted:
     """Tilted moments by closed form where one exists (power 1), else by quadrature with `num` nodes."""
-
-    def by_quadrature():
-        return tilted_quadrature(log_lik, mean, variance, num=num, start=start, power=power)
-
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
-    return by_quadrature() if closed is None else lax.cond(closed[0], closed[1], by_quadrature)
+    if closed is not None:
+        return closed
+    return tilted_quadrature(log_lik, mean, variance, num=num, power=power)
 
 
-def _closed_form(log_lik, mean, variance):
+def _closed_form(log_lik, mean, variance) -> Tilted | None:
+    num, dtype = log_lik.num, mean.dtype
     if (site := only_site(log_lik, BernoulliProbit)) is not None:
-        form = affine(lambda f: site(f)["fn"].f, log_lik.num, mean.dtype)
-        sign = 2.0 * site(mean)["value"] - 1.0
-        return form.holds, lambda: tilted_probit(mean, variance, form.slope, form.intercept, sign)
+        if not is_affine(eta := lambda f: site(f)["fn"].f, num, dtype):
+            return None
+        return tilted_probit(mean, variance, *line(eta, num, dtype), 2.0 * site(mean)["value"] - 1.0)
     if (site := only_site(log_lik, dist.Normal)) is not None:
-        form = affine(lambda f: site(f)["fn"].loc, log_lik.num, mean.dtype)
-        scale = affine(lambda f: jnp.broadcast_to(site(f)["fn"].scale, f.shape), log_lik.num, mean.dtype)
-        holds = form.holds & scale.holds & jnp.all(scale.slope == 0)
-        y = site(mean)["value"]
-        return holds, lambda: tilted_gaussian(mean, variance, form.slope, form.intercept, y, scale.intercept)
+        if not is_affine(loc := lambda f: site(f)["fn"].loc, num, dtype):
+            return None
+        if any(dependence(lambda f: site(f)["fn"].scale, mean)):
+            return None
+        return tilted_gaussian(mean, variance, *line(loc, num, dtype), site(mean)["value"], site(mean)["fn"].scale)
     return None

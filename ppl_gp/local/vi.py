@@ -16,23 +16,28 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Marginals, Sites, condition, drop_rounding, mismatch, site_weights
-from ppl_gp.numerics.quadrature import likelihood_nodes
+from ppl_gp.numerics.quadrature import likelihood_nodes, trapezoid_error
 
 
 def expected_log_lik(log_lik, mean, variance, num: int):
-    """(E_n, dE_n/dmean, dE_n/dvariance) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each; O(N num)."""
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0)  # exponential links
+    """(E_n, dE_n/dmean, dE_n/dvariance, error) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each; O(N num).
+
+    The error is estimated, of E_n, in nats.
+    """
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0, breaks=False)  # exponential links
     w = jnp.exp(log_w)
     here = log_lik(mean)
     rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)  # w underflows where log p may be infinite
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
-    return here + jnp.sum(w * rise, 0), slope, 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
+    curve = 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
+    return here + jnp.sum(w * rise, 0), slope, curve, lax.stop_gradient(trapezoid_error(w * rise))
 
 
 class VI(LocalMethod):
@@ -46,7 +51,7 @@ class VI(LocalMethod):
 
     def __check_init__(self):
         if not 0.0 < self.damping <= 1.0:
-            raise ValueError(f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1].")
+            raise DataError(f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1].")
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Natural-gradient steps from Laplace's sites, which a warm start `init` shortens."""
@@ -60,21 +65,23 @@ class VI(LocalMethod):
             max_steps=self.max_steps,
             damping=self.damping,
         )
-        return Solution(end.x, end.evaluation.aux, None, end.steps, end.evaluation.residual, end.code)
+        q, terms, error = end.evaluation.aux
+        return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
 
     def log_terms(self, log_lik, solution):
         """E_q[log p(y_n|f_n)] - E_q[log t_n], q held."""
         q, sites = solution.marginals, solution.sites
-        expected, _, _ = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
+        expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
         return expected - _expected_site(q, sites)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         q = condition(K, mean, sites)
-        expected, slope, curve = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
+        expected, slope, curve, error = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
         target = self._settle(log_lik, q, sites, slope, curve)
-        elbo = q.log_partition + jnp.sum(expected - _expected_site(q, sites))
+        terms = expected - _expected_site(q, sites)
+        elbo = q.log_partition + jnp.sum(terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, elbo, q)
+        return Evaluation(target, site_weights(q), residual, elbo, (q, terms, jnp.max(error)))
 
     def _settle(self, log_lik, q: Marginals, sites: Sites, slope, curve) -> Sites:
         """The natural-gradient target, taken to each datum's own fixed point with the rest of the model held.
@@ -99,7 +106,7 @@ class VI(LocalMethod):
         def settle(_, state):
             m, nat2, slope, curve = state
             m, nat2, precision = move(m, nat2, slope, curve)
-            _, slope, curve = expected_log_lik(log_lik, m, 1.0 / precision, self.num_nodes)
+            _, slope, curve, _ = expected_log_lik(log_lik, m, 1.0 / precision, self.num_nodes)
             return m, nat2, slope, curve
 
         far = jnp.max(jnp.abs(-2.0 * curve - sites.nat2) * q.variance) > _SETTLE_ABOVE

@@ -2,14 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.local.tilted import affine
+from ppl_gp.local.tilted import line
+from ppl_gp.numerics.affine import Dependence, dependence
 from ppl_gp.results.integration import Integration
 from ppl_gp.wrappers import bare
 
@@ -26,7 +26,7 @@ def mackay_log_probs(fn_at, f: "Moments"):
     m and v are those of the logits, a + b f. MacKay (1992), "The evidence framework applied to classification
     networks".
     """
-    form = affine(lambda x: _logits(fn_at(x), x), f.mean.shape[0], f.mean.dtype)
+    form = line(lambda x: _logits(fn_at(x), x), f.mean.shape[0], f.mean.dtype)
     mean, variance = form.intercept + form.slope * f.mean, form.slope**2 * f.variance
     eta = mean / jnp.sqrt(1.0 + jnp.pi * variance / 8.0)
     return jax.nn.log_sigmoid(jnp.stack([-eta, eta]))
@@ -40,24 +40,30 @@ def check_link_approximation(case: "Case", integration: Integration, name: str |
         raise DataError(
             f"link_approximation={name!r}: give 'mackay', or None for quadrature of the model's likelihood."
         )
-    if integration is not Integration.quadrature or not bool(_logits_are_affine(case)):
+    if integration is not Integration.quadrature or not _logits_are_affine(case):
         raise ModelError(
             "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits affine in f; the observed "
             f"sites are {[s.label for s in case.layout.sites]}. Leave it out: quadrature fits every likelihood."
         )
 
 
-@eqx.filter_jit
-def _logits_are_affine(case: "Case"):
+def _logits_are_affine(case: "Case") -> bool:
+    """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces, computes nothing."""
     hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
-    holds = jnp.ones((), bool)
-    for site in case.layout.sites:
-        trace_at = lambda x: case.trace(hyper, {case.site: x})[site.name]  # noqa: B023, E731 - used at once
-        if not isinstance(unwrap(trace_at(jnp.zeros(case.layout.num))["fn"]), dist.BernoulliLogits):
-            return jnp.zeros((), bool)
-        form = affine(lambda x: _logits(bare(trace_at(x)["fn"]), x), case.layout.num, jnp.result_type(float))  # noqa: B023
-        holds = holds & form.holds
-    return holds
+    zero = jnp.zeros(case.layout.num)
+    return all(_has_line(lambda x, s=site: case.trace(hyper, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites)
+
+
+def _has_line(fn_at, zero) -> bool:
+    kinds = []
+
+    def logits(x):
+        fn = fn_at(x)
+        kinds.append(type(unwrap(fn)))
+        return _logits(bare(fn), x) if issubclass(kinds[-1], dist.BernoulliLogits) else x
+
+    proved = all(d <= Dependence.affine for d in dependence(logits, zero))
+    return proved and issubclass(kinds[-1], dist.BernoulliLogits)
 
 
 def _logits(fn, f):

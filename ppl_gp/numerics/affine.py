@@ -1,0 +1,77 @@
+"""Proof that a function is affine, read off its jaxpr: values at a few points prove nothing (min(f, 2) looks straight below 2).
+
+Between the argument and an output only operations that are linear in what depends on the argument are allowed; whatever
+is not on the list counts as curved. So a proof is a proof, and its failure says nothing: the caller takes the general way.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+
+class Dependence(IntEnum):
+    """How a value depends on the argument."""
+
+    constant = 0
+    affine = 1
+    unknown = 2
+
+
+# Linear in all operands together.
+_LINEAR = {"add", "sub", "add_any", "neg", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims",
+           "concatenate", "pad", "rev", "reduce_sum", "copy", "copy_p", "optimization_barrier"}  # fmt: skip
+_FIRST_ONLY = {"div", "gather", "dynamic_slice"}  # linear in the first operand, where no other depends on the argument
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}  # not custom_jvp: its tangent need not be its slope
+
+
+def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
+    """How each output array of `function` (leaves in order) depends on x.
+
+    x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one trace, nothing is computed.
+    """
+    closed = jax.make_jaxpr(function)(x)
+    return _outputs(closed.jaxpr, [Dependence.affine] * len(closed.jaxpr.invars))
+
+
+def _outputs(jaxpr, inputs) -> tuple[Dependence, ...]:
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def of(variable):
+        return Dependence.constant if isinstance(variable, Literal) else known.get(variable, Dependence.constant)
+
+    for equation in jaxpr.eqns:
+        found = _apply(equation, [of(v) for v in equation.invars])
+        known.update(zip(equation.outvars, found, strict=True))
+    return tuple(of(v) for v in jaxpr.outvars)
+
+
+def _apply(equation, operands):
+    """The dependence of an equation's outputs."""
+    if max(operands, default=Dependence.constant) is Dependence.constant:
+        return [Dependence.constant] * len(equation.outvars)
+    name = equation.primitive.name
+    if name in _CALLS:
+        if (inner := _inner(equation.params)) is not None and len(inner.invars) == len(operands):
+            return _outputs(inner, operands)
+        return [Dependence.unknown] * len(equation.outvars)
+    return [_of_primitive(name, operands, equation)] * len(equation.outvars)
+
+
+def _of_primitive(name, operands, equation):
+    depending = [i for i, d in enumerate(operands) if d > Dependence.constant]
+    linear = (
+        name in _LINEAR
+        or (name == "mul" and len(depending) == 1)
+        or (name in _FIRST_ONLY and depending == [0])
+        or (name == "select_n" and depending[0] > 0)  # the choice itself must not depend on the argument
+        or (name == "convert_element_type" and jnp.issubdtype(equation.params["new_dtype"], jnp.inexact))
+    )
+    return max(operands) if linear else Dependence.unknown
+
+
+def _inner(params):
+    inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
+    return getattr(inner, "jaxpr", inner)
