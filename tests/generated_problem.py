@@ -71,8 +71,9 @@ class Problem:
 
     def offset(self, rows):
         """What is added to f by effects with known coefficients, (len(rows),)."""
-        effects = {"groups": self.b[self.group[rows] % len(self.b)], "columns": self.x[rows] @ self.b[: self.D]}
-        return effects.get(self.spec.effect, np.zeros(len(rows)))
+        if self.spec.effect == "groups":
+            return self.b[self.group[rows]]
+        return self.x[rows] @ self.b if self.spec.effect == "columns" else np.zeros(len(rows))
 
     # The model.
 

@@ -60,18 +60,21 @@ class Spec:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Every size of the model but one and the number of new rows: N, and those that its parts have."""
-        outcomes = FAMILIES[self.family].outcomes
-        found = {
-            self.num,
-            self.outputs if self.layout in OUTPUTS else 0,
-            self.repeats if self.layout in REPEATS else 0,
-            self.blanks if self.second == "blanks" else 0,
-            self.groups if self.effect == "groups" else 0,
-            self.columns if self.inputs in WITH_COLUMNS else 0,
-            self.groups if self.inputs == "stations" else 0,
-            outcomes or 0,
+        found = {getattr(self, name) for name in self.used} | {FAMILIES[self.family].outcomes or 1}
+        return tuple(sorted(found - {1}))
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The sizes that this spec's parts have."""
+        having = {
+            "num": True,
+            "outputs": self.layout in OUTPUTS,
+            "repeats": self.layout in REPEATS,
+            "blanks": self.second == "blanks",
+            "groups": self.effect == "groups" or self.inputs == "stations",
+            "columns": self.inputs in WITH_COLUMNS,
         }
-        return tuple(sorted(found - {0, 1}))
+        return tuple(name for name, has in having.items() if has)
 
 
 _SHORT = {"num": "N", "outputs": "P", "repeats": "R", "blanks": "B", "groups": "G", "columns": "D"} | {
@@ -129,16 +132,18 @@ def random_specs(count: int, seed: int = 0) -> list[Spec]:
     while len(found) < count:
         parts = rng.choice(list(_CHOICES)[1:-1], rng.integers(2, 5), replace=False)
         chosen = {p: str(rng.choice(_CHOICES[p])) for p in (*parts, "family", "method")}
-        spec = replace(Spec(**chosen), **_sizes(rng))
+        spec = _sized(Spec(**chosen), rng)
         if is_model(spec):
             found.setdefault(str(spec), spec)
     return list(found.values())
 
 
-def _sizes(rng) -> dict[str, int]:
-    """Two of the sizes are equal by chance, N often one of them."""
-    names = ("num", "outputs", "repeats", "blanks", "groups", "columns")
-    sizes = dict(zip(names, (8, *rng.permutation([2, 3, 4, 5, 6])), strict=True))
-    first, second = rng.choice(names, 2, replace=False)
-    common = int(rng.integers(4, 7))
-    return {k: int(v) for k, v in (sizes | {first: common, second: common}).items()}
+def _sized(spec, rng) -> Spec:
+    """With sizes of which two are equal; asked at a number of rows that is none of them and at two that are."""
+    names = list(spec.used)
+    sizes = dict(zip(names, (8, *(int(v) for v in rng.permutation([2, 3, 4, 5, 6])[: len(names) - 1])), strict=True))
+    if len(names) > 1:
+        sizes |= dict.fromkeys(rng.choice(names, 2, replace=False), int(rng.integers(4, 7)))
+    spec = replace(spec, **sizes)
+    asked = rng.permutation(spec.sizes)[:2]
+    return replace(spec, rows=(7, *(int(m) for m in asked)))
