@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from scipy.special import expit, gamma, gammaln, log_ndtr, loggamma, ndtr
+from scipy.special import expit, gamma, gammaln, log_ndtr, loggamma
 
 import ppl_gp as pg
 
@@ -81,18 +81,21 @@ def _zero_inflated(y, f, s, e, gate=0.2):
     return np.where(y == 0, np.log(gate + (1 - gate) * np.exp(-rate)), np.log(1 - gate) + _poisson(y, np.log(rate)))
 
 
-def _ordinal(cdf):
+def _ordinal(log_cdf):
+    """Intervals between -s and s of f + noise, in the tail where nothing cancels."""
+
     def log_prob(y, f, s, e):
         f = f + np.log(e)
-        upper = np.where(y == 0, cdf(-s - f), np.where(y == 1, cdf(s - f), 1.0 + 0 * f))
-        lower = np.where(y == 0, 0.0, np.where(y == 1, cdf(-s - f), cdf(s - f)))
-        return np.log(upper - lower)
+        outside = log_cdf(np.where(y == 0, -f, f) - s)
+        near = np.where(np.real(f) < 0, f, -f)
+        upper, lower = log_cdf(s + near), log_cdf(near - s)
+        return np.where(y == 1, upper + np.log(1 - np.exp(lower - upper)), outside)
 
     return log_prob
 
 
-def _logistic(x):
-    return 1 / (1 + np.exp(-x))
+def _log_logistic(x):
+    return -_softplus(-x)
 
 
 def _categorical(y, f, s, e):
@@ -215,9 +218,9 @@ FAMILIES = {
         lambda rng, f, s, e: rng.binomial(3 * e, expit(f + np.log(s))),
         4,
     ),
-    "ordinal": _finite(_ordinal(ndtr), lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s))),
+    "ordinal": _finite(_ordinal(log_ndtr), lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s))),
     "ordered_logistic": _finite(
-        _ordinal(_logistic), lambda f, s, e: dist.OrderedLogistic(f + jnp.log(e), _cutpoints(s))
+        _ordinal(_log_logistic), lambda f, s, e: dist.OrderedLogistic(f + jnp.log(e), _cutpoints(s))
     ),
     "categorical": _finite(
         _categorical,
