@@ -218,7 +218,9 @@ FAMILIES = {
         lambda rng, f, s, e: rng.binomial(3 * e, expit(f + np.log(s))),
         4,
     ),
-    "ordinal": _finite(_ordinal(log_ndtr), lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s))),
+    "ordinal": _finite(
+        _ordinal(log_ndtr), lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s))
+    ),
     "ordered_logistic": _finite(
         _ordinal(_log_logistic), lambda f, s, e: dist.OrderedLogistic(f + jnp.log(e), _cutpoints(s))
     ),

@@ -53,7 +53,7 @@ def rows_of(spec: Spec, M: int) -> np.ndarray:
 
 
 def numbers(spec) -> tuple[int, ...]:
-    """The numbers of new rows to ask for: the spec's own, else one that is no size of the model and every size that is."""
+    """The numbers of new rows to ask for: the spec's own, else one that is no size of the model, and each that is."""
     neutral = next(m for m in (4, 7, 5, 6, 8, 10) if m not in spec.sizes)
     return spec.rows or (neutral, *spec.sizes)
 
@@ -182,7 +182,8 @@ def check_companions(spec):
     first, *others = numbers(spec)
     rows = rows_of(spec, first)
     reference = by_row(problem, fit, rows)
-    for again in (rows[::-1], np.concatenate([rows[:1], np.arange(first - 1)]), *(rows_of(spec, M) for M in others)):
+    other_companions = np.concatenate([rows[:1], np.arange(first - 1)])
+    for again in (rows[::-1], other_companions, *(rows_of(spec, M) for M in others)):
         same_where_shared(reference, by_row(problem, fit, again))
 
 
@@ -204,83 +205,3 @@ def same_where_shared(a, b, rtol=1e-6):
         assert a[row].keys() == b[row].keys()
         for what in a[row]:
             np.testing.assert_allclose(b[row][what], a[row][what], rtol=rtol, atol=1e-8, err_msg=f"{what} of row {row}")
-
-
-def check_mode(spec, restarts):
-    """MAP's evidence is the second route's at MAP's hyperparameters, its slope there vanishes, and restarts do not lose."""
-    problem = Problem(spec)
-    values = []
-    for num in (1, restarts):
-        fit = fit_of(problem, METHODS[spec.method](hyper=pg.MAP(restarts=num)))
-        at_mode = {k: np.asarray(v, float) for k, v in fit.hyper.items()}
-        close(fit.log_evidence, posterior_of(problem.at(at_mode)).log_evidence, spec, "log evidence at the mode")
-        slopes = slopes_at(problem, at_mode)
-        assert np.max(np.abs(slopes)) < 0.01, f"slopes of log evidence + log prior, {slopes}"
-        values.append(log_posterior(problem, at_mode))
-    assert values[1] > values[0] - 1e-4
-
-
-def log_posterior(problem, hyper):
-    """log evidence + log declared priors, by the second route, nats."""
-    there = problem.at(hyper)
-    return posterior_of(there).log_evidence + there.log_prior()
-
-
-def slopes_at(problem, hyper, step=1e-4):
-    """d log posterior / d log(site), or / d site where it may be negative, by central differences; a list over entries."""
-    found = []
-    for name, value in hyper.items():
-        for i in range(value.size):
-            moved = [_moved(value, i, sign * step, name == "b") for sign in (1, -1)]
-            high, low = (log_posterior(problem, {**hyper, name: m}) for m in moved)
-            found.append((high - low) / (2 * step))
-    return found
-
-
-def _moved(value, i, step, additive):
-    flat = np.array(value, float).ravel()
-    flat[i] = flat[i] + step if additive else flat[i] * np.exp(step)
-    return flat.reshape(np.shape(value))
-
-
-def check_mixture(spec, method):
-    """Draws' answers: at each draw f* is N(K* K^-1 f, ...); moments of the mixture, and its log density by logsumexp."""
-    problem = Problem(spec)
-    fit = fit_of(problem, method, throw=False)
-    tree = fit.to_datatree().posterior
-    draws = {k: np.asarray(tree[k]).reshape(-1, *tree[k].shape[2:]) for k in ("f", *problem.hyper)}
-    for M in spec.rows:
-        rows = rows_of(spec, M)
-        found = predicted(problem, fit, rows)
-        parts = [_at_draw(problem, {k: v[i] for k, v in draws.items()}, rows) for i in range(len(draws["f"]))]
-        mean, variance, density, first, second = (np.stack(p) for p in zip(*parts, strict=True))
-        same = dict(rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.f_mean, mean.mean(0), **same)
-        np.testing.assert_allclose(found.f_variance, variance.mean(0) + mean.var(0), **same)
-        np.testing.assert_allclose(site_y(spec, found.mean), problem.to_site(first.mean(0)), **same)
-        np.testing.assert_allclose(site_y(spec, found.variance), problem.to_site(second.mean(0) + first.var(0)), **same)
-        expected = np.log(np.mean(np.exp(density), 0))
-        np.testing.assert_allclose(scored(problem, fit, rows), expected, **same)
-
-
-def _at_draw(problem, draw, rows):
-    there = problem.at(draw)
-    point = route.Gaussian(draw["f"], np.zeros((problem.spec.num,) * 2), 0.0)
-    mean, variance = at_new_rows(there, point, rows)
-    first, second = integrated_moments(there, rows, mean, variance)
-    return mean, variance, integrated_density(there, rows, mean, variance), first, second
-
-
-def check_sparse(problem, fit, q, tolerance=1e-4):
-    """A sparse fit that can be exact: f is that of q, y and log densities integrate the likelihood over it."""
-    for M in numbers(problem.spec):
-        rows, same = rows_of(problem.spec, M), dict(rtol=tolerance, atol=tolerance)
-        found = predicted(problem, fit, rows)
-        mean, variance = at_new_rows(problem, q, rows)
-        np.testing.assert_allclose(found.f_mean, mean, **same)
-        np.testing.assert_allclose(found.f_variance, variance, **same)
-        first, second = integrated_moments(problem, rows, mean, variance)
-        np.testing.assert_allclose(found.mean, problem.to_site(first), **same)
-        np.testing.assert_allclose(found.variance, problem.to_site(second), **same)
-        expected = integrated_density(problem, rows, mean, variance)
-        np.testing.assert_allclose(scored(problem, fit, rows), expected, **same)

@@ -1,4 +1,4 @@
-"""Laplace, EP and VI written in NumPy for small N: dense matrices, derivatives by complex steps, integrals on fine grids.
+"""Laplace, EP and VI in NumPy for small N: dense matrices, derivatives by complex steps, integrals on fine grids.
 
 Nothing of the library is used. `log_lik` maps f (..., N), real or complex, to log p(y_n | f_n) (..., N), nats.
 """

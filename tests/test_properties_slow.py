@@ -1,4 +1,4 @@
-"""Two hundred generated models and more: every answer is that of a second route, at every number of rows that is a size.
+"""Two hundred generated models: every answer is that of a second route, at each number of rows that equals a size.
 
 As `test_properties.py`, which names the tools. Each part of a model by itself, then parts drawn together at random.
 """
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import method_checks as of_method
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -104,7 +105,7 @@ MODES = [
 
 @pytest.mark.parametrize("mode_of", MODES, ids=str)
 def test_the_mode_of_the_evidence_times_the_priors_has_no_slope_and_restarts_keep_the_best(mode_of):
-    check.check_mode(mode_of, restarts=4)
+    of_method.check_mode(mode_of, restarts=4)
 
 
 SAMPLED = [
@@ -120,10 +121,11 @@ SAMPLED = [
 @pytest.mark.parametrize("method", [pg.NUTS(30, 20, 1), pg.EllipticalSlice(30, 20, 1)], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("sampled", SAMPLED, ids=str)
 def test_answers_of_samplers_are_the_mixture_over_their_own_draws_at_every_number_of_rows(sampled, method):
-    check.check_mixture(sampled, method)
+    of_method.check_mixture(sampled, method)
 
 
-SPARSE = [replace(s, num=6) for s in PARTS if s.family == "normal" and s.layout in ("plain", *OUTPUTS) and s.num == 5][:6]
+_GAUSSIAN = [s for s in PARTS if s.family == "normal" and s.layout in ("plain", *OUTPUTS) and s.num == 5]
+SPARSE = [replace(s, num=6) for s in _GAUSSIAN[:6]]
 
 
 @pytest.mark.parametrize("sparse", SPARSE, ids=str)
@@ -133,7 +135,7 @@ def test_inducing_variables_at_the_data_give_the_exact_posterior_at_every_number
     method = pg.SVGP(
         inducing=jnp.asarray(problem.x[rows]), train_inducing=False, hyper=pg.Fixed(problem.hyper), max_steps=30
     )
-    check.check_sparse(problem, check.fit_of(problem, method), check.posterior_of(problem))
+    of_method.check_sparse(problem, check.fit_of(problem, method), check.posterior_of(problem))
 
 
 def level_and_spread(X, y=None):
