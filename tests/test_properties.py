@@ -4,6 +4,8 @@
 `property_checks` compares. `test_properties_slow.py` asks more of more models.
 """
 
+import copy
+
 import jax.numpy as jnp
 import method_checks as of_method
 import numpy as np
@@ -70,7 +72,7 @@ def test_log_densities_integrate_all_entries_of_a_row_on_a_fine_grid(spec):
 
 
 BY_NUMBER = [
-    Spec(layout="outputs_inner", noise="outputs", outputs=2, rows=(4, 1, 2, 9)),
+    Spec(layout="outputs_inner", noise="outputs", outputs=2, rows=(4, 2)),
     Spec("bernoulli", second="blanks", blanks=3, rows=(4, 3)),
 ]
 
@@ -99,9 +101,9 @@ def test_masks_can_be_left_out_at_prediction_and_then_every_entry_counts(layout)
     rows = check.rows_of(spec, 4)
     masked, free = check.predicted(problem, fit, rows), fit.predict(problem.x[rows])
     np.testing.assert_allclose(free.mean, masked.mean, rtol=1e-10)
-    problem.mask = np.ones_like(problem.mask)
-    expected = check.integrated_density(problem, rows, free.f_mean, free.f_variance)
-    check.fitted.cache_clear()  # its problem was changed
+    unmasked = copy.copy(problem)
+    unmasked.mask = np.ones_like(problem.mask)
+    expected = check.integrated_density(unmasked, rows, free.f_mean, free.f_variance)
     check.close(fit.log_density(problem.x[rows], problem.to_site(problem.y[rows])), expected, spec, "log density")
 
 
@@ -196,7 +198,7 @@ def exact_evidence(X, y, variance, noise):
 
 
 def test_answers_of_nuts_are_the_mixture_over_its_own_draws_at_every_number_of_rows():
-    spec = Spec(layout="outputs_inner", noise="outputs", outputs=2, num=6, rows=(2, 3))
+    spec = Spec(layout="outputs_inner", noise="outputs", outputs=2, num=6, rows=(2,))
     of_method.check_mixture(spec, pg.NUTS(30, 20, 1))
 
 
