@@ -1,6 +1,7 @@
 """What is checked before anything is computed: arguments, shapes, supports, and that the likelihood is pointwise."""
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -158,7 +159,7 @@ def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -
 
 
 @eqx.filter_jit
-def _curvature_outside(log_lik: JointLogLikelihood, shapes: tuple, key):
+def _curvature_outside(log_lik: Callable, shapes: tuple, key):
     """The largest second derivative between functions of different sets, and the largest one of all."""
     f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
     rows, rebuild = flatten(f)
@@ -173,7 +174,7 @@ def _curvature_outside(log_lik: JointLogLikelihood, shapes: tuple, key):
     return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
 
 
-def is_additive(log_lik: JointLogLikelihood, shapes: dict) -> bool:
+def is_additive(log_lik: Callable, shapes: dict) -> bool:
     """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between functions. O(log F) jvps."""
     if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
         return False
