@@ -130,8 +130,8 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            f"the likelihood of some data sees other values of a latent function than its own{f' (data {bad}, ...)' if bad else ''}, "
-            "and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
+            "the likelihood of some data sees other values of a latent function than its own"
+            f"{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
             "order, GP(kernel, X[order]), or use NUTS()."
         )
 
