@@ -50,9 +50,9 @@ class SVGP:
     - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in a step, O(N M^2); the options on
       batches and rates do not apply.
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters). Its
-      standard deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11 for length
-      scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v) serves all
-      draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit.
+      standard deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11
+      for length scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v)
+      serves all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit.
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `None`: 0.05, or 0.03 where a
       GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step
