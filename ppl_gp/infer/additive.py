@@ -33,7 +33,7 @@ class _OtherValues(eqx.Module):
 def additive_throughout(
     source: ArraySource | StreamSource, model, of: Structure, given: dict, trace: dict, batch: Batch
 ) -> bool:
-    """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is additive where y > 0, and only there.
+    """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is additive where y > 0 alone.
 
     Arrays are looked at as a whole, O(N log F). Of a stream's later batches the first one stands for all but the observations, which
     are drawn from the model and, discrete ones, put at 0, 1 and 2; with a `numpyro.factor` nothing is known of them.

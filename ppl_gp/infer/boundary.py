@@ -1,6 +1,7 @@
 """What is checked before anything is computed: arguments, shapes, supports, and that the likelihood is pointwise."""
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -151,8 +152,8 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            f"the likelihood of some data sees other values of a latent function than its own{f' (data {bad}, ...)' if bad else ''}, "
-            "and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
+            "the likelihood of some data sees other values of a latent function than its own"
+            f"{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
             "order, GP(kernel, X[order]), or use NUTS()."
         )
 
@@ -180,7 +181,7 @@ def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -
 
 
 @eqx.filter_jit
-def _curvature_outside(log_lik: JointLogLikelihood, shapes: tuple, key):
+def _curvature_outside(log_lik: Callable, shapes: tuple, key):
     """The largest second derivative between functions of different sets, and the largest one of all."""
     f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
     rows, rebuild = flatten(f)
@@ -195,7 +196,7 @@ def _curvature_outside(log_lik: JointLogLikelihood, shapes: tuple, key):
     return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
 
 
-def is_additive(log_lik: JointLogLikelihood, shapes: dict) -> bool:
+def is_additive(log_lik: Callable, shapes: dict) -> bool:
     """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between functions. O(log F) jvps."""
     if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
         return False

@@ -57,7 +57,7 @@ def result_of(
     """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the start, else as the run ended.
 
     `states`: at the start and at the end. Steps on different batches cannot be compared with each other: where the last ones are
-    below the first ones the objective is summed over all data at both, and it has to be a nat and a hundredth lower.
+    below one of the first the objective is summed over all data at both, and it has to be a nat and a hundredth lower.
     """
     if bound is not None and not np.isfinite(bound):
         return Result.nonfinite
@@ -65,7 +65,7 @@ def result_of(
         return ended
     window = min(_WINDOW, len(bounds) // 2)
     first, last = bounds[:window], np.median(bounds[-window:])
-    if not last < np.nanmin(first):
+    if not last < np.nanmax(first):
         return ended
     before, after = (total_bound(problem, state, subject, spread, key) for state in states)
     if before is None or after is None:  # of a stream that is used up the steps are all there is

@@ -84,6 +84,6 @@ def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
     mean = unwrap(site["fn"]).mean
     if degree(at, mean) > 2 or not bool(jnp.all(_quadratic(at, mean)[2] >= 0)):
         raise ModelError(
-            "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its logarithm a polynomial of degree 2), so "
-            "that q(u) has no closed form; leave `collapsed` out."
+            "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its logarithm a polynomial of degree "
+            "2), so that q(u) has no closed form; leave `collapsed` out."
         )

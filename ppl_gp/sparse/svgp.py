@@ -18,10 +18,10 @@ _MINIBATCH = 1000
 class Checkpoint:
     """Save the state of a run to `folder` every `every` steps (and at its end), and go on from there when it is run again.
 
-    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included: the model's code with all that
-    it reads (closures, globals, partial arguments), the settings, schedules by their values, the key and the data (arrays above 16 MiB
-    by 4096 rows and column sums, a stream by its first batch) are compared, and `StoreError` names what differs. `keep`: how many
-    files stay. `resume=False` starts anew and replaces the folder's files.
+    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included: the model's code with all
+    that it reads (closures, globals, partial arguments), the settings, schedules by their values, the key and the data (arrays
+    above 16 MiB by 4096 rows and column sums, a stream by its first batch) are compared, and `StoreError` names what differs.
+    `keep`: how many files stay. `resume=False` starts anew and replaces the folder's files.
     """
 
     folder: str | Path
@@ -49,10 +49,10 @@ class SVGP:
       fixed inducing inputs; not the default, as it was slower on the data it was measured on.
     - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in a step, O(N M^2); the options on
       batches and rates do not apply.
-    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters). Its standard
-      deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11 for length
-      scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v) serves all
-      draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit.
+    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters). Its
+      standard deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11
+      for length scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v)
+      serves all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit.
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `None`: 0.05, or 0.03 where a
       GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step
