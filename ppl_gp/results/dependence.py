@@ -162,7 +162,7 @@ class _Reader:
     def _couple(self, sets: np.ndarray) -> np.ndarray:
         """The sets as they are, after their functions have been noted as coupled."""
         flat = np.reshape(sets, (self.words, -1))
-        several = np.bitwise_count(flat).sum(0) > 1
+        several = np.any(flat & (flat - (flat > 0)), 0) | (np.sum(flat > 0, 0) > 1)  # more than one bit
         for column in np.unique(flat[:, several], axis=1).T:
             members = [i for i in range(self.num) if (column[i // _WORD] >> np.uint32(i % _WORD)) & 1]
             self.coupled[np.ix_(members, members)] = True
