@@ -37,7 +37,7 @@ def infer_latents(
     """p(h* | x*, y*, data) of each new datum, proportional to p(h) E_q(f)[p(y* | f([x*, h]))].
 
     Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian that is fitted to each datum by
-    Adam; every other one from the prior, which bounds the weights (a defensive mixture: Hesterberg 1995). They are weighted by the
+    Adam; two of three from the prior and the prior widened, which bounds the weights (a defensive mixture: Hesterberg 1995). They are weighted by the
     model and resampled, so that the draws are right as `num_proposals` grows: inner layers, and hyperparameters that have draws, are
     drawn anew for each proposal, and outer functions are integrated. O(num_proposals M N_u^2) for N_u inducing variables. Raises `ModelError` for a fit without q(h) (draws of NUTS are of the training data), `DataError` as
     `log_density`.
@@ -65,23 +65,23 @@ def _infer(case: Case, groups, encoders, observations, key, num_samples: int, nu
     proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), encoders, key_fit)
 
     def component(entry):
-        (hyper, latents), keys, halves = entry
+        (hyper, latents), keys, which = entry
         conditionals = case.conditionals(hyper, latents)
 
         def one(entry):
-            key, from_prior = entry
-            h, log_ratio = proposals.draw(case, hyper, {}, key, from_prior)
+            key, which = entry
+            h, log_ratio = proposals.draw(case, hyper, {}, key, which)
             # Layers below are drawn anew for each proposal: weights that are right on average are right (Andrieu & Roberts 2009).
             trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
             return h, log_lik_above(case, trace, f, observations, groups, key) + log_ratio
 
-        return lax.map(one, (keys, halves))
+        return lax.map(one, (keys, which))
 
     each = -(-num_proposals // case.num_draws)
     keys = random.split(key_propose, (case.num_draws, each))
-    halves = jnp.arange(keys.size).reshape(keys.shape) % 2 == 0
+    which = jnp.arange(keys.size).reshape(keys.shape)
     together = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))  # noqa: E731
-    h, log_w = jax.tree.map(together, lax.map(component, (case.draws, keys, halves)))
+    h, log_w = jax.tree.map(together, lax.map(component, (case.draws, keys, which)))
     log_w = log_w - logsumexp(log_w, 0)
     chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, case.layout.num))
     hyper = jax.tree.map(lambda x: x[0], case.draws[0])

@@ -19,6 +19,7 @@ from ppl_gp.results.case import case_at
 from ppl_gp.results.chunked import ROWS, by_rows
 from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
+from ppl_gp.results.counts import observes_counts
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.own_arguments import require_no_such_argument
 from ppl_gp.results.predictive import joint_draws, log_density_at, predictive
@@ -36,6 +37,7 @@ class Prediction(eqx.Module):
     - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes in order where the
       support is finite (Categorical, Binomial, ordinal ...); `None` otherwise.
     - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None` where it is exact.
+    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not classes; of one observed site.
     """
 
     f_mean: Any
@@ -44,6 +46,7 @@ class Prediction(eqx.Module):
     variance: Any
     probs: Any
     mean_error: Any = None
+    counts: bool = eqx.field(default=False, static=True)
 
 
 class PredictiveDraws(NamedTuple):
@@ -94,6 +97,7 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
         _one_or_all({k: errors.get(k) for k in y}) if errors else None,
+        len(y) == 1 and observes_counts(case),
     )
 
 
@@ -127,7 +131,7 @@ def log_density(
     is a logsumexp.
 
     Functions that the likelihood does not couple are integrated apart, by quadrature, and two or three that it couples by
-    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000): more functions than three (weighted
+    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000, 4000 of latents): more functions than three (weighted
     draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
     rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
 

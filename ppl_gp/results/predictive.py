@@ -36,6 +36,7 @@ from ppl_gp.tracing import run
 
 NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
 MIN_DRAWS = 1000  # Monte Carlo draws in all
+LATENT_DRAWS = 4000  # of latents, which are weighted
 
 LAYER_NODES = 32  # of each of at least 1000 draws of the last layer's inputs
 MANY = 30  # draws of the hyperparameters from which several functions at each are integrated with fewer nodes
@@ -202,7 +203,8 @@ def _outcome_moments(support, log_probs) -> Moments:
 def log_density_at(case: Case, integration: Integration, observations: dict, num_draws: int | None = None):
     """(log p(y*_n | x*_n, data), its standard error), (M,) each, mixed over draws; the error is zero where no draw is taken."""
     groups = groups_above(case, integration, observations)
-    return _log_density(case, integration, groups, observations, num_draws or MIN_DRAWS)
+    least = LATENT_DRAWS if case.layout.local_latents and integration is Integration.layers else MIN_DRAWS
+    return _log_density(case, integration, groups, observations, num_draws or least)
 
 
 def groups_above(case: Case, integration: Integration, observations: dict) -> tuple[tuple[int, ...], ...]:
@@ -256,8 +258,7 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
 
 
 def _over_latents(case: Case, groups, observations: dict, num_draws: int):
-    """(log E[w], log E[w^2]) of importance weights over the latents of new data: half from what they are drawn from without y,
-    half from Gaussians that are fitted to p(h) p(y | h) of each datum."""
+    """(log E[w], log E[w^2]) of importance weights over the latents of new data (`latent_proposals`)."""
 
     def log_lik(trace, f, key):
         return log_lik_above(case, trace, f, observations, groups, key)
@@ -269,8 +270,8 @@ def _over_latents(case: Case, groups, observations: dict, num_draws: int):
         conditionals, base = case.conditionals(hyper, latents), proposals.base(case, hyper)
 
         def one(entry):
-            key, from_base = entry
-            h, log_ratio = proposals.draw(case, hyper, base, key, from_base)
+            key, which = entry
+            h, log_ratio = proposals.draw(case, hyper, base, key, which)
             trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
             log_w = log_lik(trace, f, key) + log_ratio
             return log_w, 2.0 * log_w
@@ -278,8 +279,8 @@ def _over_latents(case: Case, groups, observations: dict, num_draws: int):
         return mixture(one, keys)
 
     keys = _keys(case, num_draws)
-    halves = jnp.arange(keys.size).reshape(keys.shape) % 2 == 0
-    return mixture(component, (case.draws, (keys, halves)))
+    which = jnp.arange(keys.size).reshape(keys.shape)
+    return mixture(component, (case.draws, (keys, which)))
 
 
 def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, key):

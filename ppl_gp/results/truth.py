@@ -27,7 +27,7 @@ from jax.scipy.special import logsumexp
 from ppl_gp.factors import read
 from ppl_gp.numerics.linalg import half_log_det, tril_inverse
 from ppl_gp.results.inference_data import observed_names, training_sites
-from ppl_gp.results.modes import other_modes, precision_factor
+from ppl_gp.results.modes import MAX_MODES, other_modes, precision_factor
 from ppl_gp.sparse.process import SparseLatent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
-PRIOR_SHARE = 0.05  # of the draws
+PRIOR_SHARE = 0.05  # draws of the prior, as a share of those about q
 BATCH = 256
 KHAT_LIMIT = 0.7  # above it importance sampling is not to be trusted (Vehtari et al. 2024)
 
@@ -86,8 +86,7 @@ def importance_sampling(fit: "Fit", rng_key=0, num_samples: int = 20_000) -> Tru
         return unavailable("a loaded fit holds no observations")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     factors, R, centre, strength = _coordinates(fit.model, fit.hyper, fit.args, fit.kwargs, latent.draw(0))
-    key_modes, key = random.split(key)
-    modes = other_modes(factors.log_lik, factors.prior.mean, R, centre, key_modes)
+    modes = other_modes(factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES))
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
 
@@ -106,7 +105,8 @@ def _coordinates(model, hyper, args, kwargs, latent):
 def _log_weights(factors, R, centre, strength, modes, key, num: int):
     """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and log p(y_n|f_n), (., N).
 
-    Proposals: q and its widened copies, the prior with `PRIOR_SHARE` of the draws, and Gaussians at `modes` (K, N).
+    Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many each, and the prior with
+    `PRIOR_SHARE` of `num`.
     """
     log_lik, mean, dtype = factors.log_lik, factors.prior.mean, R.dtype
     widths = jnp.array(WIDTHS, dtype)[:, None]
@@ -115,28 +115,28 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
     factor = lambda u, w: precision_factor(log_lik, mean, R, u, w)  # noqa: E731
     tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
     at = [u for u in modes for _ in MODE_WIDTHS]
-    count = len(WIDTHS) + len(at)
-    share = (1.0 - PRIOR_SHARE) / count
+    each, few = -(-num // len(WIDTHS)), max(1, int(num * PRIOR_SHARE))
+    total = each * (len(WIDTHS) + len(at)) + few
 
     def weigh(u):
         log_q = 0.5 * jnp.sum(jnp.log(precision) - precision * (u - centre) ** 2, 1)
         elsewhere = [half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2) for C, m in zip(tall, at, strict=True)]
-        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(share)
+        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(each / total)
         log_prior = -0.5 * u @ u
         terms = log_lik(mean + R @ u)
         log_p = jnp.sum(terms) + log_prior
-        return log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(PRIOR_SHARE)), log_p - log_q[0], terms
+        return log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total)), log_p - log_q[0], terms
 
-    def batch(make, key, size):
-        return lax.map(lambda key: weigh(make(random.normal(key, centre.shape, dtype))), random.split(key, size), batch_size=BATCH)
+    def batch(make, keys):
+        return lax.map(lambda key: weigh(make(random.normal(key, centre.shape, dtype))), keys, batch_size=BATCH)
 
-    each, keys = -(-int(num * (1.0 - PRIOR_SHARE)) // count), random.split(key, count + 1)
-    from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0], each)
-    rest = [batch(lambda z, p=p: centre + z / jnp.sqrt(p), k, each)[0] for p, k in zip(precision[1:], keys[1:], strict=False)]
-    for C, m, k in zip(tall, at, keys[len(WIDTHS) :], strict=False):
-        inverse = tril_inverse(C)
-        rest.append(batch(lambda z, i=inverse, m=m: m + i.T @ z, k, each)[0])
-    rest.append(batch(lambda z: z, keys[-1], max(1, int(num * PRIOR_SHARE)))[0])
+    keys = random.split(key, (len(WIDTHS), each))
+    from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0])
+    rest = [batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0] for p, k in zip(precision[1:], keys[1:], strict=True)]
+    for i, (C, m) in enumerate(zip(tall, at, strict=True)):
+        own = random.split(random.fold_in(key, i), each)
+        rest.append(batch(lambda z, inverse=tril_inverse(C), m=m: m + inverse.T @ z, own)[0])
+    rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
     return jnp.concatenate([from_q[0], *rest]) + log_lik.shared(), from_q[1] + log_lik.shared(), from_q[2]
 
 
