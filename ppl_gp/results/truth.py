@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
-PRIOR_SHARE = 0.05  # draws of the prior, as a share of those about q
+PRIOR_SHARE = 0.25  # draws of the prior, as a share of those about q
 BATCH = 256
 KHAT_LIMIT = 0.7  # above it importance sampling is not to be trusted (Vehtari et al. 2024)
 
