@@ -257,7 +257,7 @@ def test_several_gp_sites_and_several_functions_at_a_site():
     np.testing.assert_allclose(p.variance, variance, rtol=1e-6)
     assert p.mean_error is None
     density, error = fit.log_density(X_NEW, mean, with_error=True)
-    assert density.shape == error.shape == (NUM_NEW,) and np.all(np.isfinite(density)) and np.all(error < 1e-3)
+    assert density.shape == error.shape == (NUM_NEW,) and np.all(np.isfinite(density)) and np.all(error < 2e-2)
     draws = fit.sample(0, X_NEW, 6)
     assert draws.f["g"].shape == (6, 2, NUM_NEW) and draws.y.shape == (6, NUM_NEW)
 
