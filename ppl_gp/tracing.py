@@ -194,6 +194,13 @@ def data_axis(site, ndim: int) -> int | None:
     return axis - hidden
 
 
+def without_wrappers(site: dict) -> dict:
+    """The site with its distribution without masks and `to_event`, at its full batch shape."""
+    axis = site["data_axis"]
+    moved = axis if axis is None else axis - hidden_axes(site["fn"])
+    return {**site, "fn": bare(site["fn"]), "data_axis": moved}
+
+
 def plate_scale(trace: dict) -> float:
     """N / B of the plates that subsample in the model itself; 1 where none does."""
     plates = [s["args"] for s in trace.values() if s["type"] == "plate"]

@@ -108,7 +108,7 @@ def test_dimensions_masks_scales_and_factors():
     tree = fit.to_datatree()
     assert tree["posterior"]["lengthscale"].dims == ("chain", "draw", "columns")
     assert tree["posterior"]["f"].dims == ("chain", "draw", "functions", "X_dim")
-    assert tree["observed_data"]["z"].dims == ("X_dim",) and tree["observed_data"]["y"].dims == ("y_dim_0",)
+    assert tree["observed_data"]["z"].dims == ("X_dim",) and tree["observed_data"]["y"].dims == ("X_dim",)
     assert set(tree["log_likelihood"].data_vars) == {"y", "z"}
     assert set(tree["constant_data"].data_vars) == {"X", "weights"}
     f = fit.latent["f"].mean

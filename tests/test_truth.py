@@ -2,16 +2,19 @@
 refusals."""
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from data_sets import BINARY, reference
 from scipy.special import logsumexp
-from scipy.stats import multivariate_normal, t
+from scipy.stats import multivariate_normal, norm, t
 from small_fits import classifier
 
 import ppl_gp as pg
 from models.regression import regression
 from models.robust import student_t
 from ppl_gp.results.truth import importance_sampling, smooth, summarise
+from ppl_gp.results.verdict import verdict
 
 ROWS = [row for row in reference("evidence")["binary"] if row["data"] == "wave40"]
 
@@ -113,3 +116,29 @@ def test_khat_of_known_shape():
 def test_unusable_weights():
     truth = summarise(np.array([0.0, np.nan, 1.0]), np.zeros(3), np.zeros((3, 1)))
     assert truth.log_evidence is None and "not finite" in truth.reason
+
+
+def test_a_mode_that_q_has_no_draw_in_is_found():
+    """y = f^2 + noise: each method's q is about one of two modes. Against draws of the prior, which meet both."""
+    X, y = np.linspace(-1.0, 1.0, 8)[:, None], 4.0 + 0.4 * np.sin(np.arange(8.0))
+
+    def square(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 2.0), X, mean=pg.means.Constant(0.2)))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f**2, 0.5), obs=y)
+
+    fit = pg.fit(square, pg.Laplace(), 0, X, y=y, throw=False)
+    truth = importance_sampling(fit, num_samples=4000)
+    L = np.linalg.cholesky(np.asarray(pg.kernels.RBF(4.0, 2.0)(X, X)) + 4e-8 * np.eye(8))
+    f = 0.2 + np.random.default_rng(0).normal(size=(400_000, 8)) @ L.T
+    log_p = norm.logpdf(y, f**2, 0.5).sum(1)
+    w = np.exp(log_p - log_p.max())
+    want, error = logsumexp(log_p) - np.log(len(w)), np.sqrt(np.sum(w**2)) / np.sum(w)
+    assert abs(truth.log_evidence - want) < 4 * np.hypot(truth.standard_error, error) < 0.25
+    assert truth.other_modes == 1 and truth.share_q < 0.7
+    assert abs(fit.log_evidence - np.log(truth.share_q) - truth.log_evidence) < 0.05
+    row = {"method": "laplace", "result": "converged", "log_evidence": fit.log_evidence, "truth": truth.log_evidence,
+           "truth_se": truth.standard_error, "khat": truth.khat_q, "efficiency": truth.efficiency_q, "share": truth.share_q,
+           "mean_distance": None, "sd_distance": None}  # fmt: skip
+    said = verdict(row, None, None)
+    assert said.count("trust") == said.count("do not trust") == 2 and "other modes" in said

@@ -27,7 +27,9 @@ class Comparison:
     - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard error;
     - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines them;
-    - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share of its draws;
+    - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share of its draws: of q where it has
+      draws; neither sees a mode without one. `share`: the share of the evidence that q's draws meet, below 1 where a search for other
+      modes found one, which is no proof that there are no more;
     - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the posterior
     without it;
     - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
@@ -83,6 +85,7 @@ class Comparison:
             "truth_se": truth.standard_error,
             "khat": truth.khat_q,
             "efficiency": truth.efficiency_q,
+            "share": truth.share_q,
             "khat_datum": _largest(truth.khat_loo),
         }
 
@@ -106,10 +109,13 @@ class Comparison:
 
     @property
     def reference_error(self) -> float | None:
-        """Monte Carlo error of the reference's least certain latent mean, in its standard deviations: 1 / sqrt(ESS)."""
+        """Monte Carlo error of the reference's least certain latent mean, in its standard deviations: 1 / sqrt(ESS).
+
+        `None` without an effective sample size of at least 1 (too few draws to estimate one).
+        """
         fit = self.fits.get(self.reference_name or "")
         ess = fit.stats.get("ess") if fit is not None else None
-        return None if ess is None or not ess > 0 else float(1.0 / np.sqrt(ess))
+        return float(1.0 / np.sqrt(ess)) if ess is not None and np.isfinite(ess) and ess >= 1 else None
 
     @property
     def table(self) -> list[dict]:
@@ -126,7 +132,7 @@ class Comparison:
 
     @property
     def _caption(self) -> str:
-        text = f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights. "
+        text = f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a mode that q has no draw in. "
         if self.reference_error is not None:
             text += f"{self.reference_name}'s own Monte Carlo error: about {self.reference_error:.2f} sd."
         return text.strip()
@@ -202,8 +208,14 @@ def _shared_arguments(fit: Fit, other: Fit) -> dict:
 
 
 def _same(a, b) -> bool:
-    is_array = hasattr(a, "shape") and not jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key)
-    return np.array_equal(np.asarray(a), np.asarray(b)) if is_array else a == b
+    """Of arrays, other values, and dictionaries, tuples and lists of them."""
+    (ours, form), (theirs, other_form) = (jax.tree.flatten(x, is_leaf=lambda x: x is None) for x in (a, b))
+    return form == other_form and all(_same_leaf(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def _same_leaf(a, b) -> bool:
+    is_array = [hasattr(x, "shape") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in (a, b)]
+    return np.array_equal(np.asarray(a), np.asarray(b)) if any(is_array) else bool(np.all(a == b))
 
 
 def _name(model) -> str:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ppl_gp.companions import mixing_sites
-from ppl_gp.declared import declare, require_unchanged
+from ppl_gp.declared import Declared, declare, require_unchanged
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.posterior import Latent, Process
@@ -59,7 +59,12 @@ class Fit:
     local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        self.model = declare(self.model, self.args, self.kwargs)
+        if isinstance(self.model, Declared):
+            return
+        declared = declare(self.model, self.args, self.kwargs)
+        known = {*self.hyper, *self.latent, *self.local}
+        unseen = tuple(k for k, _ in declared.reading.axes if k not in known)  # without observations, what is left is observed
+        self.model = Declared(declared.function, declared.reading.observing(unseen))
 
     def __repr__(self) -> str:
         """What was fitted by what and how it ended, without arrays."""

@@ -1,6 +1,5 @@
 """How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f, by a probe."""
 
-import math
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -9,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ppl_gp.tracing import log_prob_per_datum
-from ppl_gp.wrappers import bare
+from ppl_gp.sparse.expectation import flatten
+from ppl_gp.tracing import log_prob_per_datum, without_wrappers
 
 if TYPE_CHECKING:
     from ppl_gp.results.case import Case
@@ -20,8 +19,8 @@ class Integration(Enum):
     """The ways."""
 
     quadrature = "one f_n decides y_n"
-    layers = "one f_n decides y_n, at inputs that are drawn: latents, or layers below"
-    marginal_draws = "several functions or local latents, row by row"
+    functions = "several functions decide y_n, row by row, all of them Gaussian given a draw"
+    layers = "as one of these, at inputs that are drawn: latents, or layers below"
     joint_draws = "rows of y depend on several rows of f"
 
 
@@ -31,11 +30,9 @@ def plan_integration(case: "Case") -> Integration:
     pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
     if not pointwise:
         return Integration.joint_draws
-    if case.site is None:
-        return Integration.marginal_draws
-    if not case.layout.local_latents and not case.layout.inner:
-        return Integration.quadrature
-    return Integration.layers if case.is_approximation else Integration.marginal_draws
+    if case.layout.local_latents or case.layout.inner:
+        return Integration.layers
+    return Integration.functions if case.site is None else Integration.quadrature
 
 
 @eqx.filter_jit
@@ -51,10 +48,10 @@ def _is_pointwise(case: "Case"):
 
     def log_lik(f):
         trace = case.trace(hyper, f)
-        sites = [{**trace[k], "fn": bare(trace[k]["fn"]), "scale": None, "value": y[k]["value"]} for k in names]
+        sites = [{**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names]
         return sum([log_prob_per_datum(site, num) for site in sites], jnp.zeros(num))
 
-    flat, rebuild = _functions(f, num)
+    flat, rebuild = flatten(f)
     v, ones = random.normal(random.key(4), (num,)), jnp.ones(num)
 
     def function_is_pointwise(one):
@@ -64,17 +61,3 @@ def _is_pointwise(case: "Case"):
 
     return jnp.all(lax.map(function_is_pointwise, jnp.eye(flat.shape[0], dtype=flat.dtype)))
 
-
-def _functions(f: dict, num: int):
-    """All functions as rows, (functions, M), and the way back."""
-    flat = jnp.concatenate([jnp.reshape(x, (-1, num)) for x in f.values()])
-
-    def rebuild(rows):
-        out, start = {}, 0
-        for name, x in f.items():
-            size = math.prod(x.shape[:-1])
-            out[name] = jnp.reshape(rows[start : start + size], x.shape)
-            start += size
-        return out
-
-    return flat, rebuild

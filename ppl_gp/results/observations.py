@@ -29,14 +29,15 @@ def observations_at(case: Case, y_new) -> dict:
 def _inside(case: Case, observations: dict) -> dict:
     hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
     trace = case.trace(hyper, {}, **observations)
-    return {k: _check(k, site) for k, site in trace.items() if is_observed(site) and not is_factor(site)}
+    return {k: _check(k, site, case.layout.num) for k, site in trace.items() if is_observed(site) and not is_factor(site)}
 
 
-def _check(name, site):
+def _check(name, site, num):
     fn, value = site["fn"], site["value"]
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
-            f"y_new: site '{name}' observes shape {jnp.shape(value)}, and its distribution has {fn.shape()}."
+            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' has the shape {tuple(fn.shape())} there; give one "
+            "observation a row."
         )
     core = unwrap(fn)
     inside = jnp.broadcast_to(core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim])

@@ -1,8 +1,8 @@
 """`predict`, `log_density` and `sample`: the one way to ask any fit about new inputs.
 
-One GP site under a pointwise likelihood: f* is Gaussian at each draw of the hyperparameters, and y* follows by
-quadrature. Several GP sites or functions, GPs that feed each other, local latents, likelihoods that couple values of
-f (all of them fits by `NUTS` or `EllipticalSlice`): Monte Carlo over joint draws at X_new, with a fixed internal key.
+Functions under a pointwise likelihood: f* is Gaussian at each draw of the hyperparameters, and y* follows by quadrature, function
+by function where the likelihood does not couple them. GPs that feed each other, local latents, likelihoods that couple rows of f:
+Monte Carlo over draws at X_new, with a fixed internal key, and a standard error.
 Fits with draws are mixtures over them; memory does not grow with their number.
 """
 
@@ -19,7 +19,9 @@ from ppl_gp.results.case import case_at
 from ppl_gp.results.chunked import ROWS, by_rows, first_rows
 from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
+from ppl_gp.results.counts import observes_counts
 from ppl_gp.results.observations import observations_at
+from ppl_gp.results.own_arguments import require_no_such_argument
 from ppl_gp.results.predictive import joint_draws, log_density_at, predictive
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Prediction(eqx.Module):
       of their value as a number. `None` where NumPyro's distribution has no mean; infinite or NaN where y has none.
     - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes in order where the
       support is finite (Categorical, Binomial, ordinal ...); `None` otherwise.
+    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None` where it is exact.
+    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not classes; of one observed site.
     """
 
     f_mean: Any
@@ -41,6 +45,8 @@ class Prediction(eqx.Module):
     mean: Any
     variance: Any
     probs: Any
+    mean_error: Any = None
+    counts: bool = eqx.field(default=False, static=True)
 
 
 class PredictiveDraws(NamedTuple):
@@ -64,7 +70,8 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
       with logits affine in f; `ModelError` for others.
 
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the mixture over draws.
-    With several GP sites y is averaged over at least 1000 joint draws, whose error is about sd / sqrt(1000).
+    Where an entry of y sees more than three functions, or latents or layers below, it is averaged over at least 1000 draws, and
+    `mean_error` says how well.
 
     **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for missing arrays.
     More than 10 007 rows are predicted in chunks, so that memory does not grow with them.
@@ -80,7 +87,7 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
     check_link_approximation(case, integration, link_approximation)
-    f, y, log_probs = predictive(case, integration, link_approximation)
+    f, y, log_probs, errors = predictive(case, integration, link_approximation)
     sites = {site.label: site for site in case.layout.sites}
     probs = {k: _numpyro_convention(jnp.exp(v), sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
@@ -89,6 +96,8 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
         _one_or_all({k: None if v is None else v.mean for k, v in y.items()}),
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
+        _one_or_all({k: errors.get(k) for k in y}) if errors else None,
+        len(y) == 1 and observes_counts(case),
     )
 
 
@@ -108,21 +117,37 @@ def _one_or_all(by_site: dict):
     return next(iter(by_site.values())) if len(by_site) == 1 else by_site or None
 
 
-def log_density(fit: "Fit", X_new, y_new, *args, **kwargs) -> Float[Array, "M"]:
+def log_density(
+    fit: "Fit", X_new, y_new, *args, num_draws: int | None = None, with_error: bool = False, **kwargs
+) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
     """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`.
 
     Several observed sites are scored together: the others' observations are passed by keyword, and their log densities
-    add up under the integral over f. A row that a mask leaves out scores 0; `scale` handlers do not count. By
-    quadrature or Monte Carlo as `predict`; the mixture over draws is a logsumexp.
+    add up under the integral over f. A row that a mask leaves out scores 0; `scale` handlers do not count. The mixture over draws
+    is a logsumexp.
 
-    Raises `DataError` as `predict`, and for y_new with NaN, of another shape, or outside the support.
+    Functions that the likelihood does not couple are integrated apart, by quadrature, and two or three that it couples by
+    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000, 4000 of latents): more functions than three (weighted
+    draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
+    rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
+
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws alone, zero where there are none, below
+    1e-3 as a rule where there is cubature, infinite where no draw has a density. An error above 0.5 says that the number is not known.
+
+    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
+    model that has an argument called `num_draws` or `with_error`.
     """
+    require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
+    if num_draws is not None and num_draws < 1:
+        raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
-        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **k)  # noqa: E731
+        options = {"num_draws": num_draws, "with_error": with_error}
+        score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
         return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
-    return log_density_at(case, plan_integration(case), observations)
+    log_p, error = log_density_at(case, plan_integration(case), observations, num_draws)
+    return (log_p, error) if with_error else log_p
 
 
 def sample(fit: "Fit", rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:

@@ -1,4 +1,4 @@
-"""Compiled prediction: quadrature where one f_n decides y_n, Monte Carlo over joint draws where it does not."""
+"""Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated apart; draws of what lies below."""
 
 import math
 
@@ -9,7 +9,9 @@ from jax import lax, random
 
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case, drawn_trace
+from ppl_gp.results.cubature import relative_variance
 from ppl_gp.results.integration import Integration
+from ppl_gp.results.latent_proposals import Proposals
 from ppl_gp.results.link import mackay_log_probs
 from ppl_gp.results.mixing import Moments, mixture
 from ppl_gp.results.observing import (
@@ -20,46 +22,110 @@ from ppl_gp.results.observing import (
     outcome_log_probs,
     site_moments,
 )
+from ppl_gp.results.several import (
+    Effort,
+    coupled_groups,
+    entries_of,
+    log_expectation_over,
+    outcomes_over,
+    outer_sites,
+    quadratic_log_expectation,
+)
 from ppl_gp.tracing import run
 from ppl_gp.wrappers import bare
 
 NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
-_MIN_DRAWS = 1000  # Monte Carlo draws in all
-
+MIN_DRAWS = 1000  # Monte Carlo draws in all
+LATENT_DRAWS = 4000  # of latents, which are weighted
 
 LAYER_NODES = 32  # of each of at least 1000 draws of the last layer's inputs
+MANY = 30  # draws of the hyperparameters from which several functions at each are integrated with fewer nodes
+SEVERAL_NODES = {True: 64, False: 192}
 
 
 def _nodes(case: Case) -> int:
     return NODES[case.num_draws > 1]
 
 
+def _effort(case: Case, num_draws: int) -> Effort:
+    """For several functions at each draw of the hyperparameters."""
+    many = case.num_draws >= MANY
+    return Effort(SEVERAL_NODES[many], many, _repeats(case, num_draws))
+
+
+def _repeats(case: Case, num_draws: int) -> int:
+    """Draws of f, and of what lies below, a posterior draw."""
+    return math.ceil(num_draws / case.num_draws)
+
+
 def _marginals(case: Case, hyper, latents) -> Moments:
     """f at the new inputs of the one GP site."""
-    new = unwrap(case.trace(hyper, {})[case.site]["fn"])
-    return case.conditionals(hyper, latents)[case.site].marginals(new)  # pyright: ignore[reportArgumentType]
+    return _all_marginals(case, hyper, latents)[case.site]  # pyright: ignore[reportArgumentType]
+
+
+def _all_marginals(case: Case, hyper, latents) -> dict[str, Moments]:
+    """f at the new inputs of every GP site, none of which depends on another."""
+    new = case.trace(hyper, {})
+    return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(hyper, latents).items()}
+
+
+def predictive(case: Case, integration: Integration, link_approximation: str | None):
+    """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard error of the mean of y}).
+
+    Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies below it.
+    """
+    entries = entries_of(case) if integration is Integration.functions else {}
+    drawn = tuple(k for k, v in entries.items() if v.functions is None)
+    return _predictive(case, integration, link_approximation, tuple(entries.items()), drawn)
 
 
 @eqx.filter_jit
-def predictive(case: Case, integration: Integration, link_approximation: str | None):
-    """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}), mixed over draws."""
+def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
+    num = case.num_draws * _repeats(case, MIN_DRAWS)
     if integration is Integration.quadrature:
         f, y, log_probs = mixture(lambda draw: _predict_by_quadrature(case, *draw, link_approximation), case.draws)
-    elif integration is Integration.layers:
+        between = {}
+    elif integration is Integration.functions:
+
+        def component(draw):
+            f = _all_marginals(case, *draw)
+            effort = _effort(case, MIN_DRAWS)
+            return f, *outcomes_over(case.layout.sites, dict(entries), lambda f: case.trace(draw[0], f), f, effort)
+
+        f, y, log_probs = mixture(component, case.draws)
+        between = {}
+        if drawn:
+            given_draw = lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f))  # noqa: E731
+            _, more, more_probs, between = _average(case, integration, given_draw, MIN_DRAWS)
+            between = {k: between[k] for k in drawn if k in between}
+            y |= {k: more[k] for k in drawn if k in more}
+            log_probs |= {k: more_probs[k] for k in drawn if k in more_probs}
+    elif integration is Integration.layers and case.site is not None:
 
         def given_below(trace, f):
             below = _below(case, trace)
             y, log_probs = _outcomes(case, lambda x: _trace_above(case, below, x), f[case.site], LAYER_NODES)
-            return f, y, log_probs
+            return _with_mean(case, (f, y, log_probs))
 
-        f, y, log_probs = _average(case, integration, given_below)
+        f, y, log_probs, between = _average(case, integration, given_below, MIN_DRAWS)
     else:
-        f, y, log_probs = _average(case, integration, lambda trace, f: _predict_given_draw(case, trace, f))
+        f, y, log_probs, between = _average(
+            case, integration, lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f)), MIN_DRAWS
+        )
     missing = {site.label: None for site in case.layout.sites}
     moments = {
         s.label: _outcome_moments(s.support, log_probs[s.label]) for s in case.layout.sites if s.label in log_probs
     }
-    return f, {**missing, **y, **moments}, log_probs
+    errors = {k: jnp.sqrt(v.variance / num) for k, v in between.items()}
+    return f, {**missing, **y, **moments}, log_probs, errors
+
+
+def _with_mean(case: Case, predicted):
+    """What was predicted from one draw, and the mean of y given it, whose variance over draws is the squared error of one."""
+    f, y, log_probs = predicted
+    supports = {s.label: s.support for s in case.layout.sites}
+    means = {k: v.mean for k, v in y.items()} | {k: _outcome_moments(supports[k], v).mean for k, v in log_probs.items()}
+    return f, y, log_probs, {k: Moments(m, jnp.zeros_like(m)) for k, m in means.items()}
 
 
 def _predict_by_quadrature(case: Case, hyper, latents, link_approximation):
@@ -89,7 +155,9 @@ def _below(case: Case, trace) -> dict:
 
 
 def _trace_above(case: Case, below: dict, f, **observations) -> dict:
-    return run(case.model, case.new_args, {**case.new_kwargs, **observations}, below, {case.site: f})
+    """The model given what lies below the outer GP sites: f is their one function, or {site: values}."""
+    values = f if isinstance(f, dict) else {case.site: f}
+    return run(case.model, case.new_args, {**case.new_kwargs, **observations}, below, values)
 
 
 def _predict_given_draw(case: Case, trace, f):
@@ -104,10 +172,8 @@ def _predict_given_draw(case: Case, trace, f):
     return f, y, log_probs
 
 
-def _average(case: Case, integration: Integration, quantity, **observations):
+def _average(case: Case, integration: Integration, quantity, num_draws: int, **observations):
     """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few."""
-    repeats = math.ceil(_MIN_DRAWS / case.num_draws)
-    keys = random.split(random.key(0), (case.num_draws, repeats))
     joint = integration is Integration.joint_draws
 
     def component(draw):
@@ -119,7 +185,11 @@ def _average(case: Case, integration: Integration, quantity, **observations):
 
         return mixture(given_f, keys)
 
-    return mixture(component, (case.draws, keys))
+    return mixture(component, (case.draws, _keys(case, num_draws)))
+
+
+def _keys(case: Case, num_draws: int):
+    return random.split(random.key(0), (case.num_draws, _repeats(case, num_draws)))
 
 
 def _outcome_moments(support, log_probs) -> Moments:
@@ -130,34 +200,117 @@ def _outcome_moments(support, log_probs) -> Moments:
     return Moments(mean, jnp.sum(p * (values - mean) ** 2, 0))
 
 
+def log_density_at(case: Case, integration: Integration, observations: dict, num_draws: int | None = None):
+    """(log p(y*_n | x*_n, data), its standard error), (M,) each, mixed over draws; the error is zero where no draw is taken."""
+    groups = groups_above(case, integration, observations)
+    least = LATENT_DRAWS if case.layout.local_latents and integration is Integration.layers else MIN_DRAWS
+    return _log_density(case, integration, groups, observations, num_draws or least)
+
+
+def groups_above(case: Case, integration: Integration, observations: dict) -> tuple[tuple[int, ...], ...]:
+    """Groups of outer functions that the likelihood couples; none where it is not proved that rows are apart, or for one function."""
+    if integration is Integration.quadrature or integration is Integration.joint_draws or case.site is not None:
+        return ()
+    return coupled_groups(case, observations)
+
+
 @eqx.filter_jit
-def log_density_at(case: Case, integration: Integration, observations: dict):
-    """log p(y*_n | x*_n, data), (M,), mixed over draws."""
-
-    def by_quadrature(draw):
-        hyper, latents = draw
-
-        def log_lik(f):
-            return log_density_per_datum(case.trace(hyper, {case.site: f}, **observations), case.layout)
-
-        return log_expectation(log_lik, _marginals(case, hyper, latents), _nodes(case))
-
+def _log_density(case: Case, integration: Integration, groups, observations: dict, num_draws: int):
     if integration is Integration.quadrature:
-        return mixture(by_quadrature, case.draws)
 
-    return _average(case, integration, lambda trace, f: log_lik_above(case, trace, f, observations), **observations)
+        def by_quadrature(draw):
+            hyper, latents = draw
+
+            def log_lik(f):
+                return log_density_per_datum(case.trace(hyper, {case.site: f}, **observations), case.layout)
+
+            return log_expectation(log_lik, _marginals(case, hyper, latents), _nodes(case))
+
+        log_p = mixture(by_quadrature, case.draws)
+        return log_p, jnp.zeros_like(log_p)
+    if integration is Integration.functions:
+
+        def over_functions(draw):
+            (hyper, latents), key = draw
+
+            def log_lik(f):
+                return log_density_per_datum(case.trace(hyper, f, **observations), case.layout)
+
+            f, effort = _all_marginals(case, hyper, latents), _effort(case, num_draws)
+            log_p, error = log_expectation_over(log_lik, f, groups, effort, key)
+            return log_p, 2.0 * log_p + jnp.log(error)
+
+        log_p, log_square = mixture(over_functions, (case.draws, random.split(random.key(0), case.num_draws)))
+        known = jnp.isfinite(log_p)
+        return log_p, jnp.where(known, jnp.exp(0.5 * log_square - log_p) / math.sqrt(case.num_draws), jnp.inf)
+    if case.layout.local_latents and integration is Integration.layers:
+        first, second = _over_latents(case, groups, observations, num_draws)
+    else:
+
+        def weight(trace, f):
+            log_p = log_density_per_datum(trace, case.layout)
+            if integration is Integration.layers:
+                log_p = log_lik_above(case, trace, f, observations, groups, random.key(1))
+            return log_p, 2.0 * log_p
+
+        first, second = _average(case, integration, weight, num_draws, **observations)
+    return first, jnp.sqrt(relative_variance(first, second, case.num_draws * _repeats(case, num_draws)))
 
 
-def log_lik_above(case: Case, trace: dict, f: dict, observations: dict):
-    """log p(y*_n | what was drawn below), (M,): the last layer integrated where it is one function, else as it was drawn."""
-    if not case.is_approximation or case.site is None:
-        return log_density_per_datum(trace, case.layout)
+def _over_latents(case: Case, groups, observations: dict, num_draws: int):
+    """(log E[w], log E[w^2]) of importance weights over the latents of new data (`latent_proposals`)."""
+
+    def log_lik(trace, f, key):
+        return log_lik_above(case, trace, f, observations, groups, key)
+
+    proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), {}, random.key(2))
+
+    def component(draw):
+        (hyper, latents), keys = draw
+        conditionals, base = case.conditionals(hyper, latents), proposals.base(case, hyper)
+
+        def one(entry):
+            key, which = entry
+            h, log_ratio = proposals.draw(case, hyper, base, key, which)
+            trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
+            log_w = log_lik(trace, f, key) + log_ratio
+            return log_w, 2.0 * log_w
+
+        return mixture(one, keys)
+
+    keys = _keys(case, num_draws)
+    which = jnp.arange(keys.size).reshape(keys.shape)
+    return mixture(component, (case.draws, (keys, which)))
+
+
+def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, key):
+    """log p(y*_n | what was drawn below the outer GP sites), (M,): these are integrated."""
     below = _below(case, trace)
 
     def log_lik(x):
         return log_density_per_datum(_trace_above(case, below, x, **observations), case.layout)
 
-    return log_expectation(log_lik, f[case.site], LAYER_NODES)
+    if case.site is not None:
+        return log_expectation(log_lik, f[case.site], LAYER_NODES)
+    outer = {k: f[k] for k in outer_sites(case)}
+    return log_expectation_over(log_lik, outer, groups, Effort(LAYER_NODES, True, LAYER_NODES), key)[0]
+
+
+def quick_log_lik(case: Case, observations: dict, groups):
+    """(trace, f, key) -> nearly log p(y*_n | what was drawn below), (M,), for fitting proposals.
+
+    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian noise, and costs two gradients.
+    """
+    if case.site is not None:
+        return lambda trace, f, key: log_lik_above(case, trace, f, observations, groups, key)
+
+    def log_lik(trace, f, key):
+        below, outer = _below(case, trace), {k: f[k] for k in outer_sites(case)}
+        return quadratic_log_expectation(
+            lambda x: log_density_per_datum(_trace_above(case, below, x, **observations), case.layout), outer
+        )
+
+    return log_lik
 
 
 @eqx.filter_jit

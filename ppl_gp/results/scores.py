@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from ppl_gp.errors import DataError
 from ppl_gp.results.mixing import Moments
 
 if TYPE_CHECKING:
@@ -27,30 +28,39 @@ class Score(NamedTuple):
 
 
 def is_classification(prediction: "Prediction") -> bool:
-    """Whether y has finitely many outcomes, so that every one has a probability."""
-    return prediction.probs is not None and not isinstance(prediction.probs, dict)
+    """Whether the outcomes of y are classes: Bernoulli, Categorical and ordinal sites. Counts are numbers, and scored as such."""
+    return prediction.probs is not None and not isinstance(prediction.probs, dict) and not prediction.counts
 
 
-def outcome_probabilities(prediction: "Prediction") -> Float[ndarray, "M K"]:
-    """p(y = k), for Bernoulli observations too."""
+def outcome_probabilities(prediction: "Prediction") -> Float[ndarray, "... K"]:
+    """p(y = k) in the shape of y and K, for Bernoulli observations too."""
     probs = np.asarray(prediction.probs)
-    return np.stack([1.0 - probs, probs], 1) if probs.ndim == 1 else probs
+    return np.stack([1.0 - probs, probs], -1) if probs.ndim == 1 or probs.shape == np.shape(prediction.mean) else probs
 
 
 def error(prediction: "Prediction", y) -> Score:
-    """Share of misclassified rows where y has finitely many outcomes 0, 1, ..., else the root mean squared error."""
-    y = np.asarray(y)
+    """Share of misclassified observations where y is one of classes 0, 1, ..., else the root mean squared error."""
     if is_classification(prediction):
-        return Score(float(np.mean(np.argmax(outcome_probabilities(prediction), 1) != y)), "misclassified")
+        guess = np.argmax(outcome_probabilities(prediction), -1)
+        return Score(float(np.mean(guess != _observed(y, guess.shape))), "misclassified")
     if prediction.mean is None or isinstance(prediction.mean, dict):
         return Score(None, "RMSE")
-    return Score(float(np.sqrt(np.mean((np.asarray(prediction.mean) - y) ** 2))), "RMSE")
+    mean = np.asarray(prediction.mean)
+    return Score(float(np.sqrt(np.mean((mean - _observed(y, mean.shape)) ** 2))), "RMSE")
+
+
+def _observed(y, shape: tuple[int, ...]) -> ndarray:
+    """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting would compare other rows."""
+    y = next(iter(y.values())) if isinstance(y, dict) and len(y) == 1 else y
+    if np.shape(y) != shape:
+        raise DataError(f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it.")
+    return np.asarray(y)
 
 
 def calibration(prediction: "Prediction", y) -> Score:
     """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give about 1 / sqrt(M).
 
-    Finitely many outcomes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
+    Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
     probability (Guo et al. 2017). Otherwise: the mean gap between nominal and observed coverage of central intervals,
     from z-scores (y - mean) / sd.
     """
@@ -64,7 +74,8 @@ def calibration(prediction: "Prediction", y) -> Score:
 
 def reliability(prediction: "Prediction", y):
     """(stated, observed, weight) of the occupied bins: mean probability, observed frequency, share of the rows."""
-    probs, y = outcome_probabilities(prediction), np.asarray(y)
+    probs = outcome_probabilities(prediction)
+    y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
     binary = probs.shape[1] == 2
     stated = probs[:, 1] if binary else probs.max(1)
     happened = (y == 1) if binary else (y == probs.argmax(1))
@@ -78,7 +89,8 @@ def reliability(prediction: "Prediction", y):
 def coverage(prediction: "Prediction", y) -> Float[ndarray, "L"]:
     """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive mean and
     variance."""
-    z = (np.asarray(y) - np.asarray(prediction.mean)) / np.sqrt(np.asarray(prediction.variance))
+    mean = np.asarray(prediction.mean)
+    z = (_observed(y, mean.shape) - mean) / np.sqrt(np.asarray(prediction.variance))
     return np.mean(np.abs(np.ravel(z))[:, None] <= _WIDTHS, 0)
 
 

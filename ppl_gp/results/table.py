@@ -60,6 +60,7 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
         _plain(f"calibration ({calibration_name})", "calibration"),
         Line("Pareto k-hat of q(f), joint", _khat),
         _plain("  share of q's draws that counts", "efficiency", 2),
+        _plain("  share of the evidence that they meet", "share", 2),
         _plain("largest k-hat of a datum (LOO)", "khat_datum", 2),
         _with_error("LOO ELPD (nats)", "elpd_loo", 2),
         _plain(f"largest distance of means to {reference} (sd)", "mean_distance"),

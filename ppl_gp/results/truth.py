@@ -7,7 +7,12 @@ keep the prior's width, so that N need not be small. Each component gets the sam
 the whole mixture as their denominator (Veach & Guibas 1995; Owen & Zhou 2000). The component s = 1 is q itself: its own weights
 give q's k-hat. Weights are Pareto-smoothed (Vehtari et al. 2024) by ArviZ.
 
-Cost: O(N^3) once for an eigendecomposition, then O(N^2) a draw, in batches of `BATCH` draws; memory num_samples N / 4.
+No weight can tell of a mode that no draw meets. So other modes of p(f | y) are looked for by ascents from points far from q: draws
+of the prior, and q's mean mirrored about the prior's. Each that is found, with more than `SMALL_SHARE` of the evidence by Laplace's
+approximation, adds a Gaussian to the proposals; and some draws are the prior's own. A mode that no ascent ends in stays unseen.
+
+Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS` ascents, then O(N^2) a draw, in batches of `BATCH`
+draws; memory num_samples N / 4.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,13 +25,17 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 
 from ppl_gp.factors import read
+from ppl_gp.numerics.linalg import half_log_det, tril_inverse
 from ppl_gp.results.inference_data import observed_names, training_sites
+from ppl_gp.results.modes import MAX_MODES, other_modes, precision_factor
 from ppl_gp.sparse.process import SparseLatent
 
 if TYPE_CHECKING:
     from ppl_gp.results.fit import Fit
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
+MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
+PRIOR_SHARE = 0.25  # draws of the prior, as a share of those about q
 BATCH = 256
 KHAT_LIMIT = 0.7  # above it importance sampling is not to be trusted (Vehtari et al. 2024)
 
@@ -41,6 +50,8 @@ class Truth(NamedTuple):
     - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) / (p(y_n|f_n) q(f)), the weights
       of leave-one-out by q (Magnusson et al. 2019).
     - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is exact.
+    - `other_modes`: modes of p(f | y) that were found away from q, and `share_q`: the share of the evidence that q's own draws
+      meet (1 where no other mode was found). k-hat and efficiency judge q where it has draws: they cannot see a mode without one.
     """
 
     log_evidence: float | None
@@ -50,6 +61,8 @@ class Truth(NamedTuple):
     khat_loo: np.ndarray | None
     efficiency_q: float | None
     reason: str | None = None
+    other_modes: int = 0
+    share_q: float | None = None
 
 
 def unavailable(reason: str) -> Truth:
@@ -72,40 +85,62 @@ def importance_sampling(fit: "Fit", rng_key=0, num_samples: int = 20_000) -> Tru
     if not observed_names(training_sites(fit)):
         return unavailable("a loaded fit holds no observations")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    weights = _log_weights(fit.model, fit.hyper, fit.args, fit.kwargs, latent.draw(0), key, num_samples)
-    return summarise(*map(np.asarray, weights))
+    factors, R, centre, strength = _coordinates(fit.model, fit.hyper, fit.args, fit.kwargs, latent.draw(0))
+    modes = other_modes(factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES))
+    weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
+    return summarise(*map(np.asarray, weights), num_modes=len(modes))
 
 
 @eqx.filter_jit
-def _log_weights(model, hyper, args, kwargs, latent, key, num: int):
-    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and log p(y_n|f_n), (.,
-    N)."""
+def _coordinates(model, hyper, args, kwargs, latent):
+    """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1 + strength about `centre`."""
     factors = read(model, *args, hyper=hyper, **kwargs)
-    prior, log_lik = factors.prior, factors.log_lik
-    L = prior.scale_tril
+    L = factors.prior.scale_tril
     strength, U = jnp.linalg.eigh((L.T * latent.sites.nat2) @ L)
-    R, mean = L @ U, prior.mean
-    centre = R.T @ latent.alpha  # u at q's mean, as alpha = K^-1 (mean - m)
-    widths = jnp.array(WIDTHS, L.dtype)[:, None]
+    R = L @ U
+    return factors, R, R.T @ latent.alpha, strength  # alpha = K^-1 (mean - m)
+
+
+@eqx.filter_jit
+def _log_weights(factors, R, centre, strength, modes, key, num: int):
+    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and log p(y_n|f_n), (., N).
+
+    Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many each, and the prior with
+    `PRIOR_SHARE` of `num`.
+    """
+    log_lik, mean, dtype = factors.log_lik, factors.prior.mean, R.dtype
+    widths = jnp.array(WIDTHS, dtype)[:, None]
     # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must not undo that.
-    precision = jnp.maximum(1.0 + strength / widths**2, jnp.finfo(L.dtype).eps)
+    precision = jnp.maximum(1.0 + strength / widths**2, jnp.finfo(dtype).eps)
+    factor = lambda u, w: precision_factor(log_lik, mean, R, u, w)  # noqa: E731
+    tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
+    at = [u for u in modes for _ in MODE_WIDTHS]
+    each, few = -(-num // len(WIDTHS)), max(1, int(num * PRIOR_SHARE))
+    total = each * (len(WIDTHS) + len(at)) + few
 
-    def weigh(component, key):
-        noise = random.normal(key, centre.shape, L.dtype)
-        u = centre + noise / jnp.sqrt(precision[component])
+    def weigh(u):
         log_q = 0.5 * jnp.sum(jnp.log(precision) - precision * (u - centre) ** 2, 1)
+        elsewhere = [half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2) for C, m in zip(tall, at, strict=True)]
+        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(each / total)
+        log_prior = -0.5 * u @ u
         terms = log_lik(mean + R @ u)
-        log_p = jnp.sum(terms) - 0.5 * u @ u
-        return log_p - logsumexp(log_q) + jnp.log(len(WIDTHS)), log_p - log_q[0], terms
+        log_p = jnp.sum(terms) + log_prior
+        return log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total)), log_p - log_q[0], terms
 
-    keys = random.split(key, (len(WIDTHS), -(-num // len(WIDTHS))))
-    from_q = lax.map(lambda key: weigh(0, key), keys[0], batch_size=BATCH)
-    wider = jnp.repeat(jnp.arange(1, len(WIDTHS)), keys.shape[1])
-    from_wider = lax.map(lambda entry: weigh(*entry)[0], (wider, keys[1:].ravel()), batch_size=BATCH)
-    return jnp.concatenate([from_q[0], from_wider]) + log_lik.shared(), *from_q[1:]
+    def batch(make, keys):
+        return lax.map(lambda key: weigh(make(random.normal(key, centre.shape, dtype))), keys, batch_size=BATCH)
+
+    keys = random.split(key, (len(WIDTHS), each))
+    from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0])
+    rest = [batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0] for p, k in zip(precision[1:], keys[1:], strict=True)]
+    for i, (C, m) in enumerate(zip(tall, at, strict=True)):
+        own = random.split(random.fold_in(key, i), each)
+        rest.append(batch(lambda z, inverse=tril_inverse(C), m=m: m + inverse.T @ z, own)[0])
+    rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
+    return jnp.concatenate([from_q[0], *rest]) + log_lik.shared(), from_q[1] + log_lik.shared(), from_q[2]
 
 
-def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray) -> Truth:
+def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0) -> Truth:
     """The estimate, its standard error and the k-hats from log weights; no estimate where k-hat exceeds 0.7."""
     usable = np.isfinite(log_w)
     if not usable.any() or np.isnan(log_w).any() or np.isposinf(log_w).any():
@@ -118,10 +153,15 @@ def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray) -> 
     lowest = int(np.argmin(np.where(usable, log_w, np.inf)))
     log_evidence = float(log_w[lowest] - smoothed[lowest] - np.log(log_w.size))
     standard_error = float(np.std(np.exp(smoothed + np.log(log_w.size))) / np.sqrt(log_w.size))
+    share = min(1.0, float(np.exp(_log_mean(log_w_q) - _log_mean(log_w)))) if num_modes else 1.0
     if not khat <= KHAT_LIMIT:
         reason = f"Pareto k-hat of the proposal is {khat:.2f}, above {KHAT_LIMIT}"
-        return Truth(None, None, khat, khat_q, khat_loo, efficiency_q, reason)
-    return Truth(log_evidence, standard_error, khat, khat_q, khat_loo, efficiency_q)
+        return Truth(None, None, khat, khat_q, khat_loo, efficiency_q, reason, num_modes, share)
+    return Truth(log_evidence, standard_error, khat, khat_q, khat_loo, efficiency_q, None, num_modes, share)
+
+
+def _log_mean(log_w: np.ndarray) -> float:
+    return float(np.logaddexp.reduce(log_w) - np.log(log_w.size))
 
 
 def smooth(log_w: np.ndarray) -> tuple[np.ndarray, float]:

@@ -1,9 +1,14 @@
-"""What a comparison says in words: one plain sentence a method, from its k-hat, evidence and distances."""
+"""What a comparison says in words: one plain sentence a method, from its k-hat, evidence and distances.
+
+k-hat and the share of draws that counts judge q(f) where it has draws. A mode of the posterior without one is seen only where a search
+for other modes found it (`results.modes`); then nothing of q is called trustworthy that misses more than 5 % of the evidence.
+"""
 
 from ppl_gp.results.truth import KHAT_LIMIT
 
 NEAR = 0.25  # reference standard deviations within which latent means and standard deviations count as the same
 SMALL_GAP = 0.1  # nats within which a log evidence counts as right
+MOST = 0.95  # share of the evidence that q's own draws have to meet where another mode was found
 WASTEFUL = 0.5  # effective share of q's draws below which q is a poor stand-in for the posterior
 
 
@@ -30,6 +35,8 @@ def _evidence(row) -> str | None:
 def _shape(row) -> str | None:
     if row["khat"] is None:
         return None
+    if row.get("share") is not None and row["share"] < MOST:
+        return f"do not trust its q(f): it has {100 * row['share']:.0f} % of the posterior, the rest is in other modes"
     figure = f"k-hat {row['khat']:.2f}, {100 * row['efficiency']:.0f} % of its draws count"
     if row["khat"] <= KHAT_LIMIT and row["efficiency"] >= WASTEFUL:
         return f"its q(f) stands for the posterior at its hyperparameters ({figure})"
