@@ -103,8 +103,11 @@ def latent(X, y=None):
 
 
 def subsampling(X, y=None):
-    with numpyro.plate("data", X.shape[0], subsample_size=2) as rows:
-        f = _f(X[rows])
+    data = numpyro.plate("data", X.shape[0], subsample_size=2)
+    with data as rows:
+        pass
+    f = _f(X[rows])
+    with data:
         numpyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y[rows])
 
 

@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
@@ -62,7 +63,7 @@ class SparseNUTS(eqx.Module):
         require_settings(self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth")
 
 
-def sparse_model(model: Callable, how: Expectation, of: Structure) -> Callable:
+def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Callable:
     """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`, and the data as a factor.
 
     Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` =
@@ -70,6 +71,7 @@ def sparse_model(model: Callable, how: Expectation, of: Structure) -> Callable:
     """
 
     def over_inducing(variables, *args, **kwargs):
+        model = declare(undeclared, args, kwargs)
         trace = run(model, args, kwargs)
         shapes = {k: trace[k]["fn"].shape() for k in of.gps}
         given = sample_hyper(model, args, kwargs)

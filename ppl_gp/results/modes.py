@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
-from ppl_gp.numerics.quadrature import derivatives
+from ppl_gp.numerics.modes import derivatives
 
 STARTS = 6  # draws of the prior, beside q's mean and its mirror image
 STEPS = 40
