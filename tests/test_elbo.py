@@ -408,7 +408,7 @@ def test_the_default_encoder_of_a_guide_is_svgps():
         return guide.local["h"].sees
 
     assert sees(gplvm, Z1) == "y" and sees(hidden, Z2) == "xy"
-    with pytest.raises(pg.DataError, match=r"latents=.*entries for \['z'\], and none for the site 'h'"):
+    with pytest.raises(pg.DataError, match=r"latents=.*entries for \['z'\], and none for the latent 'h'"):
         pg.fit(gplvm, pg.SVGP(inducing=Z1, latents={"z": pg.Free()}), 0, X, y=Y)
 
 

@@ -80,7 +80,8 @@ def of_site(choice: Any, site: str, option: str) -> Any:
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
-        raise DataError(f"{option}={{...}} has entries for {sorted(choice)}, and none for the site '{site}'.")
+        kind = "latent" if option == "latents" else "GP site"
+        raise DataError(f"{option}={{...}} has entries for {sorted(choice)}, and none for the {kind} '{site}'.")
     return choice[site]
 
 
