@@ -1,6 +1,7 @@
 """The comparison: every column against its definition, the errors, the renderings."""
 
 import csv
+import dataclasses
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,8 @@ y_test = np.array([0, 1, 1, 0, 1, 0, 1])
 @pytest.fixture(scope="module")
 def comparison(small_fit):
     fits = {name: small_fit(name) for name in ("laplace", "ep", "nuts")}
+    # So few draws may have no estimate of their effective number.
+    fits["nuts"] = dataclasses.replace(fits["nuts"], stats=fits["nuts"].stats | {"ess": 25.0})
     return compare(fits, X_test, y_test, num_importance_samples=4000)
 
 
@@ -61,7 +64,13 @@ def test_distances_to_the_reference(comparison, small_fit):
     np.testing.assert_allclose(row(comparison, "ep")["mean_distance"], want, rtol=1e-12)
     want = np.max(np.abs(np.sqrt(np.asarray(latent.variance)[0]) - sd) / sd)
     np.testing.assert_allclose(row(comparison, "ep")["sd_distance"], want, rtol=1e-12)
-    np.testing.assert_allclose(comparison.reference_error, small_fit("nuts").stats["ess"] ** -0.5, rtol=1e-12)
+    np.testing.assert_allclose(comparison.reference_error, 0.2, rtol=1e-12)
+
+
+def test_a_reference_without_an_effective_number_of_draws_has_no_error(comparison):
+    nuts = comparison.fits["nuts"]
+    blank = dataclasses.replace(comparison, fits={"nuts": dataclasses.replace(nuts, stats={"ess": float("nan")})})
+    assert blank.reference_error is None and "Monte Carlo error" not in blank._caption
 
 
 def test_another_reference(small_fit):

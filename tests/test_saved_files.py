@@ -82,10 +82,16 @@ def places(node, path=()):
         yield from places(v, (*path, k))
 
 
+LATENTS = ("local", "latent_sites", "forgotten")
+
+
 def changed_headers(header):
-    """Each place left out, and replaced by values of every kind in turn (all of them at the outermost places)."""
-    for i, path in enumerate(places(header)):
-        values = VALUES if len(path) == 1 else [VALUES[(i + j) % len(VALUES)] for j in (0, 5)]
+    """Each place left out, and replaced by values of every kind in turn (all of them at the outermost places).
+
+    A file with q(h) differs from the others in `LATENTS` only.
+    """
+    for i, path in enumerate(p for p in places(header) if not header["local"] or p[0] in LATENTS):
+        values = VALUES if len(path) == 1 else [VALUES[i % len(VALUES)]]
         for value in [..., *values]:
             new = copy.deepcopy(header)
             inner = functools.reduce(lambda node, k: node[k], path[:-1], new)
@@ -143,7 +149,7 @@ def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
         for name in ("f_mean", "f_variance", "mean", "probs"):
             np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=what)
         loaded.append(what)
-    assert 3 < len(loaded) < 0.25 * len(cases), loaded
+    assert len(loaded) < 0.25 * len(cases), loaded
 
 
 @pytest.mark.parametrize(

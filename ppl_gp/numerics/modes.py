@@ -138,7 +138,10 @@ class _Scan(NamedTuple):
 
 
 def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> Centres:
-    """All that `likelihood_nodes` has to resolve; without `breaks` modes only, which compiles in half the time. Cost: `SCAN` likelihood values a datum, and about 60 for each centre."""
+    """All that `likelihood_nodes` has to resolve; without `breaks` modes only, which compiles in half the time.
+
+    Cost: `SCAN` likelihood values a datum, and about 60 for each centre.
+    """
 
     def log_integrand(f):
         return power * log_lik(f) + normal_log_pdf(f, mean, variance)

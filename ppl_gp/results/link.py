@@ -51,7 +51,9 @@ def _logits_are_affine(case: "Case") -> bool:
     """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces, computes nothing."""
     hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
     zero = jnp.zeros(case.layout.num)
-    return all(_has_line(lambda x, s=site: case.trace(hyper, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites)
+    return all(
+        _has_line(lambda x, s=site: case.trace(hyper, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites
+    )
 
 
 def _has_line(fn_at, zero) -> bool:

@@ -84,7 +84,9 @@ def _check_locals(header, fit) -> None:
 
 def _is_network(encoder) -> bool:
     """Whether an encoder's biases and shifts have the shapes of its weights, so that nothing is broadcast."""
-    layers = encoder.layers if isinstance(encoder, MLPEncoder) else ()
+    if not isinstance(encoder, MLPEncoder):
+        return False
+    layers = encoder.layers
     rows = [encoder.shift.shape == encoder.scale.shape == layers[0][0].shape[1:], encoder.start.shape == ()]
     return all(rows) and all(weight.ndim == 2 and bias.shape == weight.shape[:1] for weight, bias in layers)
 
