@@ -32,6 +32,7 @@ LAYERS = [
     "reading",
     "declared",
     "companions",
+    "concave",
     "factors",
     "hyperparameters",
     "local",

@@ -14,11 +14,12 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.concave import is_concave
 from ppl_gp.factors import LogLikelihood
 from ppl_gp.numerics.affine import Dependence, dependence
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.modes import normal_log_pdf
-from ppl_gp.numerics.quadrature import likelihood_nodes, log_sum_error
+from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, log_sum_error
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.tracing import is_observed
 
@@ -32,14 +33,15 @@ class Tilted(NamedTuple):
     error: Float[Array, "N"]
 
 
-def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False) -> Tilted:
+def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False, concave=False) -> Tilted:
     """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`. O(N num)."""
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, breaks=breaks)
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, breaks=breaks, concave=concave)
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
     first = jnp.sum(p * f, 0)
-    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(log_sum_error(log_p)))
+    error = log_sum_error(log_p, 1.0 if concave else SAFETY)
+    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(error))
 
 
 def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
@@ -100,7 +102,8 @@ def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, close
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
     if closed is not None:
         return closed
-    return tilted_quadrature(log_lik, mean, variance, num=num, power=power)
+    concave = is_concave(log_lik.trace, None, log_lik.num)
+    return tilted_quadrature(log_lik, mean, variance, num=num, power=power, concave=concave)
 
 
 def _closed_form(log_lik, mean, variance) -> Tilted | None:

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.errors import DataError
+from ppl_gp.concave import is_concave
+from ppl_gp.factors import LogLikelihood
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Marginals, Sites, condition, drop_rounding, mismatch, site_weights
-from ppl_gp.numerics.quadrature import likelihood_nodes, trapezoid_error
+from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
 
 
 def expected_log_lik(log_lik, mean, variance, num: int):
@@ -30,14 +32,17 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 
     The error is estimated, of E_n, in nats.
     """
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0, breaks=False)  # exponential links
+    concave = isinstance(log_lik, LogLikelihood) and is_concave(log_lik.trace, None, log_lik.num)
+    f, log_w = likelihood_nodes(
+        log_lik, mean, variance, num=num, tilt=1.0, breaks=False, concave=concave
+    )  # tilt for exponential links
     w = jnp.exp(log_w)
     here = log_lik(mean)
     rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)  # w underflows where log p may be infinite
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
     curve = 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
-    return here + jnp.sum(w * rise, 0), slope, curve, lax.stop_gradient(trapezoid_error(w * rise))
+    return here + jnp.sum(w * rise, 0), slope, curve, lax.stop_gradient(trapezoid_error(w * rise, 1.0 if concave else SAFETY))
 
 
 class VI(LocalMethod):

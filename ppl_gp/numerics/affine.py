@@ -17,12 +17,15 @@ class Dependence(IntEnum):
 
     constant = 0
     affine = 1
-    unknown = 2
+    exponential = 2  # c exp(affine), c a constant
+    unknown = 3
 
 
 # Linear in all operands together.
 _LINEAR = {"add", "sub", "add_any", "neg", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims",
            "concatenate", "pad", "rev", "reduce_sum", "copy", "copy_p", "optimization_barrier"}  # fmt: skip
+# Entry by entry the same number, in another place.
+_MOVES = {"broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims", "copy", "copy_p", "optimization_barrier"}
 _FIRST_ONLY = {"div", "gather", "dynamic_slice"}  # linear in the first operand, where no other depends on the argument
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}  # not custom_jvp: its tangent need not be its slope
 
@@ -62,6 +65,13 @@ def _apply(equation, operands):
 
 def _of_primitive(name, operands, equation):
     depending = [i for i, d in enumerate(operands) if d > Dependence.constant]
+    highest = max(operands)
+    if name == "exp" and highest is Dependence.affine:
+        return Dependence.exponential
+    if highest is Dependence.exponential:
+        alone = len(depending) == 1
+        kept = name in _MOVES or (name == "mul" and alone) or (name in _FIRST_ONLY and depending == [0])
+        return highest if kept else Dependence.unknown
     linear = (
         name in _LINEAR
         or (name == "mul" and len(depending) == 1)
@@ -69,7 +79,7 @@ def _of_primitive(name, operands, equation):
         or (name == "select_n" and depending[0] > 0)  # the choice itself must not depend on the argument
         or (name == "convert_element_type" and jnp.issubdtype(equation.params["new_dtype"], jnp.inexact))
     )
-    return max(operands) if linear else Dependence.unknown
+    return highest if linear else Dependence.unknown
 
 
 def _inner(params):

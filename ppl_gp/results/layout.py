@@ -1,13 +1,14 @@
 """What a model declares at new inputs: the sites of training, by name, as they stand there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
+from ppl_gp.concave import is_concave
 from ppl_gp.deep.structure import feeds
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.tracing import data_axis, is_gp, is_missing_part, run
@@ -25,6 +26,7 @@ class ObservedSite:
     axis: int | None  # of the data in the batch shape; None where one event holds all data
     support: tuple[int | float, ...] | None  # the outcomes, where they are finitely many scalars
     boolean: bool
+    concave: bool = False  # its log density is proved to be log-concave and smooth in the one function that there is
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,16 @@ def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, la
         return _run(model, args, kwargs, {**known, **values})
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
+    if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
+        sites = [replace(s, concave=_is_concave(model, args, kwargs, known, gps[0], s, num)) for s in sites]
     return Layout(tuple(sites), (*local, *(k for k in latents if k not in local)), num, inner)
+
+
+def _is_concave(model, args, kwargs, known, gp: str, site: ObservedSite, num: int) -> bool:
+    try:
+        return is_concave(lambda f: run(model, args, kwargs, known, {gp: f}), (site.name,), num)
+    except (TypeError, ValueError):  # rows of f and of X_new differ in number
+        return False
 
 
 def require_all_rows(trace: dict) -> None:

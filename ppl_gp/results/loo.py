@@ -24,6 +24,7 @@ from arviz_stats import utils as arviz_utils
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
+from ppl_gp.concave import is_concave
 from ppl_gp.errors import DataError
 from ppl_gp.factors import read
 from ppl_gp.local.pseudo import prediction_root
@@ -90,11 +91,13 @@ def _cavity_log_densities(model, site, hyper, latent, args, kwargs):
         hyper, latent = entry
         prior = read(model, *args, hyper=hyper, **kwargs).prior
 
+        concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, latent.mean.shape[-1])
+
         def log_lik(f):
             return log_density_per_datum(run(model, args, kwargs, hyper, {site: f}), plan)
 
         def score(moments):
-            return log_expectation(log_lik, moments, num_nodes)
+            return log_expectation(log_lik, moments, num_nodes, concave)
 
         return score(cavity(prior, latent)), score(Moments(latent.mean, latent.variance))
 

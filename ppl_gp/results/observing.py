@@ -13,20 +13,28 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.numerics.quadrature import likelihood_nodes
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_sum_error
 from ppl_gp.results.layout import Layout, ObservedSite
 from ppl_gp.results.mixing import Moments
 from ppl_gp.tracing import log_prob_per_datum
 from ppl_gp.wrappers import bare
 
 
-def log_expectation(log_g: Callable, f: Moments, num_nodes: int) -> Float[Array, "M"]:
-    """log E[exp log_g(f)_n] under f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes)."""
-    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num_nodes)
+def log_expectation(log_g: Callable, f: Moments, num_nodes: int, concave: bool = False) -> Float[Array, "M"]:
+    """log E[exp log_g(f)_n] under f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes). `concave`: log_g is known to be."""
+    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave)
     return logsumexp(log_w + jax.vmap(log_g)(nodes), 0)
 
 
-def expected_moments(mean: Callable, variance: Callable, f: Moments, num_nodes: int) -> Moments:
+def log_expectation_and_error(log_g: Callable, f: Moments, num_nodes: int, concave: bool):
+    """(`log_expectation`, log of its estimated error in nats: -inf where log_g is known to be concave), (M,) each."""
+    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave)
+    terms = log_w + jax.vmap(log_g)(nodes)
+    value = logsumexp(terms, 0)
+    return value, jnp.full_like(value, -jnp.inf) if concave else jnp.log(log_sum_error(terms))
+
+
+def expected_moments(mean: Callable, variance: Callable, f: Moments, num_nodes: int, concave: bool = False) -> Moments:
     """Mean and variance of y from those given f, (M,) each, by the law of total variance.
 
     One set of nodes, centred on the integrand of E[y^2]; the variance is taken about the mean, so that it does not
@@ -36,7 +44,7 @@ def expected_moments(mean: Callable, variance: Callable, f: Moments, num_nodes: 
     def log_square(f):
         return jnp.log(variance(f) + mean(f) ** 2 + jnp.finfo(f.dtype).tiny)
 
-    nodes, log_w = likelihood_nodes(log_square, f.mean, floored(f).variance, num=num_nodes)
+    nodes, log_w = likelihood_nodes(log_square, f.mean, floored(f).variance, num=num_nodes, concave=concave)
     w = jnp.exp(log_w)
     first, spread = jax.vmap(mean)(nodes), jax.vmap(variance)(nodes)
     total = jnp.sum(jnp.where(w > 0, w * first, 0.0), 0)
@@ -71,7 +79,7 @@ def outcome_log_probs(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes
             fn = fn_at(f)
             return by_datum(fn.log_prob(jnp.full(fn.batch_shape, outcome)), site)[e]
 
-        return log_expectation(log_lik, f, num_nodes)
+        return log_expectation(log_lik, f, num_nodes, site.concave)
 
     entries = jnp.arange(by_datum(jnp.zeros(shape), site).shape[0])
     log_p = lax.map(lambda k: lax.map(lambda e: entry(k, e), entries), jnp.asarray(site.support))
@@ -88,7 +96,7 @@ def site_moments(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int
         mean, variance = (
             lambda f, a=a: by_datum(jnp.broadcast_to(getattr(fn_at(f), a), shape), site)[e] for a in _MOMENTS
         )
-        return expected_moments(mean, variance, f, num_nodes)
+        return expected_moments(mean, variance, f, num_nodes, site.concave)
 
     entries = jnp.arange(by_datum(jnp.zeros(shape), site).shape[0])
     return Moments(*(from_by_datum(x, site, shape) for x in lax.map(entry, entries)))

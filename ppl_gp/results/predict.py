@@ -6,6 +6,7 @@ Monte Carlo over draws at X_new, with a fixed internal key, and a standard error
 Fits with draws are mixtures over them; memory does not grow with their number.
 """
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
+from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.case import case_at
 from ppl_gp.results.chunked import ROWS, by_rows, first_rows
 from ppl_gp.results.integration import Integration, plan_integration
@@ -131,8 +133,8 @@ def log_density(
     draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
     rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
 
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws alone, zero where there are none, below
-    1e-3 as a rule where there is cubature, infinite where no draw has a density. An error above 0.5 says that the number is not known.
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws; of quadrature its estimated error, zero where the
+    likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An error above 0.5 says that the number is not known.
 
     Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
     model that has an argument called `num_draws` or `with_error`.
@@ -146,7 +148,14 @@ def log_density(
         return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
-    log_p, error = log_density_at(case, plan_integration(case), observations, num_draws)
+    integration = plan_integration(case)
+    log_p, error = log_density_at(case, integration, observations, num_draws)
+    if not with_error and integration is Integration.quadrature and not float(jnp.max(error)) <= TOLERANCE:
+        warnings.warn(
+            f"log_density: the integral of some row's likelihood is off by about {float(jnp.max(error)):.1g} nats (many narrow modes, or "
+            "edges); with_error=True tells of each row.",
+            stacklevel=3,
+        )
     return (log_p, error) if with_error else log_p
 
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from ppl_gp.concave import is_concave
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case, drawn_trace
 from ppl_gp.results.cubature import relative_variance
@@ -18,6 +19,7 @@ from ppl_gp.results.observing import (
     fn_at,
     log_density_per_datum,
     log_expectation,
+    log_expectation_and_error,
     moments_shape,
     outcome_log_probs,
     site_moments,
@@ -224,10 +226,11 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
             def log_lik(f):
                 return log_density_per_datum(case.trace(hyper, {case.site: f}, **observations), case.layout)
 
-            return log_expectation(log_lik, _marginals(case, hyper, latents), _nodes(case))
+            concave = is_concave(lambda f: case.trace(hyper, {case.site: f}, **observations), None, case.layout.num)
+            return log_expectation_and_error(log_lik, _marginals(case, hyper, latents), _nodes(case), concave)
 
-        log_p = mixture(by_quadrature, case.draws)
-        return log_p, jnp.zeros_like(log_p)
+        log_p, log_error = mixture(by_quadrature, case.draws)
+        return log_p, jnp.exp(log_error)
     if integration is Integration.functions:
 
         def over_functions(draw):
