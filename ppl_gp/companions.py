@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -29,8 +30,13 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: 
     source = np.arange(num)
     source[moves] = np.flatnonzero(~moves)[0]
     moved = {p: jnp.take(jnp.asarray(x), source, model.reading.axis_of(p)) for p, x in rows.items()}
-    before, after = (_by_row(run(model, *leaves.replaced(v), hyper=dict(hyper), latent=dict(f))) for v in ({}, moved))
+    known = [{k: x for k, x in values.items() if _is_finite(x)} for values in (hyper, f)]  # a fit may have failed
+    before, after = (_by_row(run(model, *leaves.replaced(v), *known)) for v in ({}, moved))
     return [k for k in before if k in after and _differ(before[k][~moves], after[k][~moves])]
+
+
+def _is_finite(value) -> bool:
+    return all(bool(np.all(np.isfinite(x))) for x in jax.tree.leaves(value))
 
 
 def _by_row(trace: dict) -> dict[str, np.ndarray]:
