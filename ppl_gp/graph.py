@@ -83,8 +83,10 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
 def _parts(site) -> tuple[list, list, list]:
     """Arrays of a site's distribution, of its spread, and of what stands around it."""
     fn = unwrap(site["fn"])
+    # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
+    own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
-    return tuple([jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (fn, _spread(fn), around))
+    return tuple([jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around))
 
 
 def _spread(fn) -> list:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ppl_gp.dependence import reached
 from ppl_gp.errors import ModelError
@@ -83,10 +85,17 @@ def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
     def inputs(value):
         again = rerun({source: value})
         priors = {g: unwrap(again[g]["fn"]) for g in others}
-        rest = {g: jax.tree.leaves((p.kernel, p.mean_function, p.jitter)) for g, p in priors.items()}
+        rest = {g: _parameters(p) for g, p in priors.items()}
         return {g: p.X for g, p in priors.items()}, rest
 
     return reached(inputs, trace[source]["value"])
+
+
+def _parameters(prior) -> list:
+    """What a kernel and a mean function are computed from, at inputs that are not: both may be any callable."""
+    X = np.broadcast_to(np.arange(prior.X.shape[0]).reshape((-1,) + (1,) * (prior.X.ndim - 1)), prior.X.shape)
+    X = jnp.asarray(X, prior.X.dtype)
+    return [prior.kernel(X, X), prior.mean_function(X), *jax.tree.leaves(prior.jitter)]
 
 
 def _downstream(found: Roles, fed: dict, sources) -> tuple[str, ...]:
