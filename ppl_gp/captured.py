@@ -149,7 +149,9 @@ class Reader:
             return False
         if isinstance(met, types.FunctionType) and not met.__code__.co_filename.startswith("<"):
             return _is_installed_file(met.__code__.co_filename)
-        files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, top)]  # a C extension's own has none
+        files = [
+            getattr(sys.modules.get(name), "__file__", None) for name in (module, top)
+        ]  # a C extension's own has none
         file = files[0] or files[1]
         return top in sys.stdlib_module_names or top == _PACKAGE or (file is not None and _is_installed_file(file))
 

@@ -228,5 +228,3 @@ def _reduced(value):
     except Exception:  # anything may be raised by a class that cannot be pickled
         return None
     return reduced if isinstance(reduced, str) else [list(x) if hasattr(x, "__next__") else x for x in reduced]
-
-

@@ -16,7 +16,9 @@ def depends(function, x) -> bool:
 
 def reached(function, x):
     """The outputs of `function` with each array replaced by whether it is computed from x. Tracers are fine."""
-    return jax.tree.map(bool, sources(lambda named: function(named["x"]), {"x": x}), is_leaf=lambda s: isinstance(s, frozenset))
+    return jax.tree.map(
+        bool, sources(lambda named: function(named["x"]), {"x": x}), is_leaf=lambda s: isinstance(s, frozenset)
+    )
 
 
 def sources(function, named: dict[str, Any]):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
@@ -130,8 +129,6 @@ def _is_masked(fn) -> bool:
             return True
         fn = fn.base_dist
     return False
-
-
 
 
 def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:

@@ -20,6 +20,7 @@ from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
 from ppl_gp.wrappers import unwrap
 
+
 class GP(dist.Distribution):
     """f ~ N(m(X), k(X, X) + jitter I), event_shape (N,): a Gaussian process seen at the rows of X.
 

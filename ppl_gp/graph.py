@@ -16,7 +16,15 @@ from ppl_gp.wrappers import mask_of, unwrap
 
 _ARGUMENT, _SITE = "argument ", "site "
 # What spreads a distribution: where it is random itself, the density has no upper bound.
-_SPREADS = ("scale", "scale_tril", "covariance_matrix", "precision_matrix", "cov_factor", "cov_diag", "conditional_precision")
+_SPREADS = (
+    "scale",
+    "scale_tril",
+    "covariance_matrix",
+    "precision_matrix",
+    "cov_factor",
+    "cov_diag",
+    "conditional_precision",
+)
 
 
 class Seen(NamedTuple):
@@ -47,7 +55,9 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
 
     A model that looks at its arguments' values while it is traced is taken to compute every distribution from all of them but `y`.
     """
-    arrays = {p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for p, x in leaves.arrays.items()}
+    arrays = {
+        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for p, x in leaves.arrays.items()
+    }
     try:
         return _graph(model, leaves, base, arrays)
     except jax.errors.JAXTypeError:

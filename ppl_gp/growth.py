@@ -5,7 +5,7 @@ repeated rows then stand in for shapes.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -99,7 +99,9 @@ def _site(site) -> Site:
     fn = site["fn"]
     hidden = hidden_axes(fn)
     frames = tuple((f.name, f.dim - hidden) for f in site["cond_indep_stack"])
-    return Site(bare_shape(fn), tuple(unwrap(fn).event_shape), hidden, frames, _matches(site), is_gp(site), is_observed(site))
+    return Site(
+        bare_shape(fn), tuple(unwrap(fn).event_shape), hidden, frames, _matches(site), is_gp(site), is_observed(site)
+    )
 
 
 def _matches(site) -> bool:
@@ -161,7 +163,9 @@ def _data_grow(base: Look, look: Look) -> bool:
     """Whether something of the model grew: a GP site, or a plate that subsamples; or any site of a model without a GP."""
     gps = [k for k, s in base.sites.items() if s.is_gp]
     grew = [k for k in gps or base.sites if k in look.sites and _grown_axes(base.sites[k], look.sites[k])]
-    subsampled = [k for k, (size, part) in base.plates.items() if part < size and look.plates.get(k, (size,))[0] != size]
+    subsampled = [
+        k for k, (size, part) in base.plates.items() if part < size and look.plates.get(k, (size,))[0] != size
+    ]
     return bool(grew or subsampled)
 
 
@@ -188,5 +192,3 @@ def _axes(base: Look, look: Look, paths: dict[str, int]) -> Axes:
         if len(found) == 1:
             axes[name] = found[0] + small.hidden
     return Axes(axes, plates, paths)
-
-

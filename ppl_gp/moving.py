@@ -3,8 +3,6 @@
 Moving f in some rows, by finite steps, moves the terms of the same rows.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,4 +91,3 @@ def _moving_axis(site: Site, moved: list | None, num: int) -> int | None:
 def _follows(axis: int, rows, entries) -> bool:
     along = np.any(entries, tuple(i for i in range(entries.ndim) if i != axis))
     return bool(along.any() and not np.any(along & ~rows))
-

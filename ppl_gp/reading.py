@@ -59,7 +59,9 @@ class Reading:
     def observing(self, sites: tuple[str, ...]) -> "Reading":
         """Where the observations are gone, as in a saved fit: the sites that had them."""
         known = tuple(dict.fromkeys((*self.observed, *sites)))
-        return replace(self, observed=known, predicted=tuple(k for k in known if self.axis(k) is not None or k in self.predicted))
+        return replace(
+            self, observed=known, predicted=tuple(k for k in known if self.axis(k) is not None or k in self.predicted)
+        )
 
 
 def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:

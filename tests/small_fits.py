@@ -65,12 +65,25 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
         shape = trace[name]["fn"].shape()
         sites = sites or (jnp.asarray(rng.normal(size=shape)), jnp.asarray(rng.uniform(0.2, 2.0, size=shape)))
         latent = {name: latent_of(unwrap(trace[name]["fn"]), Sites(*sites))}
-        return Fit(model, pg.EP(), args, kwargs, hyper, latent, 0.0, OK, {})
+        return Fit(
+            model=model,
+            method=pg.EP(),
+            args=args,
+            kwargs=kwargs,
+            hyper=hyper,
+            latent=latent,
+            log_evidence=0.0,
+            result=OK,
+            stats={},
+        )
     spread = {k: v * np.exp(0.1 * rng.normal(size=(num_draws, *np.shape(v)))) for k, v in hyper.items()}
     draws = {k: jnp.asarray(rng.normal(size=(num_draws, *trace[k]["fn"].shape()))) for k in gps}
     latent = {k: Latent(f, jnp.zeros_like(f), None, None) for k, f in draws.items()}
     hyper = {k: jnp.asarray(v) for k, v in spread.items()}
-    return Fit(model, pg.NUTS(), args, kwargs, hyper, latent, None, OK, {}, 1, True)
+    return Fit(
+        model=model, method=pg.NUTS(), args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        result=OK, stats={}, sampled=True,
+    )  # fmt: skip
 
 
 def latent_of(prior, sites):

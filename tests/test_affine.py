@@ -24,7 +24,11 @@ LINES = {
     "negative": (lambda f: -(f - GIVEN) / GIVEN, -1 / GIVEN, 1.0),
     "repeats": (lambda f: jnp.repeat(f[:, None], 3, 1), 1.0, 0.0),
     "plate outside": (lambda f: jnp.broadcast_to(f, (3, NUM)) + 2.0, 1.0, 2.0),
-    "rows chosen by data": (lambda f: jnp.where(GIVEN > 2, 3 * f, 7.0), jnp.array([0, 0, 3, 3]), jnp.array([7, 7, 0, 0])),
+    "rows chosen by data": (
+        lambda f: jnp.where(GIVEN > 2, 3 * f, 7.0),
+        jnp.array([0, 0, 3, 3]),
+        jnp.array([7, 7, 0, 0]),
+    ),
     "index": (lambda f: f[jnp.arange(NUM)], 1.0, 0.0),
     "binomial": (lambda f: dist.Binomial(5, logits=f).logits, 1.0, 0.0),
     "probit": (lambda f: BernoulliProbit(3.0 * f - 1.0).f, 3.0, -1.0),

@@ -158,7 +158,9 @@ ONE_NUMBER_OF_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("model, hyper, args, shape, axis", ONE_NUMBER_OF_ROWS, ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.parametrize(
+    "model, hyper, args, shape, axis", ONE_NUMBER_OF_ROWS, ids=lambda x: getattr(x, "__name__", None)
+)
 def test_a_row_is_predicted_alike_whatever_the_number_of_rows(model, hyper, args, shape, axis):
     inputs, y = np.linspace(-1.0, 1.0, 5)[:, None], np.random.default_rng(0).normal(size=shape)
     fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed(hyper)), 0, inputs, *args, y=y)
@@ -184,14 +186,20 @@ def test_exposures_are_asked_for_however_they_were_passed():
             numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f)), obs=y)
 
     E, y = np.full(N, 50.0), np.array([40, 50, 60])
-    for fit in (pg.fit(counts, FIXED, 0, X, E, y=y), pg.fit(counts, FIXED, 0, X, exposure=E, y=y), pg.fit(counts, FIXED, 0, X, E, y)):
+    for fit in (
+        pg.fit(counts, FIXED, 0, X, E, y=y),
+        pg.fit(counts, FIXED, 0, X, exposure=E, y=y),
+        pg.fit(counts, FIXED, 0, X, E, y),
+    ):
         with pytest.raises(pg.DataError, match="exposure"):
             fit.predict(X[:2])
         by_position, by_name = fit.predict(X[:2], E[:2]).mean, fit.predict(X[:2], exposure=E[:2]).mean
         np.testing.assert_allclose(by_position, by_name, rtol=1e-12)
         np.testing.assert_allclose(by_position, fit.predict(X, E).mean[:2], rtol=1e-9)
     # One number for all data is no array of the data, whatever its type.
-    remembered = [pg.fit(counts, FIXED, 0, X, e, y=y).predict(X[:2]).mean for e in (50.0, np.float64(50.0), jnp.asarray(50.0))]
+    remembered = [
+        pg.fit(counts, FIXED, 0, X, e, y=y).predict(X[:2]).mean for e in (50.0, np.float64(50.0), jnp.asarray(50.0))
+    ]
     np.testing.assert_allclose(remembered, [by_position] * 3, rtol=1e-9)
 
 
@@ -209,7 +217,14 @@ def test_containers_are_trees_of_arguments(tmp_path):
     density = fit.log_density(inputs, {"counts": counts}, extra={"exposure": exposure})
     np.testing.assert_allclose(fit.log_density(new, {"counts": counts[some]}, extra), density[some], rtol=1e-8)
     with pytest.raises(pg.DataError, match="nan"):
-        pg.fit(in_containers, FIXED, 0, inputs, extra={"exposure": np.where(some[0], np.nan, exposure)}, y={"counts": counts})
+        pg.fit(
+            in_containers,
+            FIXED,
+            0,
+            inputs,
+            extra={"exposure": np.where(some[0], np.nan, exposure)},
+            y={"counts": counts},
+        )
     loaded = pg.load(fit.save(tmp_path / "a.fit"), in_containers)
     assert loaded.kwargs.get("y", {}).get("counts") is None
     np.testing.assert_allclose(loaded.predict(new, extra).mean, whole.mean[some], rtol=1e-9)
@@ -251,7 +266,9 @@ def test_a_row_that_sees_its_companions_has_no_prediction_of_its_own():
     assert not pg.check(standardised, X, y=Y).ok and pg.check(plain, X, y=Y).ok
 
 
-@pytest.mark.parametrize("coupling", [lambda f: jnp.where(f > f.mean(), 1.0, -1.0), lambda f: jnp.sign(jnp.median(f)), lambda f: f[::-1]])
+@pytest.mark.parametrize(
+    "coupling", [lambda f: jnp.where(f > f.mean(), 1.0, -1.0), lambda f: jnp.sign(jnp.median(f)), lambda f: f[::-1]]
+)
 def test_steps_and_looked_up_rows_couple_the_data(coupling):
     def model(X, y=None):
         f = _f(X)

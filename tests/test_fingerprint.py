@@ -112,7 +112,12 @@ def test_a_cell_that_is_run_again_finds_its_compiled_code(cell):
     """And one with another constant, another operator or another length of a loop does not."""
     first = keyed(cell().scope["model"])
     assert keyed(cell("\n# a comment\n" + TEXT).scope["model"]) == first
-    for old, new in (("INNER = 2.0", "INNER = 2.5"), ("x * INNER", "x + INNER"), ("t * slope", "t - slope"), ("y=3.0", "y=3")):
+    for old, new in (
+        ("INNER = 2.0", "INNER = 2.5"),
+        ("x * INNER", "x + INNER"),
+        ("t * slope", "t - slope"),
+        ("y=3.0", "y=3"),
+    ):
         assert keyed(cell(TEXT.replace(old, new)).scope["model"]) != first, new
 
 
@@ -269,7 +274,10 @@ print(fingerprint(scope["model"]))
 
 
 def test_processes_agree(cell):
-    text = TEXT + "\nHELD = {'a', 'b', 'c'}\ninner = model\ndef model(x):\n    return inner(x) if 'a' in HELD else x in {'x', 'y', 'z'}\n"
+    text = (
+        TEXT
+        + "\nHELD = {'a', 'b', 'c'}\ninner = model\ndef model(x):\n    return inner(x) if 'a' in HELD else x in {'x', 'y', 'z'}\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", _OTHER, text], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
     )

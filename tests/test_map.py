@@ -38,7 +38,9 @@ def slopes(objective, values, h=1e-5):
     for name, x in values.items():
         x = np.asarray(x, float)
         steps = h * np.eye(x.size).reshape(x.size, *x.shape)
-        found[name] = [(objective(**{**values, name: x + s}) - objective(**{**values, name: x - s})) / (2 * h) for s in steps]
+        found[name] = [
+            (objective(**{**values, name: x + s}) - objective(**{**values, name: x - s})) / (2 * h) for s in steps
+        ]
     return found
 
 
@@ -58,7 +60,9 @@ def every_kind(X, y=None):
     """Beside `priors`: a param, and a param that is a tree (a network as the mean), which have no prior."""
     lengthscale, variance, noise = priors()
     shift, net = numpyro.param("shift", 0.1, constraint=constraints.positive), eqx_module("net", NET)
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, lambda X: jax.vmap(net)(X) + shift**2, jitter=JITTER))
+    f = numpyro.sample(
+        "f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, lambda X: jax.vmap(net)(X) + shift**2, jitter=JITTER)
+    )
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
@@ -77,7 +81,11 @@ def log_posterior(lengthscale, variance, noise, weight, bias):
 def _values(hyper):
     net = hyper["net$params"]
     plain = {k: np.asarray(hyper[k]) for k in ("lengthscale", "variance", "noise")}
-    return {**plain, "weight": np.asarray(net.weight)[0], "bias": np.asarray(net.bias) + np.asarray(hyper["shift"]) ** 2}
+    return {
+        **plain,
+        "weight": np.asarray(net.weight)[0],
+        "bias": np.asarray(net.bias) + np.asarray(hyper["shift"]) ** 2,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +213,9 @@ def test_a_density_that_is_never_finite_ends_at_once_as_nonfinite():
 def test_how_the_best_restart_ended_counts():
     def ended(losses, done):
         nothing, losses = jnp.zeros(2), jnp.asarray(losses)
-        return _result(_Run({}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses)))
+        return _result(
+            _Run({}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses))
+        )
 
     assert ended([1.0, 5.0], [True, False]) == Result.converged
     assert ended([5.0, 1.0], [True, False]) == Result.max_steps

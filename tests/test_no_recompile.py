@@ -47,7 +47,10 @@ def test_other_fixed_values_compile_nothing(name):
     """Numbers and arrays alike, and a second dictionary of the same ones."""
     X, y = _data(0)
     values = [1.0, 1.5, np.float32(2.0), np.array(1.5), 1]
-    fits = [pg.fit(small_fits.classifier, LOCAL[name](hyper=pg.Fixed({"lengthscale": 1.2, "variance": v})), 0, X, y=y) for v in values]
+    fits = [
+        pg.fit(small_fits.classifier, LOCAL[name](hyper=pg.Fixed({"lengthscale": 1.2, "variance": v})), 0, X, y=y)
+        for v in values
+    ]
     assert [fit.stats["compilations"] for fit in fits[1:]] == [0] * 4
     evidence = [fit.log_evidence for fit in fits]
     assert evidence[1] == evidence[3] and evidence[0] == evidence[4] and len(set(evidence)) == 3
@@ -63,6 +66,8 @@ def test_other_starts_and_settings_of_map_compile_nothing():
     fits = [pg.fit(small_fits.classifier, pg.EP(hyper=pg.MAP(**s)), 0, X, y=y, throw=False) for s in settings]
     assert [fit.stats["compilations"] for fit in fits[1:]] == [0, 0]
     assert fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-4) and fits[2].result == "max_steps"
+
+
 def test_other_rates_compile_nothing():
     """Numbers are arguments of the compiled step: rates, the KL's weight, tolerances, fixed hyperparameters."""
     X, y = _data(0)

@@ -165,7 +165,9 @@ def effects_of_groups(X, group, y=None):
         numpyro.sample("y", dist.Normal(f + u[group], 0.3), obs=y)
 
 
-@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI(), pg.SVGP(num_inducing=4, max_steps=5)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [pg.Laplace(), pg.EP(), pg.VI(), pg.SVGP(num_inducing=4, max_steps=5)], ids=lambda m: type(m).__name__
+)
 def test_effects_are_not_maximised_together_with_their_scale(method):
     problem = Problem(Spec())
     with pytest.raises(pg.ModelError, match=r"\bu\b"):

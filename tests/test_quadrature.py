@@ -7,8 +7,8 @@ import numpyro.distributions as dist
 import pytest
 
 from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadrature
-from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.modes import derivatives, tilted_mode
+from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import gauss_hermite, likelihood_nodes
 
 MEANS = np.repeat([-100.0, -4.0, 0.0, 0.7, 12.0], 4)

@@ -13,10 +13,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from models.classification import binary
 from small_fits import OK, classification, classifier, made_fit
 
 import ppl_gp as pg
+from models.classification import binary
 from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
@@ -57,7 +57,10 @@ def sparse(model, hyper, columns, **more):
     points = jax.tree.map(lambda Z: Z[None], pg.Points(jnp.asarray(rng.normal(size=(5, columns)))))  # one draw
     latent = SparseLatent(points, jnp.asarray(rng.normal(size=(1, 5))), jnp.full((1, 5), 0.7))
     hyper = {k: jnp.asarray(v, float) for k, v in hyper.items()}
-    return Fit(model, pg.SVGP(), (jnp.asarray(X),), {"y": jnp.asarray(Y)}, hyper, {"f": latent}, -9.0, OK, {}, **more)
+    return Fit(
+        model=model, method=pg.SVGP(), args=(jnp.asarray(X),), kwargs={"y": jnp.asarray(Y)}, hyper=hyper, latent={"f": latent},
+        log_evidence=-9.0, result=OK, stats={}, **more,
+    )  # fmt: skip
 
 
 def encoded():

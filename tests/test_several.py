@@ -22,7 +22,10 @@ LIKELIHOODS = {
     "outputs": (lambda f: dist.Normal(f.T, 0.1).to_event(1).log_prob(jnp.zeros((5, 4))), ({0}, {1}, {2}, {3})),
     "noise scale": (lambda f: dist.Normal(f[0], jnp.exp(f[1])).log_prob(0.3), ({0, 1}, {2}, {3})),
     # Additive for counts above zero, coupled at zero: what counts is what could be observed.
-    "zero inflated": (lambda f: dist.ZeroInflatedPoisson(jnp.exp(-f[0] ** 2), jnp.exp(f[3])).log_prob(COUNTS), ({0, 3}, {1}, {2})),
+    "zero inflated": (
+        lambda f: dist.ZeroInflatedPoisson(jnp.exp(-(f[0] ** 2)), jnp.exp(f[3])).log_prob(COUNTS),
+        ({0, 3}, {1}, {2}),
+    ),
     "softmax": (lambda f: dist.Categorical(logits=f.T).log_prob(WHICH), ({0, 1, 2, 3},)),
     "one output a row": (lambda f: dist.Normal(f[WHICH, jnp.arange(5)], 0.1).log_prob(0.0), ({0}, {1}, {2}, {3})),
     "sign": (lambda f: dist.Normal(jnp.where(f[2] > 0, f[1], -f[1]), 0.1).log_prob(0.0), ({0}, {1, 2}, {3})),
@@ -80,7 +83,9 @@ def test_two_coupled_functions_against_a_grid(y):
 
 def test_more_functions_are_weighted_draws_with_an_honest_error():
     log_g = lambda z: dist.Normal(jnp.sum(z, 0), 0.1).log_prob(4.0)  # noqa: E731
-    found, error = (np.asarray(x)[0] for x in cubature.log_integral_by_draws(log_g, 5, jnp.zeros(1), 1000, random.key(0)))
+    found, error = (
+        np.asarray(x)[0] for x in cubature.log_integral_by_draws(log_g, 5, jnp.zeros(1), 1000, random.key(0))
+    )
     exact = stats.norm.logpdf(4.0, 0.0, np.sqrt(5.01))
     assert abs(found - exact) < 4 * np.sqrt(error) and 0 < np.sqrt(error) < 0.1
 
@@ -114,7 +119,9 @@ def test_counts_are_scored_as_numbers():
 def test_arguments_that_are_trees_are_compared_by_their_leaves():
     a = {"u": np.arange(3.0), "v": (1, "x")}
     assert _same(a, {"u": np.arange(3.0), "v": (1, "x")})
-    assert not _same(a, {"u": np.arange(3.0) + 1.0, "v": (1, "x")}) and not _same(a, np.arange(3.0)) and not _same(a, None)
+    assert (
+        not _same(a, {"u": np.arange(3.0) + 1.0, "v": (1, "x")}) and not _same(a, np.arange(3.0)) and not _same(a, None)
+    )
 
 
 @pytest.mark.parametrize(("ess", "want"), [(100.0, 0.1), (0.5, None), (np.nan, None), (np.inf, None)])

@@ -18,8 +18,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.reading import Reading
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
-from ppl_gp.tracing import reading_of, is_factor, is_gp, is_observed, log_prob_per_datum, roles, run
-
+from ppl_gp.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, reading_of, roles, run
 
 _ROUNDINGS = 1e3  # roundings within which numbers count as equal
 _TRIALS = 6  # moves of half of the rows
@@ -82,7 +81,9 @@ def _unmoved(log_lik, f, key):
     def stays(trial):
         key_rows, key_size = random.split(random.fold_in(key, trial))
         moves = random.bernoulli(key_rows, 0.5, (rows,))
-        size = jnp.where(trial % 2 == 0, 1.0, -1.0) * 4.0 ** (trial // 2) * random.uniform(key_size, (rows,), minval=0.5)
+        size = (
+            jnp.where(trial % 2 == 0, 1.0, -1.0) * 4.0 ** (trial // 2) * random.uniform(key_size, (rows,), minval=0.5)
+        )
         there = log_lik(jax.tree.map(lambda x: x + (moves * size).astype(x.dtype), f))
         close = jnp.abs(there - here) <= _ROUNDINGS * jnp.finfo(here.dtype).eps * (1.0 + jnp.abs(here))
         return moves | close | ~jnp.isfinite(here)

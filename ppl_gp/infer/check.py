@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.declared import declare, own_function
 from ppl_gp.companions import mixing_sites
+from ppl_gp.declared import declare, own_function
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.factors import read
@@ -264,12 +264,20 @@ def _rows(subject: _Subject):
     reading = subject.model.reading
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
     if mixing := mixing_sites(subject.model, subject.args, subject.kwargs, hyper, {}):
-        return False, f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside."
+        return (
+            False,
+            f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside.",
+        )
     if not reading.grows:
-        return False, "another number of rows cannot be traced: the model holds arrays of its own; pass them, to predict at new inputs."
+        return (
+            False,
+            "another number of rows cannot be traced: the model holds arrays of its own; pass them, to predict at new inputs.",
+        )
     given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
     factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
-    kinds = "".join(f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}" for k in factors)
+    kinds = "".join(
+        f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}" for k in factors
+    )
     return True, f"one entry a datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 
 

@@ -15,9 +15,9 @@ from numpyro import handlers
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.bound import COPIES, own_scale, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
-from ppl_gp.declared import declare
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.particle import OfCopy, OverRows, along_data

@@ -41,15 +41,15 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     inner = Result.from_code(solution.code)
     stats = {**stats, **_quadrature_error(solution, method)}
     return Fit(
-        model,
-        method,
-        args,
-        kwargs,
-        hyper,
-        {found.gps[0]: latent},
-        float(value),
-        _worst(ended, inner, float(value)),
-        {**stats, "steps": int(solution.steps), "residual": float(solution.residual), **_jitter(figures)},
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        hyper=hyper,
+        latent={found.gps[0]: latent},
+        log_evidence=float(value),
+        result=_worst(ended, inner, float(value)),
+        stats={**stats, "steps": int(solution.steps), "residual": float(solution.residual), **_jitter(figures)},
     )
 
 

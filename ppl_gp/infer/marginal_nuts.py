@@ -15,7 +15,7 @@ from ppl_gp.infer.sampled_model import missing_parts, require_samplable, self_co
 from ppl_gp.local.pseudo import Sites, condition
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.processes import prior_at
+from ppl_gp.results.record import prior_at
 from ppl_gp.tracing import roles
 
 
@@ -54,7 +54,10 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
     latent = _latents(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
-    return Fit(model, method, args, kwargs, hyper, {name: latent}, None, result, stats, config.num_chains, True)
+    return Fit(
+        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent={name: latent}, log_evidence=None,
+        result=result, stats=stats, num_chains=config.num_chains, sampled=True,
+    )  # fmt: skip
 
 
 @eqx.filter_jit

@@ -80,4 +80,7 @@ def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit
     values = flatten(draws.values)
     latent = {site: Latent(values[site], jnp.zeros_like(values[site]), None, None) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
-    return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, num_chains, True)
+    return Fit(
+        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        result=result, stats=stats, num_chains=num_chains, sampled=True,
+    )  # fmt: skip

@@ -192,4 +192,6 @@ def _require_inside(runs: _Run, config: MAP) -> None:
     """The ends of a support are infinitely far away."""
     edge = [k for k, x in runs.point.items() if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))]
     if config.init is not None and edge:
-        raise DataError(f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give values inside.")
+        raise DataError(
+            f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give values inside."
+        )

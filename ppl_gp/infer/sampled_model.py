@@ -37,7 +37,9 @@ def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -
     """
     require_no_subsampling(trace, method)
     if state := [k for k, site in trace.items() if site["type"] == "mutable"]:
-        raise ModelError(f"{method} cannot follow the state that numpyro.mutable sites {state} carry from call to call.")
+        raise ModelError(
+            f"{method} cannot follow the state that numpyro.mutable sites {state} carry from call to call."
+        )
     found = roles(trace)
     for name in (*found.hyper, *found.local_latents):
         if trace[name]["fn"].support.is_discrete:
@@ -76,7 +78,9 @@ def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) ->
         fn = site["fn"]
         while fn is not unwrap(fn):
             if not np.all(np.asarray(getattr(fn, "_mask", True))):
-                raise ModelError(f"numpyro.handlers.mask takes the prior away from GP site '{name}'; mask the observed sites alone.")
+                raise ModelError(
+                    f"numpyro.handlers.mask takes the prior away from GP site '{name}'; mask the observed sites alone."
+                )
             fn = fn.base_dist
         if not scaled and site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1.0):
             raise ModelError(

@@ -198,14 +198,14 @@ def _sampling(method: SVGP, of: Structure) -> Sampling:
             f"SVGP(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the copies, whose weights then depend on "
             "each other's latents; that gradient is for latents that enter the last layer, with expected_last=True."
         )
-    return Sampling(
-        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
-    )
+    return Sampling(method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised)
 
 
 def _identity(method: SVGP, subject: Subject, key) -> dict:
     source = subject.source
-    data = (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    data = (
+        (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+    )
     return identity(method, subject.model, data, source.num_data, key)
 
 
@@ -232,7 +232,10 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
     )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
     local = eqx.combine(state.variational.latents, problem.frozen)
-    return Fit(subject.model, method, args, kwargs, hyper, latent, bound, ended.result, stats, 1, sampled, local)
+    return Fit(
+        model=subject.model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=bound,
+        result=ended.result, stats=stats, sampled=sampled, local=local,
+    )  # fmt: skip
 
 
 def _on_device(x):

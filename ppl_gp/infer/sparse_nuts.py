@@ -17,9 +17,9 @@ from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.initial import inducing_variables, priors_of
-from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.sampled_model import (
     missing_parts,
@@ -91,7 +91,9 @@ def _white(name: str, shape):
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, how: Expectation, of: Structure, missing, target_accept_prob: float, max_tree_depth: int, num_warmup: int):
+def _kernel(
+    model, how: Expectation, of: Structure, missing, target_accept_prob: float, max_tree_depth: int, num_warmup: int
+):
     """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps its length of warm-up.)"""
     return Kernel(
         sparse_model(self_contained(model, missing), how, of),
@@ -107,7 +109,9 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
     require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
-    whole = SVGP(num_inducing=method.num_inducing, batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None)
+    whole = SVGP(
+        num_inducing=method.num_inducing, batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None
+    )
     subject = look_at(whole, model, args, kwargs, seed)
     require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
@@ -143,7 +147,10 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     latent = {k: _latent(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
     hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
-    return Fit(model, method, args, kwargs, hyper, latent, None, result, stats, method.num_chains, True)
+    return Fit(
+        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        result=result, stats=stats, num_chains=method.num_chains, sampled=True,
+    )  # fmt: skip
 
 
 def _latent(variables, draws) -> SparseLatent:

@@ -24,7 +24,6 @@ from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
-from ppl_gp.tracing import run
 
 MAX_HALVINGS = 10
 FIRST_RATE, LAST_SHARE = 0.1, 0.1  # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float
 from ppl_gp.concave import is_concave
 from ppl_gp.factors import LogLikelihood
 from ppl_gp.numerics.affine import Dependence, dependence
-from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.modes import normal_log_pdf
+from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, log_sum_error
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.tracing import is_observed

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ppl_gp.errors import DataError
 from ppl_gp.concave import is_concave
+from ppl_gp.errors import DataError
 from ppl_gp.factors import LogLikelihood
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
@@ -42,7 +42,12 @@ def expected_log_lik(log_lik, mean, variance, num: int):
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
     curve = 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
-    return here + jnp.sum(w * rise, 0), slope, curve, lax.stop_gradient(trapezoid_error(w * rise, 1.0 if concave else SAFETY))
+    return (
+        here + jnp.sum(w * rise, 0),
+        slope,
+        curve,
+        lax.stop_gradient(trapezoid_error(w * rise, 1.0 if concave else SAFETY)),
+    )
 
 
 class VI(LocalMethod):

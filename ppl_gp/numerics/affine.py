@@ -25,9 +25,26 @@ class Dependence(IntEnum):
 _LINEAR = {"add", "sub", "add_any", "neg", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims",
            "concatenate", "pad", "rev", "reduce_sum", "copy", "copy_p", "optimization_barrier"}  # fmt: skip
 # Entry by entry the same number, in another place.
-_MOVES = {"broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims", "copy", "copy_p", "optimization_barrier"}
+_MOVES = {
+    "broadcast_in_dim",
+    "reshape",
+    "transpose",
+    "slice",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "copy_p",
+    "optimization_barrier",
+}
 _FIRST_ONLY = {"div", "gather", "dynamic_slice"}  # linear in the first operand, where no other depends on the argument
-_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}  # not custom_jvp: its tangent need not be its slope
+_CALLS = {
+    "pjit",
+    "jit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "checkpoint",
+}  # not custom_jvp: its tangent need not be its slope
 
 
 def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:

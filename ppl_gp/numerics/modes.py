@@ -133,7 +133,9 @@ class _Scan(NamedTuple):
     x: Float[Array, "G N"]
     log_p: Float[Array, "G N"]  # the integrand
     mode: Float[Array, "G N"]  # height of the mode that lies here, -inf where there is none or it has been located
-    gap: Float[Array, "G N"]  # size of a break between this point and the next, 0 where there is none or it has been located
+    gap: Float[
+        Array, "G N"
+    ]  # size of a break between this point and the next, 0 where there is none or it has been located
     top: Float[Array, "N"]
 
 
@@ -153,7 +155,9 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
     rows = jnp.arange(SCAN)[:, None]
 
     def centres_with(centres, k, new):
-        return Centres(*(jnp.where(jnp.arange(MAX_CENTRES)[:, None] == k, a, b) for a, b in zip(new, centres, strict=True)))
+        return Centres(
+            *(jnp.where(jnp.arange(MAX_CENTRES)[:, None] == k, a, b) for a, b in zip(new, centres, strict=True))
+        )
 
     def more(state):
         k, scan, _ = state

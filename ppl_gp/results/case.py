@@ -1,7 +1,7 @@
 """A fit together with new inputs: what compiled prediction takes, and the posterior processes at one draw."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,11 +17,9 @@ from ppl_gp.posterior import Latent, Posterior, condition_on_values, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import new_arguments, num_rows
+from ppl_gp.results.record import Record
 from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.tracing import annotated, run, set_gps
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
 
 
 class Case(eqx.Module):
@@ -80,7 +78,7 @@ class Case(eqx.Module):
         return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in latents.items()}
 
 
-def case_at(fit: "Fit", X_new, args: tuple, kwargs: dict) -> Case:
+def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
     if fit.mixing:
         raise ModelError(

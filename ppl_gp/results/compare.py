@@ -132,7 +132,9 @@ class Comparison:
 
     @property
     def _caption(self) -> str:
-        text = f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a mode that q has no draw in. "
+        text = (
+            f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a mode that q has no draw in. "
+        )
         if self.reference_error is not None:
             text += f"{self.reference_name}'s own Monte Carlo error: about {self.reference_error:.2f} sd."
         return text.strip()

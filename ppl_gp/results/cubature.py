@@ -49,7 +49,9 @@ def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
 
     def curvature(z):
         """Eigenvalues (M, D) and vectors (M, D, D) of minus the Hessian, the former raised to where a step can be made."""
-        columns = jax.vmap(lambda e: jax.jvp(slope, (z,), (e[:, None] * jnp.ones_like(z),))[1])(jnp.eye(dims, dtype=z.dtype))
+        columns = jax.vmap(lambda e: jax.jvp(slope, (z,), (e[:, None] * jnp.ones_like(z),))[1])(
+            jnp.eye(dims, dtype=z.dtype)
+        )
         H = -jnp.moveaxis(columns, -1, 0)
         finite = jnp.all(jnp.isfinite(H), (1, 2))[:, None, None]
         values, V = jnp.linalg.eigh(jnp.where(finite, 0.5 * (H + jnp.swapaxes(H, 1, 2)), jnp.eye(dims, dtype=z.dtype)))

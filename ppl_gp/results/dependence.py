@@ -108,7 +108,12 @@ class _Reader:
             return [united if name == "reduce_sum" else self._couple(united)]
         if name == "dot_general" and sum(isinstance(x, np.ndarray) for x in operands) == 1:
             return [self._product(equation, operands)]
-        if name in _LINEAR or name in _ELEMENTWISE or name in _MULTIPLES or name in ("select_n", "convert_element_type"):
+        if (
+            name in _LINEAR
+            or name in _ELEMENTWISE
+            or name in _MULTIPLES
+            or name in ("select_n", "convert_element_type")
+        ):
             united = self._union(operands, shape)
             return [united if _is_linear(equation, operands) else self._couple(united)]
         everything = self._couple(self._union([np.bitwise_or.reduce(_flat(x), -1) for x in operands if _is_set(x)], ()))

@@ -1,7 +1,7 @@
 """Latents of new data, h* given (x*, y*): importance resampling from an encoder, or from a Gaussian fitted to each datum."""
 
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,10 +17,8 @@ from ppl_gp.results.integration import plan_integration
 from ppl_gp.results.latent_proposals import Proposals
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.predictive import groups_above, log_lik_above, quick_log_lik
+from ppl_gp.results.record import Record
 from ppl_gp.tracing import run
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
 
 
 class LatentDraws(NamedTuple):
@@ -32,7 +30,7 @@ class LatentDraws(NamedTuple):
 
 
 def infer_latents(
-    fit: "Fit", rng_key, X_new, y_new, *args, num_samples: int = 200, num_proposals: int = 1000, **kwargs
+    fit: Record, rng_key, X_new, y_new, *args, num_samples: int = 200, num_proposals: int = 1000, **kwargs
 ) -> LatentDraws:
     """p(h* | x*, y*, data) of each new datum, proportional to p(h) E_q(f)[p(y* | f([x*, h]))].
 

@@ -3,8 +3,6 @@
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
 
-from typing import TYPE_CHECKING
-
 import arviz_base
 import equinox as eqx
 import jax
@@ -21,18 +19,15 @@ from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.layout import require_all_rows
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.new_inputs import num_rows
-from ppl_gp.results.processes import feeds_another, prior_at, values_at_training_inputs
+from ppl_gp.results.record import Record, feeds_another, prior_at, values_at_training_inputs
 from ppl_gp.results.sparse_draws import draw_sparse, sparse_moments
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import data_plates, is_factor, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, mask_of
 
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
 
-
-def to_datatree(fit: "Fit", *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
+def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
     Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each observed site and datum;
@@ -65,7 +60,7 @@ def to_datatree(fit: "Fit", *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
     return arviz_base.from_dict(groups, dims=dimensions(fit, sites), attrs={"/": _attributes(fit)})
 
 
-def posterior_draws(fit: "Fit", key, num_draws: int) -> tuple[dict, dict]:
+def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the training inputs.
 
     S is `num_draws` where the hyperparameters are one value, and the number of draws kept otherwise.
@@ -102,7 +97,7 @@ def _draw_approximation(model, site: str, hyper, latent: Latent, args, kwargs, k
     return jnp.reshape(draws, (-1, draws.shape[-1]))
 
 
-def training_moments(fit: "Fit") -> dict[str, Moments]:
+def training_moments(fit: Record) -> dict[str, Moments]:
     """{GP site: mean and variance of q(f) at the training inputs}, leading axis S. O(S (M^3 + N M^2)) for `SVGP`."""
     if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
         _, f = posterior_draws(fit, random.key(0), 1000)
@@ -117,7 +112,7 @@ def training_moments(fit: "Fit") -> dict[str, Moments]:
     return {site: of(site, latent) for site, latent in fit.latent.items()}
 
 
-def log_likelihood_of_draws(fit: "Fit", hyper: dict, f: dict) -> dict:
+def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
     """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where masked, unscaled."""
     return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
@@ -138,14 +133,14 @@ def log_prob_of(site):
     return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
 
 
-def require_whole_data(fit: "Fit", verb: str) -> None:
+def require_whole_data(fit: Record, verb: str) -> None:
     """Raise `DataError` where a fit keeps the first batch of a stream only."""
     if fit.stats.get("first_batch_only"):
         raise DataError(f"{verb}() is about the training data, of which a fit of a Stream keeps the first batch alone; score held-out "
                         "data by log_density, or predict at rows of your choice.")  # fmt: skip
 
 
-def training_sites(fit: "Fit") -> dict:
+def training_sites(fit: Record) -> dict:
     """The model's trace on the training arguments, at the first draw of everything.
 
     Raises `DataError` where the model itself subsamples, so that its trace is of some rows only.
@@ -172,7 +167,7 @@ def label_of(name: str, trace: dict) -> str:
     return stem if f"{stem}_unobserved" in trace else name
 
 
-def dimensions(fit: "Fit", trace: dict) -> dict[str, list[str]]:
+def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
     """{variable: names of its dimensions after chain and draw}: plates by name, else `<variable>_dim_<i>`."""
     kept = [
         k
@@ -189,7 +184,7 @@ def dimensions(fit: "Fit", trace: dict) -> dict[str, list[str]]:
     return {k: [f"{d}_dim" if d in taken else d for d in dims] for k, dims in named.items()}
 
 
-def num_data(fit: "Fit") -> int:
+def num_data(fit: Record) -> int:
     """N, the rows of the training inputs."""
     return num_rows(fit, fit.args) or next(iter(fit.latent.values())).mean.shape[-1]
 

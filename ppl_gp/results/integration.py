@@ -1,18 +1,15 @@
 """How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f, by a probe."""
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from ppl_gp.results.case import Case
 from ppl_gp.sparse.expectation import flatten
 from ppl_gp.tracing import log_prob_per_datum, without_wrappers
-
-if TYPE_CHECKING:
-    from ppl_gp.results.case import Case
 
 
 class Integration(Enum):
@@ -24,7 +21,7 @@ class Integration(Enum):
     joint_draws = "rows of y depend on several rows of f"
 
 
-def plan_integration(case: "Case") -> Integration:
+def plan_integration(case: Case) -> Integration:
     """The cheapest way that is right for this model."""
     pointwise = all(site.axis is not None for site in case.layout.sites)
     pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
@@ -36,7 +33,7 @@ def plan_integration(case: "Case") -> Integration:
 
 
 @eqx.filter_jit
-def _is_pointwise(case: "Case"):
+def _is_pointwise(case: Case):
     """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one function at a time."""
     hyper, latents = jax.tree.map(lambda x: x[0], case.draws)
     num, names = case.layout.num, [site.name for site in case.layout.sites]
@@ -60,4 +57,3 @@ def _is_pointwise(case: "Case"):
         return jnp.all(jnp.abs(along - rows * v) <= tolerance)
 
     return jnp.all(lax.map(function_is_pointwise, jnp.eye(flat.shape[0], dtype=flat.dtype)))
-

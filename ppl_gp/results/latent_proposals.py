@@ -59,7 +59,11 @@ class Proposals(eqx.Module):
             def one(key):
                 h = now._from(now.guides, sites, case, key)
                 trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
-                bound = log_lik(trace, f, key) + now._log_base(case, hyper, base, h) - now._log_q(now.guides, sites, case, h)
+                bound = (
+                    log_lik(trace, f, key)
+                    + now._log_base(case, hyper, base, h)
+                    - now._log_q(now.guides, sites, case, h)
+                )
                 return -jnp.sum(bound)
 
             return jnp.mean(jax.vmap(one)(random.split(key, DRAWS)))
@@ -91,7 +95,9 @@ class Proposals(eqx.Module):
 
     def _widened(self, case: Case, hyper: dict, sites: dict) -> dict:
         """Gaussians about the prior's mean, `WIDER` times as wide, in unconstrained coordinates."""
-        pilots = jax.vmap(lambda key: {k: v["value"] for k, v in self._sites(case, hyper, {}, key).items() if k in names})
+        pilots = jax.vmap(
+            lambda key: {k: v["value"] for k, v in self._sites(case, hyper, {}, key).items() if k in names}
+        )
         names, wide = case.layout.local_latents, {}
         for k, h in pilots(random.split(random.key(3), PILOTS)).items():
             axis, _ = latent_form(sites[k], case.layout.num)

@@ -87,7 +87,11 @@ def _run(model, args, kwargs, hyper):
         if isinstance(error, PplGpError):
             raise
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
-        caught = "" if model.reading.grows else " In training no other number of rows could be traced: the model holds arrays of its own."
+        caught = (
+            ""
+            if model.reading.grows
+            else " In training no other number of rows could be traced: the model holds arrays of its own."
+        )
         raise DataError(
             f"the model does not run at the new inputs (array arguments of shapes {shapes}): {error} Give every array "
             f"one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0])).{caught}"

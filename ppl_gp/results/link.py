@@ -1,7 +1,5 @@
 """The cheap class probability of logistic models: the logistic function's Gaussian integral by a probit."""
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -10,17 +8,15 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.local.tilted import line
 from ppl_gp.numerics.affine import Dependence, dependence
+from ppl_gp.results.case import Case
 from ppl_gp.results.integration import Integration
+from ppl_gp.results.mixing import Moments
 from ppl_gp.wrappers import bare
-
-if TYPE_CHECKING:
-    from ppl_gp.results.case import Case
-    from ppl_gp.results.mixing import Moments
 
 MACKAY = "mackay"
 
 
-def mackay_log_probs(fn_at, f: "Moments"):
+def mackay_log_probs(fn_at, f: Moments):
     """log p(y = 0), log p(y = 1), (2, M): sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2) (PRML 4.153-4.154).
 
     m and v are those of the logits, a + b f. MacKay (1992), "The evidence framework applied to classification
@@ -32,7 +28,7 @@ def mackay_log_probs(fn_at, f: "Moments"):
     return jax.nn.log_sigmoid(jnp.stack([-eta, eta]))
 
 
-def check_link_approximation(case: "Case", integration: Integration, name: str | None) -> None:
+def check_link_approximation(case: Case, integration: Integration, name: str | None) -> None:
     """Raise `DataError` for an unknown name, `ModelError` for a model that it does not fit."""
     if name is None:
         return
@@ -47,7 +43,7 @@ def check_link_approximation(case: "Case", integration: Integration, name: str |
         )
 
 
-def _logits_are_affine(case: "Case") -> bool:
+def _logits_are_affine(case: Case) -> bool:
     """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces, computes nothing."""
     hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
     zero = jnp.zeros(case.layout.num)

@@ -156,18 +156,18 @@ def _rebuilt(model, header, arrays) -> Fit:
         raise StoreError(f"ended as '{header['result']}', which this installation does not know; upgrade ppl-gp.")
     args, kwargs = tuple(fields["args"]), fields["kwargs"]
     return Fit(
-        _declared(model, header, args, kwargs),
-        SavedMethod(header["method"]),
-        args,
-        kwargs,
-        fields["hyper"],
-        {k: _latent(v) for k, v in fields["latent"].items()},
-        header["log_evidence"],
-        Result(header["result"]),
-        fields["stats"],
-        header["num_chains"],
-        header["sampled"],
-        {k: fields["local"].get(k, Forgotten()) for k in header["latent_sites"]},
+        model=_declared(model, header, args, kwargs),
+        method=SavedMethod(header["method"]),
+        args=args,
+        kwargs=kwargs,
+        hyper=fields["hyper"],
+        latent={k: _latent(v) for k, v in fields["latent"].items()},
+        log_evidence=header["log_evidence"],
+        result=Result(header["result"]),
+        stats=fields["stats"],
+        num_chains=header["num_chains"],
+        sampled=header["sampled"],
+        local={k: fields["local"].get(k, Forgotten()) for k in header["latent_sites"]},
     )
 
 
@@ -178,7 +178,9 @@ def _declared(model, header, args, kwargs) -> Declared:
     try:
         declared = declare(model, args, kwargs)
     except Exception as error:
-        raise StoreError(f"was saved from the model '{header['model']}', and the one given does not run with its arguments: {error}") from error
+        raise StoreError(
+            f"was saved from the model '{header['model']}', and the one given does not run with its arguments: {error}"
+        ) from error
     return Declared(declared.function, declared.reading.observing(tuple(header["observed_sites"])))
 
 

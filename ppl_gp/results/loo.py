@@ -11,7 +11,7 @@
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import arviz_base
 import arviz_stats
@@ -33,23 +33,21 @@ from ppl_gp.results.inference_data import (
     by_chain,
     data_plate,
     num_data,
-    scored_names,
     posterior_draws,
     require_whole_data,
+    scored_names,
     training_sites,
 )
 from ppl_gp.results.layout import Layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.observing import log_density_per_datum, log_expectation
 from ppl_gp.results.predictive import NODES
+from ppl_gp.results.record import Record
 from ppl_gp.tracing import data_axis, run
 from ppl_gp.wrappers import bare_shape, mask_of
 
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
 
-
-def loo(fit: "Fit") -> arviz_utils.ELPDData:
+def loo(fit: Record) -> arviz_utils.ELPDData:
     """Expected log predictive density of the training data, each datum left out (`elpd`, `se`, pointwise `elpd_i`).
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges the importance

@@ -1,7 +1,7 @@
 """The arguments of a prediction: new inputs checked against the training inputs, the other arguments completed."""
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,12 +9,10 @@ import jax.numpy as jnp
 
 from ppl_gp.arguments import Leaves, argument_names, argument_of, as_array, as_arrays, optional_arguments
 from ppl_gp.errors import DataError
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
+from ppl_gp.results.record import Record
 
 
-def new_arguments(fit: "Fit", X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by name where they have one.
 
     What the model took in training with one entry a datum is given again, by position or by name; options, numbers and tables that belong
@@ -99,17 +97,19 @@ def _as_trained(X, dtype):
     return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
 
 
-def shaping_arguments(fit: "Fit", *, masks: bool = False) -> set[str]:
+def shaping_arguments(fit: Record, *, masks: bool = False) -> set[str]:
     """Names of the array arguments that distributions are computed from, not observations; with `masks`, masks and scales as well."""
     reading = fit.model.reading
     return {argument_of(p) for p in (*reading.shaping, *(reading.masking if masks else ()))}
 
 
-def num_rows(fit: "Fit", new_args: tuple) -> int:
+def num_rows(fit: Record, new_args: tuple) -> int:
     """M: the rows of the new inputs."""
     first = argument_names(fit.model, 1)[0]
     arrays = Leaves(fit.model, new_args[:1], {}).arrays
-    rows = [x.shape[fit.model.reading.axis_of(p)] for p, x in arrays.items() if fit.model.reading.axis_of(p) is not None]
+    rows = [
+        x.shape[fit.model.reading.axis_of(p)] for p, x in arrays.items() if fit.model.reading.axis_of(p) is not None
+    ]
     if rows or not arrays:
         return rows[0] if rows else 0
     return next((x.shape[0] for p, x in arrays.items() if argument_of(p) == first and x.shape), 0)

@@ -29,7 +29,9 @@ def observations_at(case: Case, y_new) -> dict:
 def _inside(case: Case, observations: dict) -> dict:
     hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
     trace = case.trace(hyper, {}, **observations)
-    return {k: _check(k, site, case.layout.num) for k, site in trace.items() if is_observed(site) and not is_factor(site)}
+    return {
+        k: _check(k, site, case.layout.num) for k, site in trace.items() if is_observed(site) and not is_factor(site)
+    }
 
 
 def _check(name, site, num):

@@ -2,15 +2,12 @@
 
 import inspect
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ppl_gp.errors import DataError
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
+from ppl_gp.results.record import Record
 
 
-def require_no_such_argument(fit: "Fit", call: str, options: Iterable[str]) -> None:
+def require_no_such_argument(fit: Record, call: str, options: Iterable[str]) -> None:
     """Raise `DataError` where the model has an argument named as one of the call's options, which would never reach it."""
     try:
         parameters = inspect.signature(fit.model).parameters

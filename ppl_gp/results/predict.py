@@ -7,10 +7,9 @@ Fits with draws are mixtures over them; memory does not grow with their number.
 """
 
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
@@ -19,15 +18,13 @@ from ppl_gp.errors import DataError
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.case import case_at
 from ppl_gp.results.chunked import ROWS, by_rows, first_rows
+from ppl_gp.results.counts import observes_counts
 from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
-from ppl_gp.results.counts import observes_counts
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.own_arguments import require_no_such_argument
 from ppl_gp.results.predictive import joint_draws, log_density_at, predictive
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
+from ppl_gp.results.record import Record
 
 
 class Prediction(eqx.Module):
@@ -58,7 +55,7 @@ class PredictiveDraws(NamedTuple):
     y: Any
 
 
-def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **kwargs) -> Prediction:
+def predict(fit: Record, X_new, *args, link_approximation: str | None = None, **kwargs) -> Prediction:
     """Predict f and y at new inputs.
 
     **Arguments:**
@@ -84,7 +81,11 @@ def predict(fit: "Fit", X_new, *args, link_approximation: str | None = None, **k
         raise DataError("predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations.")
     if _many_separate_rows(fit, X_new, args, kwargs):
         return by_rows(
-            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k), fit.model, X_new, args, kwargs
+            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k),
+            fit.model,
+            X_new,
+            args,
+            kwargs,
         )
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
@@ -120,7 +121,7 @@ def _one_or_all(by_site: dict):
 
 
 def log_density(
-    fit: "Fit", X_new, y_new, *args, num_draws: int | None = None, with_error: bool = False, **kwargs
+    fit: Record, X_new, y_new, *args, num_draws: int | None = None, with_error: bool = False, **kwargs
 ) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
     """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`.
 
@@ -159,7 +160,7 @@ def log_density(
     return (log_p, error) if with_error else log_p
 
 
-def sample(fit: "Fit", rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:
+def sample(fit: Record, rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:
     """Draw f jointly over all rows of X_new (full covariance), and y given f.
 
     Sampled fits: the draws are spread evenly over the posterior draws. `rng_key`: a JAX key, or an integer seed.

@@ -18,7 +18,7 @@ from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
 from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.processes import values_at_training_inputs
+from ppl_gp.results.record import values_at_training_inputs
 from ppl_gp.results.store import qualified_name
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp, run

@@ -1,7 +1,7 @@
 """Scores of a prediction against test observations, and distances between posteriors: plain NumPy on arrays."""
 
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -9,9 +9,7 @@ from numpy import ndarray
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.mixing import Moments
-
-if TYPE_CHECKING:
-    from ppl_gp.results.predict import Prediction
+from ppl_gp.results.predict import Prediction
 
 NUM_BINS = 10
 LEVELS = np.arange(0.05, 1.0, 0.05)  # nominal coverage of central intervals
@@ -27,18 +25,18 @@ class Score(NamedTuple):
     name: str
 
 
-def is_classification(prediction: "Prediction") -> bool:
+def is_classification(prediction: Prediction) -> bool:
     """Whether the outcomes of y are classes: Bernoulli, Categorical and ordinal sites. Counts are numbers, and scored as such."""
     return prediction.probs is not None and not isinstance(prediction.probs, dict) and not prediction.counts
 
 
-def outcome_probabilities(prediction: "Prediction") -> Float[ndarray, "... K"]:
+def outcome_probabilities(prediction: Prediction) -> Float[ndarray, "... K"]:
     """p(y = k) in the shape of y and K, for Bernoulli observations too."""
     probs = np.asarray(prediction.probs)
     return np.stack([1.0 - probs, probs], -1) if probs.ndim == 1 or probs.shape == np.shape(prediction.mean) else probs
 
 
-def error(prediction: "Prediction", y) -> Score:
+def error(prediction: Prediction, y) -> Score:
     """Share of misclassified observations where y is one of classes 0, 1, ..., else the root mean squared error."""
     if is_classification(prediction):
         guess = np.argmax(outcome_probabilities(prediction), -1)
@@ -53,11 +51,13 @@ def _observed(y, shape: tuple[int, ...]) -> ndarray:
     """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting would compare other rows."""
     y = next(iter(y.values())) if isinstance(y, dict) and len(y) == 1 else y
     if np.shape(y) != shape:
-        raise DataError(f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it.")
+        raise DataError(
+            f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it."
+        )
     return np.asarray(y)
 
 
-def calibration(prediction: "Prediction", y) -> Score:
+def calibration(prediction: Prediction, y) -> Score:
     """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give about 1 / sqrt(M).
 
     Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
@@ -72,7 +72,7 @@ def calibration(prediction: "Prediction", y) -> Score:
     return Score(float(np.mean(np.abs(coverage(prediction, y) - LEVELS))), "coverage gap")
 
 
-def reliability(prediction: "Prediction", y):
+def reliability(prediction: Prediction, y):
     """(stated, observed, weight) of the occupied bins: mean probability, observed frequency, share of the rows."""
     probs = outcome_probabilities(prediction)
     y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
@@ -86,7 +86,7 @@ def reliability(prediction: "Prediction", y):
     return (*means, count[used] / len(y))
 
 
-def coverage(prediction: "Prediction", y) -> Float[ndarray, "L"]:
+def coverage(prediction: Prediction, y) -> Float[ndarray, "L"]:
     """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive mean and
     variance."""
     mean = np.asarray(prediction.mean)

@@ -91,7 +91,12 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
         if site.support is None:
             return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in ("mean", "variance")]
         # An outcome is any number, so that what is found holds for all of them: it comes from a row of its own.
-        return [fn.log_prob(jnp.asarray(site.support[0] + f[num, 0], jnp.asarray(site.support).dtype) + jnp.zeros(fn.batch_shape, int))]
+        return [
+            fn.log_prob(
+                jnp.asarray(site.support[0] + f[num, 0], jnp.asarray(site.support).dtype)
+                + jnp.zeros(fn.batch_shape, int)
+            )
+        ]
 
     try:
         found = dependence(seen, num + 1, jnp.concatenate([rows, rows[:1]]))

@@ -7,7 +7,7 @@ from jax import lax, random
 
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.results.mixing import Moments
-from ppl_gp.results.processes import prior_at
+from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.inducing_draws import factor_of_v
 
 MAX_JOINT = 2000  # rows up to which draws of f have their full covariance

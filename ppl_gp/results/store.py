@@ -6,9 +6,7 @@ arguments but not the observations, and figures about the fit. `ppl_gp.load` rea
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,17 +18,15 @@ from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.archive import write_archive
 from ppl_gp.results.coding import encode, encode_module
 from ppl_gp.results.inference_data import training_sites
+from ppl_gp.results.record import Record
 from ppl_gp.results.versions import package_versions
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp
 
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
-
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
 
 
-def save(fit: "Fit", path) -> Path:
+def save(fit: Record, path) -> Path:
     """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
 
     Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples and dictionaries of

@@ -15,7 +15,7 @@ Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS`
 draws; memory num_samples N / 4.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -28,10 +28,8 @@ from ppl_gp.factors import read
 from ppl_gp.numerics.linalg import half_log_det, tril_inverse
 from ppl_gp.results.inference_data import observed_names, training_sites
 from ppl_gp.results.modes import MAX_MODES, other_modes, precision_factor
+from ppl_gp.results.record import Record
 from ppl_gp.sparse.process import SparseLatent
-
-if TYPE_CHECKING:
-    from ppl_gp.results.fit import Fit
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
@@ -70,7 +68,7 @@ def unavailable(reason: str) -> Truth:
     return Truth(None, None, None, None, None, None, reason)
 
 
-def importance_sampling(fit: "Fit", rng_key=0, num_samples: int = 20_000) -> Truth:
+def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Truth:
     """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and the k-hat of its
     q(f).
 
