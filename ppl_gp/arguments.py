@@ -120,7 +120,9 @@ class Leaves:
         return {p: x for p, x in zip(self._paths, self._leaves, strict=True) if is_array(x)}
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
-        """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is given, in place of all that are left."""
+        """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is given, in place of
+        all that are left.
+        """
         pairs = zip(self._paths, self._leaves, strict=True)
         return jax.tree.unflatten(self._structure, [values.get(p, x if others is ... else others) for p, x in pairs])
 

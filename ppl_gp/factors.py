@@ -32,7 +32,7 @@ class JointLogLikelihood(eqx.Module):
 
     def trace(self, latent: dict | None) -> dict:
         """The model's trace with GP sites given."""
-        return run(self.model, self.args, self.kwargs, self.hyper, latent)
+        return run(declare(self.model, self.args, self.kwargs), self.args, self.kwargs, self.hyper, latent)
 
     def __call__(self, latent: dict) -> Float[Array, "N"]:
         return _per_datum(self, latent)
@@ -115,10 +115,13 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 
 
 def require_whole_prior(name: str, site: dict) -> None:
-    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior is not the Gaussian that is read."""
+    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior is not the
+    Gaussian that is read.
+    """
     if _is_masked(site["fn"]) or not (site["scale"] is None or (jnp.ndim(site["scale"]) == 0 and site["scale"] == 1)):
         raise ModelError(
-            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, EP, VI and LocalBound take whole; move the "
+            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, EP, VI and LocalBound "
+            f"take whole; move the "
             "handler to the observed sites. NUTS() fits such a model as it stands."
         )
 

@@ -186,7 +186,9 @@ def _axes(base: Look, look: Look, paths: dict[str, int]) -> Axes:
         if small.is_gp:
             axes |= {name: 0} if 0 in _grown_axes(small, look.sites[name]) else {}
             continue
-        framed = [axis for plate, axis in small.frames if plate in plates]
+        framed = list(
+            dict.fromkeys(axis for plate, axis in small.frames if plate in plates)
+        )  # a plate may be entered twice
         grown = [axis for axis in _grown_axes(small, look.sites[name]) if axis < 0]
         found = framed or grown
         if len(found) == 1:

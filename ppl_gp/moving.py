@@ -3,6 +3,8 @@
 Moving f in some rows, by finite steps, moves the terms of the same rows.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,8 @@ import numpy as np
 from ppl_gp.arguments import Leaves
 from ppl_gp.errors import ModelError
 from ppl_gp.growth import Axes, Look, Site
-from ppl_gp.tracing import is_observed, run
-from ppl_gp.wrappers import bare
+from ppl_gp.tracing import is_gp, is_observed, run
+from ppl_gp.wrappers import bare, hidden_axes, unwrap
 
 _MOVES = 3  # random halves of the rows
 
@@ -64,10 +66,55 @@ def _only_axis(name: str, site: Site, num: int) -> int | None:
     found = framed or {i - len(site.shape) for i, n in enumerate(site.shape) if n == num}
     if len(found) > 1:
         raise ModelError(
-            f"several axes of site '{name}', of shape {site.shape}, have {num} entries, and which one is the data's cannot be seen under "
+            f"several axes of site '{name}', of shape {site.shape}, have {num} entries, and which one is the data's "
+            f"cannot be seen under "
             "a trace of a model that holds arrays of its own; pass them as arguments."
         )
     return next(iter(found), None)
+
+
+def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]:
+    """{path: axis} of further arrays of N entries whose rows move the terms and inputs of the same rows, and of no others.
+
+    Growing cannot see them: an array that is indexed by row numbers, y[rows], need not have more entries (JAX clamps indices). A table
+    that is looked up moves other rows than its own, unless each place belongs to the datum of the same number.
+    """
+    num = next((leaves.arrays[p].shape[a] for p, a in axes.rows.items()), 0)
+    others = {p: x.shape.index(num) for p, x in leaves.arrays.items() if p not in axes.rows and num in x.shape}
+    try:
+        with jax.ensure_compile_time_eval():
+            return {p: a for p, a in others.items() if num > 1 and _moves_its_rows(model, leaves, axes, p, a, num)}
+    except (jax.errors.JAXTypeError, FloatingPointError):
+        return {}
+
+
+def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -> bool:
+    rng, x = np.random.default_rng(1), jnp.asarray(leaves.arrays[path])
+    here, found = _by_row(run(model, *leaves.replaced({})), axes, num), False
+    for _ in range(_MOVES):
+        rows = rng.permutation(num) < max(1, num // 2)
+        source = np.where(rows, rng.permutation(num), np.arange(num))
+        there = _by_row(run(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num)
+        moved = np.any([_differs(a, there[k], num) for k, a in here.items() if k in there] or [np.zeros(num, bool)], 0)
+        if np.any(moved & ~rows):
+            return False
+        found |= bool(moved.any())
+    return found
+
+
+def _by_row(trace, axes: Axes, num: int) -> dict[str, np.ndarray]:
+    """{site: (N, ...)}: inputs of GP sites, log-probabilities of what is observed."""
+    gps = {k: s for k, s in trace.items() if is_gp(s) and k in axes.sites}
+    found = {k: np.asarray(unwrap(s["fn"]).X) for k, s in gps.items()}
+    for name, terms in _terms(trace).items():
+        if name in axes.sites:
+            found[name] = np.moveaxis(np.asarray(terms), axes.sites[name] - hidden_axes(trace[name]["fn"]), 0)
+    return {k: x for k, x in found.items() if len(x) == num}
+
+
+def _differs(a, b, num: int):
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.any(np.reshape(~same, (num, -1)), 1)
 
 
 def _float(values):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ppl_gp.arguments import Leaves, argument_of
 from ppl_gp.graph import NOTHING, Graph, graph
 from ppl_gp.growth import Axes, Look, grow, lengths, look_at
-from ppl_gp.moving import by_moving
+from ppl_gp.moving import acting_by_row, by_moving
 
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 
@@ -73,6 +73,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     base = look_at(model, leaves, {})
     grown = next((a for num in lengths(leaves) if (a := grow(model, leaves, base, num)) is not None), None)
     axes = by_moving(model, leaves, base) if grown is None else grown
+    axes = axes._replace(rows=axes.rows | acting_by_row(model, leaves, axes))
     seen, factors = graph(model, leaves, base)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
     predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
@@ -92,7 +93,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
 
 
 def _needed(leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]) -> tuple[str, ...]:
-    """Shaping arrays with one entry a datum, and those of sites whose own data axis is not known (f[idx]: idx belongs to the new data)."""
+    """Shaping arrays with one entry a datum, and those of sites whose own data axis is not known (f[idx]: idx
+    belongs to the new data).
+    """
     arrays = [p for p, x in leaves.arrays.items() if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs]
     if axes is None:
         return tuple(arrays)

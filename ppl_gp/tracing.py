@@ -72,7 +72,8 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
 def annotated(trace: dict, model) -> dict:
     """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and whether they score observations.
 
-    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis that `to_event` took; `None` is a site
+    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis that `to_event` took;
+    `None` is a site
     without data. A model that was not declared leaves the trace as it is.
     """
     reading = reading_of(model)

@@ -75,8 +75,8 @@ def vi(K, mean, log_lik, steps=400, damping=0.5) -> Gaussian:
     for _ in range(steps):
         q = _with_sites(K, mean, nu, tau)
         sd = np.sqrt(np.diag(q.covariance))
-        first = expected(lambda f: slope(log_lik, f), q.mean, sd**2)
-        second = expected(lambda f: (f - q.mean) / sd**2 * slope(log_lik, f), q.mean, sd**2)
+        first = expected(lambda f: slope(log_lik, f), q.mean, sd**2)  # noqa: B023 - used at once
+        second = expected(lambda f: (f - q.mean) / sd**2 * slope(log_lik, f), q.mean, sd**2)  # noqa: B023 - used at once
         new_tau, new_nu = -second, first - second * q.mean
         change = np.max(np.abs(new_tau - tau)) + np.max(np.abs(new_nu - nu))
         if change < 1e-10:

@@ -392,11 +392,10 @@ def test_observations_with_the_data_last_are_split_along_the_data():
     "kwargs, words",
     [
         ({"order": np.arange(32)[::-1].copy()}, "sees other values of a latent function than its own"),
-        ({"table": line()[0], "place": np.arange(32)[::-1].copy()}, "the inputs of 'f' depends"),
         ({"scaled": "inputs"}, "the inputs of 'f' depends"),
         ({"scaled": "kernel"}, "the kernel of 'f' depends"),
     ],
-    ids=["lookup", "table", "normalised", "heuristic"],
+    ids=["lookup", "normalised", "heuristic"],
 )
 def test_models_whose_rows_do_not_stand_alone_get_no_minibatches(kwargs, words):
     X, y = line()
@@ -404,6 +403,14 @@ def test_models_whose_rows_do_not_stand_alone_get_no_minibatches(kwargs, words):
         pg.fit(regression, held(X, batch_size=8), 0, X, y=y, **kwargs)
     if "order" not in kwargs:  # all data in a step are what the model says
         assert pg.fit(regression, held(X, max_steps=5), 0, X, y=y, **kwargs).result == "completed"
+
+
+def test_a_table_with_as_many_rows_as_data_is_no_minibatch():
+    """It is looked up, so that it need not grow with the data."""
+    X, y = line()
+    table = {"table": X, "place": np.arange(32)[::-1].copy()}
+    part, whole = (pg.fit(regression, held(X, batch_size=b), 0, X, y=y, **table) for b in (8, 32))
+    np.testing.assert_allclose(part.latent["f"].mean, whole.latent["f"].mean, atol=0.05)
 
 
 def inflated(X, y=None):

@@ -154,7 +154,8 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
             "the likelihood of some data sees other values of a latent function than its own"
-            f"{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
+            f"{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples "
+            f"rows, or looks them up. Give the GP its inputs in the data's "
             "order, GP(kernel, X[order]), or use NUTS()."
         )
 
@@ -252,7 +253,8 @@ def require_bounded(trace: dict, reading: Reading, method: str) -> None:
     for site, spread in reading.spread:
         if site in found.hyper and (by := sorted(unknown.intersection(spread))):
             raise ModelError(
-                f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and their joint density has "
+                f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and "
+                f"their joint density has "
                 f"no maximum (it grows without bound as the spread falls to zero and '{site}' to its centre). Integrate them: "
                 f"hyper=Sample(), NUTS(); or hold them: hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
             )

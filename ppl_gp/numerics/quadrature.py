@@ -54,7 +54,8 @@ def _spread(scale, reach, num: int):
     return scale * jnp.sinh(t), log_spacing
 
 
-def _around_one(mean, variance, centre, scale, num: int, tilt):
+def nodes_around(mean, variance, centre, scale, num: int, tilt: float = 0.0):
+    """As `sinh_nodes` with one centre, (N,), for all data."""
     x, log_spacing = _spread(scale, _reach(mean, variance, centre, tilt), num)
     f = centre + x
     return f, normal_log_pdf(f, mean, variance) + log_spacing
@@ -112,7 +113,7 @@ def likelihood_nodes(
     frozen = jax.tree.map(lax.stop_gradient, (mean, variance))
     if concave:
         centre = densest_point(log_lik, *tilted_mode(log_lik, *frozen, frozen[0], power), frozen[1], power)
-        return _around_one(mean, variance, *jax.tree.map(lax.stop_gradient, centre), num, tilt)
+        return nodes_around(mean, variance, *jax.tree.map(lax.stop_gradient, centre), num, tilt)
     centres = find_centres(log_lik, *frozen, power, breaks)
     return sinh_nodes(mean, variance, jax.tree.map(lax.stop_gradient, centres), num, tilt)
 

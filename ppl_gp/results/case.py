@@ -82,7 +82,8 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
     if fit.mixing:
         raise ModelError(
-            f"a row of {fit.mixing} sees other rows' arguments (X standardised inside the model, say), so that a prediction would depend on "
+            f"a row of {fit.mixing} sees other rows' arguments (X standardised inside the model, say), so that a "
+            f"prediction would depend on "
             "which rows are asked for together. Do it outside of the model, with the training data's figures, and pass the result."
         )
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)

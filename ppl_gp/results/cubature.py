@@ -1,7 +1,7 @@
 """Integrals over two or three functions a datum, by nodes that follow the integrand; over more by weighted draws.
 
 In whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and the eigenvectors V of the curvature there give
-axes along which N(0, I) stays a product. Along each of them go the nodes of `numerics.quadrature.sinh_nodes`, centred on the mode
+axes along which N(0, I) stays a product. Along each of them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode
 and scaled by the curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps the Gaussian's tails in sight.
 Two functions are integrated one inside the other. Each rule is compared with its own half, which says how far it can be trusted.
 Draws come from the Gaussian at the mode and from N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
@@ -16,7 +16,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.quadrature import sinh_nodes
+from ppl_gp.numerics.quadrature import nodes_around
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.observing import log_expectation
 
@@ -104,7 +104,7 @@ def product_nodes(log_g: Callable, dims: int, like: Float[Array, "M"], num: int)
     at = bulk(log_g, dims, like)
     centre = jnp.einsum("mij,im->jm", at.axes, at.mode)
     zero = jnp.zeros(centre.size, like.dtype)
-    grid, log_w = sinh_nodes(zero, jnp.ones_like(zero), jnp.ravel(centre), jnp.ravel(at.scale.T), num)
+    grid, log_w = nodes_around(zero, jnp.ones_like(zero), jnp.ravel(centre), jnp.ravel(at.scale.T), num)
     return Nodes(*(jnp.reshape(x, (num, dims, -1)) for x in (grid, log_w)), at.axes)
 
 
@@ -137,7 +137,7 @@ def _iterated(log_g: Callable, like: Float[Array, "M"], num: int):
 
     def way(outer):
         pick = lambda x: jnp.where(outer == 0, x[0], x[1])  # noqa: E731
-        x, log_w = sinh_nodes(zero, one, pick(at.mode), pick(spread), num)
+        x, log_w = nodes_around(zero, one, pick(at.mode), pick(spread), num)
 
         def inside(x):
             def log_inner(i):

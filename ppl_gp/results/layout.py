@@ -75,7 +75,8 @@ def require_all_rows(trace: dict) -> None:
     for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise DataError(
-                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows at random, and an answer is wanted for all: "
+                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows at random, and an "
+                f"answer is wanted for all: "
                 "make its subsample_size an argument of the model that can be None, and pass None here."
             )
 

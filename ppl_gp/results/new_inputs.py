@@ -15,7 +15,8 @@ from ppl_gp.results.record import Record
 def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by name where they have one.
 
-    What the model took in training with one entry a datum is given again, by position or by name; options, numbers and tables that belong
+    What the model took in training with one entry a datum is given again, by position or by name; options, numbers and
+    tables that belong
     to no datum are remembered; observations and masks are left out. Which is which was read off the model in training.
     Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than in training; an array that is missing; an argument
     that is given twice.

@@ -38,7 +38,8 @@ def _check(name, site, num):
     fn, value = site["fn"], site["value"]
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
-            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' has the shape {tuple(fn.shape())} there; give one "
+            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' has the shape "
+            f"{tuple(fn.shape())} there; give one "
             "observation a row."
         )
     core = unwrap(fn)

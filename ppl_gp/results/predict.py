@@ -130,12 +130,15 @@ def log_density(
     is a logsumexp.
 
     Functions that the likelihood does not couple are integrated apart, by quadrature, and two or three that it couples by
-    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000, 4000 of latents): more functions than three (weighted
+    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000, 4000 of latents): more
+    functions than three (weighted
     draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
     rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
 
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws; of quadrature its estimated error, zero where the
-    likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An error above 0.5 says that the number is not known.
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws; of quadrature its estimated error,
+    zero where the
+    likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a
+    density. An error above 0.5 says that the number is not known.
 
     Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
     model that has an argument called `num_draws` or `with_error`.
@@ -153,7 +156,8 @@ def log_density(
     log_p, error = log_density_at(case, integration, observations, num_draws)
     if not with_error and integration is Integration.quadrature and not float(jnp.max(error)) <= TOLERANCE:
         warnings.warn(
-            f"log_density: the integral of some row's likelihood is off by about {float(jnp.max(error)):.1g} nats (many narrow modes, or "
+            f"log_density: the integral of some row's likelihood is off by about {float(jnp.max(error)):.1g} nats (many "
+            f"narrow modes, or "
             "edges); with_error=True tells of each row.",
             stacklevel=3,
         )

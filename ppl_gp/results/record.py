@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import equinox as eqx
@@ -34,7 +34,7 @@ class Record:
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
     """
 
-    model: Callable
+    model: Any  # a Declared; a plain function is declared at construction
     method: Any
     args: tuple
     kwargs: dict

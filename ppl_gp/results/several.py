@@ -119,7 +119,9 @@ def _stacked(f: dict[str, Moments]):
 
 
 def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort, key):
-    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under independent f ~ N(mean, variance); log_lik: {site: f} -> (M,)."""
+    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under independent f ~ N(mean, variance);
+    log_lik: {site: f} -> (M,).
+    """
     mean, variance, rebuild = _stacked(f)
     sd, at = jnp.sqrt(variance), lambda rows: log_lik(rebuild(rows))
     if not groups:
@@ -183,7 +185,9 @@ def _reference(at, mean, sd):
 
 
 def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Moments], effort: Effort):
-    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three functions; trace_at: {site: f} -> trace."""
+    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three functions;
+    trace_at: {site: f} -> trace.
+    """
     mean, variance, rebuild = _stacked(f)
     sd, y, log_probs = jnp.sqrt(variance), {}, {}
     for site in sites:

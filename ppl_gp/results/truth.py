@@ -132,8 +132,8 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
     from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0])
     rest = [batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0] for p, k in zip(precision[1:], keys[1:], strict=True)]
     for i, (C, m) in enumerate(zip(tall, at, strict=True)):
-        own = random.split(random.fold_in(key, i), each)
-        rest.append(batch(lambda z, inverse=tril_inverse(C), m=m: m + inverse.T @ z, own)[0])
+        own, inverse = random.split(random.fold_in(key, i), each), tril_inverse(C)
+        rest.append(batch(lambda z, inverse=inverse, m=m: m + inverse.T @ z, own)[0])
     rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
     return jnp.concatenate([from_q[0], *rest]) + log_lik.shared(), from_q[1] + log_lik.shared(), from_q[2]
 

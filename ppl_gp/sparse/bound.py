@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_gp.declared import declare
 from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
@@ -69,7 +70,7 @@ class Nudge(NamedTuple):
 
 def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
     """The GP priors that the model declares at a minibatch. O(B)."""
-    trace = run(model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given})
     return {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
 
 
@@ -86,7 +87,7 @@ def terms(
 
     `beta`: weight of every KL, besides the site's own `numpyro.handlers.scale`.
     """
-    trace = run(model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given})
     priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
     posterior, q, roots = processes(priors, variational, nudge)
     moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}

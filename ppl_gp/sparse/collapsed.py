@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_gp.declared import declare
 from ppl_gp.errors import ModelError
 from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
@@ -66,7 +67,7 @@ def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
 
     The proof is `degree` <= 2 and a curvature that is not positive: at any f, not at those that were tried.
     """
-    trace = run(model, batch.args, batch.kwargs, hyper)
+    trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, hyper)
     gps = {k: trace[k] for k in roles(trace).gps}
     if len(gps) > 1 or any(len(s["fn"].shape()) > 1 for s in gps.values()):
         told = {k: tuple(s["fn"].shape()) for k, s in gps.items()}
