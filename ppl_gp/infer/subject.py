@@ -46,6 +46,8 @@ class Subject(NamedTuple):
 
 def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     """Run the model on a first batch, and require that SVGP fits it. No factorisation."""
+    if not (args and isinstance(args[0], Stream)):
+        model = declare(model, args, kwargs)
     source = _source(method, model, args, kwargs, seed)
     first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
     if not is_finite(first):
