@@ -44,6 +44,10 @@ def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
     try:
         return Declared(keyed(model), read_off(model, args, kwargs))
     except (TypeError, ValueError) as error:
+        if lists := [k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)]:
+            raise DataError(
+                f"the model does not run: {error} Arguments {lists} are lists, which are options; give arrays."
+            ) from error
         lengths = {x.shape[0] for x in Leaves(model, args, kwargs).arrays.values() if len(x.shape)}
         if isinstance(error, PplGpError) or len(lengths) <= 1:
             raise

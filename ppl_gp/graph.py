@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ppl_gp.arguments import Leaves
 from ppl_gp.dependence import sources
@@ -38,11 +39,15 @@ NOTHING = Seen(frozenset(), frozenset())
 
 
 class Graph(NamedTuple):
-    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a factor is its own distribution."""
+    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a factor is its own distribution.
+
+    `kernels`: of GP sites, what the kernel is computed from beside the inputs.
+    """
 
     distributions: dict[str, Seen]
     spreads: dict[str, Seen]
     around: dict[str, Seen]
+    kernels: dict[str, Seen]
 
     @property
     def shaping(self) -> frozenset[str]:
@@ -65,7 +70,7 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
     try:
         found, factors = _graph(model, leaves, base, {})
     except jax.errors.JAXTypeError:
-        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}), {}
+        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}), {}
     given = frozenset(p for p in leaves.arrays if p != "y")
     everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
     return found._replace(distributions=everything), factors
@@ -85,18 +90,26 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
         return {k: _parts(s) for k, s in trace.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around = ({k: parts[i] for k, parts in flow.items()} for i in range(3))
+    fn, spread, around, kernels = ({k: parts[i] for k, parts in flow.items()} for i in range(4))
     own = {k: seen for k, seen in fn.items() if not is_one[k]}
-    return Graph(own, spread, around), {k: seen for k, seen in fn.items() if is_one[k]}
+    return Graph(own, spread, around, kernels), {k: seen for k, seen in fn.items() if is_one[k]}
 
 
-def _parts(site) -> tuple[list, list, list]:
-    """Arrays of a site's distribution, of its spread, and of what stands around it."""
+def _parts(site) -> tuple[list, ...]:
+    """Arrays of a site's distribution, of its spread, of what stands around it, and of a GP's kernel at constant inputs."""
     fn = unwrap(site["fn"])
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
-    return tuple([jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around))
+    kernel = kernel_at_constants(fn) if isinstance(fn, GP) else []
+    return tuple([jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel))
+
+
+def kernel_at_constants(gp: GP):
+    """k(C, C) at inputs of the GP's shape that are computed from nothing."""
+    C = np.broadcast_to(np.arange(gp.X.shape[0]).reshape((-1,) + (1,) * (gp.X.ndim - 1)), gp.X.shape)
+    C = jnp.asarray(C, gp.X.dtype)
+    return gp.kernel(C, C)
 
 
 def _spread(fn) -> list:

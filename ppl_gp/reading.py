@@ -16,18 +16,22 @@ class Reading:
     """Static facts, by name.
 
     - `axes`: (site, axis of the data) of every sample site that holds data, as `tracing.annotated` counts them.
-    - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data).
+    - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data); `acting`: those among them that need not
+      grow with the inputs, and belong to the rows by what they do (y[rows]).
     - `grows`: whether another number of rows could be traced; where not, arrays of N rows are caught in a closure.
     - `observed`: sites with observations. `predicted`: those that a prediction is made of: they hold data, or see a GP.
     - `scored`: factors that see observations, and so are part of the likelihood of y; other factors are penalties.
     - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and scales. `needed`: the shaping ones
       that a prediction is given anew, one entry a datum; tables and numbers are remembered.
-    - `spread`: (site, the random sites that its spread is computed from).
+    - `spread`: (site, the random sites that its spread is computed from). `kernels`: (GP site, the arrays with one entry a
+    datum that its
+      kernel is computed from: a median of distances, say).
     """
 
     axes: tuple[tuple[str, int], ...] = ()
     plates: tuple[str, ...] = ()
     rows: tuple[tuple[str, int], ...] = ()
+    acting: tuple[str, ...] = ()
     grows: bool = True
     observed: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
@@ -36,12 +40,18 @@ class Reading:
     masking: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def axis(self, site: str) -> int | None:
         """Of a site, also where an `obs_mask` is there now and was not, or the other way round."""
         axes = dict(self.axes)
         stem = site.removesuffix(_OBSERVED)
         return next((axes[k] for k in (site, stem, stem + _OBSERVED) if k in axes), None)
+
+    @property
+    def row_axes(self) -> dict[str, int]:
+        """{path of an array argument with one entry a datum: its axis of the data}."""
+        return dict(self.rows)
 
     def axis_of(self, path: str) -> int | None:
         """The axis of the data of an array argument."""
@@ -73,7 +83,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     base = look_at(model, leaves, {})
     grown = next((a for num in lengths(leaves) if (a := grow(model, leaves, base, num)) is not None), None)
     axes = by_moving(model, leaves, base) if grown is None else grown
-    axes = axes._replace(rows=axes.rows | acting_by_row(model, leaves, axes))
+    acting = acting_by_row(model, leaves, axes)
+    axes = axes._replace(rows=axes.rows | acting)
     seen, factors = graph(model, leaves, base)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
     predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
@@ -81,6 +92,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
         axes=tuple(axes.sites.items()),
         plates=axes.plates,
         rows=tuple(axes.rows.items()),
+        acting=tuple(acting),
         grows=grown is not None,
         observed=observed,
         predicted=predicted,
@@ -89,6 +101,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
         masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
         needed=_needed(leaves, axes if grown is not None else None, seen, predicted),
         spread=_random_spreads(seen, base),
+        kernels=_kernels_of_data(seen, axes),
     )
 
 
@@ -111,6 +124,11 @@ def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
         known |= new
         front += new
     return any(base.sites[k].is_gp for k in known if k in base.sites)
+
+
+def _kernels_of_data(seen: Graph, axes: Axes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found = {k: tuple(sorted(s.arguments & {*axes.rows, "y"})) for k, s in seen.kernels.items()}
+    return tuple((k, paths) for k, paths in found.items() if paths)
 
 
 def _random_spreads(seen: Graph, base: Look) -> tuple[tuple[str, tuple[str, ...]], ...]:

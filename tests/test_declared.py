@@ -12,6 +12,8 @@ import pytest
 from numpyro import handlers
 
 import ppl_gp as pg
+from ppl_gp.companions import mixing_sites
+from ppl_gp.declared import declare
 from ppl_gp.reading import read_off
 
 K = pg.kernels.RBF(1.0, 0.7)
@@ -442,3 +444,107 @@ def test_eight_threads_fit_and_predict():
     for answers in found:
         for mean in answers:
             np.testing.assert_allclose(mean, expected[: len(mean)], rtol=1e-9)
+
+
+# Rows that do not stand alone
+
+
+def _gp(X, y, kernel=K, mean=None, inputs=None):
+    f = numpyro.sample("f", pg.GP(kernel, X if inputs is None else inputs, mean=mean))
+    with _data(X):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def _by_number(X, y):
+    f = _f(X)
+    with _data(X) as rows:
+        numpyro.sample("y", dist.Normal(f[rows], 0.1 + 0.05 * rows), obs=y)
+
+
+def _by_size(X, y):
+    f = _f(X)
+    with _data(X):
+        numpyro.sample("y", dist.Normal(f, 0.1 * X.shape[0]), obs=y)
+
+
+RBF = pg.kernels.RBF
+NOT_ALONE = {  # what a row sees beside its own arguments
+    "the median of distances": lambda X, y=None: _gp(X, y, RBF(1.0, jnp.median(jnp.abs(X - X.T)))),
+    "the range": lambda X, y=None: _gp(X, y, RBF(1.0, jnp.ptp(X))),
+    "the number of rows, in the kernel": lambda X, y=None: _gp(X, y, RBF(1.0, 4.0 / X.shape[0])),
+    "the other inputs, in the mean": lambda X, y=None: _gp(X, y, mean=lambda x: x[:, 0] - x[:, 0].mean()),
+    "y, in the mean": lambda X, y=None: _gp(X, y, mean=0.0 if y is None else jnp.mean(y)),
+    "y, in the kernel": lambda X, y=None: _gp(X, y, RBF(1.0 if y is None else jnp.var(y), 1.0)),
+    "its number, as an input": lambda X, y=None: _gp(X, y, inputs=jnp.arange(X.shape[0]) * 1.0),
+    "its number, in the noise": lambda X, y=None: _by_number(X, y),
+    "the number of rows, in the noise": lambda X, y=None: _by_size(X, y),
+}
+
+
+@pytest.mark.parametrize("model", NOT_ALONE.values(), ids=NOT_ALONE)
+def test_rows_that_do_not_stand_alone_are_seen(model):
+    inputs = np.linspace(-1.0, 1.0, 6)[:, None]
+    arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
+    assert mixing_sites(declare(model, *arguments), *arguments, {}, {})
+
+
+def test_rows_that_stand_alone_are_seen():
+    def regression(X, w, y=None):
+        f = numpyro.sample("f", pg.GP(K, X, mean=lambda x: 2.0 * x[:, 0] + w))
+        with _data(X):
+            numpyro.sample("y", dist.StudentT(4.0, f, 0.1 + w), obs=y)
+
+    for model, args, y, *_ in READINGS:
+        if model not in (subsampling, closure, places):
+            arguments = (args, {"y": y})
+            noise = jnp.ones(3) if model is outputs else jnp.ones((3, 1))
+            hyper = {"noise": noise, "s": jnp.ones(()), "h": jnp.ones((N, 3))}
+            assert mixing_sites(declare(model, *arguments), *arguments, hyper, {}) == []
+    arguments = ((X, np.array([0.1, 0.2, 0.7])), {"y": Y})
+    assert mixing_sites(declare(regression, *arguments), *arguments, {}, {}) == []
+
+
+def test_new_rows_are_not_paired_with_arrays_that_a_model_holds():
+    noise = np.array([0.1, 0.2, 0.7])
+
+    def given(X, noise, y=None):
+        f = _f(X)
+        with _data(X):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    def holding(X, y=None):
+        given(X, noise, y)
+
+    for model in (holding, functools.partial(given, noise=noise)):
+        fit = pg.fit(model, FIXED, 0, X, y=Y)
+        assert fit.predict(X).mean.shape == (N,)
+        with pytest.raises(pg.DataError, match="holds arrays of its own"):
+            fit.predict(X[::-1])
+        with pytest.raises(pg.DataError, match="holds arrays of its own"):
+            pg.fit(model, pg.SVGP(num_inducing=2, batch_size=2, max_steps=1, hyper=pg.Fixed({})), 0, X, y=Y)
+    fit = pg.fit(given, FIXED, 0, X, noise, y=Y)
+    with pytest.raises(pg.DataError, match="'noise' has shape \\(3,\\) and X_new 2"):
+        fit.predict(X[:2], noise)
+
+
+def test_a_file_of_a_model_that_read_other_values_is_refused(tmp_path, monkeypatch):
+    path = pg.fit(reading_globals, FIXED, 0, X, y=Y).save(tmp_path / "a.fit")
+    assert pg.load(path, reading_globals).predict(X).mean.shape == (N,)
+    monkeypatch.setitem(globals(), "SCALE", 9.0)
+    with pytest.raises(pg.StoreError, match="SCALE"):
+        pg.load(path, reading_globals)
+
+
+def test_predictions_by_draws_do_not_depend_on_companions():
+    def classes(X, y=None):
+        with numpyro.plate("classes", 4):
+            f = numpyro.sample("f", pg.GP(K, X))
+        with _data(X):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    inputs = np.linspace(-1.0, 1.0, 6)[:, None]
+    method = pg.SVGP(inducing=inputs, train_inducing=False, hyper=pg.Fixed({}), max_steps=20)
+    fit = pg.fit(classes, method, 0, inputs, y=np.arange(6) % 4)
+    whole = fit.predict(inputs).probs
+    np.testing.assert_allclose(fit.predict(inputs[::-1]).probs[::-1], whole, atol=1e-9)
+    np.testing.assert_allclose(fit.predict(inputs[2:3]).probs[0], whole[2], atol=1e-9)

@@ -10,6 +10,8 @@ from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadratur
 from ppl_gp.numerics.modes import derivatives, tilted_mode
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import gauss_hermite, likelihood_nodes
+from ppl_gp.results.mixing import Moments
+from ppl_gp.results.observing import expected_moments
 
 MEANS = np.repeat([-100.0, -4.0, 0.0, 0.7, 12.0], 4)
 VARIANCES = np.tile([1e-4, 0.5, 9.0, 900.0], 5)
@@ -101,3 +103,17 @@ def test_derivatives_are_right_where_numpyro_has_a_kink():
         gradient, curvature = derivatives(log_lik, jnp.zeros(2))
         np.testing.assert_allclose(gradient, y - total / 2, atol=1e-12)
         np.testing.assert_allclose(curvature, -total / 4, atol=1e-12)
+
+
+def test_moments_of_one_row_do_not_depend_on_its_companions():
+    """Nodes that several centres share are found by iteration, which must leave alone what it has found."""
+    rng = np.random.default_rng(0)
+    mean, variance = jnp.asarray(0.5 * rng.normal(size=200)), jnp.asarray(10 ** rng.uniform(-2.0, 0.0, 200))
+
+    def moments(row):
+        f = Moments(*(x[None] for x in row))
+        return expected_moments(lambda f: f, lambda f: jnp.full_like(f, 0.16), f, 384)
+
+    each = jax.jit(lambda rows: jax.lax.map(moments, rows))((mean, variance))
+    np.testing.assert_allclose(each.mean[:, 0], mean, atol=1e-10)
+    np.testing.assert_allclose(each.variance[:, 0], variance + 0.16, rtol=1e-9)

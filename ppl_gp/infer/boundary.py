@@ -256,5 +256,6 @@ def require_bounded(trace: dict, reading: Reading, method: str) -> None:
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and "
                 f"their joint density has "
                 f"no maximum (it grows without bound as the spread falls to zero and '{site}' to its centre). Integrate them: "
-                f"hyper=Sample(), NUTS(); or hold them: hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
+                f"NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: hyper=Fixed({{...}}); or "
+                f"declare '{site}' with a unit spread and multiply."
             )

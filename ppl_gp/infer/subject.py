@@ -80,6 +80,11 @@ def _source(method: SVGP, model, args, kwargs, seed):
         )
     plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
     if plate is None:
+        if not model.reading.grows and method.rows(num) < num:
+            raise DataError(
+                "minibatches need every array with one entry a datum as an argument of the model, which holds arrays of its own (in a "
+                f"closure, a partial or a global); pass them, or take all data in a step, batch_size={num}."
+            )
         axes = model.reading.axes_of(Leaves(model, args, kwargs))
         return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
     name, num_data, batch_size = plate

@@ -83,6 +83,8 @@ def _shared(centres: Centres, reach, single):
     wanted = jnp.linspace(0.0, 1.0, num, dtype=x.dtype)[:, None] * (high - low) + low
     ends = jnp.broadcast_to(-reach, x.shape), jnp.broadcast_to(reach, x.shape)
 
+    tol = 1e3 * jnp.finfo(x.dtype).eps * num
+
     def step(state):
         x, below, above, _, steps = state
         miss = wanted - t_at(x)
@@ -92,15 +94,17 @@ def _shared(centres: Centres, reach, single):
         trusted = (new > below) & (new < above) & ((steps % 3 < 2) | (jnp.abs(miss) < 0.1))
         new = jnp.where(trusted, new, 0.5 * (below + above))
         off = jnp.max(jnp.where(several, jnp.abs(miss), 0.0))
-        return jnp.where(jnp.abs(miss) > 0, new, x), below, above, off, steps + 1
+        # A node that is there stays: its next step may round to an end of the bracket, and would be halved far away.
+        return jnp.where(jnp.abs(miss) > tol, new, x), below, above, off, steps + 1
 
     def running(state):
-        return (state[3] > 1e3 * jnp.finfo(x.dtype).eps * num) & (state[4] < _INVERSIONS)
+        return (state[3] > tol) & (state[4] < _INVERSIONS)
 
     off = jnp.asarray(jnp.inf, x.dtype)
     found = lax.while_loop(running, step, (x, *ends, off, jnp.zeros((), jnp.int32)))[0]
     spacing = (high - low) / (num - 1) / density_at(found)
-    return jnp.where(several, found, x), jnp.where(several, jnp.log(spacing), log_spacing)
+    nodes = jnp.where(several, found, x), jnp.where(several, jnp.log(spacing), log_spacing)
+    return jax.tree.map(lax.stop_gradient, nodes)  # the Gaussian's weights carry the derivatives
 
 
 def likelihood_nodes(

@@ -16,7 +16,7 @@ from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Latent, Posterior, condition_on_values, process
 from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments
-from ppl_gp.results.new_inputs import new_arguments, num_rows
+from ppl_gp.results.new_inputs import new_arguments, num_rows, require_own_rows
 from ppl_gp.results.record import Record
 from ppl_gp.sparse.process import SparseLatent, SparseProcess
 from ppl_gp.tracing import annotated, run, set_gps
@@ -82,11 +82,12 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
     if fit.mixing:
         raise ModelError(
-            f"a row of {fit.mixing} sees other rows' arguments (X standardised inside the model, say), so that a "
-            f"prediction would depend on "
-            "which rows are asked for together. Do it outside of the model, with the training data's figures, and pass the result."
+            f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised inside the model, a length scale "
+            "from the median of distances, the row's number, the number of rows ...), so that a prediction would depend on which "
+            "rows are asked for together. Compute it outside of the model, from the training data, and pass the result."
         )
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
+    require_own_rows(fit, new_args)
     hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
     first = jax.tree.map(lambda x: x[0], hyper)
     plan = layout(fit.model, new_args, new_kwargs, first, num_rows(fit, new_args), tuple(fit.local))
@@ -131,7 +132,8 @@ class Conditional(eqx.Module):
         """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the marginals."""
         if not joint:
             mean, variance = self.marginals(new)
-            return mean + jnp.sqrt(variance) * random.normal(key, mean.shape, mean.dtype)
+            # The same number for all rows, each of which is judged alone: its answer may not depend on its companions.
+            return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
         unit = default_jitter(new.variance)
 
         def factored(posterior, new):

@@ -186,7 +186,9 @@ def log_integral_by_draws(log_g: Callable, dims: int, like: Float[Array, "M"], n
     log_scale = jnp.sum(jnp.log(at.scale), 1)
 
     def draw(key, from_prior):
-        noise = random.normal(key, at.mode.shape, like.dtype)
+        noise = random.normal(
+            key, (dims, 1), like.dtype
+        )  # the same for all data: an answer may not depend on its companions
         z = jnp.where(from_prior, noise, at.mode + jnp.einsum("mij,jm->im", spread, noise))
         along = jnp.einsum("mij,im->jm", at.axes, z - at.mode) / at.scale.T
         log_prior, log_bulk = -0.5 * jnp.sum(z**2, 0), -0.5 * jnp.sum(along**2, 0) - log_scale

@@ -1,5 +1,6 @@
 """What a model declares at new inputs: the sites of training, by name, as they stand there."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -93,6 +94,8 @@ def _run(model, args, kwargs, hyper):
             if model.reading.grows
             else " In training no other number of rows could be traced: the model holds arrays of its own."
         )
+        left_out = [p for p in inspect.signature(model).parameters if p not in kwargs][len(args) :]
+        caught += f" Left at their defaults: {left_out}; pass what the model needs." if left_out else ""
         raise DataError(
             f"the model does not run at the new inputs (array arguments of shapes {shapes}): {error} Give every array "
             f"one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0])).{caught}"

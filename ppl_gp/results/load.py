@@ -14,7 +14,7 @@ import numpy as np
 from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.errors import Result, StoreError
-from ppl_gp.fingerprint import keyed
+from ppl_gp.fingerprint import keyed, reads
 from ppl_gp.local.pseudo import Sites
 from ppl_gp.posterior import Latent
 from ppl_gp.reading import Reading
@@ -45,10 +45,11 @@ _FIELDS = {
     "arrays": dict | list,  # {name: [dtype, shape]}, or the names alone
     "latent_sites": list,
     "local": dict,
+    "reads": dict | None,  # what the model read when it was fitted
     "reading": dict | None,  # None in files of earlier versions
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
-_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None}
+_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reads": None}
 # The fields that hold arrays, tuples or modules.
 _PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local")
 
@@ -80,6 +81,7 @@ def load(path, model: Callable) -> Fit:
         fit = _rebuilt(model, header, arrays)
         check_values(header, fit)
     check_model(path, header, fit)
+    _check_constants(path, header["reads"], fit)
     _warn_of_precision(path, arrays)
     return fit
 
@@ -182,6 +184,21 @@ def _declared(model, header, args, kwargs) -> Declared:
             f"was saved from the model '{header['model']}', and the one given does not run with its arguments: {error}"
         ) from error
     return Declared(declared.function, declared.reading.observing(tuple(header["observed_sites"])))
+
+
+def _check_constants(path: Path, saved: dict | None, fit: Fit) -> None:
+    """Values that the model reads (globals, closures, defaults) must be those of the fit; its code may have been edited."""
+    now = reads(fit.model.function)
+    values = [k for k in saved or {} if not k.startswith("code of ") and not _is_function(k, saved or {})]
+    if differing := [k for k in values if now.get(k, saved[k]) != saved[k]]:  # pyright: ignore[reportOptionalSubscript]
+        raise StoreError(
+            f"{path} was saved from a model that read other values: {differing} differ. Put the old values back, or fit again."
+        )
+
+
+def _is_function(name: str, saved: dict) -> bool:
+    """Whether an entry stands for a function, whose code has an entry of its own."""
+    return "'" in name and f"code of '{name.split(chr(39))[1]}'" in saved
 
 
 def _tuples(value):

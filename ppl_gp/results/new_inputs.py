@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ppl_gp.arguments import Leaves, argument_names, argument_of, as_array, as_arrays, optional_arguments
 from ppl_gp.errors import DataError
@@ -30,7 +31,10 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     given = {**positional, **kwargs}
     trained = {**dict(zip(names[1:], fit.args[1:], strict=False)), **fit.kwargs}
     given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
-    return _in_place(fit.model, names[0], X, names[1:], given)
+    placed = _in_place(fit.model, names[0], X, names[1:], given)
+    if num := num_rows(fit, placed[0]):
+        _require_rows(fit, Leaves(fit.model, *placed), num)
+    return placed
 
 
 def _completed(fit, name: str) -> list[tuple[str, Any]]:
@@ -102,6 +106,29 @@ def shaping_arguments(fit: Record, *, masks: bool = False) -> set[str]:
     """Names of the array arguments that distributions are computed from, not observations; with `masks`, masks and scales as well."""
     reading = fit.model.reading
     return {argument_of(p) for p in (*reading.shaping, *(reading.masking if masks else ()))}
+
+
+def require_own_rows(fit: Record, new_args: tuple) -> None:
+    """Raise `DataError` for new inputs of a model that holds arrays of N rows of its own, which would be paired with them."""
+    trained, new = Leaves(fit.model, fit.args[:1], {}).arrays, Leaves(fit.model, new_args[:1], {}).arrays
+    same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
+    if not (fit.model.reading.grows or same):
+        raise DataError(
+            "the model holds arrays of its own with one entry a datum (in a closure, a partial or a global), as no "
+            "other number of rows "
+            "could be traced: new inputs would be paired with the training data's entries. Make them arguments of the model."
+        )
+
+
+def _require_rows(fit, leaves: Leaves, num: int) -> None:
+    """Raise `DataError` where an argument with one entry a datum has another number of them than X_new has rows."""
+    reading = fit.model.reading
+    for path, x in leaves.arrays.items():
+        axis = reading.axis_of(path)
+        if axis is None or path in reading.acting or argument_of(path) == "y" or not np.ndim(x):
+            continue
+        if axis >= np.ndim(x) or x.shape[axis] != num:
+            raise DataError(f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one entry a row.")
 
 
 def num_rows(fit: Record, new_args: tuple) -> int:

@@ -16,7 +16,13 @@ from ppl_gp.wrappers import mask_of
 def observations_at(case: Case, y_new) -> dict:
     """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its support."""
     _, observations = as_arrays((), {"y": y_new})
-    for name, (inside, value) in _inside(case, observations).items():
+    try:
+        checked = _inside(case, observations)
+    except (KeyError, IndexError, AttributeError) as error:
+        raise DataError(
+            f"y_new does not hold what the model observes ({error!r}); give it in the form of the training y."
+        ) from error
+    for name, (inside, value) in checked.items():
         if not bool(jnp.all(inside)):
             bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3].tolist()
             raise DataError(

@@ -15,6 +15,7 @@ from ppl_gp.declared import own_function
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
+from ppl_gp.fingerprint import reads
 from ppl_gp.results.archive import write_archive
 from ppl_gp.results.coding import encode, encode_module
 from ppl_gp.results.inference_data import training_sites
@@ -43,6 +44,7 @@ def save(fit: Record, path) -> Path:
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
         "latent_sites": list(fit.local),
+        "reads": reads(fit.model.function),
         "reading": dataclasses.asdict(fit.model.reading),
         "observed_sites": _observed_sites(fit, training),
         "method": repr(fit.method),
