@@ -129,7 +129,11 @@ class Leaves:
 
 def is_array(x) -> bool:
     """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the host or on disk."""
-    return hasattr(x, "shape") and hasattr(x, "dtype") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return (
+        hasattr(x, "shape")
+        and hasattr(x, "dtype")
+        and jnp.issubdtype(x.dtype, jnp.number) | jnp.issubdtype(x.dtype, bool)
+    )
 
 
 def argument_of(path: str) -> str:

@@ -8,6 +8,7 @@ from ppl_gp.arguments import Leaves
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.fingerprint import Keyed, changed, keyed
 from ppl_gp.reading import Reading, read_off
+from ppl_gp.tracing import declare_by
 
 
 class Declared:
@@ -66,3 +67,6 @@ def require_unchanged(model: Declared) -> None:
             f"what the model reads has changed since the fit: {differing}. A prediction would mix old and new values: put the old "
             "value back, fit again, or make it an argument of the model, which a fit remembers."
         )
+
+
+declare_by(declare)

@@ -12,7 +12,7 @@ from ppl_gp.arguments import Leaves
 from ppl_gp.dependence import sources
 from ppl_gp.gp import GP
 from ppl_gp.growth import Look
-from ppl_gp.tracing import is_factor, run
+from ppl_gp.tracing import bare_trace, is_factor
 from ppl_gp.wrappers import mask_of, unwrap
 
 _ARGUMENT, _SITE = "argument ", "site "
@@ -85,7 +85,7 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
     def parts(named):
         values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
         args, kwargs = leaves.replaced({p: named[_ARGUMENT + p] for p in arrays})
-        trace = {k: s for k, s in run(model, args, kwargs, values, values).items() if s["type"] == "sample"}
+        trace = {k: s for k, s in bare_trace(model, args, kwargs, values, values).items() if s["type"] == "sample"}
         is_one.update({k: is_factor(s) for k, s in trace.items()})
         return {k: _parts(s) for k, s in trace.items()}
 

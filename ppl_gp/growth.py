@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ppl_gp.arguments import Leaves, argument_of, is_array
 from ppl_gp.gp import unwrap
-from ppl_gp.tracing import is_factor, is_gp, is_missing_part, is_observed, run
+from ppl_gp.tracing import bare_trace, is_factor, is_gp, is_missing_part, is_observed
 from ppl_gp.wrappers import bare_shape, hidden_axes
 
 MAX_TRIALS = 200  # sets of arguments that are tried as the data's
@@ -61,7 +61,7 @@ def look_at(model, leaves: Leaves, grown: dict[str, tuple[int, int]]) -> Look:
     seen = []
 
     def trace(values):
-        seen.append(_seen(run(model, *leaves.replaced(values))))
+        seen.append(_seen(bare_trace(model, *leaves.replaced(values))))
 
     try:
         jax.eval_shape(trace, shapes)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.arguments import Leaves
+from ppl_gp.arguments import Leaves, argument_of
 from ppl_gp.errors import ModelError
 from ppl_gp.growth import Axes, Look, Site
-from ppl_gp.tracing import is_gp, is_observed, run
+from ppl_gp.tracing import bare_trace, is_gp, is_observed
 from ppl_gp.wrappers import bare, hidden_axes, unwrap
 
 _MOVES = 3  # random halves of the rows
@@ -30,6 +30,8 @@ def by_moving(model, leaves: Leaves, base: Look) -> Axes:
             axis = _only_axis(name, site, num) if moved is None else _moving_axis(site, moved.get(name), num)
             if axis is not None and not site.is_gp:
                 axes[name] = axis
+    if not gps:
+        axes = _of_the_only_plate(leaves, base)
     plates = {p for name, axis in axes.items() for p, where in base.sites[name].frames if where == axis}
     for name, site in base.sites.items():
         if not site.is_gp and name not in axes and (where := [a for p, a in site.frames if p in plates]):
@@ -38,6 +40,20 @@ def by_moving(model, leaves: Leaves, base: Look) -> Axes:
     counted = {k: a + base.sites[k].hidden for k, a in axes.items()}
     rows = {p: x.shape.index(num) for p, x in leaves.arrays.items() for num in lengths if num in x.shape}
     return Axes(counted, tuple(sorted(plates)), rows)
+
+
+def _of_the_only_plate(leaves: Leaves, base: Look) -> dict[str, int]:
+    """{observed site: axis} of a model without a GP: the plate that subsamples, else the one of as many members as the inputs have
+    rows, else the only one; none where two are such plates.
+    """
+    frames = {p for s in base.sites.values() if s.observed for p, _ in s.frames}
+    first = {x.shape[0] for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape}
+    subsampling = {p for p in frames if base.plates.get(p, (0, 0))[0] != base.plates.get(p, (0, 0))[1]}
+    given = {p for p in frames if base.plates.get(p, (0, 0))[0] in first}
+    data = next((found for found in (subsampling, given, frames) if found), set())
+    if len(data) != 1:
+        return {}
+    return {k: a for k, s in base.sites.items() if s.observed for p, a in s.frames if p in data}
 
 
 def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, list] | None:
@@ -49,7 +65,7 @@ def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, l
                 rows = rng.permutation(num) < max(1, num // 2)
                 f, step = ({k: rng.normal(size=(*s.shape, num)) for k, s in gps.items()} for _ in range(2))
                 here, there = (
-                    _terms(run(model, *leaves.replaced({}), latent=values))
+                    _terms(bare_trace(model, *leaves.replaced({}), latent=values))
                     for values in (_float(f), _float({k: f[k] + rows * step[k] for k in f}))
                 )
                 for name, term in here.items():
@@ -90,11 +106,11 @@ def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]
 
 def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -> bool:
     rng, x = np.random.default_rng(1), jnp.asarray(leaves.arrays[path])
-    here, found = _by_row(run(model, *leaves.replaced({})), axes, num), False
+    here, found = _by_row(bare_trace(model, *leaves.replaced({})), axes, num), False
     for _ in range(_MOVES):
         rows = rng.permutation(num) < max(1, num // 2)
         source = np.where(rows, rng.permutation(num), np.arange(num))
-        there = _by_row(run(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num)
+        there = _by_row(bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num)
         moved = np.any([_differs(a, there[k], num) for k, a in here.items() if k in there] or [np.zeros(num, bool)], 0)
         if np.any(moved & ~rows):
             return False

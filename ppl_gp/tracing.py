@@ -59,14 +59,30 @@ class set_gps(Messenger):
             msg["value"] = self.value(msg["name"], unwrap(msg["fn"]))
 
 
-def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
-    """Trace of the model with hyperparameters and GP sites given; nothing leaks to outer handlers.
+# How a model that was not declared is read off: `ppl_gp.declared` sets it, which stands above this file.
+_declare: list[Callable] = []
 
-    Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation.
+
+def declare_by(function: Callable) -> None:
+    """Let `run` declare models by this function of (model, args, kwargs)."""
+    _declare[:] = [function]
+
+
+def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
+    """Trace of the model with hyperparameters and GP sites given, its sites annotated; nothing leaks to outer handlers.
+
+    Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation; a model that was not declared is
+    read off first.
     """
+    declared = model if reading_of(model) is not None else _declare[0](model, args, kwargs)
+    return annotated(bare_trace(model, args, kwargs, hyper, latent, key), declared)
+
+
+def bare_trace(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
+    """As `run`, without annotations: what a model is read off."""
     with handlers.block():
         given = handlers.substitute(handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {}))
-        return annotated(handlers.trace(pin(given, latent)).get_trace(*args, **kwargs), model)
+        return handlers.trace(pin(given, latent)).get_trace(*args, **kwargs)
 
 
 def annotated(trace: dict, model) -> dict:

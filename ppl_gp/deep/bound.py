@@ -17,6 +17,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from numpyro.distributions.kl import kl_divergence
 
+from ppl_gp.declared import declare
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.layers import Moments, Passed, pass_through
 from ppl_gp.deep.structure import Structure
@@ -57,6 +58,7 @@ def terms(
     nudge: dict | None = None,
 ) -> Terms:
     """The bound's terms, nats. O(M^3 + M^2 B) a GP site, times num_paths K where its inputs differ; K^3 B a drawn layer."""
+    model = declare(model, batch.args, batch.kwargs)
     if of.is_shallow:
         return shallow.terms(model, how, hyper, variational, batch, nudge, sampling.beta)
     given = {**hyper, **batch.given}

@@ -91,7 +91,7 @@ class EP(LocalMethod):
             return tries + 1, sites, self._match(log_lik, sites, q)
 
         # A loop, so that the moments are compiled once for both starts.
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(self._match, log_lik, *flat))
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(self._match, log_lik, *flat))
         start = (jnp.zeros((), jnp.int32), flat[0], blank._replace(residual=jnp.asarray(jnp.inf, K.dtype)))
         _, sites, first = lax.while_loop(lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS), attempt, start)
         return sites, first

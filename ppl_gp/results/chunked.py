@@ -14,7 +14,7 @@ ROWS = 10_007
 
 
 def by_rows(function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()):
-    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of every argument with one entry a datum, put together again.
+    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one entry a datum, put together.
 
     `observed`: y_new by position, one entry a row. The last chunk is filled with rows before it, which are dropped. For
     functions whose

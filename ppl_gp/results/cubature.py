@@ -143,7 +143,7 @@ def _iterated(log_g: Callable, like: Float[Array, "M"], num: int):
             def log_inner(i):
                 return log_g(jnp.where(outer == 0, jnp.stack([x, i]), jnp.stack([i, x])))
 
-            return log_expectation(log_inner, Moments(zero, one), num - 1)
+            return log_expectation(log_inner, Moments(zero, one), num - 1, concave=True)
 
         values = log_w + lax.map(inside, x, batch_size=INNER_BATCH)
         values = jnp.where(jnp.isnan(values), -jnp.inf, values)

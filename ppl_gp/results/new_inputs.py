@@ -92,7 +92,7 @@ def _checked_tree(X, trained):
     wrong = [(a.shape, b.shape) for a, b in zip(jax.tree.leaves(X), jax.tree.leaves(trained), strict=True)
              if eqx.is_array(a) and eqx.is_array(b) and (a.shape[1:] != b.shape[1:] or 0 in a.shape)]  # fmt: skip
     if wrong:
-        raise DataError(f"X_new holds arrays of shapes {[a for a, _ in wrong]} where the training inputs have {[b for _, b in wrong]}: "
+        raise DataError(f"X_new holds arrays of shapes {[a for a, _ in wrong]}, and the training inputs {[b for _, b in wrong]}: "
                         "only the rows may differ in number.")  # fmt: skip
     return jax.tree.map(lambda a, b: _as_trained(a, b.dtype) if eqx.is_array(a) and eqx.is_array(b) else a, X, trained)
 

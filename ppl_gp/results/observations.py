@@ -44,9 +44,8 @@ def _check(name, site, num):
     fn, value = site["fn"], site["value"]
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
-            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' has the shape "
-            f"{tuple(fn.shape())} there; give one "
-            "observation a row."
+            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' observes shape {jnp.shape(value)}, "
+            f"and its distribution has {tuple(fn.shape())} there; give one observation a row."
         )
     core = unwrap(fn)
     inside = jnp.broadcast_to(core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim])

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.arguments import Leaves, argument_names, argument_of
+from ppl_gp.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.declared import own_function
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
@@ -94,7 +94,8 @@ def _without_observations(fit) -> tuple[list, dict]:
     kept |= set(inputs if not kept.intersection(inputs) else ())
     gone = {p: x for p, x in leaves.arrays.items() if p not in kept and np.ndim(x)}
     tied = {p for p in gone if argument_of(p) == "y" or reading.axis_of(p) is not None}
-    args, kwargs = leaves.replaced({p: None if p in tied else jnp.zeros_like(x) for p, x in gone.items()})
+    gone |= {p: None for p in gone if p in tied or argument_of(p) in optional_arguments(fit.model)}
+    args, kwargs = leaves.replaced({p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()})
     return list(args), {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
 
 
