@@ -13,7 +13,8 @@ from models.counts import poisson
 from ppl_gp.infer.check import check
 
 X, y, _ = classification()
-NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "likelihood", "dtype", "conditioning", "gradients"]
+NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "maximum", "rows"]
+NAMES += ["likelihood", "dtype", "conditioning", "gradients"]
 
 
 def item(checklist, name):

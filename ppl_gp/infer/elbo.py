@@ -241,7 +241,7 @@ def _num_data(trace) -> int:
     shapes = [(bare_shape(s["fn"]), s) for s in trace.values() if is_observed(s) and s["data_axis"] is not None]
     if not shapes:
         raise ModelError(
-            "the model observes nothing that grows with the rows of its first argument; give the inputs, one row a "
+            "the model observes nothing in a plate that grows with the rows of its first argument; give the inputs, one row a "
             "datum, as the first "
             "argument, and declare numpyro.plate('data', X.shape[0]) around what is observed."
         )

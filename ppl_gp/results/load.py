@@ -22,7 +22,7 @@ from ppl_gp.results.archive import HEADER
 from ppl_gp.results.coding import NUMBER_KINDS, decode
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.saved import check_model, check_values
-from ppl_gp.results.store import FORMAT, FORMAT_VERSION
+from ppl_gp.results.store import FORMAT, FORMAT_VERSION, reading_digest
 from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.threads import one_at_a_time
 
@@ -46,10 +46,11 @@ _FIELDS = {
     "latent_sites": list,
     "local": dict,
     "reads": dict | None,  # what the model read when it was fitted
+    "reading_digest": str | None,
     "reading": dict | None,  # None in files of earlier versions
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
-_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reads": None}
+_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reading_digest": None, "reads": None}
 # The fields that hold arrays, tuples or modules.
 _PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local")
 
@@ -176,6 +177,8 @@ def _rebuilt(model, header, arrays) -> Fit:
 def _declared(model, header, args, kwargs) -> Declared:
     """The model with what was read off it in training; of a file that does not hold that, what its arguments still tell."""
     if header["reading"] is not None:
+        if reading_digest(header["reading"]) != header["reading_digest"]:
+            raise StoreError("is damaged: its reading of the model is not the one that was written.")
         return Declared(keyed(own_function(model)), Reading(**{k: _tuples(v) for k, v in header["reading"].items()}))
     try:
         declared = declare(model, args, kwargs)

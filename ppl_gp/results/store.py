@@ -5,6 +5,8 @@ arguments but not the observations, and figures about the fit. `ppl_gp.load` rea
 """
 
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -36,6 +38,7 @@ def save(fit: Record, path) -> Path:
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
     names, training = argument_names(fit.model, len(args)), training_sites(fit)
+    reading = dataclasses.asdict(fit.model.reading)
     header = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -45,7 +48,8 @@ def save(fit: Record, path) -> Path:
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
         "latent_sites": list(fit.local),
         "reads": reads(fit.model.function),
-        "reading": dataclasses.asdict(fit.model.reading),
+        "reading": reading,
+        "reading_digest": reading_digest(reading),
         "observed_sites": _observed_sites(fit, training),
         "method": repr(fit.method),
         "result": str(fit.result),
@@ -66,6 +70,11 @@ def save(fit: Record, path) -> Path:
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
     return path
+
+
+def reading_digest(reading: dict) -> str:
+    """By which a reading is known to be whole: no other part of a file would show that a name is missing."""
+    return hashlib.sha256(json.dumps(reading, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _observed_sites(fit, trace) -> list[str]:
