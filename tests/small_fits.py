@@ -8,10 +8,11 @@ import numpyro.distributions as dist
 
 import ppl_gp as pg
 from ppl_gp.arguments import as_arrays
+from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import unwrap
+from ppl_gp.kept import FromDraws, FromPseudo
 from ppl_gp.local.pseudo import Sites, condition
-from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import is_gp, run
 
@@ -70,18 +71,17 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
             method=pg.EP(),
             args=args,
             kwargs=kwargs,
-            hyper=hyper,
-            latent=latent,
+            draws=Draws.one(hyper, latent),
             log_evidence=0.0,
             result=OK,
             stats={},
         )
     spread = {k: v * np.exp(0.1 * rng.normal(size=(num_draws, *np.shape(v)))) for k, v in hyper.items()}
     draws = {k: jnp.asarray(rng.normal(size=(num_draws, *trace[k]["fn"].shape()))) for k in gps}
-    latent = {k: Latent(f, jnp.zeros_like(f), None, None) for k, f in draws.items()}
+    latent = {k: FromDraws(f) for k, f in draws.items()}
     hyper = {k: jnp.asarray(v) for k, v in spread.items()}
     return Fit(
-        model=model, method=pg.NUTS(), args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        model=model, method=pg.NUTS(), args=args, kwargs=kwargs, draws=Draws.equal(hyper, latent), log_evidence=None,
         result=OK, stats={}, sampled=True,
     )  # fmt: skip
 
@@ -89,4 +89,4 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
 def latent_of(prior, sites):
     """q(f) behind a pseudo-likelihood, with a leading axis of one draw."""
     q = jax.jit(condition)(prior.covariance_matrix, prior.mean, sites)
-    return Latent(*(x[None] for x in (q.mean, q.variance, q.alpha)), jax.tree.map(lambda x: x[None], sites))
+    return jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, sites))

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_fits import HYPER, classification, classifier, made_fit, methods
@@ -12,7 +11,6 @@ import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results import scores
 from ppl_gp.results.compare import compare
-from ppl_gp.results.mixing import Moments
 from ppl_gp.results.predict import Prediction
 from ppl_gp.results.truth import importance_sampling
 from ppl_gp.results.verdict import verdict
@@ -160,14 +158,6 @@ def test_scores_of_regression():
     assert scores.calibration(true, 2 * z).value < 0.01
     # Half the true scale: level 0.5 covers P(|z| < 0.674 / 2) = 0.264.
     np.testing.assert_allclose(scores.coverage(narrow, 2 * z)[9], 0.264, atol=0.015)
-
-
-def test_moments_of_draws():
-    """Variances within and between draws of the hyperparameters add up."""
-    f = Moments(jnp.array([[0.0, 1.0], [2.0, 1.0]]), jnp.array([[1.0, 1.0], [3.0, 1.0]]))
-    mean, sd = scores.latent_moments(f)
-    np.testing.assert_allclose(mean, [1.0, 1.0])
-    np.testing.assert_allclose(sd**2, [3.0, 1.0])
 
 
 def test_verdicts():

@@ -39,6 +39,8 @@ LAYERS = [
     "sparse",
     "deep",
     "posterior",
+    "kept",
+    "draws",
     "results",
     "infer",
     "cli",

@@ -3,7 +3,6 @@
 import dataclasses
 
 import arviz_stats
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -14,6 +13,7 @@ from small_fits import HYPER, classification, classifier, made_fit
 from toy_models import one_gp
 
 import ppl_gp as pg
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.results.loo import cavity
 from ppl_gp.results.record import training_prior
@@ -103,12 +103,7 @@ def test_sampled_hyperparameters_are_reweighted(small_fit):
     assert result.pareto_k.shape == (len(X),)
     left_out, kept = [], []
     for s in range(fit.latent["f"].num_draws):
-        one = dataclasses.replace(
-            fit,
-            hyper=jax.tree.map(lambda x, s=s: x[s], fit.hyper),
-            latent=jax.tree.map(lambda x, s=s: x[s : s + 1], fit.latent),
-            sampled=False,
-        )
+        one = dataclasses.replace(fit, draws=fit.draws.part(slice(s, s + 1)), sampled=False)
         scores = one.loo()
         left_out.append(scores.elpd_i.values)
         kept.append(scores.elpd + scores.p)
@@ -139,7 +134,7 @@ def test_improper_cavities_are_reported():
     moments = cavity(training_prior(fit, "f", {}), wide.draw(0))
     assert np.all(moments.variance > 0)  # read off R where the marginal says that the site is most of it
     flat = dataclasses.replace(latent, variance=-latent.variance)
-    result = dataclasses.replace(fit, latent={"f": flat}).loo()
+    result = dataclasses.replace(fit, draws=Draws.one(fit.hyper, {"f": flat})).loo()
     assert result.warning and np.all(np.isnan(result.elpd_i))
 
 

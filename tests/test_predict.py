@@ -15,6 +15,7 @@ from small_fits import HYPER, NUM_NEW, classification, classifier, made_fit
 from toy_models import one_gp
 
 import ppl_gp as pg
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.timing import stopwatch
@@ -183,8 +184,7 @@ def test_a_likelihood_written_as_a_factor_predicts_f_alone():
 
 def one_draw(fit, s):
     """The fit that has draw s alone."""
-    pick = lambda tree: jax.tree.map(lambda x: x[s : s + 1], tree)  # noqa: E731
-    return dataclasses.replace(fit, hyper=pick(fit.hyper), latent=pick(fit.latent))
+    return dataclasses.replace(fit, draws=fit.draws.part(slice(s, s + 1)))
 
 
 @pytest.mark.parametrize("name", ["laplace_sample", "nuts"])
@@ -327,7 +327,8 @@ def test_joint_draws_have_the_process_covariance():
 
 def test_draws_of_a_sampled_fit_come_from_all_posterior_draws():
     fit = made_fit(classifier, HYPER, X, num_draws=4, y=Y)
-    far = dataclasses.replace(fit, latent=jax.tree.map(lambda f: f * 0 + 100.0 * jnp.arange(4)[:, None], fit.latent))
+    kept = jax.tree.map(lambda f: f * 0 + 100.0 * jnp.arange(4)[:, None], fit.latent)
+    far = dataclasses.replace(fit, draws=Draws.equal(fit.hyper, kept))
     at_training = np.round(np.asarray(far.sample(0, X, 10).f[:, 0]) / 100.0)
     assert sorted(np.bincount(at_training.astype(int))) == [2, 2, 3, 3]
     assert np.round(np.asarray(far.sample(0, X, 2).f[:, 0]) / 100.0).tolist() == [0.0, 2.0]
@@ -454,10 +455,8 @@ def test_float32_is_kept_and_close_to_float64():
     fit = made_fit(classifier, HYPER, X, y=Y)
     exact = fit.predict(X_NEW)
     with jax.enable_x64(False):
-        single = dataclasses.replace(fit)
-        single.hyper, single.latent, single.args = jax.tree.map(
-            lambda x: jnp.asarray(np.asarray(x, np.float32)), (fit.hyper, fit.latent, fit.args)
-        )
+        draws, args = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float32)), (fit.draws, fit.args))
+        single = dataclasses.replace(fit, draws=draws, args=args)
         p = single.predict(X_NEW)
         density, draws = single.log_density(X_NEW, np.ones(NUM_NEW, int)), single.sample(0, X_NEW, 3)
         assert p.f_mean.dtype == p.probs.dtype == density.dtype == draws.f.dtype == jnp.float32

@@ -19,10 +19,11 @@ import ppl_gp as pg
 from models.classification import binary
 from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.latents import Encoded
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
+from ppl_gp.kept import FromInducing
 from ppl_gp.results.coding import decode, encode
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.process import SparseLatent
 
 MOMENTS = ("mean", "variance")
 FIRST = Path(__file__).parent / "reference" / "fit_v1.fit"
@@ -55,10 +56,10 @@ def sparse(model, hyper, columns, **more):
     """A fit with inducing points as `SVGP` leaves one, made by hand."""
     rng = np.random.default_rng(1)
     points = jax.tree.map(lambda Z: Z[None], pg.Points(jnp.asarray(rng.normal(size=(5, columns)))))  # one draw
-    latent = SparseLatent(points, jnp.asarray(rng.normal(size=(1, 5))), jnp.full((1, 5), 0.7))
+    latent = FromInducing(inducing=points, mean=jnp.asarray(rng.normal(size=(1, 5))), reduction=jnp.full((1, 5), 0.7))
     hyper = {k: jnp.asarray(v, float) for k, v in hyper.items()}
     return Fit(
-        model=model, method=pg.SVGP(), args=(jnp.asarray(X),), kwargs={"y": jnp.asarray(Y)}, hyper=hyper, latent={"f": latent},
+        model=model, method=pg.SVGP(), args=(jnp.asarray(X),), kwargs={"y": jnp.asarray(Y)}, draws=Draws.one(hyper, {"f": latent}),
         log_evidence=-9.0, result=OK, stats={}, **more,
     )  # fmt: skip
 

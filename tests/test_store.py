@@ -13,6 +13,7 @@ from small_fits import HYPER, NUM_NEW, classification, classifier, made_fit
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, Result, StoreError
+from ppl_gp.results.store import FORMAT_VERSION
 
 X, Y, X_NEW = classification()
 ALL = ["laplace", "ep", "vi", "bound", "laplace_sample", "nuts"]
@@ -164,8 +165,8 @@ def test_foreign_files(tmp_path):
 
 
 def test_newer_formats(saved):
-    rewritten(saved, lambda header: header.update(version=header["version"] + 1))
-    with pytest.raises(StoreError, match="has format version 2.*upgrade ppl-gp"):
+    rewritten(saved, lambda header: header.update(version=FORMAT_VERSION + 1))
+    with pytest.raises(StoreError, match="has format version 3.*upgrade ppl-gp"):
         pg.load(saved, classifier)
 
 

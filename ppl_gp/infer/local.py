@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.factors import read
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
@@ -16,10 +17,10 @@ from ppl_gp.infer.fixed import fixed_values, holding
 from ppl_gp.infer.marginal_nuts import sample_marginal
 from ppl_gp.infer.optimise import Optimum, maximise
 from ppl_gp.infer.space import require_draws, space
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.pseudo import condition
 from ppl_gp.numerics.quadrature import TOLERANCE
-from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import require_no_subsampling, roles
 
@@ -37,7 +38,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
             require_draws(trace[name], "hyper=MAP(init={...})")
         return sample_marginal(method, model, rng_key, args, kwargs, progress)
     hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
-    value, solution, latent, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
+    value, solution, kept, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
     inner = Result.from_code(solution.code)
     stats = {**stats, **_quadrature_error(solution, method)}
     return Fit(
@@ -45,8 +46,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         method=method,
         args=args,
         kwargs=kwargs,
-        hyper=hyper,
-        latent={found.gps[0]: latent},
+        draws=Draws.one(hyper, {found.gps[0]: kept}),
         log_evidence=float(value),
         result=_worst(ended, inner, float(value)),
         stats={**stats, "steps": int(solution.steps), "residual": float(solution.residual), **_jitter(figures)},
@@ -78,13 +78,13 @@ def _solve(model, method, hyper, args, kwargs, sites):
     K = prior.covariance_matrix
     value, solution = log_evidence(method, K, prior.mean, log_lik, sites)
     q = condition(K, prior.mean, solution.sites)
-    latent = Latent(*(x[None] for x in (q.mean, q.variance, q.alpha)), jax.tree.map(lambda x: x[None], solution.sites))
+    kept = jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, solution.sites))
     L, raised = prior.factor()
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are none.
     proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
     code = jnp.where(proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code)
     solution = solution._replace(code=code)
-    return value + log_lik.shared(), solution, latent, (prior.variance - prior.kernel.diag(prior.X), raised)
+    return value + log_lik.shared(), solution, kept, (prior.variance - prior.kernel.diag(prior.X), raised)
 
 
 def _quadrature_error(solution, method) -> dict:

@@ -6,14 +6,15 @@ import equinox as eqx
 import numpy as np
 from jax import lax
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.handlers import marginal
 from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import Sites, condition
-from ppl_gp.posterior import Latent
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
 from ppl_gp.tracing import roles
@@ -53,18 +54,18 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
-    latent = _latents(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
+    kept = _kept(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent={name: latent}, log_evidence=None,
-        result=result, stats=stats, num_chains=config.num_chains, sampled=True,
+        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, {name: kept}),
+        log_evidence=None, result=result, stats=stats, num_chains=config.num_chains, sampled=True,
     )  # fmt: skip
 
 
 @eqx.filter_jit
-def _latents(model, site, hyper, sites, args, kwargs) -> Latent:
+def _kept(model, site, hyper, sites, args, kwargs) -> FromPseudo:
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)
         q = condition(prior.covariance_matrix, prior.mean, entry[1])
         return q.mean, q.variance, q.alpha
 
-    return Latent(*lax.map(one, (hyper, sites)), sites)
+    return FromPseudo(*lax.map(one, (hyper, sites)), sites)

@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 import equinox as eqx
-import jax.numpy as jnp
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
@@ -17,7 +17,7 @@ from ppl_gp.infer.sampled_model import (
     self_contained,
     whitened,
 )
-from ppl_gp.posterior import Latent
+from ppl_gp.kept import FromDraws
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import roles
 
@@ -78,9 +78,9 @@ def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit
     """The `Fit` behind joint draws of f and the hyperparameters."""
     result, stats = diagnose(draws, (*found.hyper, *found.gps))
     values = flatten(draws.values)
-    latent = {site: Latent(values[site], jnp.zeros_like(values[site]), None, None) for site in found.gps}
+    kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, kept), log_evidence=None,
         result=result, stats=stats, num_chains=num_chains, sampled=True,
     )  # fmt: skip

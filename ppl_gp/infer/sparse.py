@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoDelta
 from ppl_gp.deep.bound import Sampling
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.boundary import require_bounded
@@ -27,11 +28,11 @@ from ppl_gp.infer.placement import placement
 from ppl_gp.infer.sources import StreamSource, num_rows
 from ppl_gp.infer.subject import Subject, look_at, site_inputs, uses_inputs
 from ppl_gp.infer.training import Plan, Problem, Rates, State, begin, hyper_at
+from ppl_gp.kept import FromInducing
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import roles, run
 
@@ -211,7 +212,7 @@ def _identity(method: SVGP, subject: Subject, key) -> dict:
 
 def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:
     state = ended.state
-    hyper, latent, raised = _kept(problem, state, as_batch(subject.first, key), key)
+    hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
     sampled = problem.plan.guide is not None
     source = subject.source
     stats = {
@@ -219,7 +220,7 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         "bounds": ended.bounds,
         "batch_size": int(source.batch_size or 0),
         "num_data": source.num_data,
-        "num_inducing": max(q.mean.shape[-1] for q in latent.values()),
+        "num_inducing": max(q.mean.shape[-1] for q in kept.values()),
         "failed_steps": int(state.failed),
         "shortened_steps": int(state.halved),
         "jitter_raised": float(raised),
@@ -231,9 +232,10 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
     )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
+    draws = Draws.equal(hyper, kept) if sampled else Draws.one(hyper, kept)
     local = eqx.combine(state.variational.latents, problem.frozen)
     return Fit(
-        model=subject.model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=bound,
+        model=subject.model, method=method, args=args, kwargs=kwargs, draws=draws, log_evidence=bound,
         result=ended.result, stats=stats, sampled=sampled, local=local,
     )  # fmt: skip
 
@@ -253,7 +255,7 @@ def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict
             variables = state.variational.variables[name]
             root = variables.root(prior)
             q = state.variational.q[name].whitened(root, variables, prior)
-            kept[name] = SparseLatent(variables, q.mean, q.reduction, q.basis)
+            kept[name] = FromInducing(inducing=variables, mean=q.mean, reduction=q.reduction, basis=q.basis)
             raised = jnp.maximum(raised, root.added)
         return hyper, kept, raised
 

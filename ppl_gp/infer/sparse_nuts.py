@@ -15,6 +15,7 @@ from jaxtyping import Array
 from ppl_gp.declared import declare
 from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.boundary import first_trace
@@ -30,11 +31,11 @@ from ppl_gp.infer.sampled_model import (
 )
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.subject import look_at, site_inputs
+from ppl_gp.kept import FromInducing
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Variational, processes
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Family, Values
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.sparse.svgp import SVGP
 from ppl_gp.tracing import run, sample_hyper
 
@@ -144,16 +145,16 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     )
     result, stats = diagnose(draws, (*names, *(f"{k}_base" for k in variables)))
     values = flatten(draws.values)
-    latent = {k: _latent(v, values[f"{k}_base"]) for k, v in variables.items()}
+    kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
     hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, hyper=hyper, latent=latent, log_evidence=None,
+        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, kept), log_evidence=None,
         result=result, stats=stats, num_chains=method.num_chains, sampled=True,
     )  # fmt: skip
 
 
-def _latent(variables, draws) -> SparseLatent:
+def _kept(variables, draws) -> FromInducing:
     """Draws of v: nothing is left of the prior's variance of u, P = I."""
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (draws.shape[0], *x.shape)), variables)
-    return SparseLatent(repeated, draws, jnp.ones_like(draws))
+    return FromInducing(inducing=repeated, mean=draws, reduction=jnp.ones_like(draws))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError, StoreError
-from ppl_gp.results.storable import storable_modules
+from ppl_gp.results.storable import file_name, storable_modules
 
 _MARK = "$"  # begins the keys that stand for what JSON has no word for
 _ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
@@ -29,7 +29,7 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
         return {_TUPLE: items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if type(value).__name__ in storable_modules():
+    if file_name(type(value)) is not None:
         return encode_module(value, arrays, where, name)
     raise DataError(
         f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, or lists, tuples and "
@@ -68,7 +68,7 @@ def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
         else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     )
     return {
-        _MODULE: type(value).__name__,
+        _MODULE: file_name(type(value)),
         **{k: encode(v, arrays, f"{where}/{k}", f"{name}.{k}") for k, v in fields.items()},
     }
 

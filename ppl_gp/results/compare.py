@@ -225,7 +225,7 @@ def _name(model) -> str:
 
 
 def _by_draws(fit: Fit) -> bool:
-    return all(latent.is_draws for latent in fit.latent.values())
+    return all(kept.is_draws for kept in fit.latent.values())
 
 
 def _largest(khat) -> float | None:

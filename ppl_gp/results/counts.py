@@ -17,9 +17,9 @@ def observes_counts(case: Case) -> bool:
         return False
     found = []
 
-    def look(hyper):  # abstract values suffice
-        found.append(unwrap(case.trace(hyper, {})[site.name]["fn"]))
+    def look(draw):  # abstract values suffice
+        found.append(unwrap(case.trace(draw, {})[site.name]["fn"]))
         return 0
 
-    jax.eval_shape(look, jax.tree.map(lambda x: x[0], case.draws[0]))
+    jax.eval_shape(look, case.draws.at(0))
     return not (isinstance(found[0], OrdinalProbit) or type(found[0]).__name__ in _CLASSES)

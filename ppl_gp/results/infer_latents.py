@@ -18,7 +18,6 @@ from ppl_gp.results.latent_proposals import Proposals
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.predictive import groups_above, log_lik_above, quick_log_lik
 from ppl_gp.results.record import Record
-from ppl_gp.tracing import run
 
 
 class LatentDraws(NamedTuple):
@@ -65,27 +64,27 @@ def _infer(case: Case, groups, encoders, observations, key, num_samples: int, nu
     proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), encoders, key_fit)
 
     def component(entry):
-        (hyper, latents), keys, which = entry
-        conditionals = case.conditionals(hyper, latents)
+        draw, keys, which = entry
+        conditionals = case.conditionals(draw)
 
         def one(entry):
             key, which = entry
-            h, log_ratio = proposals.draw(case, hyper, {}, key, which)
+            h, log_ratio = proposals.draw(case, draw, {}, key, which)
             # Layers below are drawn anew for each proposal: weights that are right on average are right (Andrieu & Roberts 2009).
-            trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
-            return h, log_lik_above(case, trace, f, observations, groups, key) + log_ratio
+            trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
+            log_w = log_lik_above(case, trace, f, observations, groups, key) + log_ratio
+            return h, log_w + draw.log_weights
 
         return lax.map(one, (keys, which))
 
-    each = -(-num_proposals // case.num_draws)
-    keys = random.split(key_propose, (case.num_draws, each))
+    each = -(-num_proposals // case.draws.num)
+    keys = random.split(key_propose, (case.draws.num, each))
     which = jnp.arange(keys.size).reshape(keys.shape)
     together = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))  # noqa: E731
     h, log_w = jax.tree.map(together, lax.map(component, (case.draws, keys, which)))
     log_w = log_w - logsumexp(log_w, 0)
     chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, case.layout.num))
-    hyper = jax.tree.map(lambda x: x[0], case.draws[0])
-    sites = run(case.model, case.new_args, {**case.new_kwargs, **observations}, case.new_hyper(hyper))
+    sites = case.trace(case.draws.at(0), {}, **observations)
     picked = {k: _choose(v, chosen, latent_form(sites[k], case.layout.num)[0]) for k, v in h.items()}
     return picked, jnp.exp(-logsumexp(2 * log_w, 0))
 

@@ -12,17 +12,14 @@ import xarray as xr
 from jax import lax, random
 
 from ppl_gp.arguments import Leaves
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
-from ppl_gp.posterior import Latent
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.layout import require_all_rows
-from ppl_gp.results.mixing import Moments
+from ppl_gp.results.mixing import Moments, mixture
 from ppl_gp.results.new_inputs import num_rows
-from ppl_gp.results.record import Record, feeds_another, prior_at, values_at_training_inputs
-from ppl_gp.results.sparse_draws import draw_sparse, sparse_moments
+from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.versions import package_versions
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import data_plates, is_factor, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, mask_of
 
@@ -36,7 +33,8 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree
     method, result, log_evidence, seconds.
 
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the approximation q(f),
-    jointly, and the hyperparameters are repeated. With `Sample` f is drawn once from q(f) at each draw of theirs.
+    jointly, and the hyperparameters are repeated. With `Sample` f is drawn once from q(f) at each draw of theirs; draws that have
+    weights are first resampled to `num_draws` of equal weight.
     `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
     `observed_data`.
 
@@ -46,7 +44,7 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
     require_whole_data(fit, "to_datatree")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    chains = fit.num_chains if fit.sampled else 1
+    chains = 1 if fit.draws.is_weighted() else fit.num_chains
     hyper, f = posterior_draws(fit, key, num_draws)
     sites = training_sites(fit)
     groups = {
@@ -63,53 +61,50 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the training inputs.
 
-    S is `num_draws` where the hyperparameters are one value, and the number of draws kept otherwise.
+    S is `num_draws` where the hyperparameters are one value or their draws have different weights (which are then resampled), and the
+    number of draws kept otherwise.
     """
-    if all(latent.is_draws for latent in fit.latent.values()):
-        return fit.hyper, {k: v.mean for k, v in fit.latent.items()}
-    hyper, repeats = fit.hyper, 1
-    if not fit.sampled:
-        hyper, repeats = jax.tree.map(lambda x: x[None], hyper), num_draws
+    draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
+    if all(kept.is_draws for kept in draws.kept.values()):
+        return draws.known, {k: v.mean for k, v in draws.kept.items()}
+    known = jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
     if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
-        h, f = draw_layers(fit.model, hyper, dict(fit.latent), fit.local, fit.args, fit.kwargs, key, repeats)
-        return {**jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), **h}, f
-    f = {}
-    for i, (site, latent) in enumerate(fit.latent.items()):
-        own_key = random.fold_in(key, i) if i else key
-        if isinstance(latent, SparseLatent):
-            f[site] = draw_sparse(fit.model, site, hyper, latent, fit.args, fit.kwargs, own_key, repeats)
-        else:
-            f[site] = _draw_approximation(fit.model, site, hyper, latent, fit.args, fit.kwargs, own_key, repeats)
-    return jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), hyper), f
+        h, f = draw_layers(fit.model, draws, fit.local, fit.args, fit.kwargs, key, repeats)
+        return {**known, **h}, f
+    keys = [random.fold_in(key, i) if i else key for i in range(len(draws.kept))]
+    f = {
+        k: _draw(fit.model, k, draws, fit.args, fit.kwargs, own, repeats)
+        for k, own in zip(draws.kept, keys, strict=True)
+    }
+    return known, f
 
 
 @eqx.filter_jit
-def _draw_approximation(model, site: str, hyper, latent: Latent, args, kwargs, key, repeats: int):
-    """(S repeats, N) draws of q(f): mean + L z, L L^T = K - K (K + T^-1)^-1 K."""
+def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
+    """(S repeats, *C, N) draws of q(f)."""
 
     def one(entry):
-        hyper, latent, key = entry
-        prior = prior_at(model, site, hyper, args, kwargs)
-        L, _ = robust_cholesky(latent.covariance(prior), default_jitter(prior.variance))
-        return latent.mean + random.normal(key, (repeats, *latent.mean.shape), latent.mean.dtype) @ L.T
+        draw, key = entry
+        return draw.kept[site].sample(prior_at(model, site, draw.known, args, kwargs), key, repeats)
 
-    draws = lax.map(one, (hyper, latent, random.split(key, latent.num_draws)))
-    return jnp.reshape(draws, (-1, draws.shape[-1]))
+    f = lax.map(one, (draws, random.split(key, draws.num)))
+    return jnp.reshape(f, (-1, *f.shape[2:]))
 
 
 def training_moments(fit: Record) -> dict[str, Moments]:
-    """{GP site: mean and variance of q(f) at the training inputs}, leading axis S. O(S (M^3 + N M^2)) for `SVGP`."""
+    """{GP site: mean and variance of q(f) at the training inputs}, (*C, N), mixed over draws. O(S (M^3 + N M^2)) for `SVGP`."""
     if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
         _, f = posterior_draws(fit, random.key(0), 1000)
-        return {k: Moments(jnp.mean(x, 0)[None], jnp.var(x, 0)[None]) for k, x in f.items()}
-    hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
+        return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}
+    return {site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs) for site in fit.latent}
 
-    def of(site, latent):
-        if isinstance(latent, SparseLatent):
-            return sparse_moments(fit.model, site, hyper, latent, fit.args, fit.kwargs)
-        return Moments(latent.mean, latent.variance)
 
-    return {site: of(site, latent) for site, latent in fit.latent.items()}
+@eqx.filter_jit
+def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
+    def one(draw):
+        return Moments(*draw.kept[site].moments(prior_at(model, site, draw.known, args, kwargs)))
+
+    return mixture(one, draws, draws.log_weights)
 
 
 def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
@@ -145,8 +140,8 @@ def training_sites(fit: Record) -> dict:
 
     Raises `DataError` where the model itself subsamples, so that its trace is of some rows only.
     """
-    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
-    trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
+    first = fit.draws.at(0)
+    trace = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
     require_all_rows(trace)
     return trace
 

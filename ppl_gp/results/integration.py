@@ -35,16 +35,16 @@ def plan_integration(case: Case) -> Integration:
 @eqx.filter_jit
 def _is_pointwise(case: Case):
     """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one function at a time."""
-    hyper, latents = jax.tree.map(lambda x: x[0], case.draws)
+    first = case.draws.at(0)
     num, names = case.layout.num, [site.name for site in case.layout.sites]
-    declared = case.trace(hyper, {})
-    f = {k: random.normal(random.key(3), declared[k]["fn"].shape()) for k in latents}
+    declared = case.trace(first, {})
+    f = {k: random.normal(random.key(3), declared[k]["fn"].shape()) for k in first.kept}
     if any(x.shape[-1] != num for x in f.values()):
         return jnp.zeros((), bool)
-    y = case.trace(hyper, f)
+    y = case.trace(first, f)
 
     def log_lik(f):
-        trace = case.trace(hyper, f)
+        trace = case.trace(first, f)
         sites = [{**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names]
         return sum([log_prob_per_datum(site, num) for site in sites], jnp.zeros(num))
 

@@ -17,6 +17,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.deep.latents import FreeGaussian, LatentGuide, latent_form, latent_size
+from ppl_gp.draws import Draws
 from ppl_gp.results.case import Case, drawn_trace
 from ppl_gp.tracing import log_prob_per_datum, run
 
@@ -38,15 +39,15 @@ class Proposals(eqx.Module):
 
         `log_lik(trace, moments of f, key)`: log p(y*_n | what was drawn below), (M,).
         """
-        hyper, latents = jax.tree.map(lambda x: x[0], case.draws)
+        draw = case.draws.heaviest
         own = Proposals(encoders, {}, {**case.new_kwargs, **observations})
-        sites = own._sites(case, hyper, {})
-        wide = own._widened(case, hyper, sites)
+        sites = own._sites(case, draw, {})
+        wide = own._widened(case, draw, sites)
         num = case.layout.num
         sizes = {k: latent_size(sites[k], num) for k in case.layout.local_latents if k not in encoders}
         if not sizes:
             return Proposals(encoders, wide, own.kwargs)
-        conditionals, base = case.conditionals(hyper, latents), own.base(case, hyper)
+        conditionals, base = case.conditionals(draw), own.base(case, draw)
         optimiser = optax.adam(RATE)
         start = {
             k: FreeGaussian(jnp.concatenate([jnp.zeros((num, n)), jnp.full((num, n), jnp.log(0.5))], 1))
@@ -58,11 +59,9 @@ class Proposals(eqx.Module):
 
             def one(key):
                 h = now._from(now.guides, sites, case, key)
-                trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
+                trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
                 bound = (
-                    log_lik(trace, f, key)
-                    + now._log_base(case, hyper, base, h)
-                    - now._log_q(now.guides, sites, case, h)
+                    log_lik(trace, f, key) + now._log_base(case, draw, base, h) - now._log_q(now.guides, sites, case, h)
                 )
                 return -jnp.sum(bound)
 
@@ -76,28 +75,26 @@ class Proposals(eqx.Module):
         (guides, _), _ = lax.scan(step, (start, optimiser.init(start)), random.split(key, STEPS))
         return Proposals({**encoders, **cast(dict, guides)}, wide, own.kwargs)
 
-    def base(self, case: Case, hyper: dict) -> dict:
+    def base(self, case: Case, at: Draws) -> dict:
         """{latent site: q(h | x*)} where a prediction draws it from an encoder that sees x alone; the others have their prior."""
-        sites = self._sites(case, hyper, {})
+        sites = self._sites(case, at, {})
         return {k: q.at(sites[k], None, case.new_args, case.new_kwargs) for k, q in case.local.items()}
 
-    def draw(self, case: Case, hyper: dict, base: dict, key, which):
+    def draw(self, case: Case, at: Draws, base: dict, key, which):
         """(h, log base(h) - log proposal(h) (M,)), from component `which` % 3."""
-        drawn = self._sites(case, hyper, {}, key)
+        drawn = self._sites(case, at, {}, key)
         known = {k: q.sample(random.fold_in(key, 100 + i)) for i, (k, q) in enumerate(base.items())}
-        sites = self._sites(case, hyper, {})
+        sites = self._sites(case, at, {})
         ours, wide = (self._from(g, sites, case, key) for g in (self.guides, self.wide))
         first = {k: known.get(k, drawn[k]["value"]) for k in ours}
         h = {k: jnp.where(which % 3 == 0, first[k], jnp.where(which % 3 == 1, wide[k], ours[k])) for k in ours}
-        log_base = self._log_base(case, hyper, base, h)
+        log_base = self._log_base(case, at, base, h)
         others = [self._log_q(g, sites, case, h) for g in (self.guides, self.wide)]
         return h, log_base - (logsumexp(jnp.stack([log_base, *others]), 0) - jnp.log(3.0))
 
-    def _widened(self, case: Case, hyper: dict, sites: dict) -> dict:
+    def _widened(self, case: Case, at: Draws, sites: dict) -> dict:
         """Gaussians about the prior's mean, `WIDER` times as wide, in unconstrained coordinates."""
-        pilots = jax.vmap(
-            lambda key: {k: v["value"] for k, v in self._sites(case, hyper, {}, key).items() if k in names}
-        )
+        pilots = jax.vmap(lambda key: {k: v["value"] for k, v in self._sites(case, at, {}, key).items() if k in names})
         names, wide = case.layout.local_latents, {}
         for k, h in pilots(random.split(random.key(3), PILOTS)).items():
             axis, _ = latent_form(sites[k], case.layout.num)
@@ -106,8 +103,8 @@ class Proposals(eqx.Module):
             wide[k] = FreeGaussian(jnp.concatenate([jnp.mean(free, 0), jnp.log(WIDER * jnp.std(free, 0) + 1e-6)], 1))
         return wide
 
-    def _sites(self, case: Case, hyper: dict, h: dict, key=None) -> dict:
-        return run(case.model, case.new_args, self.kwargs, {**case.new_hyper(hyper), **h}, None, key)
+    def _sites(self, case: Case, at: Draws, h: dict, key=None) -> dict:
+        return run(case.model, case.new_args, self.kwargs, {**at.hyper, **h}, None, key)
 
     def _from(self, guides: dict, sites, case: Case, key) -> dict:
         """A draw of h, whatever the other latents are."""
@@ -118,9 +115,9 @@ class Proposals(eqx.Module):
         q = {k: g.at(sites[k], None, case.new_args, self.kwargs) for k, g in guides.items()}
         return _log_prob(case, sites, q, h)
 
-    def _log_base(self, case: Case, hyper: dict, base: dict, h: dict):
+    def _log_base(self, case: Case, at: Draws, base: dict, h: dict):
         """Of h under the model's prior, in which one latent may depend on another, or under what stands for it."""
-        sites = self._sites(case, hyper, h)
+        sites = self._sites(case, at, h)
         return _log_prob(case, sites, {k: base.get(k, sites[k]["fn"]) for k in h}, h)
 
 

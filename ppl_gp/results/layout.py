@@ -43,30 +43,28 @@ class Layout:
 def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
     """Run a declared model once at new inputs, GP sites at their prior means, and look up what its reading says of its sites. O(M).
 
-    `latents`: sites that stand one a datum, beside those whose values are in `hyper`.
+    `latents`: sites that stand one a datum.
 
     Raises `DataError` where the model cannot be run with these arguments.
     """
     reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
-    known = {k: v for k, v in hyper.items() if reading.axis(k) is None}
-    trace = _run(model, args, kwargs, known)
+    trace = _run(model, args, kwargs, hyper)
     require_all_rows(trace)
     sites = [_observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)]
-    local = [k for k in hyper if reading.axis(k) is not None]
     gps = tuple(k for k, s in trace.items() if is_gp(s))
 
     def rerun(values):
-        return _run(model, args, kwargs, {**known, **values})
+        return _run(model, args, kwargs, {**hyper, **values})
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
-        sites = [replace(s, concave=_is_concave(model, args, kwargs, known, gps[0], s, num)) for s in sites]
-    return Layout(tuple(sites), (*local, *(k for k in latents if k not in local)), num, inner)
+        sites = [replace(s, concave=_is_concave(model, args, kwargs, hyper, gps[0], s, num)) for s in sites]
+    return Layout(tuple(sites), latents, num, inner)
 
 
-def _is_concave(model, args, kwargs, known, gp: str, site: ObservedSite, num: int) -> bool:
+def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: int) -> bool:
     try:
-        return is_concave(lambda f: run(model, args, kwargs, known, {gp: f}), (site.name,), num)
+        return is_concave(lambda f: run(model, args, kwargs, hyper, {gp: f}), (site.name,), num)
     except (TypeError, ValueError):  # rows of f and of X_new differ in number
         return False
 

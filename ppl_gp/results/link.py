@@ -45,10 +45,10 @@ def check_link_approximation(case: Case, integration: Integration, name: str | N
 
 def _logits_are_affine(case: Case) -> bool:
     """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces, computes nothing."""
-    hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
+    first = case.draws.at(0)
     zero = jnp.zeros(case.layout.num)
     return all(
-        _has_line(lambda x, s=site: case.trace(hyper, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites
+        _has_line(lambda x, s=site: case.trace(first, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites
     )
 
 

@@ -13,17 +13,17 @@ import numpy as np
 
 from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.latents import Forgotten
+from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
 from ppl_gp.fingerprint import keyed, reads
+from ppl_gp.kept import FromDraws, FromPseudo, Kept
 from ppl_gp.local.pseudo import Sites
-from ppl_gp.posterior import Latent
 from ppl_gp.reading import Reading
 from ppl_gp.results.archive import HEADER
 from ppl_gp.results.coding import NUMBER_KINDS, decode
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.saved import check_model, check_values
+from ppl_gp.results.saved import check_model, check_values, require
 from ppl_gp.results.store import FORMAT, FORMAT_VERSION, reading_digest
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.threads import one_at_a_time
 
 # What a header says. A field that not every file of this version has (a new one) has a default, too.
@@ -48,11 +48,13 @@ _FIELDS = {
     "reads": dict | None,  # what the model read when it was fitted
     "reading_digest": str | None,
     "reading": dict | None,  # None in files of earlier versions
+    "log_weights": dict | None,  # None where draws have equal weights
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
-_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reading_digest": None, "reads": None}
+_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reading_digest": None, "reads": None,
+             "log_weights": None}  # fmt: skip
 # The fields that hold arrays, tuples or modules.
-_PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local")
+_PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local", "log_weights")
 
 
 class SavedMethod:
@@ -163,8 +165,7 @@ def _rebuilt(model, header, arrays) -> Fit:
         method=SavedMethod(header["method"]),
         args=args,
         kwargs=kwargs,
-        hyper=fields["hyper"],
-        latent={k: _latent(v) for k, v in fields["latent"].items()},
+        draws=_draws(header["sampled"], fields),
         log_evidence=header["log_evidence"],
         result=Result(header["result"]),
         stats=fields["stats"],
@@ -208,11 +209,24 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _latent(fields) -> Latent | SparseLatent:
-    if isinstance(fields, SparseLatent):
+def _draws(sampled: bool, fields) -> Draws:
+    kept = {k: _kept(v) for k, v in fields["latent"].items()}
+    if not sampled:
+        return Draws.one(fields["hyper"], kept)
+    draws = Draws.equal(fields["hyper"], kept)
+    return draws if fields["log_weights"] is None else Draws(draws.hyper, {}, kept, fields["log_weights"])
+
+
+def _kept(fields) -> Kept:
+    """Of a file that says what it is (`FromInducing`), or by the parts that it has."""
+    if isinstance(fields, Kept):
         return fields
-    sites = fields["sites"]
-    return Latent(fields["mean"], fields["variance"], fields["alpha"], sites and Sites(sites["nat1"], sites["nat2"]))
+    mean, variance, alpha, sites = (fields[k] for k in ("mean", "variance", "alpha", "sites"))
+    if sites is None and alpha is None:
+        require(not np.any(np.asarray(variance)), "draws have a variance.")
+        return FromDraws(mean)
+    require(sites is not None and alpha is not None, "a q(f) lacks a part.")
+    return FromPseudo(mean, variance, alpha, Sites(sites["nat1"], sites["nat2"]))
 
 
 def _warn_of_precision(path, arrays) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import arviz_base
 import arviz_stats
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
@@ -25,10 +24,12 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 
 from ppl_gp.concave import is_concave
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.factors import read
+from ppl_gp.gp import GP
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import prediction_root
-from ppl_gp.posterior import Latent
 from ppl_gp.results.inference_data import (
     by_chain,
     data_plate,
@@ -63,7 +64,7 @@ def loo(fit: Record) -> arviz_utils.ELPDData:
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")
-    if not all(isinstance(latent, Latent) and latent.sites is not None for latent in fit.latent.values()):
+    if not all(kept.has_sites for kept in fit.latent.values()):
         if num_data(fit) > MAX_DATA:
             raise DataError(
                 f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density."
@@ -71,25 +72,25 @@ def loo(fit: Record) -> arviz_utils.ELPDData:
         hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
         densities = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit))
         return _psis(fit, sites, densities, {**hyper, **f})
-    ((name, latent),) = fit.latent.items()
-    hyper = fit.hyper if fit.sampled else jax.tree.map(lambda x: x[None], fit.hyper)
-    left_out, kept = _cavity_log_densities(fit.model, name, hyper, latent, fit.args, fit.kwargs)
-    if not fit.sampled:
-        return _elpd(fit, sites, np.asarray(left_out[0]), np.asarray(kept[0]))
-    lpd = logsumexp(kept, 0) - jnp.log(latent.num_draws)
-    return _psis(fit, sites, left_out, hyper, lpd)
+    (site,) = fit.latent
+    left_out, kept = _cavity_log_densities(fit.model, site, fit.draws, fit.args, fit.kwargs)
+    log_w = fit.draws.log_weights[:, None]
+    lpd = logsumexp(kept + log_w, 0)
+    if fit.sampled and not fit.draws.is_weighted():
+        return _psis(fit, sites, left_out, fit.hyper, lpd)
+    return _elpd(fit, sites, np.asarray(-logsumexp(log_w - left_out, 0)), np.asarray(lpd))
 
 
 @eqx.filter_jit
-def _cavity_log_densities(model, site, hyper, latent, args, kwargs):
+def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
     """(log p(y_n | y_-n), log p(y_n | y)) at each draw of the hyperparameters, (S, N) each."""
-    plan, num_nodes = Layout((), (), latent.mean.shape[-1]), NODES[latent.num_draws > 1]
+    num = draws.kept[site].mean.shape[-1]
+    plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
 
-    def one(entry):
-        hyper, latent = entry
+    def one(draw):
+        hyper, latent = draw.known, draw.kept[site]
         prior = read(model, *args, hyper=hyper, **kwargs).prior
-
-        concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, latent.mean.shape[-1])
+        concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
         def log_lik(f):
             return log_density_per_datum(run(model, args, kwargs, hyper, {site: f}), plan)
@@ -99,10 +100,10 @@ def _cavity_log_densities(model, site, hyper, latent, args, kwargs):
 
         return score(cavity(prior, latent)), score(Moments(latent.mean, latent.variance))
 
-    return lax.map(one, (hyper, latent))
+    return lax.map(one, draws)
 
 
-def cavity(prior, latent) -> Moments:
+def cavity(prior: GP, latent: FromPseudo) -> Moments:
     """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it is not proper.
 
     variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not cancel.

@@ -1,4 +1,4 @@
-"""Equal-weight mixtures over draws, accumulated in one pass: memory does not grow with the number of draws."""
+"""Mixtures over weighted draws, accumulated in one pass: memory does not grow with the number of draws."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,23 +16,27 @@ class Moments(NamedTuple):
     variance: Float[Array, "..."]
 
 
-def mixture(component: Callable[[Any], Any], draws: Any) -> Any:
-    """Mix component(draw) over the leading axis of the pytree `draws`.
+def mixture(component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None) -> Any:
+    """Mix component(draw) over the leading axis of the pytree `draws`, by weights exp(log_weights), or in equal shares.
 
     `Moments` in what a component returns mix by the laws of total expectation and total variance; any other array is a
-    log density, and mixes as logsumexp over draws - log S.
+    log density, and mixes as logsumexp over draws of log weight + log density.
     """
     num = jax.tree.leaves(draws)[0].shape[0]
     if num == 1:
         return component(jax.tree.map(lambda x: x[0], draws))
+    # Only the weights' ratios matter: what was mixed so far has the sum of its weights.
+    weights = jnp.ones(num) if log_weights is None else jnp.exp(log_weights - jnp.max(log_weights))
 
-    def step(carry, draw):
-        count, total = carry
-        return (count + 1, _combine(total, component(draw), count)), None
+    def step(carry, entry):
+        before, total = carry
+        draw, weight = entry
+        after = before + weight
+        return (after, _combine(total, component(draw), weight / after)), None
 
     shape = jax.eval_shape(component, jax.tree.map(lambda x: x[0], draws))
     empty = jax.tree.map(_empty, shape, is_leaf=_is_moments)
-    (_, total), _ = lax.scan(step, (jnp.zeros((), jnp.int32), empty), draws)
+    (_, total), _ = lax.scan(step, (jnp.zeros((), weights.dtype), empty), (draws, weights))
     return total
 
 
@@ -46,12 +50,11 @@ def _empty(shape):
     return jnp.full(shape.shape, -jnp.inf, shape.dtype)
 
 
-def _combine(total, part, count):
-    """The mixture of `count` draws and one more."""
+def _combine(total, part, share):
+    """The mixture of draws before and one more, which has this share of it."""
 
     def combine(old, new):
-        dtype = jnp.result_type(new.mean if _is_moments(new) else new)
-        w = 1.0 / (count.astype(dtype) + 1.0)
+        w = share.astype(jnp.result_type(new.mean if _is_moments(new) else new))
         if not _is_moments(new):
             return jnp.logaddexp(old + jnp.log1p(-w), new + jnp.log(w))
         shift = new.mean - old.mean

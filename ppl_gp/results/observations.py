@@ -1,7 +1,6 @@
 """Observations at new inputs, checked before they are scored."""
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,8 +32,7 @@ def observations_at(case: Case, y_new) -> dict:
 
 @eqx.filter_jit
 def _inside(case: Case, observations: dict) -> dict:
-    hyper, _ = jax.tree.map(lambda x: x[0], case.draws)
-    trace = case.trace(hyper, {}, **observations)
+    trace = case.trace(case.draws.at(0), {}, **observations)
     return {
         k: _check(k, site, case.layout.num) for k, site in trace.items() if is_observed(site) and not is_factor(site)
     }

@@ -5,9 +5,11 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
 from ppl_gp.concave import is_concave
+from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case, drawn_trace
 from ppl_gp.results.cubature import relative_variance
@@ -46,29 +48,29 @@ SEVERAL_NODES = {True: 64, False: 192}
 
 
 def _nodes(case: Case) -> int:
-    return NODES[case.num_draws > 1]
+    return NODES[case.draws.num > 1]
 
 
 def _effort(case: Case, num_draws: int) -> Effort:
     """For several functions at each draw of the hyperparameters."""
-    many = case.num_draws >= MANY
+    many = case.draws.num >= MANY
     return Effort(SEVERAL_NODES[many], many, _repeats(case, num_draws))
 
 
 def _repeats(case: Case, num_draws: int) -> int:
     """Draws of f, and of what lies below, a posterior draw."""
-    return math.ceil(num_draws / case.num_draws)
+    return math.ceil(num_draws / case.draws.num)
 
 
-def _marginals(case: Case, hyper, latents) -> Moments:
+def _marginals(case: Case, draw: Draws) -> Moments:
     """f at the new inputs of the one GP site."""
-    return _all_marginals(case, hyper, latents)[case.site]  # pyright: ignore[reportArgumentType]
+    return _all_marginals(case, draw)[case.site]  # pyright: ignore[reportArgumentType]
 
 
-def _all_marginals(case: Case, hyper, latents) -> dict[str, Moments]:
+def _all_marginals(case: Case, draw: Draws) -> dict[str, Moments]:
     """f at the new inputs of every GP site, none of which depends on another."""
-    new = case.trace(hyper, {})
-    return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(hyper, latents).items()}
+    new = case.trace(draw, {})
+    return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(draw).items()}
 
 
 def predictive(case: Case, integration: Integration, link_approximation: str | None):
@@ -83,18 +85,18 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
 
 @eqx.filter_jit
 def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
-    num = case.num_draws * _repeats(case, MIN_DRAWS)
+    num = case.draws.effective * _repeats(case, MIN_DRAWS)
     if integration is Integration.quadrature:
-        f, y, log_probs = mixture(lambda draw: _predict_by_quadrature(case, *draw, link_approximation), case.draws)
+        f, y, log_probs = case.mixture(lambda draw: _predict_by_quadrature(case, draw, link_approximation))
         between = {}
     elif integration is Integration.functions:
 
         def component(draw):
-            f = _all_marginals(case, *draw)
+            f = _all_marginals(case, draw)
             effort = _effort(case, MIN_DRAWS)
-            return f, *outcomes_over(case.layout.sites, dict(entries), lambda f: case.trace(draw[0], f), f, effort)
+            return f, *outcomes_over(case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort)
 
-        f, y, log_probs = mixture(component, case.draws)
+        f, y, log_probs = case.mixture(component)
         between = {}
         if drawn:
             given_draw = lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f))  # noqa: E731
@@ -130,9 +132,9 @@ def _with_mean(case: Case, predicted):
     return f, y, log_probs, {k: Moments(m, jnp.zeros_like(m)) for k, m in means.items()}
 
 
-def _predict_by_quadrature(case: Case, hyper, latents, link_approximation):
-    f = _marginals(case, hyper, latents)
-    y, log_probs = _outcomes(case, lambda x: case.trace(hyper, {case.site: x}), f, _nodes(case), link_approximation)
+def _predict_by_quadrature(case: Case, draw: Draws, link_approximation):
+    f = _marginals(case, draw)
+    y, log_probs = _outcomes(case, lambda x: case.trace(draw, {case.site: x}), f, _nodes(case), link_approximation)
     return {case.site: f}, y, log_probs
 
 
@@ -152,7 +154,7 @@ def _outcomes(case: Case, trace_at, f: Moments, num_nodes: int, link_approximati
 
 def _below(case: Case, trace) -> dict:
     """Everything of a run that the last layer and the likelihood are given: hyperparameters, latents, inner layers."""
-    known = (*case.draws[0], *case.layout.local_latents, *case.layout.inner)
+    known = (*case.draws.hyper, *case.layout.local_latents, *case.layout.inner)
     return {k: trace[k]["value"] for k in known if k in trace}
 
 
@@ -178,20 +180,19 @@ def _average(case: Case, integration: Integration, quantity, num_draws: int, **o
     """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few."""
     joint = integration is Integration.joint_draws
 
-    def component(draw):
-        (hyper, latents), keys = draw
-        conditionals = case.conditionals(hyper, latents)
+    def component(draw, keys):
+        conditionals = case.conditionals(draw)
 
         def given_f(key):
-            return quantity(*drawn_trace(case, hyper, conditionals, key, joint=joint, **observations))
+            return quantity(*drawn_trace(case, draw, conditionals, key, joint=joint, **observations))
 
         return mixture(given_f, keys)
 
-    return mixture(component, (case.draws, _keys(case, num_draws)))
+    return case.mixture(component, _keys(case, num_draws))
 
 
 def _keys(case: Case, num_draws: int):
-    return random.split(random.key(0), (case.num_draws, _repeats(case, num_draws)))
+    return random.split(random.key(0), (case.draws.num, _repeats(case, num_draws)))
 
 
 def _outcome_moments(support, log_probs) -> Moments:
@@ -221,31 +222,27 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
     if integration is Integration.quadrature:
 
         def by_quadrature(draw):
-            hyper, latents = draw
-
             def log_lik(f):
-                return log_density_per_datum(case.trace(hyper, {case.site: f}, **observations), case.layout)
+                return log_density_per_datum(case.trace(draw, {case.site: f}, **observations), case.layout)
 
-            concave = is_concave(lambda f: case.trace(hyper, {case.site: f}, **observations), None, case.layout.num)
-            return log_expectation_and_error(log_lik, _marginals(case, hyper, latents), _nodes(case), concave)
+            concave = is_concave(lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num)
+            return log_expectation_and_error(log_lik, _marginals(case, draw), _nodes(case), concave)
 
-        log_p, log_error = mixture(by_quadrature, case.draws)
+        log_p, log_error = case.mixture(by_quadrature)
         return log_p, jnp.exp(log_error)
     if integration is Integration.functions:
 
-        def over_functions(draw):
-            (hyper, latents), key = draw
-
+        def over_functions(draw, key):
             def log_lik(f):
-                return log_density_per_datum(case.trace(hyper, f, **observations), case.layout)
+                return log_density_per_datum(case.trace(draw, f, **observations), case.layout)
 
-            f, effort = _all_marginals(case, hyper, latents), _effort(case, num_draws)
+            f, effort = _all_marginals(case, draw), _effort(case, num_draws)
             log_p, error = log_expectation_over(log_lik, f, groups, effort, key)
             return log_p, 2.0 * log_p + jnp.log(error)
 
-        log_p, log_square = mixture(over_functions, (case.draws, random.split(random.key(0), case.num_draws)))
+        log_p, log_square = case.mixture(over_functions, random.split(random.key(0), case.draws.num))
         known = jnp.isfinite(log_p)
-        return log_p, jnp.where(known, jnp.exp(0.5 * log_square - log_p) / math.sqrt(case.num_draws), jnp.inf)
+        return log_p, jnp.where(known, jnp.exp(0.5 * log_square - log_p) / jnp.sqrt(case.draws.effective), jnp.inf)
     if case.layout.local_latents and integration is Integration.layers:
         first, second = _over_latents(case, groups, observations, num_draws)
     else:
@@ -257,7 +254,7 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
             return log_p, 2.0 * log_p
 
         first, second = _average(case, integration, weight, num_draws, **observations)
-    return first, jnp.sqrt(relative_variance(first, second, case.num_draws * _repeats(case, num_draws)))
+    return first, jnp.sqrt(relative_variance(first, second, case.draws.effective * _repeats(case, num_draws)))
 
 
 def _over_latents(case: Case, groups, observations: dict, num_draws: int):
@@ -268,22 +265,21 @@ def _over_latents(case: Case, groups, observations: dict, num_draws: int):
 
     proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), {}, random.key(2))
 
-    def component(draw):
-        (hyper, latents), keys = draw
-        conditionals, base = case.conditionals(hyper, latents), proposals.base(case, hyper)
+    def component(draw, entries):
+        conditionals, base = case.conditionals(draw), proposals.base(case, draw)
 
         def one(entry):
             key, which = entry
-            h, log_ratio = proposals.draw(case, hyper, base, key, which)
-            trace, f = drawn_trace(case, hyper, conditionals, key, joint=False, latents=h, **observations)
+            h, log_ratio = proposals.draw(case, draw, base, key, which)
+            trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
             log_w = log_lik(trace, f, key) + log_ratio
             return log_w, 2.0 * log_w
 
-        return mixture(one, keys)
+        return mixture(one, entries)
 
     keys = _keys(case, num_draws)
     which = jnp.arange(keys.size).reshape(keys.shape)
-    return mixture(component, (case.draws, (keys, which)))
+    return case.mixture(component, (keys, which))
 
 
 def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, key):
@@ -316,25 +312,31 @@ def quick_log_lik(case: Case, observations: dict, groups):
     return log_lik
 
 
-@eqx.filter_jit
 def joint_draws(case: Case, key, num_samples: int):
-    """({GP site: (num_samples, ...)}, {label: (num_samples, ...)})."""
-    used = min(case.num_draws, num_samples)
-    chosen = (jnp.arange(used) * case.num_draws) // used
-    draws = jax.tree.map(lambda x: x[chosen], case.draws)
-    keys = random.split(key, (used, math.ceil(num_samples / used)))
+    """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws' weights."""
+    of_sample = case.draws.resampled(num_samples)
+    chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
+    # Of every posterior draw the first sample, then the second: a part of the samples is spread over the draws too.
+    rank = np.empty_like(which)
+    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    return _joint_draws(case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max()))
 
-    def component(draw):
-        (hyper, latents), keys = draw
-        conditionals = case.conditionals(hyper, latents)
+
+@eqx.filter_jit
+def _joint_draws(case: Case, key, chosen, place, each: int):
+    """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample) are kept."""
+
+    def component(entry):
+        draw, keys = entry
+        conditionals = case.conditionals(draw)
 
         def one(key):
-            trace, _ = drawn_trace(case, hyper, conditionals, key, joint=True)
-            f = {k: trace[k]["value"] for k in latents}
+            trace, _ = drawn_trace(case, draw, conditionals, key, joint=True)
+            f = {k: trace[k]["value"] for k in draw.kept}
             return f, {s.label: trace[s.name]["value"] for s in case.layout.sites}
 
         return jax.vmap(one)(keys)
 
-    f_and_y = lax.map(component, (draws, keys))
-    # Of every posterior draw the first sample, then the second: cutting to num_samples leaves them spread.
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape((-1, *x.shape[2:]))[:num_samples], f_and_y)
+    keys = random.split(key, (chosen.shape[0], each))
+    f_and_y = lax.map(component, (case.draws.part(chosen), keys))
+    return jax.tree.map(lambda x: x[place], f_and_y)

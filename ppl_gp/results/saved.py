@@ -3,6 +3,7 @@
 Raises `StoreError`. Files are not trusted: a mistake is to show here, and not as a wrong prediction.
 """
 
+from functools import singledispatch
 from pathlib import Path
 
 import equinox as eqx
@@ -16,11 +17,9 @@ from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
-from ppl_gp.posterior import Latent
+from ppl_gp.kept import FromDraws, FromPseudo, Kept
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.record import values_at_training_inputs
 from ppl_gp.results.store import qualified_name
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp, run
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
@@ -30,56 +29,68 @@ def check_values(header: dict, fit: Fit) -> None:
     """The parts of a fit against each other and against the header."""
     for what, names in (("hyper", fit.hyper), ("latent", fit.latent)):
         declared = header["hyper_sites" if what == "hyper" else "gp_sites"]
-        _require(set(names) == set(declared), f"it declares {list(declared)} and holds {what} of {list(names)}.")
-    parts = {"its arguments": (fit.args, fit.kwargs), "hyper": fit.hyper, "q(f)": dict(fit.latent), "q(h)": fit.local}
+        require(set(names) == set(declared), f"it declares {list(declared)} and holds {what} of {list(names)}.")
+    draws = fit.draws.num
+    parts = {
+        "its arguments": (fit.args, fit.kwargs),
+        "hyper": fit.hyper,
+        "q(f)": dict(fit.latent),
+        "its weights": fit.draws.log_weights,
+        "q(h)": fit.local,
+    }
     for what, tree in parts.items():
-        _require(all(map(_is_finite, jax.tree.leaves(tree))), f"{what} hold NaN or infinity.")
+        require(all(map(_is_finite, jax.tree.leaves(tree))), f"{what} hold NaN or infinity.")
     num = fit.num_chains if fit.sampled else 1
-    counts = {np.shape(v)[0] for v in jax.tree.leaves(dict(fit.latent))}
+    counts = {draws, *(np.shape(v)[0] for v in jax.tree.leaves(dict(fit.latent)))}
     counts |= {np.shape(v)[0] for v in fit.hyper.values()} if fit.sampled else set()
-    _require(len(counts) == 1, f"its parts have {sorted(counts)} draws.")
-    (draws,) = counts
-    _require(num > 0 and draws > 0 and draws % num == 0, f"it has {draws} draws in {num} chains.")
-    _require(fit.sampled or draws == 1, f"hyperparameters are one value, and q(f) has {draws} draws.")
+    require(len(counts) == 1, f"its parts have {sorted(counts)} draws.")
+    require(num > 0 and draws > 0 and draws % num == 0, f"it has {draws} draws in {num} chains.")
+    require(fit.sampled or draws == 1, f"hyperparameters are one value, and q(f) has {draws} draws.")
     for name, shape in header["hyper_sites"].items():
         found = list(np.shape(fit.hyper[name])[fit.sampled :])
         right = _is_array(fit.hyper[name]) and found == shape
-        _require(right, f"hyperparameter '{name}' has shape {found}, not {shape}.")
+        require(right, f"hyperparameter '{name}' has shape {found}, not {shape}.")
     for name, latent in fit.latent.items():
-        _require(all(map(_is_array, jax.tree.leaves(latent))), f"q of '{name}' holds more than arrays.")
-        if isinstance(latent, Latent):
-            _check_latent(name, latent, draws, header["gp_sites"][name])
+        require(all(map(_is_array, jax.tree.leaves(latent))), f"q of '{name}' holds more than arrays.")
+        _check_kept(latent, name, draws, header["gp_sites"][name])
+    total = float(np.sum(np.exp(np.asarray(fit.draws.log_weights, float))))
+    require(abs(total - 1.0) < _ROUNDING, f"its weights sum to {total}.")
     _check_locals(header, fit)
-    _require(isinstance(fit.stats.get("sample_stats", {}), dict), "its sample_stats are no dictionary.")
+    require(isinstance(fit.stats.get("sample_stats", {}), dict), "its sample_stats are no dictionary.")
 
 
-def _check_latent(name: str, latent: Latent, draws: int, shape: list[int]) -> None:
+@singledispatch
+def _check_kept(kept: Kept, name: str, draws: int, shape: list[int]) -> None:
+    """The shapes of what is kept of q(f): of inducing variables they are checked with the model (`_unusable`)."""
+
+
+@_check_kept.register
+def _(kept: FromDraws, name, draws, shape) -> None:
+    require(kept.mean.shape == (draws, *shape), f"q of '{name}' has shape {kept.mean.shape}.")
+
+
+@_check_kept.register
+def _(kept: FromPseudo, name, draws, shape) -> None:
     one_function = int(np.prod(shape)) == shape[-1]  # a plate of one around it adds no axis to an approximation
-    for part in (latent.mean, latent.variance):
-        right = part.shape == (draws, *shape) or (one_function and part.shape == (draws, shape[-1]))
-        _require(right, f"q of '{name}' has shape {part.shape}.")
-    if latent.alpha is None and latent.sites is None:
-        _require(not np.any(np.asarray(latent.variance)), f"draws of '{name}' have a variance.")
-        return
-    _require(latent.alpha is not None and latent.sites is not None, f"q of '{name}' lacks a part.")
-    _require(bool(np.all(np.asarray(latent.variance) >= 0)), f"q of '{name}' has a negative variance.")
-    for part in (latent.alpha, latent.sites.nat1, latent.sites.nat2):  # pyright: ignore[reportOptionalMemberAccess]
-        _require(part.shape == (draws, shape[-1]), f"q of '{name}' has parts of other shapes.")
+    wanted = (draws, shape[-1])
+    for part in (kept.mean, kept.variance, kept.alpha, kept.sites.nat1, kept.sites.nat2):
+        require(one_function and part.shape == wanted, f"q of '{name}' has a part of shape {part.shape}.")
+    require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
 
 
 def _check_locals(header, fit) -> None:
     extra = set(header["local"]) - set(fit.local)
-    _require(not extra, f"q(h) of {sorted(extra)} belongs to no latent site.")
+    require(not extra, f"q(h) of {sorted(extra)} belongs to no latent site.")
     absent = set(fit.local) - set(header["local"])
     known = absent if header["forgotten"] is None else set(header["forgotten"])
-    _require(absent == known, f"q(h) of {sorted(absent ^ known)} is missing, or was to be.")
+    require(absent == known, f"q(h) of {sorted(absent ^ known)} is missing, or was to be.")
     both = set(fit.local) & {*header["observed_sites"], *header["hyper_sites"], *header["gp_sites"]}
-    _require(not both, f"{sorted(both)} are latents and something else.")
+    require(not both, f"{sorted(both)} are latents and something else.")
     for name, q in fit.local.items():
         usable = isinstance(q, Forgotten) or (isinstance(q, LatentGuide) and not q.needs_y)
         usable &= all(map(_is_array, jax.tree.leaves(q)))
         usable &= not isinstance(q, Encoded) or _is_network(q.encoder)
-        _require(usable, f"q(h) of '{name}' is a {type(q).__name__}.")
+        require(usable, f"q(h) of '{name}' is a {type(q).__name__}.")
 
 
 def _is_network(encoder) -> bool:
@@ -94,9 +105,9 @@ def _is_network(encoder) -> bool:
 def check_model(path: Path, header: dict, fit: Fit) -> None:
     """Run the model on the saved inputs and compare its sites with the saved ones."""
     saved = f"{path} was saved from the model '{header['model']}', and '{qualified_name(fit.model)}' was given"
-    hyper = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
+    first = fit.draws.at(0)
     try:
-        trace = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit))
+        trace = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
     except Exception as error:  # a model may raise anything where its arguments are damaged, or another's
         raise StoreError(f"{saved}, which does not run with the saved arguments: {error}") from error
     gps = {k: list(site["fn"].shape()) for k, site in trace.items() if is_gp(site)}
@@ -134,9 +145,9 @@ def _shape(site) -> list[int]:
 def _outside(fit: Fit, trace: dict) -> list[str]:
     """Hyperparameters with a draw outside the support that they have at that draw. O(S), nothing is factored."""
 
-    def inside(hyper):
-        own = run(fit.model, fit.args, fit.kwargs, hyper, values_at_training_inputs(fit)) if fit.sampled else trace
-        return {k: _inside(own[k], v) for k, v in hyper.items()}
+    def inside(known):
+        own = run(fit.model, fit.args, fit.kwargs, known, fit.draws.at(0).values) if fit.sampled else trace
+        return {k: _inside(own[k], v) for k, v in known.items()}
 
     found = jax.jit(jax.vmap(inside))(fit.hyper) if fit.sampled and fit.hyper else inside(fit.hyper)
     return [k for k, v in found.items() if not bool(jnp.all(v))]
@@ -160,7 +171,7 @@ def _unusable(fit: Fit, trace: dict) -> list[str]:
     """Sites whose inducing variables or q(h) do not give values of the site's shape. Nothing is computed but shapes."""
     wrong = []
     for name, latent in fit.latent.items():
-        if isinstance(latent, SparseLatent):
+        if latent.inducing_variables is not None:
             entry, prior = latent.draw(0), unwrap(trace[name]["fn"])
             M, shape = entry.inducing.num, tuple(trace[name]["fn"].shape())
             mean, _ = eqx.filter_eval_shape(lambda entry, prior: entry.process(prior).marginals(prior), entry, prior)
@@ -184,6 +195,6 @@ def _is_finite(leaf) -> bool:
     return not _is_array(leaf) or leaf.dtype.kind in "biu" or bool(jnp.all(jnp.isfinite(leaf)))
 
 
-def _require(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:
     if not holds:
         raise StoreError(f"is damaged: {what}")

@@ -94,13 +94,7 @@ def coverage(prediction: Prediction, y) -> Float[ndarray, "L"]:
     return np.mean(np.abs(np.ravel(z))[:, None] <= _WIDTHS, 0)
 
 
-def latent_moments(f: Moments) -> tuple[ndarray, ndarray]:
-    """Posterior mean and standard deviation of f at the training inputs, draws (S, ...) of the hyperparameters mixed."""
-    mean, variance = np.asarray(f.mean), np.asarray(f.variance)
-    return mean.mean(0), np.sqrt(variance.mean(0) + mean.var(0))
-
-
 def distance(f: Moments, reference: Moments) -> tuple[float, float]:
     """Largest |difference| of latent means and of standard deviations, in standard deviations of the reference."""
-    (mean, sd), (mean_ref, sd_ref) = latent_moments(f), latent_moments(reference)
+    (mean, sd), (mean_ref, sd_ref) = ((np.asarray(x.mean), np.sqrt(np.asarray(x.variance))) for x in (f, reference))
     return float(np.max(np.abs(mean - mean_ref) / sd_ref)), float(np.max(np.abs(sd - sd_ref) / sd_ref))

@@ -45,7 +45,7 @@ class Effort(NamedTuple):
 
 def outer_sites(case: Case) -> list[str]:
     """GP sites that no other GP sees."""
-    return [k for k in case.draws[1] if k not in case.layout.inner]
+    return [k for k in case.draws.kept if k not in case.layout.inner]
 
 
 def _rows_at(case: Case, **observations):
@@ -53,10 +53,10 @@ def _rows_at(case: Case, **observations):
 
     What lies below them does not matter here, and is at its prior mean.
     """
-    hyper = jax.tree.map(lambda x: x[0], case.draws[0])
-    declared = case.trace(hyper, {}, **observations)
+    first = case.draws.at(0)
+    declared = case.trace(first, {}, **observations)
     rows, rebuild = flatten({k: jnp.zeros(declared[k]["fn"].shape()) for k in outer_sites(case)})
-    return lambda f: case.trace(hyper, rebuild(f), **observations), rows
+    return lambda f: case.trace(first, rebuild(f), **observations), rows
 
 
 def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...]:

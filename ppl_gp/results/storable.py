@@ -2,16 +2,21 @@
 
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded, FreeGaussian
+from ppl_gp.kept import FromInducing
 from ppl_gp.sparse.families import Basis
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.process import SparseLatent
 
 
 def storable_modules() -> dict[str, type]:
     """{name: class}: what q(u) and q(h) are made of, and every kind of inducing variables of this package."""
     kinds = {cls.__name__: cls for cls in _descendants(InducingVariables) if cls.__module__.startswith("ppl_gp.")}
-    known = (SparseLatent, Basis, MLPEncoder, Encoded, FreeGaussian)
-    return {**{cls.__name__: cls for cls in known}, **kinds}
+    known = (Basis, MLPEncoder, Encoded, FreeGaussian)
+    return {"SparseLatent": FromInducing, **{cls.__name__: cls for cls in known}, **kinds}
+
+
+def file_name(cls: type) -> str | None:
+    """The name of a class in files, where it may stand in one."""
+    return next((name for name, known in storable_modules().items() if known is cls), None)
 
 
 def _descendants(cls) -> list[type]:

@@ -7,6 +7,7 @@ arguments but not the observations, and figures about the fit. `ppl_gp.load` rea
 import dataclasses
 import hashlib
 import json
+from functools import singledispatch
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -18,15 +19,15 @@ from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.fingerprint import reads
+from ppl_gp.kept import FromDraws, FromInducing, FromPseudo, Kept
 from ppl_gp.results.archive import write_archive
 from ppl_gp.results.coding import encode, encode_module
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.versions import package_versions
-from ppl_gp.sparse.process import SparseLatent
 from ppl_gp.tracing import is_gp
 
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 1
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 2  # 2: draws have weights. A file without them is written as version 1
 
 
 def save(fit: Record, path) -> Path:
@@ -38,10 +39,10 @@ def save(fit: Record, path) -> Path:
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
     names, training = argument_names(fit.model, len(args)), training_sites(fit)
-    reading = dataclasses.asdict(fit.model.reading)
+    reading, weighted = dataclasses.asdict(fit.model.reading), fit.draws.is_weighted()
     header = {
         "format": FORMAT,
-        "version": FORMAT_VERSION,
+        "version": FORMAT_VERSION if weighted else 1,
         "packages": package_versions(),
         "model": qualified_name(fit.model),
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
@@ -58,8 +59,9 @@ def save(fit: Record, path) -> Path:
         "sampled": fit.sampled,
         "args": [encode(v, arrays, f"args/{k}", f"argument '{k}'") for k, v in zip(names, args, strict=True)],
         "kwargs": {k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()},
+        "log_weights": encode(fit.draws.log_weights if weighted else None, arrays, "log_weights", "log_weights"),
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
-        "latent": {k: _encode_latent(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
+        "latent": {k: _encode_kept(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
         "forgotten": [k for k, q in fit.local.items() if q.needs_y],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
@@ -117,9 +119,24 @@ def _encode_local(name: str, q, arrays) -> dict:
     return encode_module(q, arrays, f"local/{name}", f"q({name})")
 
 
-def _encode_latent(latent, arrays, where) -> dict:
-    if isinstance(latent, SparseLatent):
-        return encode_module(latent, arrays, where, where)
-    sites = None if latent.sites is None else {"nat1": latent.sites.nat1, "nat2": latent.sites.nat2}
-    fields = {"mean": latent.mean, "variance": latent.variance, "alpha": latent.alpha, "sites": sites}
+@singledispatch
+def _encode_kept(kept: Kept, arrays, where) -> dict:
+    raise TypeError(f"{type(kept).__name__} has no form in a file")
+
+
+@_encode_kept.register
+def _(kept: FromInducing, arrays, where) -> dict:
+    return encode_module(kept, arrays, where, where)
+
+
+@_encode_kept.register
+def _(kept: FromPseudo, arrays, where) -> dict:
+    sites = {"nat1": kept.sites.nat1, "nat2": kept.sites.nat2}
+    fields = {"mean": kept.mean, "variance": kept.variance, "alpha": kept.alpha, "sites": sites}
+    return encode(fields, arrays, where, where)
+
+
+@_encode_kept.register
+def _(kept: FromDraws, arrays, where) -> dict:
+    fields = {"mean": kept.mean, "variance": kept.variance, "alpha": None, "sites": None}
     return encode(fields, arrays, where, where)

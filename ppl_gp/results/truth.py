@@ -29,7 +29,6 @@ from ppl_gp.numerics.linalg import half_log_det, tril_inverse
 from ppl_gp.results.inference_data import observed_names, training_sites
 from ppl_gp.results.modes import MAX_MODES, other_modes, precision_factor
 from ppl_gp.results.record import Record
-from ppl_gp.sparse.process import SparseLatent
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
@@ -75,15 +74,15 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
     Not available, with the reason given: hyperparameters or f were sampled; the fit was loaded without its training
     data; k-hat above 0.7. The standard error falls as 1 / sqrt(num_samples).
     """
-    latent = next(iter(fit.latent.values()))
-    if isinstance(latent, SparseLatent):
-        return unavailable("importance sampling knows the local methods' q(f); LOO's k-hat judges this one")
-    if fit.sampled or latent.sites is None:
+    if fit.sampled:
         return unavailable("the hyperparameters were sampled: there is no one evidence to compare with")
+    kept = next(iter(fit.latent.values()))
+    if not kept.has_sites:
+        return unavailable("importance sampling knows the local methods' q(f); LOO's k-hat judges this one")
     if not observed_names(training_sites(fit)):
         return unavailable("a loaded fit holds no observations")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    factors, R, centre, strength = _coordinates(fit.model, fit.hyper, fit.args, fit.kwargs, latent.draw(0))
+    factors, R, centre, strength = _coordinates(fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0))
     modes = other_modes(factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES))
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))

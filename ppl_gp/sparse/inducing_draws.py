@@ -40,3 +40,26 @@ def draw_with_inducing(process: SparseProcess, new: GP, key) -> tuple[Float[Arra
     R, _ = robust_cholesky(add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance))
     shape = (*v.shape[:-1], A.shape[1])
     return new.mean + v @ A + random.normal(key_f, shape, v.dtype) @ R.T, log_ratio
+
+
+def draw_jointly(process: SparseProcess, prior: GP, key, num: int) -> Float[Array, "num *F N"]:
+    """f at the training inputs with its full covariance. O(M N^2 + N^3)."""
+    mean, covariance = process.joint(prior)
+    unit = default_jitter(prior.variance)
+    factor = lambda c: robust_cholesky(c, unit)[0]  # noqa: E731
+    for _ in covariance.shape[:-2]:
+        factor = jax.vmap(factor)
+    white = random.normal(key, (num, *mean.shape), mean.dtype)
+    return mean + jnp.einsum("...ij,r...j->r...i", factor(covariance), white)
+
+
+def draw_given_inducing(process: SparseProcess, prior: GP, key, num: int) -> Float[Array, "num *F N"]:
+    """u jointly, f given u row by row. O(N M) a draw."""
+    A = process.root.whiten(process.inducing.cross(prior, prior.X))
+    m = process.mean
+    key_u, key_f = random.split(key)
+    white = random.normal(key_u, (num, *m.shape), m.dtype)
+    v = m + jnp.einsum("...ij,r...j->r...i", factor_of_v(process), white)
+    rest = jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0))
+    mean = process.at(prior).mean if process.basis is None else process.marginals(prior)[0] - m @ A
+    return mean + v @ A + rest * random.normal(key_f, (num, *m.shape[:-1], A.shape[1]), m.dtype)

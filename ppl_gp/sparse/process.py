@@ -1,9 +1,5 @@
-"""The posterior process behind q(u), and what a fit keeps of it."""
+"""The posterior process behind q(u)."""
 
-import math
-
-import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -58,43 +54,3 @@ class SparseProcess(Conditioned):
 def sparse_process(prior: GP, inducing: InducingVariables, q: Whitened) -> SparseProcess:
     """The posterior process of q(u) under a prior (its inputs do not matter). O(M^3)."""
     return SparseProcess(prior, inducing, inducing.root(prior), q.mean, q.reduction, q.basis)
-
-
-class SparseLatent(eqx.Module):
-    """What a fit keeps of q(u) at one GP site: leading axis S of draws of the hyperparameters (1 where not sampled).
-
-    `mean` (S, *F, M) and `reduction` in whitened coordinates. Draws of u: `mean` the draws of v, `reduction` the identity.
-    """
-
-    inducing: InducingVariables
-    mean: Float[Array, "*S_and_F M"]
-    reduction: Float[Array, "..."]
-    basis: Basis | None = None
-
-    @property
-    def num_draws(self) -> int:
-        """S."""
-        return self.mean.shape[0]
-
-    @property
-    def is_draws(self) -> bool:
-        """Whether f itself was drawn: u may have been, f is not."""
-        return False
-
-    @property
-    def at_training_inputs(self) -> None:
-        """Nothing is kept of f at the training inputs: running the model on them takes the prior mean."""
-
-    @property
-    def num_functions(self) -> int:
-        """How many functions the site holds."""
-        return math.prod(self.mean.shape[1:-1])
-
-    def draw(self, s) -> "SparseLatent":
-        """Entry s, without the leading axis."""
-        return jax.tree.map(lambda x: x[s], self)
-
-    def process(self, prior: GP) -> SparseProcess:
-        """The posterior process of one entry (no leading axis). O(M^3)."""
-        q = Whitened(self.mean, self.reduction, jnp.zeros(()), self.basis)
-        return sparse_process(prior, self.inducing, q)

@@ -1,0 +1,135 @@
+"""Weighted draws of all that a fit inferred, and the mixture of posterior processes over them."""
+
+from collections.abc import Callable, Mapping
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import lax
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import ModelError
+from ppl_gp.kept import Kept
+from ppl_gp.numerics.lapack import cholesky
+from ppl_gp.numerics.linalg import add_diagonal
+
+
+class Draws(eqx.Module):
+    """S draws of everything that a posterior is over, each with its weight; S = 1 where the hyperparameters are one value.
+
+    - `hyper`: {hyperparameter or param: (S, ...)}.
+    - `latents`: {latent that stands one a datum: (S, ...)}, where a sampler drew it.
+    - `kept`: {GP site: what is kept of q(f)}.
+    - `log_weights`: (S,), finite, their exponentials sum to one: -log S of draws by MCMC, others of weighted points.
+    """
+
+    hyper: dict
+    latents: dict
+    kept: Mapping[str, Kept]
+    log_weights: Float[Array, "*S"]
+
+    @classmethod
+    def one(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":
+        """One setting of the hyperparameters; `kept` has its leading axis of one already."""
+        return cls(jax.tree.map(lambda x: jnp.asarray(x)[None], hyper), {}, kept, jnp.zeros(1))
+
+    @classmethod
+    def equal(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":
+        """Draws of equal weight."""
+        num = next(iter(kept.values())).num_draws
+        return cls(hyper, {}, kept, jnp.full(num, -np.log(num)))
+
+    def apart(self, latents: Callable[[str], bool]) -> "Draws":
+        """The same draws, with the sites that stand one a datum among `latents`."""
+        known = self.known
+        hyper = {k: v for k, v in known.items() if not latents(k)}
+        return Draws(hyper, {k: v for k, v in known.items() if latents(k)}, self.kept, self.log_weights)
+
+    @property
+    def num(self) -> int:
+        """S."""
+        return self.log_weights.shape[0]
+
+    @property
+    def effective(self) -> Float[Array, ""]:
+        """1 / sum w^2: S where weights are equal. What a variance between draws is divided by."""
+        return jnp.exp(-jax.nn.logsumexp(2.0 * self.log_weights))
+
+    @property
+    def known(self) -> dict:
+        """{site: value} of all that was inferred beside the GP sites."""
+        return {**self.hyper, **self.latents}
+
+    @property
+    def values(self) -> dict:
+        """{GP site: a value of f at the training inputs} of an entry, for running the model there; sites without one are left out."""
+        found = {k: v.values for k, v in self.kept.items()}
+        return {k: f for k, f in found.items() if f is not None}
+
+    def at(self, s) -> "Draws":
+        """Entry s, without the leading axis."""
+        return jax.tree.map(lambda x: x[s], self)
+
+    def part(self, indices) -> "Draws":
+        """Some of the draws, in their proportions."""
+        found = self.at(indices)
+        return Draws(found.hyper, found.latents, found.kept, jax.nn.log_softmax(found.log_weights))
+
+    @property
+    def heaviest(self) -> "Draws":
+        """The entry of the largest weight, the first of equal ones."""
+        return self.at(jnp.argmax(self.log_weights))
+
+    def is_weighted(self) -> bool:
+        """Whether weights differ by more than rounding. Not under `jit`."""
+        w = np.asarray(self.log_weights)
+        return bool(np.ptp(w) > 1e-3 * np.sqrt(np.finfo(w.dtype).eps))
+
+    def resampled(self, num: int) -> np.ndarray:
+        """Indices of `num` draws in proportion to the weights, spread evenly over the draws (systematic resampling). Not under `jit`.
+
+        Equal weights: every draw floor(num / S) or one more times.
+        """
+        if not self.is_weighted():
+            used = min(self.num, num)
+            return ((np.arange(used) * self.num) // used)[np.arange(num) % used]
+        edges = np.cumsum(np.exp(np.asarray(self.log_weights, float)))
+        found = np.searchsorted(edges / edges[-1], (np.arange(num) + 0.5) / num)
+        return np.random.default_rng(0).permutation(found)  # so that every part of them is as well spread
+
+    def of_equal_weight(self, num: int) -> "Draws":
+        """`num` resampled draws where weights differ, else these draws."""
+        if not self.is_weighted():
+            return self
+        found = self.at(self.resampled(num))
+        return Draws(found.hyper, found.latents, found.kept, jnp.full(num, -np.log(num)))
+
+
+class Mixture(eqx.Module):
+    """The weighted mixture of posterior processes over S draws; each call rebuilds them one by one, O(S (N^3 + M N^2))."""
+
+    prior_of: Callable = eqx.field(static=True)  # {site: value} -> GP at the training inputs
+    site: str = eqx.field(static=True)
+    draws: Draws
+
+    def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
+        """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
+        kept = self.draws.kept[self.site]
+        if len(kept.mean.shape) > 2:
+            raise ModelError(
+                "a mixture of several functions at one GP site has no one distribution; use fit.predict or fit.sample."
+            )
+
+        def one(draw):
+            process = draw.kept[self.site].process(self.prior_of(draw.known))
+            new = process.at(X_new)
+            return process.joint(new) if joint else process.marginals(new)
+
+        mean, spread = lax.map(one, self.draws)  # (S, M)
+        weights = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
+        if joint:
+            spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
+            return dist.MixtureSameFamily(weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread)))
+        return dist.MixtureSameFamily(weights, dist.Normal(mean.T, jnp.sqrt(spread.T)))

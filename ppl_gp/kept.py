@@ -1,0 +1,201 @@
+"""What a fit keeps of q(f) at one GP site, in three final forms, each of which makes its own posterior process.
+
+- `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods).
+- `FromDraws`: draws of f at the training inputs (`NUTS`, `EllipticalSlice`).
+- `FromInducing`: q(u) over inducing variables (`SVGP`), or draws of u (`SparseNUTS`).
+
+Every array of a fit's `Kept` has a leading axis of S draws of the hyperparameters (S = 1 where they are one value). `draw(s)` takes it
+off, and all methods but that one are of such an entry.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.gp import GP
+from ppl_gp.local.pseudo import Root, Sites, prediction_root
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.posterior import Posterior, condition_on_values, root_of_values
+from ppl_gp.sparse.families import Basis
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
+from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.root import Root as SparseRoot
+
+
+class Kept(eqx.Module):
+    """What is kept of q(f) at one GP site.
+
+    - `is_draws`: f itself was drawn, so that nothing is integrated and any likelihood may stand above it.
+    - `has_sites`: each datum has a factor of its own in q(f), which can be taken out again (leave-one-out by cavities).
+    """
+
+    is_draws: ClassVar[bool] = False
+    has_sites: ClassVar[bool] = False
+    mean: eqx.AbstractVar[Float[Array, "..."]]  # (S, *C, N); of u, whitened, where inducing variables are kept
+
+    @property
+    def num_draws(self) -> int:
+        """S."""
+        return self.mean.shape[0]
+
+    @property
+    def inducing_variables(self) -> InducingVariables | None:
+        """Those of an entry, where there are any."""
+        return None
+
+    def draw(self, s) -> "Kept":
+        """Entry s, without the leading axis."""
+        return jax.tree.map(lambda x: x[s], self)
+
+    @property
+    @abstractmethod
+    def values(self) -> Float[Array, "*C N"] | None:
+        """A value of f at the training inputs, for running the model on them; `None` leaves f at its prior mean."""
+
+    @abstractmethod
+    def root(self, prior: GP) -> Root | SparseRoot:
+        """The factor that the process needs, O(N^3) or O(M^3)."""
+
+    @abstractmethod
+    def process(self, prior: GP, root: Any = None) -> Posterior | SparseProcess:
+        """The posterior process under a prior at the training inputs, factored anew unless `root` is given."""
+
+    def at(self, prior: GP, new: GP, ask, root: Any = None):
+        """ask(process, new), a mean or a tuple that begins with one; with an axis of functions where there are several."""
+        return ask(self.process(prior, root), new)
+
+    @abstractmethod
+    def moments(self, prior: GP):
+        """(mean, variance) of f at the training inputs, (*C, N) each."""
+
+    @abstractmethod
+    def sample(self, prior: GP, key, num: int) -> Float[Array, "num *C N"]:
+        """Draws of f at the training inputs."""
+
+
+class FromPseudo(Kept):
+    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m), and its natural parameters."""
+
+    has_sites: ClassVar[bool] = True
+    mean: Float[Array, "*S N"]
+    variance: Float[Array, "*S N"]
+    alpha: Float[Array, "*S N"]
+    sites: Sites
+
+    @property
+    def values(self):
+        return self.mean
+
+    def root(self, prior):
+        return prediction_root(prior.covariance_matrix, self.sites)
+
+    def process(self, prior, root=None):
+        return Posterior(prior, self.alpha, self.root(prior) if root is None else root)
+
+    def moments(self, prior):
+        return self.mean, self.variance
+
+    def sample(self, prior, key, num):
+        """Jointly: mean + L z, L L^T the covariance. O(N^3 + num N^2)."""
+        L, _ = robust_cholesky(self.covariance(prior), default_jitter(prior.variance))
+        return self.mean + random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
+
+    def covariance(self, prior: GP) -> Float[Array, "N N"]:
+        """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
+        K, root = prior.covariance_matrix, self.root(prior)
+        WK = root.W @ K
+        return K - root.sign * WK.T @ WK - (K * root.diagonal) @ K
+
+
+class FromDraws(Kept):
+    """Draws of f, several functions (*C, N) included."""
+
+    is_draws: ClassVar[bool] = True
+    mean: Float[Array, "*S_and_C N"]
+
+    @property
+    def variance(self):
+        """None is left, once f is given."""
+        return jnp.zeros_like(self.mean)
+
+    @property
+    def values(self):
+        return self.mean
+
+    def root(self, prior):
+        return root_of_values(prior)
+
+    def process(self, prior, root=None):
+        """Of one function; `at` takes several."""
+        return condition_on_values(prior, self.mean, root)
+
+    def at(self, prior, new, ask, root=None):
+        """Several functions, whose means may differ, are each conditioned about its mean; K is factored once for all."""
+        if self.mean.ndim == 1:
+            return ask(self.process(prior, root), new)
+        root = self.root(prior) if root is None else root
+        one = lambda f: ask(condition_on_values(_centred(prior), f, root), _centred(new))  # noqa: E731
+        for _ in range(self.mean.ndim - 1):
+            one = jax.vmap(one)
+        mean, *rest = one(self.mean - prior.mean)
+        return mean + new.mean, *rest
+
+    def moments(self, prior):
+        return self.mean, self.variance
+
+    def sample(self, prior, key, num):
+        """The draw itself, `num` times."""
+        return jnp.broadcast_to(self.mean, (num, *self.mean.shape))
+
+
+class FromInducing(Kept):
+    """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M) or its diagonal (*F, M).
+
+    Draws of u: `mean` is the draw of v, `reduction` one.
+    """
+
+    inducing: InducingVariables
+    mean: Float[Array, "*S_and_F M"]
+    reduction: Float[Array, "..."]
+    basis: Basis | None = None
+
+    @property
+    def inducing_variables(self):
+        return self.inducing
+
+    @property
+    def values(self):
+        return None
+
+    def root(self, prior):
+        return self.inducing.root(prior)
+
+    def process(self, prior, root=None):
+        root = self.root(prior) if root is None else root
+        return SparseProcess(prior, self.inducing, root, self.mean, self.reduction, self.basis)
+
+    def moments(self, prior):
+        """O(M^3 + N M^2)."""
+        return self.process(prior).marginals(prior)
+
+    def sample(self, prior, key, num):
+        """Jointly up to `MAX_JOINT` rows, O(N^3 + num N^2).
+
+        Above, u is drawn jointly and f given u row by row, whose covariance is the remainder k - Q alone: every marginal is
+        exact, O(N M) a draw.
+        """
+        draw = draw_jointly if prior.X.shape[0] <= MAX_JOINT else draw_given_inducing
+        return draw(self.process(prior), prior, key, num)
+
+
+MAX_JOINT = 2000  # rows up to which draws of f from inducing variables have their full covariance
+
+
+def _centred(gp: GP) -> GP:
+    return GP(gp.kernel, gp.X, None, gp.jitter)
