@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax.scipy.special import logsumexp
+from scipy import stats
 from scipy.special import gammaln
 
 import ppl_gp as pg
@@ -158,3 +159,43 @@ def test_the_error_of_gauss_hermite_is_told():
         coarse = expected_log_lik(log_lik, m, v, Expectation(), jax.random.key(0))[n]
         np.testing.assert_allclose(told[n], coarse - exact, rtol=0, atol=1e-7)
     assert abs(float(told[0])) > 0.05 > 1e-6 > abs(float(told[1]))
+
+
+def narrow(X, y=None):
+    """A robust likelihood much narrower than q(f): 20 Gauss-Hermite nodes jump over it."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 0.1), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, f, 0.02), obs=y)
+
+
+@pytest.mark.filterwarnings("ignore:SVGP")
+def test_a_sparse_fit_tells_the_error_of_its_nodes():
+    """Against the same bound with many nodes, at the same q(u) and hyperparameters."""
+    X, y = np.linspace(0.0, 5.0, 12)[:, None], np.array([0.0, 0.5] * 6)
+    coarse = pg.SVGP(hyper=pg.Fixed({}), num_inducing=3, max_steps=30)
+    with pytest.warns(UserWarning, match="num_nodes=None.*raise num_nodes"):
+        fit = pg.fit(narrow, coarse, 0, X, y=y, throw=False)
+    q = fit.latent["f"].draw(0)
+    mean, sd = (np.asarray(x) for x in (fit.predict(X).f_mean, np.sqrt(fit.predict(X).f_variance)))
+    f = np.linspace(-12, 12, 200_001)
+    weights = np.exp(-0.5 * f**2) / np.exp(-0.5 * f**2).sum()
+    exact = sum(
+        weights @ np.asarray(dist.StudentT(4.0, m + s * f, 0.02).log_prob(t))
+        for m, s, t in zip(mean, sd, y, strict=True)
+    )
+
+    nodes, w = np.polynomial.hermite_e.hermegauss(20)
+    ours = sum(w / w.sum() @ stats.t.logpdf(t, 4.0, m + s * nodes, 0.02) for m, s, t in zip(mean, sd, y, strict=True))
+    np.testing.assert_allclose(fit.stats["expectation_error"], ours - exact, rtol=1e-3)
+    assert abs(ours - exact) > 0.1 and q.mean.shape == (3,)
+
+
+def test_gaussian_noise_needs_no_finer_nodes():
+    X = np.linspace(0.0, 5.0, 12)[:, None]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=y)
+
+    fit = pg.fit(model, pg.SVGP(hyper=pg.Fixed({}), num_inducing=4, max_steps=5), 0, X, y=np.sin(X[:, 0]))
+    assert fit.stats["expectation_error"] == 0.0

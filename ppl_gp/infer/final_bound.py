@@ -1,5 +1,7 @@
 """The bound over all data at the end of a run, with its own error where it is an estimate; and whether the run got anywhere."""
 
+import warnings
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +12,11 @@ from ppl_gp.infer.long_run import as_batch
 from ppl_gp.infer.placement import Placement
 from ppl_gp.infer.sources import StreamSource
 from ppl_gp.infer.subject import Subject
-from ppl_gp.infer.training import Problem, State, bound_terms
+from ppl_gp.infer.training import Problem, State, bound_terms, expectation_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _REPEATS, _REPEATED_ROWS = 10, 20_000  # sums that an estimate averages: up to ten, of about so many rows in all
+_WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
 
 
@@ -49,6 +52,29 @@ def judged(
     if not values:
         return None, None
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(num)) if num > 1 else None
+
+
+def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
+    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something: an estimate from up
+    to `_SWEEP` rows, of the first batch of a stream. `None` where expectations are drawn. A warning where it matters.
+    """
+    if problem.plan.drawn:
+        return None
+    source, first = subject.source, subject.first
+    if not isinstance(source, StreamSource):
+        first = next(source.sweep(_SWEEP))
+    batch = as_batch(first, key)
+    # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's batch stand for all data.
+    counted = np.sum(np.asarray(batch.weights) > 0)
+    share = 1.0 if isinstance(source, StreamSource) else source.num_data / counted
+    gap, size = (share * float(x) for x in expectation_gap(problem, state, batch))
+    if size > _WORTH_TELLING * source.num_data:
+        warnings.warn(
+            f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's expectations are off by {size:.2g} "
+            f"nats in all, and the bound is {gap:.2g} nats too high; raise num_nodes.",
+            stacklevel=2,
+        )
+    return gap
 
 
 def result_of(

@@ -19,7 +19,7 @@ from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.boundary import require_bounded
 from ppl_gp.infer.checkpoint import Checkpoints, identity
 from ppl_gp.infer.collapsed import climb
-from ppl_gp.infer.final_bound import judged, result_of
+from ppl_gp.infer.final_bound import judged, nodes_error, result_of
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
 from ppl_gp.infer.initial import initial_latents, initial_point, initial_variational, of_site, units
@@ -67,6 +67,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if ended.message:  # a bad batch would be met again in the sum over all data
         return _make_fit(method, subject, problem, ended, None, told, key_end)
     bound, told["log_evidence_se"] = judged(problem, ended.state, subject, spread, key_end)
+    if bound is not None and np.isfinite(bound):
+        told["expectation_error"] = nodes_error(problem, ended.state, subject, key_end)
     states = (state, ended.state)
     result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key_end)
     return _make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)

@@ -20,7 +20,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper_guide import HyperGuide
 from ppl_gp.infer.space import Space, log_prior
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges
+from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges, quadrature_gap
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
@@ -269,6 +269,13 @@ def advance(problem: Problem, state: State, constant: Batch, varying: Batch) -> 
 def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[State, Float[Array, "k"]]:
     """As `advance`, with the same data in every batch."""
     return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
+
+
+@eqx.filter_jit
+def expectation_gap(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """By how much the nodes of one batch's expectations are off, nats: (sum, sum of absolute values). For one layer, at one setting."""
+    hyper, _ = hyper_at(problem, state.free, batch)
+    return quadrature_gap(problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
 
 
 @eqx.filter_jit

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 from jaxtyping import Array, Float
 
@@ -140,6 +141,7 @@ def log_density(
     likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a
     density. An error above 0.5 says that the number is not known.
 
+    Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
     Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
     model that has an argument called `num_draws` or `with_error`.
     """
@@ -159,6 +161,12 @@ def log_density(
             f"log_density: the integral of some row's likelihood is off by about {float(jnp.max(error)):.1g} nats (many "
             f"narrow modes, or "
             "edges); with_error=True tells of each row.",
+            stacklevel=3,
+        )
+    if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
+        warnings.warn(
+            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log probability is so at some f (far in the tail of a "
+            "truncated or censored distribution, say). Write that observation in log space, as log_ndtr does for a normal tail.",
             stacklevel=3,
         )
     return (log_p, error) if with_error else log_p

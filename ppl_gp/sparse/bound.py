@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 from ppl_gp.declared import declare
 from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.numerics.degree import degree
+from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, expected_log_lik, flatten
 from ppl_gp.sparse.families import Family, Sites, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess
@@ -98,6 +99,24 @@ def terms(
     total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))
     weights = kl_weights(trace, priors, beta)
     return Terms(total, weighted_kl(q, weights), log_lik.shared(), q, roots, weights)
+
+
+def quadrature_gap(model: Callable, how: Expectation, hyper: dict, variational: Variational, batch: Batch):
+    """(sum_n w_n (E_q[log p(y_n | f_n)] by the bound's nodes - by finer ones), the same of absolute values), nats.
+
+    Zero, and no finer nodes, where log p(y_n | f_n) is proved a polynomial that Gauss-Hermite nodes integrate exactly.
+    """
+    trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given})
+    priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
+    posterior, _, _ = processes(priors, variational)
+    moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}
+    mean, variance = ({k: m[i] for k, m in moments.items()} for i in (0, 1))
+    log_lik = JointLogLikelihood(model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs)
+    f, rebuild = flatten(mean)
+    if degree(lambda f: log_lik(rebuild(f)), f) < 2 * min(NODES.values()):  # n nodes are exact up to degree 2 n - 1
+        return jnp.zeros(()), jnp.zeros(())
+    gap = jnp.where(batch.weights > 0, batch.weights * expectation_error(log_lik, mean, variance, how, batch.key), 0.0)
+    return jnp.sum(gap), jnp.sum(jnp.abs(gap))
 
 
 def kl_weights(trace: dict, sites: Iterable[str], beta) -> dict[str, Array]:
