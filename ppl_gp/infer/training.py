@@ -273,7 +273,7 @@ def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[S
 
 @eqx.filter_jit
 def expectation_gap(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """By how much the nodes of one batch's expectations are off, nats: (sum, sum of absolute values). For one layer, at one setting."""
+    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values). For one layer, at one setting."""
     hyper, _ = hyper_at(problem, state.free, batch)
     return quadrature_gap(problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
 
