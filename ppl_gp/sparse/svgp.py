@@ -72,8 +72,8 @@ class SVGP:
     Results: converged (by `tol` or `patience`); completed (all steps made); diverged (the bound ended far below its start);
     nonfinite; interrupted; stream_ended. Where a bound is drawn (autoguides, layers, latents, more than three functions that are not
     additive) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
-    `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes miss something of the likelihood (0 for
-    Gaussian noise): a warning where that is above 1e-3 a datum.
+    `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes miss something of the likelihood
+    (0 for Gaussian noise): a warning where that is above 1e-3 a datum.
     """
 
     num_inducing: int = 100
