@@ -237,14 +237,31 @@ def exact_mixture(fit, weights):
 
     @eqx.filter_jit
     def conditionals(case, draw):
-        new = case.trace(draw[0], {})
-        return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(*draw).items()}
+        new = case.trace(draw, {})
+        return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(draw).items()}
 
-    for s in range(case.num_draws):
-        given = conditionals(case, jax.tree.map(lambda x, s=s: x[s], case.draws))
+    for s in range(case.draws.num):
+        given = conditionals(case, case.draws.at(s))
         means.append(sum(w @ jnp.atleast_2d(given[k].mean) for k, w in weights.items()))
         variances.append(sum(w**2 @ jnp.atleast_2d(given[k].variance) for k, w in weights.items()) + 0.09)
     return np.mean(means, 0), np.mean(variances, 0) + np.var(means, 0)
+
+
+def test_the_error_of_a_log_density_is_its_scatter_over_sets_of_draws():
+    """Draws of the posterior are themselves few: their part of the error is told, also where quadrature does the rest."""
+    found = [
+        made_fit(classifier, HYPER, X, y=Y, num_draws=20, seed=s).log_density(X_NEW, np.ones(NUM_NEW, int), with_error=True)
+        for s in range(40)
+    ]
+    values, errors = (np.stack(x) for x in zip(*found, strict=True))
+    ratio = np.sqrt(np.mean(errors**2, 0)) / np.std(values, 0, ddof=1)
+    assert np.all(ratio > 0.6) and np.all(ratio < 1.6) and np.min(errors) > 0.0
+
+
+def test_a_log_density_that_rests_on_few_draws_is_warned_of():
+    fit = made_fit(additive, {}, X, num_draws=4)
+    with pytest.warns(UserWarning, match=r"row\(s\) \[0.*very few draws"):
+        fit.log_density(X_NEW, np.full(NUM_NEW, 40.0))
 
 
 def test_several_gp_sites_and_several_functions_at_a_site():
@@ -256,7 +273,7 @@ def test_several_gp_sites_and_several_functions_at_a_site():
     np.testing.assert_allclose(p.mean, mean, atol=1e-6)
     np.testing.assert_allclose(p.variance, variance, rtol=1e-6)
     assert p.mean_error is None
-    density, error = fit.log_density(X_NEW, mean, with_error=True)
+    density, error = one_draw(fit, 0).log_density(X_NEW, mean, with_error=True)
     assert density.shape == error.shape == (NUM_NEW,) and np.all(np.isfinite(density)) and np.all(error < 2e-2)
     draws = fit.sample(0, X_NEW, 6)
     assert draws.f["g"].shape == (6, 2, NUM_NEW) and draws.y.shape == (6, NUM_NEW)

@@ -24,8 +24,10 @@ from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.own_arguments import require_no_such_argument
-from ppl_gp.results.predictive import joint_draws, log_density_at, predictive
+from ppl_gp.results.predictive import LogDensity, joint_draws, log_density_at, predictive
 from ppl_gp.results.record import Record
+
+UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
 
 
 class Prediction(eqx.Module):
@@ -136,10 +138,10 @@ def log_density(
     draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
     rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
 
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of the draws; of quadrature its estimated error,
-    zero where the
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here, of the posterior draws that a
+    sampled fit has (the variance between them over their effective number), and of quadrature its estimated error: zero where the
     likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a
-    density. An error above 0.5 says that the number is not known.
+    density. An error above 0.5 says that the number is not known, and is warned of.
 
     Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
     Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
@@ -155,21 +157,33 @@ def log_density(
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
     integration = plan_integration(case)
-    log_p, error = log_density_at(case, integration, observations, num_draws)
-    if not with_error and integration is Integration.quadrature and not float(jnp.max(error)) <= TOLERANCE:
-        warnings.warn(
-            f"log_density: the integral of some row's likelihood is off by about {float(jnp.max(error)):.1g} nats (many "
-            f"narrow modes, or "
-            "edges); with_error=True tells of each row.",
-            stacklevel=3,
-        )
+    found = log_density_at(case, integration, observations, num_draws, fit.independent_draws)
+    log_p, error = found.value, jnp.sqrt(found.nodes**2 + found.draws**2)
+    if not with_error:
+        _warn_of_errors(found)
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
         warnings.warn(
-            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log probability is so at some f (far in "
-            "the tail of a truncated or censored distribution, say). Write that observation in log space, as log_ndtr does for a normal tail.",
+            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log probability is so at some f (far "
+            "in the tail of a truncated or censored distribution, say). Write that observation in log space, as log_ndtr does for a "
+            "normal tail.",
             stacklevel=3,
         )
     return (log_p, error) if with_error else log_p
+
+
+def _warn_of_errors(found: LogDensity) -> None:
+    if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
+        warnings.warn(
+            f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats (many narrow modes, or "
+            "edges); with_error=True tells of each row.",
+            stacklevel=4,
+        )
+    if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
+        warnings.warn(
+            f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; take more draws (num_samples= of the "
+            "sampler, num_draws= here). with_error=True tells of each row.",
+            stacklevel=4,
+        )
 
 
 def sample(fit: Record, rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:

@@ -1,18 +1,19 @@
 """Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated apart; draws of what lies below."""
 
 import math
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jaxtyping import Array, Float
 
 from ppl_gp.concave import is_concave
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
 from ppl_gp.results.case import Case, drawn_trace
-from ppl_gp.results.cubature import relative_variance
 from ppl_gp.results.integration import Integration
 from ppl_gp.results.latent_proposals import Proposals
 from ppl_gp.results.link import mackay_log_probs
@@ -176,8 +177,11 @@ def _predict_given_draw(case: Case, trace, f):
     return f, y, log_probs
 
 
-def _average(case: Case, integration: Integration, quantity, num_draws: int, **observations):
-    """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few."""
+def _average(case: Case, integration: Integration, quantity, num_draws: int, finish=lambda x: x, **observations):
+    """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few.
+
+    `finish`: of what was mixed within one posterior draw.
+    """
     joint = integration is Integration.joint_draws
 
     def component(draw, keys):
@@ -186,7 +190,7 @@ def _average(case: Case, integration: Integration, quantity, num_draws: int, **o
         def given_f(key):
             return quantity(*drawn_trace(case, draw, conditionals, key, joint=joint, **observations))
 
-        return mixture(given_f, keys)
+        return finish(mixture(given_f, keys))
 
     return case.mixture(component, _keys(case, num_draws))
 
@@ -203,11 +207,27 @@ def _outcome_moments(support, log_probs) -> Moments:
     return Moments(mean, jnp.sum(p * (values - mean) ** 2, 0))
 
 
-def log_density_at(case: Case, integration: Integration, observations: dict, num_draws: int | None = None):
-    """(log p(y*_n | x*_n, data), its standard error), (M,) each, mixed over draws; the error is zero where no draw is taken."""
+class LogDensity(NamedTuple):
+    """log p(y*_n | x*_n, data), (M,), nats, and its estimated errors: of nodes, and of draws (standard errors)."""
+
+    value: Float[Array, "M"]
+    nodes: Float[Array, "M"]
+    draws: Float[Array, "M"]
+
+
+def log_density_at(
+    case: Case, integration: Integration, observations: dict, num_draws: int | None, effective: float | None
+) -> LogDensity:
+    """The log density mixed over draws.
+
+    `effective`: how many independent draws of the posterior the fit's are worth, if they are random ones; where they are not (one
+    setting, or weighted points) only what is drawn within each counts as an error.
+    """
     groups = groups_above(case, integration, observations)
     least = LATENT_DRAWS if case.layout.local_latents and integration is Integration.layers else MIN_DRAWS
-    return _log_density(case, integration, groups, observations, num_draws or least)
+    log_p, nodes, within, between = _log_density(case, integration, groups, observations, num_draws or least)
+    square = within if effective is None else between / effective
+    return LogDensity(log_p, nodes, jnp.sqrt(square))
 
 
 def groups_above(case: Case, integration: Integration, observations: dict) -> tuple[tuple[int, ...], ...]:
@@ -226,10 +246,12 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
                 return log_density_per_datum(case.trace(draw, {case.site: f}, **observations), case.layout)
 
             concave = is_concave(lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num)
-            return log_expectation_and_error(log_lik, _marginals(case, draw), _nodes(case), concave)
+            log_p, log_error = log_expectation_and_error(log_lik, _marginals(case, draw), _nodes(case), concave)
+            return log_p, log_error, 2.0 * log_p
 
-        log_p, log_error = case.mixture(by_quadrature)
-        return log_p, jnp.exp(log_error)
+        first, log_error, second = case.mixture(by_quadrature)
+        _, between = _squared_errors(case, first, second, second, 1)
+        return first, jnp.exp(log_error), jnp.zeros_like(first), between
     if integration is Integration.functions:
 
         def over_functions(draw, key):
@@ -238,13 +260,12 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
 
             f, effort = _all_marginals(case, draw), _effort(case, num_draws)
             log_p, error = log_expectation_over(log_lik, f, groups, effort, key)
-            return log_p, 2.0 * log_p + jnp.log(error)
+            return log_p, 2.0 * log_p + jnp.log1p(error), 2.0 * log_p
 
-        log_p, log_square = case.mixture(over_functions, random.split(random.key(0), case.draws.num))
-        known = jnp.isfinite(log_p)
-        return log_p, jnp.where(known, jnp.exp(0.5 * log_square - log_p) / jnp.sqrt(case.draws.effective), jnp.inf)
+        sums, repeats = case.mixture(over_functions, random.split(random.key(0), case.draws.num)), 1
+        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, repeats)
     if case.layout.local_latents and integration is Integration.layers:
-        first, second = _over_latents(case, groups, observations, num_draws)
+        sums = _over_latents(case, groups, observations, num_draws)
     else:
 
         def weight(trace, f):
@@ -253,12 +274,28 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
                 log_p = log_lik_above(case, trace, f, observations, groups, random.key(1))
             return log_p, 2.0 * log_p
 
-        first, second = _average(case, integration, weight, num_draws, **observations)
-    return first, jnp.sqrt(relative_variance(first, second, case.draws.effective * _repeats(case, num_draws)))
+        sums = _average(case, integration, weight, num_draws, _with_square, **observations)
+    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, _repeats(case, num_draws))
+
+
+def _with_square(sums):
+    """(log E[w], log E[w^2]) of one draw and the log of E[w] squared, whose mean over draws tells their variance."""
+    return *sums, 2.0 * sums[0]
+
+
+def _squared_errors(case: Case, first, second, square, repeats: int):
+    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `repeats` times; the variance between draws).
+
+    From log E[w], log E[w^2] and log of E[E[w | draw]^2], mixed over draws.
+    """
+    ratio, between = jnp.exp(second - 2.0 * first), jnp.exp(square - 2.0 * first)
+    known = jnp.isfinite(first)
+    within = jnp.maximum(ratio - between, 0.0) / (repeats * case.draws.effective)
+    return jnp.where(known, within, jnp.inf), jnp.where(known, jnp.maximum(between - 1.0, 0.0), jnp.inf)
 
 
 def _over_latents(case: Case, groups, observations: dict, num_draws: int):
-    """(log E[w], log E[w^2]) of importance weights over the latents of new data (`latent_proposals`)."""
+    """(log E[w], log E[w^2], log E[E[w | draw]^2]) of importance weights over the latents of new data (`latent_proposals`)."""
 
     def log_lik(trace, f, key):
         return log_lik_above(case, trace, f, observations, groups, key)
@@ -275,7 +312,7 @@ def _over_latents(case: Case, groups, observations: dict, num_draws: int):
             log_w = log_lik(trace, f, key) + log_ratio
             return log_w, 2.0 * log_w
 
-        return mixture(one, entries)
+        return _with_square(mixture(one, entries))
 
     keys = _keys(case, num_draws)
     which = jnp.arange(keys.size).reshape(keys.shape)

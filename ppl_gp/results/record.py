@@ -95,6 +95,17 @@ class Record:
         return mixing_sites(self.model, self.args, self.kwargs, first.known, first.values)
 
     @property
+    def independent_draws(self) -> float | None:
+        """How many independent draws of the posterior this fit's are worth; `None` for one setting and for weighted points.
+
+        S, or the smallest effective sample size where chains have one.
+        """
+        if not self.sampled or self.draws.is_weighted():
+            return None
+        ess = float(self.stats.get("ess") or self.draws.num)
+        return float(np.clip(ess, 1.0, self.draws.num)) if np.isfinite(ess) else 1.0
+
+    @property
     def inducing(self):
         """The inducing variables of a sparse fit, {site: ...} for several GP sites; to be given as `inducing=` again."""
         found = {k: v.draw(0).inducing_variables for k, v in self.latent.items()}
