@@ -41,13 +41,14 @@ NOTHING = Seen(frozenset(), frozenset())
 class Graph(NamedTuple):
     """{sample site: what its distribution, its spread, its masks and scales are computed from}; a factor is its own distribution.
 
-    `kernels`: of GP sites, what the kernel is computed from beside the inputs.
+    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a distribution tells its variance.
     """
 
     distributions: dict[str, Seen]
     spreads: dict[str, Seen]
     around: dict[str, Seen]
     kernels: dict[str, Seen]
+    variances: dict[str, Seen]
 
     @property
     def shaping(self) -> frozenset[str]:
@@ -70,7 +71,7 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
     try:
         found, factors = _graph(model, leaves, base, {})
     except jax.errors.JAXTypeError:
-        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}), {}
+        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
     given = frozenset(p for p in leaves.arrays if p != "y")
     everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
     return found._replace(distributions=everything), factors
@@ -90,19 +91,21 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
         return {k: _parts(s) for k, s in trace.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around, kernels = ({k: parts[i] for k, parts in flow.items()} for i in range(4))
+    fn, spread, around, kernels, variances = ({k: parts[i] for k, parts in flow.items()} for i in range(5))
     own = {k: seen for k, seen in fn.items() if not is_one[k]}
-    return Graph(own, spread, around, kernels), {k: seen for k, seen in fn.items() if is_one[k]}
+    return Graph(own, spread, around, kernels, variances), {k: seen for k, seen in fn.items() if is_one[k]}
 
 
 def _parts(site) -> tuple[list, ...]:
-    """Arrays of a site's distribution, of its spread, of what stands around it, and of a GP's kernel at constant inputs."""
+    """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant inputs, and its variance."""
     fn = unwrap(site["fn"])
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
     kernel = kernel_at_constants(fn) if isinstance(fn, GP) else []
-    return tuple([jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel))
+    return tuple(
+        [jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel, _variance(fn))
+    )
 
 
 def kernel_at_constants(gp: GP):
@@ -115,8 +118,17 @@ def kernel_at_constants(gp: GP):
 def _spread(fn) -> list:
     """Parameters that say how wide a distribution is, also beneath a transformation such as a log-normal's."""
     inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
+    inner += [getattr(fn, "component_distribution", None), *getattr(fn, "component_distributions", ())]  # of a mixture
     own = [getattr(fn, name, None) for name in _SPREADS] if not isinstance(fn, GP) else []
     return own + [x for part in inner if part is not None for x in _spread(part)]
+
+
+def _variance(fn):
+    """Of a distribution that has one and is no GP: what it is computed from says what widens a Gamma or a Beta, too."""
+    try:
+        return None if isinstance(fn, GP) else fn.variance
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _told(flow: list[frozenset]) -> Seen:

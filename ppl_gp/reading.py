@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ppl_gp.arguments import Leaves, argument_of
-from ppl_gp.graph import NOTHING, Graph, graph
+from ppl_gp.graph import NOTHING, Graph, Seen, graph
 from ppl_gp.growth import Axes, Look, grow, lengths, look_at
 from ppl_gp.moving import acting_by_row, by_moving
 
@@ -23,9 +23,8 @@ class Reading:
     - `scored`: factors that see observations, and so are part of the likelihood of y; other factors are penalties.
     - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and scales. `needed`: the shaping ones
       that a prediction is given anew, one entry a datum; tables and numbers are remembered.
-    - `spread`: (site, the random sites that its spread is computed from). `kernels`: (GP site, the arrays with one entry a
-    datum that its
-      kernel is computed from: a median of distances, say).
+    - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed from). `kernels`: (GP site, the arrays
+      with one entry a datum that its kernel is computed from: a median of distances, say).
     """
 
     axes: tuple[tuple[str, int], ...] = ()
@@ -41,6 +40,7 @@ class Reading:
     needed: tuple[str, ...] = ()
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def axis(self, site: str) -> int | None:
         """Of a site, also where an `obs_mask` is there now and was not, or the other way round."""
@@ -100,7 +100,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
         shaping=tuple(sorted(seen.shaping)),
         masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
         needed=_needed(leaves, axes if grown is not None else None, seen, predicted),
-        spread=_random_spreads(seen, base),
+        spread=_from_random(seen.spreads, base),
+        variance=_from_random(seen.variances, base),
         kernels=_kernels_of_data(seen, axes),
     )
 
@@ -131,6 +132,7 @@ def _kernels_of_data(seen: Graph, axes: Axes) -> tuple[tuple[str, tuple[str, ...
     return tuple((k, paths) for k, paths in found.items() if paths)
 
 
-def _random_spreads(seen: Graph, base: Look) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _from_random(seen: dict[str, Seen], base: Look) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(site, the random sites that something about it is computed from)."""
     free = [k for k, s in base.sites.items() if not (s.observed or s.is_gp)]
-    return tuple((k, tuple(sorted(seen.spreads[k].sites))) for k in free if seen.spreads.get(k, NOTHING).sites)
+    return tuple((k, tuple(sorted(seen[k].sites))) for k in free if seen.get(k, NOTHING).sites)

@@ -292,12 +292,34 @@ def groups(X, g, y=None, base=dist.Normal):
         numpyro.sample("y", dist.Poisson(jnp.exp(f + u[g])), obs=y)
 
 
+def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
+    """A gamma frailty of unknown shape: its density grows with the shape, and a prior with a heavy tail does not stop it."""
+
+    def frailty(X, g, y=None):
+        a = numpyro.sample("a", dist.HalfCauchy(10.0))
+        with numpyro.plate("groups", 8):  # density a^(8 / 2) at u = 1, and the prior falls as a^-2
+            u = numpyro.sample("u", dist.Gamma(a, a))
+        f = _f(X)
+        with _data(X):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f) * u[g]), obs=y)
+
+    with pytest.raises(
+        pg.FitError, match="a maximum may not exist: 'u' has a variance that is computed from \\['a'\\]"
+    ):
+        pg.fit(frailty, pg.Laplace(hyper=pg.MAP(max_steps=20)), 0, X, np.array([0, 1, 1]), y=np.array([1, 2, 3]))
+
+
 def test_effects_are_not_maximised_together_with_their_scale():
     g, y = np.array([0, 1, 1]), np.array([1, 2, 3])
     for method in (pg.Laplace(), pg.EP(), pg.SVGP(num_inducing=2, max_steps=1)):
         for base in (dist.Normal, dist.LogNormal, dist.Cauchy):
             with pytest.raises(pg.ModelError, match="'u' has a spread that is computed from \\['tau'\\]"):
                 pg.fit(groups, method, 0, X, g, y=y, base=base)
+    mixed = lambda loc, tau: dist.MixtureSameFamily(  # noqa: E731
+        dist.Categorical(jnp.ones(2) / 2), dist.Normal(loc, tau * jnp.array([1.0, 2.0]))
+    )
+    with pytest.raises(pg.ModelError, match="'u' has a spread that is computed from \\['tau'\\]"):
+        pg.fit(groups, pg.Laplace(), 0, X, g, y=y, base=mixed)
     assert "NO  maximum" in str(pg.check(groups, X, g, y=y))
     hyper = {"tau": 0.5, "u": np.array([0.1, -0.2])}
     assert pg.fit(groups, pg.Laplace(hyper=pg.Fixed(hyper)), 0, X, g, y=y).result == "converged"

@@ -14,6 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     "errors",
     "threads",
+    "model_errors",
     "arguments",
     "numerics",
     "kernels",

@@ -250,7 +250,9 @@ def exact_mixture(fit, weights):
 def test_the_error_of_a_log_density_is_its_scatter_over_sets_of_draws():
     """Draws of the posterior are themselves few: their part of the error is told, also where quadrature does the rest."""
     found = [
-        made_fit(classifier, HYPER, X, y=Y, num_draws=20, seed=s).log_density(X_NEW, np.ones(NUM_NEW, int), with_error=True)
+        made_fit(classifier, HYPER, X, y=Y, num_draws=20, seed=s).log_density(
+            X_NEW, np.ones(NUM_NEW, int), with_error=True
+        )
         for s in range(40)
     ]
     values, errors = (np.stack(x) for x in zip(*found, strict=True))

@@ -259,3 +259,18 @@ def require_bounded(trace: dict, reading: Reading, method: str) -> None:
                 f"NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: hyper=Fixed({{...}}); or "
                 f"declare '{site}' with a unit spread and multiply."
             )
+
+
+def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
+    """What to say where a maximum was not found and may not exist: a site whose variance is itself unknown (a gamma frailty, say).
+
+    Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground to refuse the model.
+    """
+    found = roles(trace)
+    unknown = {*found.hyper, *found.params}
+    wide = {k: sorted(unknown.intersection(by)) for k, by in reading.variance if k in found.hyper}
+    wide = {k: by for k, by in wide.items() if by}
+    if not wide:
+        return None
+    named = ", ".join(f"'{k}' has a variance that is computed from {by}" for k, by in wide.items())
+    return f"a maximum may not exist: {named}; integrate them by NUTS() or hyper=Sample(), or hold them by hyper=Fixed({{...}})"

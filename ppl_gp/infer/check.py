@@ -21,6 +21,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.infer.boundary import first_trace, probe, probe_layers, require_bounded
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
+from ppl_gp.model_errors import of_the_model
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.threads import one_at_a_time
 from ppl_gp.tracing import Roles, is_factor, roles, run
@@ -63,6 +64,7 @@ class _Subject(NamedTuple):
 
 
 @one_at_a_time
+@of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds the observations.
 

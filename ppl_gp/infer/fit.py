@@ -13,6 +13,7 @@ from ppl_gp.errors import DataError, FitError, Result
 from ppl_gp.fingerprint import settle
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
+from ppl_gp.model_errors import of_the_model
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
 
@@ -24,6 +25,7 @@ def run_method(method, model, rng_key, args, kwargs, progress: bool) -> Fit:
 
 
 @one_at_a_time
+@of_the_model
 def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs) -> Fit:
     """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
 
@@ -47,12 +49,16 @@ def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: b
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
-            f"Figures: {_figures(result.stats)}. The fit is in error.fit; throw=False returns it.",
+            f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; throw=False returns it.",
             result,
         )
     return result
 
 
+def _caution(stats) -> str:
+    return f"But {stats['caution']}. " if "caution" in stats else ""
+
+
 def _figures(stats):
-    shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str)}
+    shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k != "caution"}
     return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())

@@ -11,7 +11,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.factors import read
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
-from ppl_gp.infer.boundary import first_trace, probe, require_bounded
+from ppl_gp.infer.boundary import first_trace, perhaps_unbounded, probe, require_bounded
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.fixed import fixed_values, holding
 from ppl_gp.infer.marginal_nuts import sample_marginal
@@ -40,6 +40,8 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
     value, solution, kept, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
     inner = Result.from_code(solution.code)
+    if ended is not Result.converged and (caution := perhaps_unbounded(trace, model.reading)):
+        stats = {**stats, "caution": caution}
     stats = {**stats, **_quadrature_error(solution, method)}
     return Fit(
         model=model,

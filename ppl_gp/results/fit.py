@@ -3,6 +3,7 @@
 import functools
 
 from ppl_gp.declared import require_unchanged
+from ppl_gp.model_errors import of_the_model
 from ppl_gp.results.infer_latents import infer_latents
 from ppl_gp.results.inference_data import to_datatree
 from ppl_gp.results.loo import loo
@@ -20,7 +21,7 @@ def _verb(function):
         require_unchanged(self.model)
         return function(self, *args, **kwargs)
 
-    return one_at_a_time(ask)
+    return one_at_a_time(of_the_model(ask))
 
 
 class Fit(Record):
