@@ -8,9 +8,12 @@
   out by the cavity at each draw; the importance weights are Pareto-smoothed (integrated PSIS: Vehtari et al. 2016;
   Vehtari, Simpson, Gelman, Yao & Gabry 2024) and bring a Pareto k for each datum.
 - Draws of f (`NUTS`, `EllipticalSlice`): PSIS over the draws, by ArviZ.
+- `SVGP`: draws of q(f), whose weights also correct q for what it is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019),
+  where there is one layer and one setting of the hyperparameters; else the draws as they are.
 """
 
 import dataclasses
+import warnings
 from typing import Any
 
 import arviz_base
@@ -30,6 +33,7 @@ from ppl_gp.factors import read
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import prediction_root
+from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.inference_data import (
     by_chain,
     data_plate,
@@ -69,6 +73,8 @@ def loo(fit: Record) -> arviz_utils.ELPDData:
             raise DataError(
                 f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density."
             )
+        if can_be_corrected(fit, num_data(fit)):
+            return _corrected(fit, sites)
         hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
         densities = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit))
         return _psis(fit, sites, densities, {**hyper, **f})
@@ -79,6 +85,33 @@ def loo(fit: Record) -> arviz_utils.ELPDData:
     if fit.sampled and not fit.draws.is_weighted():
         return _psis(fit, sites, left_out, fit.hyper, lpd)
     return _elpd(fit, sites, np.asarray(-logsumexp(log_w - left_out, 0)), np.asarray(lpd))
+
+
+def _corrected(fit, sites):
+    """PSIS-LOO of draws of q(f) whose weights are p(y, f) / (p(y_n | f_n) q(f)) (Magnusson et al. 2019).
+
+    Without that correction, and with a warning, where q is so far from the posterior that no weights correct it.
+    """
+    num, known = num_data(fit), fit.draws.at(0).known
+    f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS)
+    hyper = {k: jnp.broadcast_to(v, (_DRAWS, *jnp.shape(v))) for k, v in known.items()}
+    tree = _tree(fit, sites, _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num), f)
+    found: Any = arviz_stats.loo_approximate_posterior(
+        tree, np.asarray(log_lik + log_ratio), np.zeros(_DRAWS), pointwise=True
+    )
+    if float(np.median(found.pareto_k)) <= GOOD_KHAT:
+        return found
+    plain: Any = arviz_stats.loo(tree, pointwise=True)
+    warnings.warn(
+        f"loo(): q(f) of {type(fit.method).__name__} is too far from the posterior, over all {num} data at once, for its draws to be "
+        f"corrected by weights (median Pareto k {float(np.median(found.pareto_k)):.2f}); this is leave-one-out by q itself, which "
+        "may be too low where y_n sees several functions. Score held-out data by log_density.",
+        stacklevel=5,
+    )
+    return dataclasses.replace(plain, warning=True)
+
+
+GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
 @eqx.filter_jit
@@ -128,14 +161,18 @@ def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
 def _psis(fit, sites, densities, posterior, lpd=None):
     """ArviZ's PSIS-LOO of log densities (S, N); `lpd` (N,) is log p(y_n | data) where they are not given f."""
     keep = _counted(sites, densities.shape[-1])
-    named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
-    groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
-    dim = _dimension(fit, sites)
-    tree = arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords={dim: keep})
-    elpd: Any = arviz_stats.loo(tree, pointwise=True)
+    elpd: Any = arviz_stats.loo(_tree(fit, sites, densities, posterior), pointwise=True)
     if lpd is None:
         return elpd
     return dataclasses.replace(elpd, p=float(np.sum(np.asarray(lpd)[keep] - elpd.elpd_i.values)))
+
+
+def _tree(fit, sites, densities, posterior):
+    """What ArviZ's estimators take."""
+    keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
+    named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
+    groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
+    return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords={dim: keep})
 
 
 def _elpd(fit, sites, left_out, lpd):

@@ -1,0 +1,95 @@
+"""Leave-one-out of sparse fits against the exact number, by importance sampling from the prior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import logsumexp
+
+import ppl_gp as pg
+from ppl_gp.kept import FromInducing
+from ppl_gp.sparse.inducing_draws import draws_with_inducing
+
+N, C = 8, 3
+X = np.linspace(-2.0, 2.0, N)[:, None]
+METHOD = pg.SVGP(inducing=X, train_inducing=False, hyper=pg.Fixed({}), max_steps=200)
+Y = np.array([0, 0, 1, 0, 1, 2, 2, 1])
+
+
+def softmax(X, y=None):
+    with numpyro.plate("classes", C):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(2.0, 0.8), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+
+def outputs(X, y=None):
+    """Three functions, a Gaussian each: q is the posterior itself."""
+    with numpyro.plate("outputs", C):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(2.0, 0.8), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f.T, 2.0).to_event(1), obs=y)
+
+
+def prior_draws(num):
+    K = np.asarray(pg.kernels.RBF(2.0, 0.8)(X, X)) + 1e-8 * np.eye(N)
+    return np.random.default_rng(5).normal(size=(num, C, N)) @ np.linalg.cholesky(K).T
+
+
+def exact_loo(log_lik):
+    """log p(y) - log p(y_-n) from log p(y_n | f), (S, N), at draws of the prior."""
+    total = log_lik.sum(1)
+    return logsumexp(total) - logsumexp(total[:, None] - log_lik, 0)
+
+
+def test_softmax():
+    """Each class has its own q(f): the weights put back what that leaves out."""
+    f = prior_draws(400_000)
+    exact = exact_loo((f - logsumexp(f, 1, keepdims=True))[:, Y, np.arange(N)])
+    loo = pg.fit(softmax, METHOD, 0, X, y=Y).loo()
+    np.testing.assert_allclose(loo.elpd_i.values, exact, atol=0.12)
+    assert abs(loo.elpd - exact.sum()) < 0.25
+
+
+def test_outputs_of_gaussian_noise():
+    """Here the weights correct nothing, and leaving out a row of all three outputs is a Gaussian conditional."""
+    y = np.sin(X + np.arange(C)) + 2.0 * np.random.default_rng(2).normal(size=(N, C))
+    A = np.asarray(pg.kernels.RBF(2.0, 0.8)(X, X)) + (1e-8 + 4.0) * np.eye(N)
+    inverse = np.linalg.inv(A)
+    variance = 1.0 / np.diag(inverse)  # R&W 5.10-5.12
+    residual = (inverse @ y) * variance[:, None]
+    exact = np.sum(-0.5 * np.log(2 * np.pi * variance)[:, None] - 0.5 * residual**2 / variance[:, None], 1)
+    fit = pg.fit(outputs, METHOD, 0, X, y=y)
+    loo = fit.loo()
+    good = loo.pareto_k.values < loo.good_k
+    np.testing.assert_allclose(loo.elpd_i.values[good], exact[good], atol=0.15)
+    assert good.sum() >= 6
+
+
+def test_a_q_that_no_weights_correct_is_told():
+    rng = np.random.default_rng(3)
+    many = rng.uniform(-3.0, 3.0, (150, 1))
+
+    def narrow(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(9.0, 0.3), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=3.0 * f), obs=y)
+
+    method = pg.SVGP(num_inducing=8, hyper=pg.Fixed({}), max_steps=60)
+    fit = pg.fit(narrow, method, 0, many, y=(rng.uniform(size=150) < 0.5).astype(int), throw=False)
+    with pytest.warns(UserWarning, match="too far from the posterior.*log_density"):
+        assert fit.loo().warning
+
+
+def test_draws_with_inducing_variables_carry_the_ratio_of_prior_and_posterior():
+    """E_q[p(u) / q(u)] = 1, and weighted draws of f have the prior's moments."""
+    prior, points = pg.GP(pg.kernels.RBF(2.0, 0.8), jnp.asarray(X)), pg.Points(jnp.asarray(X[::3]))
+    q = FromInducing(inducing=points, mean=0.3 * jnp.ones((2, 3)), reduction=jnp.full((2, 3), 0.2))
+    f, log_ratio = draws_with_inducing(q.process(prior), prior, jax.random.key(0), 200_000)
+    w = np.exp(np.asarray(log_ratio))
+    ess = w.sum() ** 2 / (w**2).sum()
+    assert ess > 10_000 and abs(w.mean() - 1.0) < 5.0 * np.sqrt(w.var() / w.size)
+    found = np.einsum("s,scn,scm->nm", w, f, f) / w.sum() / 2
+    np.testing.assert_allclose(found, np.asarray(prior.covariance_matrix), atol=10.0 / np.sqrt(ess))
