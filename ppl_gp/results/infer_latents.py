@@ -15,8 +15,8 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.case import Case, case_at, drawn_trace
 from ppl_gp.results.integration import plan_integration
 from ppl_gp.results.latent_proposals import Proposals
+from ppl_gp.results.log_density import groups_above, log_lik_above, quick_log_lik
 from ppl_gp.results.observations import observations_at
-from ppl_gp.results.predictive import groups_above, log_lik_above, quick_log_lik
 from ppl_gp.results.record import Record
 
 

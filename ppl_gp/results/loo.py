@@ -33,6 +33,7 @@ from ppl_gp.factors import read
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import prediction_root
+from ppl_gp.results.averages import NODES
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.inference_data import (
     by_chain,
@@ -46,7 +47,6 @@ from ppl_gp.results.inference_data import (
 from ppl_gp.results.layout import Layout
 from ppl_gp.results.mixing import Moments
 from ppl_gp.results.observing import log_density_per_datum, log_expectation
-from ppl_gp.results.predictive import NODES
 from ppl_gp.results.record import Record
 from ppl_gp.tracing import data_axis, run
 from ppl_gp.wrappers import bare_shape, mask_of

@@ -22,9 +22,10 @@ from ppl_gp.results.chunked import ROWS, by_rows, first_rows
 from ppl_gp.results.counts import observes_counts
 from ppl_gp.results.integration import Integration, plan_integration
 from ppl_gp.results.link import check_link_approximation
+from ppl_gp.results.log_density import LogDensity, log_density_at
 from ppl_gp.results.observations import observations_at
 from ppl_gp.results.own_arguments import require_no_such_argument
-from ppl_gp.results.predictive import LogDensity, joint_draws, log_density_at, predictive
+from ppl_gp.results.predictive import joint_draws, predictive
 from ppl_gp.results.record import Record
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
