@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -31,14 +31,14 @@ def _observed(leaf):
     return leaf.astype(int) if eqx.is_array(leaf) and leaf.dtype == bool else leaf
 
 
-def as_array(name: str, value, *, lists: bool = True):
+def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be checked as it is read."""
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
     if isinstance(value, tuple):
-        return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in value._asdict().items()))
+        return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in cast(Any, value)._asdict().items()))
     if isinstance(value, list) and not (lists and _holds_numbers(value)):
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):

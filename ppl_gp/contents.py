@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 _ROWS = 4096  # of a large array, where `strided`
 _WHOLE = 1 << 24  # bytes up to which an array is digested whole, where `strided`
@@ -47,7 +48,7 @@ class Entry:
 
     def value(self, value) -> None:
         """Any value."""
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             self.opaque(value)
         elif isinstance(value, jax.Array):
             _jax_array(value, self)

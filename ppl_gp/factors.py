@@ -130,7 +130,7 @@ def _is_masked(fn) -> bool:
     while fn is not unwrap(fn):
         if isinstance(fn, dist.MaskedDistribution) and not (isinstance(fn._mask, bool) and fn._mask):
             return True
-        fn = fn.base_dist
+        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
     return False
 
 

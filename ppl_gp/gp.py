@@ -152,5 +152,5 @@ def _masked_like(base, fn):
     while fn is not unwrap(fn):
         if isinstance(fn, dist.MaskedDistribution):
             base = base.mask(fn._mask)
-        fn = fn.base_dist
+        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
     return base

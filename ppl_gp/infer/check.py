@@ -1,7 +1,7 @@
 """`check`: a checklist about a model and its data that a person can read, before any inference is run."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays, positional_inputs
 from ppl_gp.companions import mixing_sites
-from ppl_gp.declared import declare, own_function
+from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.factors import read
@@ -265,7 +265,7 @@ def _sparse_methods(subject: _Subject) -> list[str]:
 def _rows(subject: _Subject):
     reading = subject.model.reading
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
-    if mixing := mixing_sites(subject.model, subject.args, subject.kwargs, hyper, {}):
+    if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper, {}):
         return (
             False,
             f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside.",

@@ -6,7 +6,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -128,7 +128,9 @@ def identity(method: SVGP, model: Callable, data: tuple, num_data: int, key) -> 
     """
     settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)
-    rates = {k: [float(v(s)) for s in steps] for k, v in settings.items() if k in _SCHEDULES and callable(v)}
+    rates = {
+        k: [float(cast(Callable, v)(s)) for s in steps] for k, v in settings.items() if k in _SCHEDULES and callable(v)
+    }
     return {
         "model": f"{_name(model)} {fingerprint(model)}",
         "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()) + (f", {rates}" if rates else ""),

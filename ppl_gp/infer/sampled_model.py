@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,7 @@ class whitened(handlers.reparam):
 
     def process_message(self, msg):
         """Reparameterise, and add the volume."""
-        fn, scale = msg.get("fn"), msg.get("scale")
+        fn, scale = cast(Any, msg.get("fn")), msg.get("scale")
         is_white = msg["type"] == "sample" and msg["name"] in self.config and not msg["is_observed"]
         super().process_message(msg)
         if is_white and scale is not None:

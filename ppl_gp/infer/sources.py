@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -116,7 +116,7 @@ class ArraySource:
         self, args: tuple, kwargs: dict, batch_size: int, seed: int, plate: str | None = None, num_data=None, axes=None
     ):
         self.seed, self.plate = seed, plate
-        self.num_data = num_data or num_rows(args)
+        self.num_data: int = num_data or cast(int, num_rows(args))
         # A model that subsamples is given all data in every step.
         self.axes = row_axes(args, kwargs, -1 if plate else self.num_data) if axes is None else axes
         self.args, self.kwargs = jax.tree.map(self._indexable, (args, kwargs), self.axes)

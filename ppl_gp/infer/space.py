@@ -93,7 +93,7 @@ def at_bounds(sp: Space, hyper: dict) -> dict:
     """{site on an interval: whether a value lies within `_AT_BOUND` of its length from an end}."""
     trace, found = run(sp.model, sp.args, sp.kwargs, {**sp.given, **hyper}), {}
     for name in sp.names:
-        where = support(trace[name])
+        where: Any = support(trace[name])
         while hasattr(where, "base_constraint"):
             where = where.base_constraint
         if hasattr(where, "lower_bound") and hasattr(where, "upper_bound"):

@@ -101,7 +101,7 @@ def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, pro
     reached = climb(problem, state.free, state.variational.variables, batch, method.tol, progress)
     end = begin(problem, reached.free, reached.variational)
     bound, _ = judged(problem, end, subject, placement(None, None), key)
-    result = Result.nonfinite if not np.isfinite(bound) else reached.result
+    result = Result.nonfinite if bound is None or not np.isfinite(bound) else reached.result
     return _make_fit(method, subject, problem, Ended(end, result, reached.bounds, None), bound, {}, key)
 
 

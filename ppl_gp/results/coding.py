@@ -78,7 +78,7 @@ def _decode_module(value: dict, arrays) -> Any:
     if cls is None:
         raise StoreError(f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade ppl-gp.")
     fields = {k: decode(v, arrays) for k, v in value.items() if k != _MODULE}
-    declared = cls._fields if issubclass(cls, tuple) else tuple(f.name for f in dataclasses.fields(cls))
+    declared = getattr(cls, "_fields", ()) if issubclass(cls, tuple) else tuple(f.name for f in dataclasses.fields(cls))
     if set(fields) != set(declared):
         raise StoreError(f"a {cls.__name__} has the fields {list(declared)}, and the file gives {list(fields)}.")
     if issubclass(cls, tuple):

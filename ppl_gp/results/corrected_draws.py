@@ -1,5 +1,7 @@
 """Draws of a sparse q(f) with the weights that make them draws of the posterior: what leave-one-out by them needs."""
 
+from typing import cast
+
 import equinox as eqx
 import jax.numpy as jnp
 from jax import lax, random
@@ -7,8 +9,10 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.factors import JointLogLikelihood
+from ppl_gp.kept import FromInducing
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.sparse.inducing_draws import draws_with_inducing
+from ppl_gp.sparse.process import SparseProcess
 
 MAX_ROWS = 2000  # f is drawn jointly over them
 
@@ -17,7 +21,7 @@ def can_be_corrected(fit: Record, num_data: int) -> bool:
     """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over inducing variables alone."""
     if fit.sampled or fit.local or num_data > MAX_ROWS or (len(fit.latent) > 1 and feeds_another(fit)):
         return False
-    return all(kept.inducing_variables is not None and kept.basis is None for kept in fit.latent.values())
+    return all(isinstance(kept, FromInducing) and kept.basis is None for kept in fit.latent.values())
 
 
 @eqx.filter_jit
@@ -29,7 +33,9 @@ def corrected_draws(
     f, log_ratio = {}, jnp.zeros(num)
     for i, (site, kept) in enumerate(draw.kept.items()):
         prior = prior_at(model, site, draw.known, args, kwargs)
-        f[site], ratio = draws_with_inducing(kept.process(prior), prior, random.fold_in(key, i), num)
+        f[site], ratio = draws_with_inducing(
+            cast(SparseProcess, kept.process(prior)), prior, random.fold_in(key, i), num
+        )
         log_ratio = log_ratio + ratio
     log_lik = JointLogLikelihood(model, num_data, draw.known, args, kwargs)
     return f, lax.map(lambda f: jnp.sum(log_lik(f)), f), log_ratio

@@ -7,7 +7,7 @@ functions is a product. What is not known (loops, sorting ...) mixes and couples
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.extend
@@ -212,4 +212,4 @@ def _later(equation, operands) -> list[_Known]:
         return out if equation.primitive.multiple_results else [out]
 
     every = _Known(results)
-    return [_Known(lambda i=i: every()[i]) for i in range(len(equation.outvars))]
+    return [_Known(lambda i=i: cast(list, every())[i]) for i in range(len(equation.outvars))]

@@ -6,7 +6,7 @@ likelihood, and right however poor the Gaussians are. An unusual datum has its l
 where one Gaussian is in one of them: the widened prior is in all.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -72,7 +72,7 @@ class Proposals(eqx.Module):
             updates, memory = optimiser.update(jax.grad(loss)(guides, key), memory)
             return (optax.apply_updates(guides, updates), memory), None
 
-        (guides, _), _ = lax.scan(step, (start, optimiser.init(start)), random.split(key, STEPS))
+        (guides, _), _ = lax.scan(step, (start, optimiser.init(cast(Any, start))), random.split(key, STEPS))
         return Proposals({**encoders, **cast(dict, guides)}, wide, own.kwargs)
 
     def base(self, case: Case, at: Draws) -> dict:

@@ -1,5 +1,7 @@
 """Draws at the training inputs of a model with latents or layers: q(h), then f layer by layer, each at what lies below it."""
 
+from typing import cast
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ from numpyro import handlers
 
 from ppl_gp.draws import Draws
 from ppl_gp.sparse.inducing_draws import draw_given_inducing
+from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.tracing import run, set_gps
 
 
@@ -34,7 +37,7 @@ def _draw(model, draw: Draws, local, args, kwargs, key):
     names = list(draw.kept)
 
     def value(name, prior):
-        process = draw.kept[name].process(prior)
+        process = cast(SparseProcess, draw.kept[name].process(prior))
         return draw_given_inducing(process, prior, random.fold_in(key, len(h) + names.index(name)), 1)[0]
 
     with handlers.block():

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import jax
 import numpy as np
@@ -180,7 +181,9 @@ def _declared(model, header, args, kwargs) -> Declared:
     if header["reading"] is not None:
         if reading_digest(header["reading"]) != header["reading_digest"]:
             raise StoreError("is damaged: its reading of the model is not the one that was written.")
-        return Declared(keyed(own_function(model)), Reading(**{k: _tuples(v) for k, v in header["reading"].items()}))
+        return Declared(
+            keyed(own_function(model)), Reading(**cast(dict, {k: _tuples(v) for k, v in header["reading"].items()}))
+        )
     try:
         declared = declare(model, args, kwargs)
     except Exception as error:
@@ -225,7 +228,8 @@ def _kept(fields) -> Kept:
     if sites is None and alpha is None:
         require(not np.any(np.asarray(variance)), "draws have a variance.")
         return FromDraws(mean)
-    require(sites is not None and alpha is not None, "a q(f) lacks a part.")
+    if sites is None or alpha is None:
+        raise StoreError("is damaged: a q(f) lacks a part.")
     return FromPseudo(mean, variance, alpha, Sites(sites["nat1"], sites["nat2"]))
 
 

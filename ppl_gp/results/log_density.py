@@ -19,6 +19,7 @@ from ppl_gp.results.averages import (
     keys_of,
     marginals,
     num_nodes,
+    repeats,
     trace_above,
 )
 from ppl_gp.results.case import Case, drawn_trace

@@ -5,6 +5,7 @@ Raises `StoreError`. Files are not trusted: a mistake is to show here, and not a
 
 from functools import singledispatch
 from pathlib import Path
+from typing import cast
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
-from ppl_gp.kept import FromDraws, FromPseudo, Kept
+from ppl_gp.kept import FromDraws, FromInducing, FromPseudo, Kept
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store import qualified_name
 from ppl_gp.tracing import is_gp, run
@@ -171,8 +172,8 @@ def _unusable(fit: Fit, trace: dict) -> list[str]:
     """Sites whose inducing variables or q(h) do not give values of the site's shape. Nothing is computed but shapes."""
     wrong = []
     for name, latent in fit.latent.items():
-        if latent.inducing_variables is not None:
-            entry, prior = latent.draw(0), unwrap(trace[name]["fn"])
+        if isinstance(latent, FromInducing):
+            entry, prior = cast(FromInducing, latent.draw(0)), unwrap(trace[name]["fn"])
             M, shape = entry.inducing.num, tuple(trace[name]["fn"].shape())
             mean, _ = eqx.filter_eval_shape(lambda entry, prior: entry.process(prior).marginals(prior), entry, prior)
             dense = entry.reduction.shape in (entry.mean.shape, (*entry.mean.shape, M))

@@ -1,7 +1,7 @@
 """Scores of a prediction against test observations, and distances between posteriors: plain NumPy on arrays."""
 
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -47,9 +47,9 @@ def error(prediction: Prediction, y) -> Score:
     return Score(float(np.sqrt(np.mean((mean - _observed(y, mean.shape)) ** 2))), "RMSE")
 
 
-def _observed(y, shape: tuple[int, ...]) -> ndarray:
+def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
     """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting would compare other rows."""
-    y = next(iter(y.values())) if isinstance(y, dict) and len(y) == 1 else y
+    y = next(iter(observed.values())) if isinstance(observed, dict) and len(observed) == 1 else observed
     if np.shape(y) != shape:
         raise DataError(
             f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it."

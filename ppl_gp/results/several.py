@@ -63,7 +63,7 @@ def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...
     """Groups of functions (rows of `flatten`) between which log p(y_n | f) is a sum; functions that it does not see are in none."""
     trace_at, rows = _rows_at(case, **observations)
     found = dependence(lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows)
-    seen = found.on[0].any(1)
+    seen = np.asarray(found.on[0].any(1))
     reach = found.coupled & seen[:, None] & seen
     for _ in range(int(np.ceil(np.log2(rows.shape[0]))) + 1):
         reach = (reach.astype(int) @ reach.astype(int)) > 0
@@ -103,7 +103,7 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
     except NotImplementedError:  # no moments
         return Entries(((0,),))
     by_entry = sum(np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on) > 0  # (F, E)
-    sets = [np.flatnonzero(column).tolist() for column in by_entry.T]
+    sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
     if size > cubature.MAX_DIMENSIONS:
         return Entries(None)
