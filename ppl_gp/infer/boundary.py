@@ -15,7 +15,6 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
-from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.reading import Reading
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
@@ -29,21 +28,9 @@ def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape and support."""
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
-    found = roles(trace)
-    for name in found.gps:
-        _check_kernel(name, unwrap(trace[name]["fn"]))
-    for name in found.observed:
+    for name in roles(trace).observed:
         _check_observed(name, trace[name])
     return trace
-
-
-def _check_kernel(name: str, prior) -> None:
-    """Abstractly: nothing is computed."""
-    if (fault := square_fault(prior.kernel, prior.X)) is not None:
-        raise ModelError(
-            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape {prior.X.shape}: {fault}. A kernel is "
-            "k(X1, X2) -> (N1, N2), one entry a pair of rows."
-        )
 
 
 def _check_observed(name, site):

@@ -5,7 +5,6 @@ from functools import lru_cache
 import equinox as eqx
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import ModelError
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains

@@ -77,13 +77,13 @@ class Case(eqx.Module):
 
 def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
+    fit.require_pairs()
     if fit.mixing:
         raise ModelError(
             f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised inside the model, a length scale "
             "from the median of distances, the row's number, the number of rows ...), so that a prediction would depend on which "
             "rows are asked for together. Compute it outside of the model, from the training data, and pass the result."
         )
-    fit.require_pairs()
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
     draws = fit.draws
