@@ -75,8 +75,8 @@ def _remedy(entry) -> str:
     """NaN stands for what is missing, of an input as of an observation; infinity for a number that has none."""
     if np.isinf(entry):
         return (
-            "arguments are finite numbers: drop or replace the row, or give a large finite number where infinity stands for 'no bound'. "
-            "A limit that all rows share can be a plain Python number."
+            "arguments are finite numbers: drop or replace the row, or give a large finite number where infinity stands for "
+            "'no bound'. A limit that all rows share can be a plain Python number."
         )
     return (
         "drop or impute the row. A missing observation is filled with any value of its support first, and then left out of the "
