@@ -67,11 +67,21 @@ def _checked(name: str, value):
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])
-        raise DataError(
-            f"{name} has {array[where]} at index {where}; drop or impute the row. A missing observation is filled with any value "
-            "of its support first, and then left out of the likelihood by numpyro.handlers.mask or obs_mask."
-        )
+        raise DataError(f"{name} has {array[where]} at index {where}; {_remedy(array[where])}")
     return jnp.asarray(array)
+
+
+def _remedy(entry) -> str:
+    """NaN stands for what is missing, of an input as of an observation; infinity for a number that has none."""
+    if np.isinf(entry):
+        return (
+            "arguments are finite numbers: drop or replace the row, or give a large finite number where infinity stands for "
+            "'no bound'. A limit that all rows share can be a plain Python number."
+        )
+    return (
+        "drop or impute the row. A missing observation is filled with any value of its support first, and then left out of the "
+        "likelihood by numpyro.handlers.mask or obs_mask."
+    )
 
 
 def argument_names(model: Callable, num: int) -> list[str]:
@@ -115,9 +125,14 @@ class Leaves:
         self.inputs = argument_names(model, 1)[0] if args else None
 
     @property
+    def leaves(self) -> dict[str, Any]:
+        """{path: leaf}, options too."""
+        return dict(zip(self._paths, self._leaves, strict=True))
+
+    @property
     def arrays(self) -> dict[str, Any]:
         """{path: array}."""
-        return {p: x for p, x in zip(self._paths, self._leaves, strict=True) if is_array(x)}
+        return {p: x for p, x in self.leaves.items() if is_array(x)}
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
         """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is given, in place of

@@ -8,8 +8,10 @@ import numpy as np
 
 from ppl_gp.arguments import Leaves
 from ppl_gp.declared import Declared
-from ppl_gp.gp import unwrap
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import GP, unwrap
 from ppl_gp.graph import kernel_at_constants
+from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.tracing import data_axis, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, bare_shape
 
@@ -48,6 +50,23 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: 
         found |= {k for k in first if k in turned and _differ(first[k][::-1], turned[k])}
         found |= {k for k in first if k in longer and _differ(first[k], longer[k][:num])}
     return [*kernels, *(k for k in here if k in found and k not in kernels)]
+
+
+def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
+    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and none with new rows."""
+    faults = {k: pair_fault(prior.kernel, prior.X) for k, prior in priors.items()}
+    return {k: fault for k, fault in faults.items() if fault is not None}
+
+
+def require_pairs(faults: Mapping[str, str]) -> None:
+    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training rows."""
+    for name, fault in faults.items():
+        raise ModelError(
+            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two numbers of rows: {fault}. It reads "
+            "something with one row a datum (distances computed before, weights), so that other rows have no covariance with the "
+            "training rows. Put what the kernel needs of each row into the GP's inputs X, as columns, or index a fixed table by a "
+            f"column of X. Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in fit.latent['{name}']."
+        )
 
 
 def _has_latents(model: Declared, seen: Mapping) -> bool:

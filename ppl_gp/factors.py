@@ -16,7 +16,7 @@ from ppl_gp.declared import declare
 from ppl_gp.dependence import depends
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, roles, run
+from ppl_gp.tracing import Roles, is_observed, log_prob_per_datum, require_gp, roles, run
 
 _FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
@@ -147,8 +147,7 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
 
         return depends(inputs, {g: trace[g]["value"] for g in found.gps})
 
-    if not found.gps:
-        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    require_gp(found, trace)
     if len(found.gps) > 1:
         kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
         raise ModelError(

@@ -10,8 +10,10 @@ import numpy as np
 
 from ppl_gp.arguments import Leaves
 from ppl_gp.dependence import sources
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.growth import Look
+from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.tracing import bare_trace, is_factor
 from ppl_gp.wrappers import mask_of, unwrap
 
@@ -99,6 +101,8 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
 def _parts(site) -> tuple[list, ...]:
     """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant inputs, and its variance."""
     fn = unwrap(site["fn"])
+    if isinstance(fn, GP):
+        _require_matrix(site["name"], fn)
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
@@ -106,6 +110,15 @@ def _parts(site) -> tuple[list, ...]:
     return tuple(
         [jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel, _variance(fn))
     )
+
+
+def _require_matrix(name: str, prior: GP) -> None:
+    """Here, where a kernel is called for the first time."""
+    if (fault := square_fault(prior.kernel, prior.X)) is not None:
+        raise ModelError(
+            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape {prior.X.shape}: {fault}. A kernel is "
+            "k(X1, X2) -> (N1, N2), one entry a pair of rows."
+        )
 
 
 def kernel_at_constants(gp: GP):

@@ -149,6 +149,20 @@ def roles(trace: dict) -> Roles:
     )
 
 
+def require_gp(found: Roles, trace: dict) -> None:
+    """Raise `ModelError` for a model without a GP site that could be inferred."""
+    if found.gps:
+        return
+    observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
+    if observed:
+        raise ModelError(
+            f"the GP site '{observed[0]}' is observed itself, so that no function is left to infer. Leave f unobserved, "
+            "f = numpyro.sample('f', pg.GP(kernel, X)), and observe it with some noise in the data's plate: "
+            f"numpyro.sample('{observed[0]}', dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
+        )
+    raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+
+
 def data_plates(trace: dict) -> set[str]:
     """Names of the plates of the data in the trace of a declared model."""
     sites = [s for s in trace.values() if s["type"] == "sample" and s["data_axis"] is not None]

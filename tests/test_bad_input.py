@@ -43,6 +43,7 @@ def _with(array, index, value):
 REFUSED = {
     "NaN in X": (lambda X, y: (_with(X, (3, 1), np.nan), y), "positional argument 0 has nan at index (3, 1)"),
     "infinity in X": (lambda X, y: (_with(X, (0, 0), np.inf), y), "positional argument 0 has inf"),
+    "minus infinity in X": (lambda X, y: (_with(X, (0, 0), -np.inf), y), "index (0, 0); arguments are finite numbers"),
     "NaN in y": (lambda X, y: (X, _with(y, 2, np.nan)), "argument 'y' has nan at index (2,)"),
     "lengths differ": (lambda X, y: (X, y[:-2]), "shape"),
     "y is a column": (lambda X, y: (X, y[:, None]), "y of shape (N,) rather than (N, 1)"),

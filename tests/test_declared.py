@@ -1,6 +1,7 @@
 """What is read off a model in training: which axes, plates and arguments are the data's, whatever sizes coincide; and what follows."""
 
 import functools
+import re
 import threading
 import types
 
@@ -203,6 +204,34 @@ def test_exposures_are_asked_for_however_they_were_passed():
         pg.fit(counts, FIXED, 0, X, e, y=y).predict(X[:2]).mean for e in (50.0, np.float64(50.0), jnp.asarray(50.0))
     ]
     np.testing.assert_allclose(remembered, [by_position] * 3, rtol=1e-9)
+
+
+def test_arguments_have_the_shape_that_they_had_in_training():
+    """A column in place of a vector would be broadcast against f: M values of y for each of M rows."""
+
+    def counts(X, exposure, more, *, weights=None, y=None):
+        f = _f(X)
+        with _data(X):
+            offset = more["a"] + more["b"][0].sum(-1)
+            numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f + offset + weights)), obs=y)
+
+    E, more, y = np.full(N, 5.0), {"a": np.zeros(N), "b": (np.zeros((N, 2)),)}, np.array([4, 5, 6])
+    fit = pg.fit(counts, FIXED, 0, X, E, more, weights=np.zeros(N), y=y)
+    right = {"exposure": E, "more": more, "weights": np.zeros(N)}
+    wrong = {
+        "exposure": {"exposure": E[:, None]},
+        "more['a']": {"more": {**more, "a": np.zeros((N, 1))}},
+        "more['b'][0]": {"more": {**more, "b": (np.zeros((N, 4)),)}},
+        "weights": {"weights": np.zeros((N, 1))},
+    }
+    ask = (fit.predict, lambda x, **k: fit.log_density(x, y, **k), lambda x, **k: fit.sample(0, x, 2, **k))
+    for name, change in wrong.items():
+        for question in ask:
+            with pytest.raises(pg.DataError, match=f"argument '{re.escape(name)}' has shape .* in training"):
+                question(X, **{**right, **change})
+    np.testing.assert_allclose(
+        fit.predict(X, **{**right, "exposure": 5.0}).mean, fit.predict(X, **right).mean, rtol=1e-12
+    )
 
 
 def test_containers_are_trees_of_arguments(tmp_path):

@@ -227,6 +227,16 @@ def test_no_gp():
     _error(model, ModelError, "no GP site")
 
 
+def test_a_gp_that_is_observed_itself():
+    def model(X, y=None):
+        numpyro.sample("z", pg.GP(kernels.RBF(1.0, 1.0), X), obs=None if y is None else y * 1.0)
+
+    _error(model, ModelError, "GP site 'z' is observed itself", "dist.Normal(f, 0.001), obs=y")
+    for method in (pg.NUTS(1, 1), pg.SVGP(num_inducing=2, max_steps=1), pg.EllipticalSlice(1, 1)):
+        with pytest.raises(ModelError, match="'z' is observed itself"):
+            pg.fit(model, method, 0, X, y=Y)
+
+
 def test_additive_gps_and_a_gp_fed_by_a_gp_are_told_apart():
     def additive(X, y=None):
         _bernoulli(_gp("f") + _gp("g"), y)

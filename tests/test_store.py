@@ -89,6 +89,25 @@ def test_arguments_of_every_kind_are_stored_but_not_the_observations(tmp_path):
         loaded.predict(X_NEW)
 
 
+def test_observations_that_only_a_factor_sees_are_drawn_by_a_loaded_model(tmp_path):
+    def censored(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            times = dist.Weibull(jnp.exp(f), 1.5)
+            if y is None:
+                numpyro.sample("y", times)
+            else:
+                numpyro.factor("likelihood", jnp.where(y > 1.5, -((y / jnp.exp(f)) ** 1.5), times.log_prob(y)))
+
+    y = np.linspace(0.5, 2.0, len(X))
+    fit = pg.fit(censored, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)
+    loaded = pg.load(fit.save(tmp_path / "a.fit"), censored)
+    again = pg.load(loaded.save(tmp_path / "b.fit"), censored)
+    for other in (loaded, again):
+        np.testing.assert_array_equal(other.predict(X_NEW).f_mean, fit.predict(X_NEW).f_mean)
+        np.testing.assert_allclose(other.log_density(X[:3], y[:3]), fit.log_density(X[:3], y[:3]), rtol=1e-12)
+
+
 def test_arguments_that_cannot_be_stored_are_named(tmp_path):
     def uses_an_object(X, y=None, setting=None):
         classifier(X, y)

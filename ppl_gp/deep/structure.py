@@ -10,7 +10,7 @@ import numpy as np
 from ppl_gp.dependence import reached
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.tracing import Roles
+from ppl_gp.tracing import Roles, require_gp
 
 
 class Structure(NamedTuple):
@@ -39,7 +39,8 @@ def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Struc
     Raises `ModelError` without a GP site or an observation, and where a kernel or a mean function (rather than the inputs of a
     GP) is computed from another GP or from a latent.
     """
-    _require_something(found)
+    require_gp(found, trace)
+    _require_observations(found)
     return layers(found, trace, rerun)
 
 
@@ -52,9 +53,7 @@ def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structur
     return Structure(found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given)
 
 
-def _require_something(found: Roles) -> None:
-    if not found.gps:
-        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+def _require_observations(found: Roles) -> None:
     if not found.observed:
         raise ModelError(
             "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
 from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.companions import mixing_sites
+from ppl_gp.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
@@ -24,7 +24,7 @@ from ppl_gp.local.bound import logistic_form
 from ppl_gp.model_errors import of_the_model
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.threads import one_at_a_time
-from ppl_gp.tracing import Roles, is_factor, roles, run
+from ppl_gp.tracing import Roles, is_factor, require_gp, roles, run
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
 _MEDIAN_DRAWS_KEY = 0
@@ -102,8 +102,7 @@ def _describe_arguments(args, kwargs) -> str:
 
 
 def _gp_sites(subject: _Subject):
-    if not subject.found.gps:
-        return False, "none; declare one: f = numpyro.sample('f', pg.GP(kernel, X))."
+    require_gp(subject.found, subject.trace)
     sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
     return True, "; ".join(f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items())
 
@@ -265,6 +264,7 @@ def _sparse_methods(subject: _Subject) -> list[str]:
 def _rows(subject: _Subject):
     reading = subject.model.reading
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
+    require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
     if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper, {}):
         return (
             False,

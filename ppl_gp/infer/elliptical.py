@@ -33,7 +33,7 @@ from ppl_gp.infer.sampled_model import (
     whitened,
 )
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import roles
+from ppl_gp.tracing import require_gp, roles
 
 _MAX_SHRINKS = 100
 
@@ -161,10 +161,10 @@ def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progr
     found = roles(trace)
     require_samplable(model, trace, args, kwargs, "EllipticalSlice()")
     require_plain_priors(trace, found.gps, "EllipticalSlice()")
-    if not found.gps or found.local_latents:
+    require_gp(found, trace)
+    if found.local_latents:
         raise ModelError(
-            f"EllipticalSlice() needs GP sites and no local latents; the model has GP sites {list(found.gps)} and local "
-            f"latents {list(found.local_latents)}. Use NUTS()."
+            f"EllipticalSlice() takes no local latents, and the model has {list(found.local_latents)}. Use NUTS()."
         )
     draws = run_chains(
         _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper)),

@@ -5,7 +5,6 @@ from functools import lru_cache
 import equinox as eqx
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import ModelError
 from ppl_gp.infer.boundary import first_trace
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
@@ -19,7 +18,7 @@ from ppl_gp.infer.sampled_model import (
 )
 from ppl_gp.kept import FromDraws
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import roles
+from ppl_gp.tracing import require_gp, roles
 
 
 class NUTS(eqx.Module):
@@ -58,8 +57,7 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
     found = roles(trace)
     require_samplable(model, trace, args, kwargs, "NUTS()")
     require_plain_priors(trace, found.gps, "NUTS()", scaled=True)
-    if not found.gps:
-        raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    require_gp(found, trace)
     draws = run_chains(
         _kernel(model, method, found.gps, missing_parts(trace)),
         rng_key,

@@ -8,6 +8,7 @@ from jax import random
 from numpyro import handlers
 
 from ppl_gp.arguments import Leaves
+from ppl_gp.companions import require_pairs, unpaired
 from ppl_gp.declared import declare
 from ppl_gp.deep.structure import Structure, structure
 from ppl_gp.dependence import depends
@@ -55,6 +56,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
+    require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
         raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "
                         "Leave subsample_size out, and give SVGP(batch_size=...) or a Stream.")  # fmt: skip

@@ -92,7 +92,8 @@ class Constant(Kernel):
 class CallableKernel(Kernel):
     """A callable `k(X1, X2) -> (N1, N2)` that lacks `.diag`, with it supplied. Made by `as_kernel`.
 
-    The diagonal is k(X) for a tinygp kernel, which calls it so, and N evaluations at single rows for other callables.
+    The diagonal is k(X) for a tinygp kernel, which calls it so, and N evaluations at single rows for other callables,
+    or that of k(X, X) for one that has no value at single rows (distances of the training data that were computed before).
     """
 
     function: Callable
@@ -104,6 +105,8 @@ class CallableKernel(Kernel):
         X = jnp.asarray(X)
         if hasattr(self.function, "evaluate_diag"):
             return self.function(X)
+        if jax.eval_shape(lambda x: self.function(x, x), X[:1]).shape != (1, 1):  # it reads a matrix of all rows
+            return jnp.diagonal(self.function(X, X))
         return jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(X)
 
 

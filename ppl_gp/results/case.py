@@ -19,6 +19,7 @@ from ppl_gp.results.layout import Layout, layout
 from ppl_gp.results.mixing import Moments, mixture
 from ppl_gp.results.new_inputs import new_arguments, num_rows, require_own_rows
 from ppl_gp.results.record import Record
+from ppl_gp.results.same_kernels import require_same_kernels
 from ppl_gp.tracing import annotated, run, set_gps
 
 
@@ -76,6 +77,7 @@ class Case(eqx.Module):
 
 def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     """Check the arguments of a prediction and lay it out."""
+    fit.require_pairs()
     if fit.mixing:
         raise ModelError(
             f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised inside the model, a length scale "
@@ -88,6 +90,7 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     plan = layout(
         fit.model, new_args, new_kwargs, draws.at(0).hyper, num_rows(fit, new_args), (*draws.latents, *fit.local)
     )
+    require_same_kernels(fit, new_args, new_kwargs)
     root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
     return Case(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)

@@ -121,14 +121,26 @@ def require_own_rows(fit: Record, new_args: tuple) -> None:
 
 
 def _require_rows(fit, leaves: Leaves, num: int) -> None:
-    """Raise `DataError` where an argument with one entry a datum has another number of them than X_new has rows."""
-    reading = fit.model.reading
+    """Raise `DataError` where an argument with one entry a datum has another shape than in training, but for its number of rows.
+
+    An array of another shape would be broadcast, (M, 1) with M values of f to (M, M). A plain number stands for all rows.
+    """
+    reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).arrays
     for path, x in leaves.arrays.items():
         axis = reading.axis_of(path)
         if axis is None or path in reading.acting or argument_of(path) == "y" or not np.ndim(x):
             continue
         if axis >= np.ndim(x) or x.shape[axis] != num:
             raise DataError(f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one entry a row.")
+        if path in trained and (wanted := _with_rows(trained[path].shape, axis, num)) != x.shape:
+            raise DataError(
+                f"argument '{path}' has shape {x.shape}, and in training {trained[path].shape}: only the rows may differ in number. "
+                f"Give shape {wanted}."
+            )
+
+
+def _with_rows(shape: tuple, axis: int, num: int) -> tuple:
+    return (*shape[:axis], num, *shape[axis + 1 :])
 
 
 def num_rows(fit: Record, new_args: tuple) -> int:

@@ -38,7 +38,8 @@ class Prediction(eqx.Module):
     - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes from a finite set,
       of their value as a number. `None` where NumPyro's distribution has no mean; infinite or NaN where y has none.
     - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes in order where the
-      support is finite (Categorical, Binomial, ordinal ...); `None` otherwise.
+      support is finite and the same in all rows (Categorical, ordinal, Binomial of one total: K = total + 1); `None` otherwise, as for
+      Binomial totals that differ between the rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
     - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None` where it is exact.
     - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not classes; of one observed site.
     """

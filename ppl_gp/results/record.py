@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from ppl_gp.companions import mixing_sites
+from ppl_gp.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.declared import Declared, declare, require_unchanged
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
@@ -83,9 +83,10 @@ class Record:
     def posterior(self) -> Process | dict[str, Process]:
         """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
 
-        Factored once, at the first use: O(N^3).
+        Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function of two rows.
         """
         require_unchanged(self.model)
+        self.require_pairs()
         return posterior_of(self)
 
     @functools.cached_property
@@ -93,6 +94,17 @@ class Record:
         """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own (see `companions.mixing_sites`)."""
         first = self.draws.at(0)
         return mixing_sites(self.model, self.args, self.kwargs, first.known, first.values)
+
+    @functools.cached_property
+    def unpaired(self) -> dict[str, str]:
+        """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and none with new rows."""
+        first = self.draws.at(0)
+        trace = run(self.model, self.args, self.kwargs, first.known, first.values)
+        return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
+
+    def require_pairs(self) -> None:
+        """Raise `ModelError` where new rows have no covariance with the training rows."""
+        require_pairs(self.unpaired)
 
     @property
     def independent_draws(self) -> float | None:

@@ -49,7 +49,7 @@ def error(prediction: Prediction, y) -> Score:
 
 def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
     """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting would compare other rows."""
-    y = next(iter(observed.values())) if isinstance(observed, dict) and len(observed) == 1 else observed
+    y: Any = next(iter(observed.values())) if isinstance(observed, dict) and len(observed) == 1 else observed
     if np.shape(y) != shape:
         raise DataError(
             f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it."

@@ -25,7 +25,7 @@ from ppl_gp.results.coding import encode, encode_module
 from ppl_gp.results.inference_data import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.versions import package_versions
-from ppl_gp.tracing import is_gp
+from ppl_gp.tracing import is_gp, run
 
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 2  # 2: draws have weights. A file without them is written as version 1
 
@@ -51,7 +51,7 @@ def save(fit: Record, path) -> Path:
         "reads": reads(fit.model.function),
         "reading": reading,
         "reading_digest": reading_digest(reading),
-        "observed_sites": _observed_sites(fit, training),
+        "observed_sites": _observed_sites(fit, training, args, kwargs),
         "method": repr(fit.method),
         "result": str(fit.result),
         "log_evidence": fit.log_evidence,
@@ -79,10 +79,16 @@ def reading_digest(reading: dict) -> str:
     return hashlib.sha256(json.dumps(reading, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _observed_sites(fit, trace) -> list[str]:
-    """Also where the observations are gone, as in a fit that was loaded."""
-    known = (*fit.hyper, *fit.local)
-    return [k for k, s in trace.items() if s["type"] == "sample" and k not in known and not is_gp(s)]
+def _observed_sites(fit, trace, args, kwargs) -> list[str]:
+    """Sites that were not inferred. Also where the observations are gone, as in a fit that was loaded: a model may draw y at a site
+    that it does not have in training, where a `numpyro.factor` observes them.
+    """
+    known, first = (*fit.hyper, *fit.local), fit.draws.at(0)
+    try:
+        without = run(fit.model, tuple(args), kwargs, first.known, first.values)
+    except Exception:  # noqa: BLE001 - it does not run without observations, which `load` says
+        without = {}
+    return [k for k, s in {**trace, **without}.items() if s["type"] == "sample" and k not in known and not is_gp(s)]
 
 
 def qualified_name(model) -> str:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
+from ppl_gp.companions import require_pairs, unpaired
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, UnwhitenedGaussian
@@ -87,6 +88,7 @@ class SparsePosterior(eqx.Module):
 
     def at_site(self, name: str, fn, prior: GP) -> SparseMarginals:
         """The distribution at a GP site, its parameters registered under the site's name."""
+        require_pairs(unpaired({name: prior}))
         variables = self._variables(name)
         root = variables.root(prior)
         q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(root, variables, prior)
