@@ -213,23 +213,25 @@ def _tuples(value):
 
 
 def _draws(sampled: bool, fields) -> Draws:
-    kept = {k: _kept(v) for k, v in fields["latent"].items()}
+    kept = {k: _kept(k, v) for k, v in fields["latent"].items()}
     if not sampled:
         return Draws.one(fields["hyper"], kept)
     draws = Draws.equal(fields["hyper"], kept)
     return draws if fields["log_weights"] is None else Draws(draws.hyper, {}, kept, fields["log_weights"])
 
 
-def _kept(fields) -> Kept:
+def _kept(name: str, fields) -> Kept:
     """Of a file that says what it is (`FromInducing`), or by the parts that it has."""
     if isinstance(fields, Kept):
         return fields
     mean, variance, alpha, sites = (fields[k] for k in ("mean", "variance", "alpha", "sites"))
     if sites is None and alpha is None:
-        require(not np.any(np.asarray(variance)), "draws have a variance.")
+        require(not np.any(np.asarray(variance)), f"draws of '{name}' have a variance.")
         return FromDraws(mean)
     if sites is None or alpha is None:
-        raise StoreError("is damaged: a q(f) lacks a part.")
+        raise StoreError(f"is damaged: q of '{name}' lacks a part.")
+    for part in (mean, variance):
+        require(np.shape(part) == np.shape(alpha), f"q of '{name}' has shape {np.shape(part)}.")
     return FromPseudo(mean, variance, alpha, Sites(sites["nat1"], sites["nat2"]))
 
 
