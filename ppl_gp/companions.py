@@ -13,7 +13,7 @@ from ppl_gp.tracing import data_axis, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, bare_shape
 
 _ROUNDINGS = 1e3
-_PROBED, _SORTED = 16, 1000  # pairs of neighbouring rows that a kernel is judged at, and rows that they are chosen among
+_PROBED, _SORTED = 16, 1000  # pairs of neighbours that a kernel is judged at, rows that they are chosen among
 
 
 def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: Mapping) -> list[str]:
@@ -22,8 +22,8 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: 
 
     Half of the rows take the arguments of one row of the other half, which may not notice; rows that change places must take
     their terms along; a row more may change nothing. A kernel may be computed from no argument with one entry a datum (read
-    off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of such a model would depend on which rows are asked for together, and minibatches see other
-    inputs than all data do. Five runs of the model, O(N).
+    off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of such a model would depend on
+    which rows are asked for together, and minibatches see other inputs than all data do. Five runs of the model, O(N).
     """
     kernels = [k for k, _ in model.reading.kernels]
     leaves, axes = Leaves(model, args, kwargs), model.reading.row_axes

@@ -114,7 +114,8 @@ def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
 @jax.custom_vjp
 def _factor(K, unit):
     L, added = robust_cholesky(K, unit)
-    return L, tril_inverse(L), jnp.zeros_like(L), added
+    # Zero, and computed from L: of a constant, `vmap` would take one cotangent for the whole batch, their sum.
+    return L, tril_inverse(L), jnp.where(jnp.isnan(L), 0.0, jnp.zeros_like(L)), added
 
 
 def _factor_forward(K, unit):
