@@ -10,12 +10,12 @@ from ppl_gp.arguments import Leaves
 from ppl_gp.declared import Declared
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.graph import kernel_at_constants
 from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.tracing import data_axis, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, bare_shape
 
 _ROUNDINGS = 1e3
+_PROBED, _SORTED = 16, 1000  # pairs of neighbours that a kernel is judged at, rows that they are chosen among
 
 
 def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: Mapping) -> list[str]:
@@ -24,8 +24,8 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: 
 
     Half of the rows take the arguments of one row of the other half, which may not notice; rows that change places must take
     their terms along; a row more may change nothing. A kernel may be computed from no argument with one entry a datum (read
-    off the jaxpr). Predictions of such a model would depend on which rows are asked for together, and minibatches see other
-    inputs than all data do. Five runs of the model, O(N).
+    off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of such a model would depend on
+    which rows are asked for together, and minibatches see other inputs than all data do. Five runs of the model, O(N).
     """
     kernels = [k for k, _ in model.reading.kernels]
     leaves, axes = Leaves(model, args, kwargs), model.reading.row_axes
@@ -34,9 +34,14 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping, f: 
     if not model.reading.grows or num < 2 or any(x.shape[axes[p]] != num for p, x in rows.items()):
         return kernels
 
+    probes: dict[str, np.ndarray] = {}  # of the first run, for all: a kernel may refuse inputs that nobody gave it
+
     def at(source, hyper, f) -> dict[str, np.ndarray]:
         taken = {p: jnp.take(x, source, axes[p]) for p, x in rows.items()}
-        seen = _by_row(run(model, *leaves.replaced(taken), hyper, f))
+        trace = run(model, *leaves.replaced(taken), hyper, f)
+        gps = {k: unwrap(s["fn"]) for k, s in trace.items() if is_gp(s) and k not in kernels}
+        probes.update({k: _some_rows(gp.X) for k, gp in gps.items() if k not in probes})
+        seen = _by_row(trace, probes)
         return {k: x for k, x in seen.items() if len(x) == len(source)}  # not of a plate that subsamples
 
     known = [{k: x for k, x in values.items() if _is_finite(x)} for values in (hyper, f)]  # a fit may have failed
@@ -74,23 +79,35 @@ def _has_latents(model: Declared, seen: Mapping) -> bool:
     return any(k not in seen for k, _ in model.reading.axes)
 
 
-def _by_row(trace: dict) -> dict[str, np.ndarray]:
+def _by_row(trace: dict, probes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """{site: (N, ...)}."""
     found = {}
     for name, site in trace.items():
         if is_gp(site) and site["data_axis"] is not None:
-            found[name] = _gp_by_row(unwrap(site["fn"]))
+            found[name] = _gp_by_row(unwrap(site["fn"]), probes.get(name))
         elif is_observed(site) and (axis := data_axis(site, len(bare_shape(site["fn"])))) is not None:
             found[name] = np.moveaxis(np.asarray(bare(site["fn"]).log_prob(site["value"])), axis, 0)
     return found
 
 
-def _gp_by_row(gp) -> np.ndarray:
-    """Inputs, means, and a number that tells of the kernel at fixed inputs, (N, columns)."""
+def _gp_by_row(gp, probe: np.ndarray | None) -> np.ndarray:
+    """Inputs, means, and a number that tells of the kernel at the rows of `probe`, (N, columns)."""
     num = gp.X.shape[0]
     mean = np.reshape(np.moveaxis(np.asarray(gp.mean), -1, 0), (num, -1))
-    kernel = np.full((num, 1), float(np.asarray(kernel_at_constants(gp))[0, 1]))
-    return np.concatenate([np.reshape(np.asarray(gp.X), (num, -1)), mean, kernel], 1)
+    columns = [np.reshape(np.asarray(gp.X), (num, -1)), mean]
+    if probe is not None:
+        C = jnp.asarray(probe, gp.X.dtype)
+        weights = np.random.default_rng(1).uniform(0.5, 1.5, (len(probe), len(probe)))  # so that no two entries cancel
+        columns.append(np.full((num, 1), np.sum(weights * np.asarray(gp.kernel(C, C)))))
+    return np.concatenate(columns, 1)
+
+
+def _some_rows(X) -> np.ndarray:
+    """Up to 2 x `_PROBED` different rows of the inputs, neighbours in pairs: a short length scale shows in those alone."""
+    X = np.asarray(X)
+    X = np.unique(X[np.linspace(0, len(X) - 1, min(len(X), _SORTED)).astype(int)], axis=0)
+    first = np.linspace(0, max(len(X) - 2, 0), min(len(X), _PROBED)).astype(int)
+    return X[np.unique(np.concatenate([first, np.minimum(first + 1, len(X) - 1)]))]
 
 
 def _is_finite(value) -> bool:

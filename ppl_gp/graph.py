@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.core import Tracer
 
 from ppl_gp.arguments import Leaves
 from ppl_gp.dependence import sources
@@ -106,7 +106,7 @@ def _parts(site) -> tuple[list, ...]:
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
-    kernel = kernel_at_constants(fn) if isinstance(fn, GP) else []
+    kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
     return tuple(
         [jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel, _variance(fn))
     )
@@ -121,10 +121,12 @@ def _require_matrix(name: str, prior: GP) -> None:
         )
 
 
-def kernel_at_constants(gp: GP):
-    """k(C, C) at inputs of the GP's shape that are computed from nothing."""
-    C = np.broadcast_to(np.arange(gp.X.shape[0]).reshape((-1,) + (1,) * (gp.X.ndim - 1)), gp.X.shape)
-    C = jnp.asarray(C, gp.X.dtype)
+def _kernel_beside_inputs(gp: GP):
+    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers, or else a tracer of their shape.
+
+    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave it.
+    """
+    C = gp.X if not isinstance(gp.X, Tracer) else jnp.zeros(gp.X.shape, gp.X.dtype)
     return gp.kernel(C, C)
 
 

@@ -5,6 +5,7 @@ import re
 import threading
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -537,6 +538,39 @@ def test_rows_that_do_not_stand_alone_are_seen(model):
     inputs = np.linspace(-1.0, 1.0, 6)[:, None]
     arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
     assert mixing_sites(declare(model, *arguments), *arguments, {}, {})
+
+
+TABLE = np.array([0.5, 1.0, 2.0])
+
+
+def _offsets(A, B):
+    """A kernel over numbered groups that refuses any other number where it sees the values, and holds few rows at once."""
+    groups = [x[:, 1] for x in (A, B)]
+    for group in groups:
+        if not isinstance(group, jax.core.Tracer):
+            assert set(np.asarray(group)) <= {0.0, 2.0} and len(group) < 100
+    left, right = (jnp.asarray(TABLE)[g.astype(int)] for g in groups)
+    return left[:, None] * right * RBF()(A[:, :1], B[:, :1])
+
+
+def test_kernels_are_probed_at_rows_of_the_inputs_and_at_few_of_them():
+    inputs = np.stack([np.linspace(-1.0, 1.0, 150), 2.0 * (np.arange(150) % 2)], 1)
+    arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
+
+    def made(scale):
+        def model(X, y=None):
+            unit = scale(X)
+            f = numpyro.sample("f", pg.GP(lambda A, B: _offsets(A / unit, B / unit), X))
+            with _data(X):
+                numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+        return declare(model, *arguments)
+
+    def by_values(X):  # not seen in the jaxpr
+        return np.array([np.ptp(np.asarray(X)[:, 0]), 1.0])
+
+    assert mixing_sites(made(lambda X: np.ones(2)), *arguments, {}, {}) == []
+    assert mixing_sites(made(by_values), *arguments, {}, {}) == ["f"]
 
 
 def test_rows_that_stand_alone_are_seen():

@@ -397,6 +397,49 @@ def test_regression_on_values_and_gradients_is_exact_conditioning():
     np.testing.assert_allclose(got.variance, np.diag(truth(B, B) - gain @ truth(A, B)), atol=1e-7)
 
 
+SLOPED = np.concatenate([value_inputs(LINE[:3]), derivative_inputs(LINE[1:5])])
+METHODS = {
+    "laplace": (pg.Laplace(), 1e-6),
+    "ep": (pg.EP(), 1e-6),
+    "vi": (pg.VI(), 1e-6),
+    "svgp": (pg.SVGP(inducing=SLOPED, train_inducing=False, max_steps=30), 1e-4),
+    "collapsed": (pg.SVGP(inducing=SLOPED, train_inducing=False, collapsed=True), 1e-4),
+    "minibatch": (pg.SVGP(inducing=SLOPED, train_inducing=False, batch_size=4, max_steps=1000), 0.02),
+    "nuts": (pg.NUTS(200, 400, 1), 0.1),
+}
+
+
+def observing_slopes(X, y=None):
+    f = numpyro.sample("f", GP(WithDerivatives(kernels.RBF(1.4, 0.9)), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_path):
+    """What is checked before a prediction asks the kernel for no inputs that nobody gave."""
+    method, tol = METHODS[name]
+    y = np.concatenate([np.sin(LINE[:3]), np.cos(LINE[1:5])])
+    new = np.concatenate([value_inputs(LINE[5:7]), derivative_inputs(LINE[5:7])])
+    k = WithDerivatives(kernels.RBF(1.4, 0.9))
+    gain = np.linalg.solve(k(SLOPED, SLOPED) + 0.01 * np.eye(7), k(SLOPED, new)).T
+    mean, variance = gain @ y, np.diag(k(new, new) - gain @ k(SLOPED, new)) + 0.01
+    fit = pg.fit(observing_slopes, method, 0, SLOPED, y=y, throw=False)
+    fit.save(tmp_path / "q.fit")
+    for known in (fit, pg.load(tmp_path / "q.fit", observing_slopes)):
+        got = known.predict(new)
+        np.testing.assert_allclose(got.mean, mean, atol=tol)
+        np.testing.assert_allclose(got.variance, variance, atol=tol)
+        density = known.log_density(new, mean)
+        np.testing.assert_allclose(density, -0.5 * np.log(2 * np.pi * variance), atol=max(tol, 1e-3))
+    assert np.all(np.isfinite(fit.loo().elpd))
+
+
+def test_the_checklist_says_that_rows_of_derivatives_stand_alone():
+    y = np.zeros(7)
+    assert "NO" not in str(pg.check(observing_slopes, SLOPED, y=y))
+
+
 def test_derivative_inducing_variables_are_those_of_the_joint_process():
     Z, Z2 = jnp.asarray(PLANE[:4]), jnp.asarray(PLANE[3:6])
     gp = prior(RBF2, PLANE, mean=means.Linear(np.array([2.0, -3.0]), 1.0))

@@ -255,6 +255,22 @@ def test_the_reverse_rules_are_the_derivatives_of_the_plain_formulas():
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("order", ["gradients of each", "gradient of their sum"])
+def test_the_reverse_rule_of_a_root_takes_a_batch_of_covariances(order):
+    """Of draws of the hyperparameters, as bounds under an autoguide have them."""
+    rng = np.random.default_rng(7)
+    H, C = jnp.asarray(rng.normal(size=(3, 5, 5))), jnp.asarray(rng.normal(size=(5, 4)))
+
+    def value(H):
+        root = dense_root(H @ H.T + jnp.eye(5), jnp.asarray(1e-8))
+        return jnp.sum(jnp.sin(explained(root, C, jnp.ones(5), 0.5 * jnp.eye(5))[1])) + jnp.sum(root.color(C) ** 3)
+
+    batched = (
+        jax.vmap(jax.grad(value)) if order == "gradients of each" else jax.grad(lambda H: jax.vmap(value)(H).sum())
+    )
+    np.testing.assert_allclose(batched(H), jnp.stack([jax.grad(value)(h) for h in H]), rtol=1e-10, atol=1e-10)
+
+
 def test_other_roots_and_several_functions_share_the_projection():
     rng = np.random.default_rng(3)
     variance, C = jnp.asarray(rng.uniform(0.5, 2.0, size=5)), jnp.asarray(rng.normal(size=(5, 8)))

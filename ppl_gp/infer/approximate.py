@@ -16,7 +16,8 @@ from ppl_gp.declared import declare
 from ppl_gp.deep.latents import Amortised, Encoded, FreeGaussian, LatentGuide
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.hyper_guide import hyper_model
+from ppl_gp.infer.boundary import require_bounded
+from ppl_gp.infer.guides import guide_name, make_guide, points_of, set_up
 from ppl_gp.infer.initial import initial_latents, of_site
 from ppl_gp.infer.subject import uses_inputs
 from ppl_gp.reading import Reading
@@ -73,7 +74,8 @@ def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta
     `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`, or one of this package's
     bounds. `hyper`: a NumPyro autoguide class, or a function of a model that returns a guide; `AutoDelta` is a point, `AutoNormal` the
     mean-field Gaussian (over a network's weights, say; `posteriors` may be empty). It is built on those sites alone: nothing of size
-    N x N is factored. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a
+    N x N is factored; `DataError` for `AutoLaplaceApproximation` and annealed guides, `ModelError` where a point has a spread that is
+    itself unknown. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a
     subsampling plate in the model.
 
     Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or `<latent>_encoder$params`.
@@ -87,13 +89,14 @@ class _Guide:
     def __init__(self, model, posteriors, hyper, latents):
         self.model, self.posteriors, self.make_hyper, self.latents = model, posteriors, hyper, latents
         self.hyper: Any = None
+        self.judged = False
         self.names: tuple[str, ...] | None = None
         self.local: dict[str, LatentGuide] = {}
 
     def __call__(self, *args, **kwargs):
         if self.names is None:
             self._prepare(args, kwargs)
-        values = self.hyper(*args, **kwargs) if self.names else {}
+        values = self._draw(args, kwargs) if self.names else {}
 
         def hidden(site):
             if site["type"] == "subsample":  # `numpyro.subsample` has no name and asks the plates
@@ -110,6 +113,19 @@ class _Guide:
         with handlers.block(hide_fn=hidden), _Encode(self.local, self.model.reading, args, kwargs):
             handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(*args, **kwargs)
 
+    def _draw(self, args, kwargs) -> dict:
+        """{hyperparameter: a draw}. The first one sets the autoguide up and judges it."""
+        if self.judged:
+            return self.hyper(*args, **kwargs)
+        with handlers.trace() as trace, set_up(self.make_hyper):
+            values = self.hyper(*args, **kwargs)
+        points = points_of(self.hyper, trace, self.make_hyper, self.names, args, kwargs)
+        with handlers.block():
+            found = run(self.model, args, kwargs)
+        require_bounded(found, self.model.reading, f"guide(hyper={guide_name(self.make_hyper)})", points)
+        self.judged = True
+        return values
+
     def _prepare(self, args, kwargs) -> None:
         self.model = declare(self.model, args, kwargs)
         with jax.ensure_compile_time_eval():
@@ -121,7 +137,7 @@ class _Guide:
                 num = _num_data(trace, trace[name], args)
                 local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, sees_inputs)
         if found.hyper:
-            self.hyper = self.make_hyper(hyper_model(self.model))
+            self.hyper = make_guide(self.make_hyper, self.model)
         self.names, self.local = found.hyper, local
 
 

@@ -1,7 +1,7 @@
 """What is checked before anything is computed: arguments, shapes, supports, and that the likelihood is pointwise."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -243,15 +243,17 @@ def _coupled_sites(log_lik):
     return [k for k, s in log_lik.trace(zero).items() if is_observed(s) and coupled(k)]
 
 
-def require_bounded(trace: dict, reading: Reading, method: str) -> None:
+def require_bounded(trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None) -> None:
     """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself unknown, a group effect say.
+
+    `points`: the sites that are maximised over, where others have a distribution.
 
     p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data say.
     """
     found = roles(trace)
-    unknown = {*found.hyper, *found.params}
+    unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
     for site, spread in reading.spread:
-        if site in found.hyper and (by := sorted(unknown.intersection(spread))):
+        if site in sites and (by := sorted(unknown.intersection(spread))):
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and "
                 f"their joint density has "

@@ -20,6 +20,7 @@ from ppl_gp.deep.bound import COPIES, own_scale, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.guides import log_q
 from ppl_gp.infer.particle import OfCopy, OverRows, along_data
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.site import SparseMarginals
@@ -252,7 +253,7 @@ def _num_data(trace) -> int:
 def _auxiliary(drawn, trace):
     """log q of what the guide alone draws, such as the joint vector of `AutoMultivariateNormal`, nats."""
     sites = [s for k, s in drawn.items() if s["type"] == "sample" and not s["is_observed"] and k not in trace]
-    return sum([jnp.sum(scaled(s, s["fn"].log_prob(s["value"]))) for s in sites], jnp.zeros(()))
+    return sum([jnp.sum(scaled(s, log_q(s))) for s in sites], jnp.zeros(()))
 
 
 class GlobalImportanceWeightedELBO(NumPyroELBO):

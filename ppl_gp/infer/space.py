@@ -112,8 +112,10 @@ def space(trace: dict, model, args, kwargs, given: dict | None = None) -> Space:
     return Space(model, (*found.hyper, *found.params), args, kwargs, given or {})
 
 
-def log_prior(model, args, kwargs, hyper: dict):
+def log_prior(model, args, kwargs, hyper: dict, names=None):
     """sum of scale x log p(hyperparameter), nats, in the declared coordinates; `numpyro.param` sites have none.
+
+    `names`: over these alone.
 
     `handlers.scale` and `handlers.mask` around a site count, as in NumPyro's `log_density`.
     """
@@ -123,7 +125,7 @@ def log_prior(model, args, kwargs, hyper: dict):
         scale = 1.0 if site["scale"] is None else site["scale"]
         return jnp.sum(scale * site["fn"].log_prob(site["value"]))
 
-    return sum([term(trace[k]) for k in roles(trace).hyper], jnp.zeros(()))
+    return sum([term(trace[k]) for k in (roles(trace).hyper if names is None else names)], jnp.zeros(()))
 
 
 def starts(sp: Space, rng_key, num: int) -> dict:

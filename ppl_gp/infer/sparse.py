@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from numpyro.infer.autoguide import AutoDelta
 
 from ppl_gp.deep.bound import Sampling
 from ppl_gp.deep.latents import Amortised, Free
@@ -21,6 +20,7 @@ from ppl_gp.infer.checkpoint import Checkpoints, identity
 from ppl_gp.infer.collapsed import climb
 from ppl_gp.infer.final_bound import judged, nodes_error, result_of
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.guides import guide_name
 from ppl_gp.infer.hyper_guide import HyperGuide, is_point
 from ppl_gp.infer.initial import initial_latents, initial_point, initial_variational, of_site, units
 from ppl_gp.infer.long_run import Ended, LongRun, as_batch
@@ -52,7 +52,7 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     subject = look_at(method, model, args, kwargs, seed)
     if method.collapsed:
         _require_collapsible(subject)
-    if isinstance(method.hyper, MAP) or method.hyper is AutoDelta:
+    if isinstance(method.hyper, MAP):
         require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())")
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
@@ -114,6 +114,7 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
         fixed, free = initial_point(config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
     else:
         guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
+        require_bounded(subject.trace, subject.model.reading, f"SVGP(hyper={guide_name(method.hyper)})", guide.held)
         free = guide.initial
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
         method = dataclasses.replace(method, dual_bound=False)
@@ -160,7 +161,7 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
         names=names,
         train_inducing=method.train_inducing,
         whole=whole,
-        drawn=guide is not None or not exact,
+        drawn=(guide is not None and guide.draws) or not exact,
         schedule=_if_callable(method.learning_rate),
         natural_schedule=_if_callable(method.natural_rate),
         optimiser=method.optimiser,
@@ -215,7 +216,7 @@ def _identity(method: SVGP, subject: Subject, key) -> dict:
 def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:
     state = ended.state
     hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
-    sampled = problem.plan.guide is not None
+    sampled = problem.plan.draws_hyper
     source = subject.source
     stats = {
         "steps": len(ended.bounds),
@@ -261,7 +262,7 @@ def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict
             raised = jnp.maximum(raised, root.added)
         return hyper, kept, raised
 
-    if problem.plan.guide is None:
+    if not problem.plan.draws_hyper:
         hyper, kept, raised = one(key)
         return hyper, jax.tree.map(lambda x: x[None] if eqx.is_array(x) else x, kept), raised
     hyper, kept, raised = lax.map(one, random.split(key, GUIDE_DRAWS))

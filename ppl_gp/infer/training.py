@@ -49,6 +49,11 @@ class Plan:
     warm_up: int
 
     @property
+    def draws_hyper(self) -> bool:
+        """Whether hyperparameters have a distribution."""
+        return self.guide is not None and self.guide.draws
+
+    @property
     def noisy(self) -> bool:
         """Whether the bound of a step is an estimate."""
         return self.drawn or not self.whole
@@ -283,5 +288,11 @@ def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Arr
     """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all data."""
     hyper, log_p = hyper_at(problem, state.free, batch)
     t = problem.bound(hyper, state.variational, batch)
-    # Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior.
-    return t.expected, t.shared - t.kl + (0.0 if problem.plan.guide is None else log_p)
+    return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)
+
+
+def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
+    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior."""
+    if plan.guide is None or not plan.draws_hyper:
+        return 0.0
+    return log_p - log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held)

@@ -56,8 +56,8 @@ def loo(fit: Record) -> arviz_utils.ELPDData:
     """Expected log predictive density of the training data, each datum left out (`elpd`, `se`, pointwise `elpd_i`).
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges the importance
-    weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times (`None` for a local method at one setting of the
-    hyperparameters, which needs no weights). Several observed
+    weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times, or once for each of an autoguide's 100 draws (`None` for
+    a local method at one setting of the hyperparameters, which needs no weights). Several observed
     sites of one datum are left out together; masked data do not count, nor do `scale` handlers. ArviZ's `compare`
     takes the result.
 

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import linear_call
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float
 
 from ppl_gp.numerics.lapack import cholesky
@@ -111,30 +111,31 @@ def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
     return DenseRoot(lax.stop_gradient(L), lax.stop_gradient(W), omega, lax.stop_gradient(added))
 
 
-@jax.custom_jvp
+@jax.custom_vjp
 def _factor(K, unit):
     L, added = robust_cholesky(K, unit)
-    return L, tril_inverse(L), jnp.zeros_like(L), added
+    # Zero, and computed from L: of a constant, `vmap` would take one cotangent for the whole batch, their sum.
+    return L, tril_inverse(L), jnp.where(jnp.isnan(L), 0.0, jnp.zeros_like(L)), added
 
 
-@_factor.defjvp
-def _factor_jvp(primals, tangents):
-    L, W, omega, added = _factor(*primals)
-    zero = jnp.zeros_like(L)
-    return (L, W, omega, added), (zero, zero, _d_omega(W, tangents[0]), jnp.zeros_like(added))
+def _factor_forward(K, unit):
+    out = _factor(K, unit)
+    return out, out[1]
 
 
-def _d_omega(W, dK):
-    """Phi(W dK W^T), linear in dK; its transpose is written out, W^T Phi(X) W with triangular factors."""
+def _factor_reverse(W, cotangents):
+    return _pull_back(W, cotangents[2]), None
 
-    def forward(W, dK):
-        return lower_half(product(W, product(0.5 * (dK + dK.T), W.T)))
 
-    def transpose(W, X):
-        K_bar = tril_transpose_product(W, tril_tril_product(lower_half(X), W))
-        return 0.5 * (K_bar + K_bar.T)
+# Under `vmap`, over draws of the hyperparameters, one matrix after the other.
+@sequential_vmap
+def _pull_back(W, omega_bar):
+    """The transpose of dK -> omega = Phi(W dK W^T): W^T Phi(omega_bar) W, with triangular factors."""
+    K_bar = tril_transpose_product(W, tril_tril_product(lower_half(omega_bar), W))
+    return 0.5 * (K_bar + K_bar.T)
 
-    return linear_call(forward, transpose, W, dK)
+
+_factor.defvjp(_factor_forward, _factor_reverse)
 
 
 def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:

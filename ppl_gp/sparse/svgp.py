@@ -52,7 +52,9 @@ class SVGP:
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters). Its
       standard deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11
       for length scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v)
-      serves all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit.
+      serves all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit. A guide whose values
+      depend on no key, such as `AutoDelta`, is a point as under `MAP()`: one value, and the bound there without the prior. `DataError`
+      for guides that stand for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its kin).
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `None`: 0.05, or 0.03 where a
       GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step
@@ -73,7 +75,9 @@ class SVGP:
     nonfinite; interrupted; stream_ended. Where a bound is drawn (autoguides, layers, latents, more than three functions that are not
     additive) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
     `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes miss something of the likelihood
-    (0 for Gaussian noise): a warning where that is above 1e-3 a datum.
+    (0 for Gaussian noise): a warning where that is above 1e-3 a datum. `log_evidence` is the bound at the hyperparameters where they
+    are points, by any guide, without their prior, and the bound on log p(y) where they have a distribution (of some: at the points of
+    the rest).
     """
 
     num_inducing: int = 100
