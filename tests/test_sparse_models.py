@@ -112,10 +112,10 @@ def test_draws_of_f_have_the_predicted_moments(name):
 
 
 def test_minibatches_of_the_tree_beyond_the_joint_limit_have_the_right_marginals(monkeypatch):
-    from ppl_gp.results import sparse_draws
+    from ppl_gp import kept
 
     fit = fitted("svgp")
-    monkeypatch.setattr(sparse_draws, "MAX_JOINT", 5)
+    monkeypatch.setattr(kept, "MAX_JOINT", 5)
     jax.clear_caches()
     f = fit.to_datatree(num_draws=4000).posterior["f"].values[0]
     moments = fit.predict(fit.args[0])

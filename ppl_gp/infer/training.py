@@ -293,6 +293,6 @@ def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Arr
 
 def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
     """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior."""
-    if plan.guide is None or not plan.draws_hyper:
+    if plan.guide is None or not plan.guide.draws:
         return 0.0
     return log_p - log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held)
