@@ -3,6 +3,9 @@
 # The site and what it is made of
 from ppl_gp import kernels, means, observations
 
+# Compiled functions on disk
+from ppl_gp.cache import cache
+
 # Latents that stand one a datum
 from ppl_gp.deep.latents import Amortised, Free
 
@@ -87,6 +90,7 @@ __all__ = [
     "Stream",
     "Whiten",
     "approximate",
+    "cache",
     "check",
     "compare",
     "features",

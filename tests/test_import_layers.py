@@ -15,6 +15,7 @@ LAYERS = [
     "errors",
     "threads",
     "model_errors",
+    "cache",
     "arguments",
     "numerics",
     "kernels",

@@ -8,6 +8,7 @@ import jax
 import typer
 from threadpoolctl import threadpool_limits
 
+from ppl_gp.cache import cache
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import run_demo
@@ -43,6 +44,14 @@ Standardise = Annotated[bool, typer.Option(help="Shift and scale the inputs to m
 Setting = Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit.")]
 
 
+def _keep_compiled() -> None:
+    """A command is a process of its own: the next one finds what this one compiles, where there is a folder for it."""
+    try:
+        cache()
+    except DataError as error:
+        say(f"compiled functions are not kept: {error}")
+
+
 def _reported(command):
     """A typed error, or a file that cannot be read or written, becomes one line and exit code 2; Ctrl-C exit code
     130."""
@@ -51,6 +60,7 @@ def _reported(command):
     def wrapped(*args, **kwargs):
         try:
             jax.config.update("jax_enable_x64", True)
+            _keep_compiled()
             # Threads cost more than they give on matrices of a few hundred rows: 20 times, where cores are shared.
             threadpool_limits(1, user_api="blas")
             code = command(*args, **kwargs)

@@ -3,12 +3,12 @@
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
 
-import arviz_base
+from typing import TYPE_CHECKING
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
 from jax import lax, random
 
 from ppl_gp.arguments import Leaves
@@ -23,8 +23,11 @@ from ppl_gp.results.versions import package_versions
 from ppl_gp.tracing import data_plates, is_factor, is_gp, is_observed, run
 from ppl_gp.wrappers import bare, mask_of
 
+if TYPE_CHECKING:
+    import xarray as xr
 
-def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree:
+
+def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
     Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each observed site and datum;
@@ -40,6 +43,8 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> xr.DataTree
 
     Cost: O(S N^3) for draws of f, S evaluations of the model. Raises `DataError` for num_draws < 1.
     """
+    import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
+
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
     require_whole_data(fit, "to_datatree")

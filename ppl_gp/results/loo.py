@@ -14,15 +14,11 @@
 
 import dataclasses
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import arviz_base
-import arviz_stats
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-import xarray as xr
-from arviz_stats import utils as arviz_utils
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
@@ -51,8 +47,13 @@ from ppl_gp.results.record import Record
 from ppl_gp.tracing import data_axis, run
 from ppl_gp.wrappers import bare_shape, mask_of
 
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
 
-def loo(fit: Record) -> arviz_utils.ELPDData:
+# ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not wait for.
+
+
+def loo(fit: Record) -> "ELPDData":
     """Expected log predictive density of the training data, each datum left out (`elpd`, `se`, pointwise `elpd_i`).
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges the importance
@@ -92,6 +93,8 @@ def _corrected(fit, sites):
 
     Without that correction, and with a warning, where q is so far from the posterior that no weights correct it.
     """
+    import arviz_stats
+
     num, known = num_data(fit), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS)
     hyper = {k: jnp.broadcast_to(v, (_DRAWS, *jnp.shape(v))) for k, v in known.items()}
@@ -160,6 +163,8 @@ def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
 
 def _psis(fit, sites, densities, posterior, lpd=None):
     """ArviZ's PSIS-LOO of log densities (S, N); `lpd` (N,) is log p(y_n | data) where they are not given f."""
+    import arviz_stats
+
     keep = _counted(sites, densities.shape[-1])
     elpd: Any = arviz_stats.loo(_tree(fit, sites, densities, posterior), pointwise=True)
     if lpd is None:
@@ -169,6 +174,8 @@ def _psis(fit, sites, densities, posterior, lpd=None):
 
 def _tree(fit, sites, densities, posterior):
     """What ArviZ's estimators take."""
+    import arviz_base
+
     keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
     named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
     groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
@@ -177,6 +184,9 @@ def _tree(fit, sites, densities, posterior):
 
 def _elpd(fit, sites, left_out, lpd):
     """The result for one setting of the hyperparameters, from (N,) log densities."""
+    import xarray as xr
+    from arviz_stats import utils as arviz_utils
+
     keep, dim = _counted(sites, left_out.size), _dimension(fit, sites)
     elpd_i = left_out[keep]
     figures = {

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from arviz_stats.base import array_stats
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
@@ -139,6 +138,8 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
 
 def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0) -> Truth:
     """The estimate, its standard error and the k-hats from log weights; no estimate where k-hat exceeds 0.7."""
+    from arviz_stats.base import array_stats  # here: it takes a second
+
     usable = np.isfinite(log_w)
     if not usable.any() or np.isnan(log_w).any() or np.isposinf(log_w).any():
         return unavailable("the model's density is not finite at the draws")
@@ -166,5 +167,7 @@ def smooth(log_w: np.ndarray) -> tuple[np.ndarray, float]:
     if np.ptp(log_w[np.isfinite(log_w)]) < 1e-6:
         w = np.exp(log_w - log_w.max())
         return np.log(w / w.sum()), -np.inf
+    from arviz_stats.base import array_stats
+
     smoothed, khat = array_stats.psislw(-log_w)
     return np.asarray(smoothed), float(khat)
