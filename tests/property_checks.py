@@ -54,8 +54,12 @@ def rows_of(spec: Spec, M: int) -> np.ndarray:
 
 def numbers(spec) -> tuple[int, ...]:
     """The numbers of new rows to ask for: the spec's own, else one that is no size of the model, and each that is."""
-    neutral = next(m for m in (4, 7, 5, 6, 8, 10) if m not in spec.sizes)
-    return spec.rows or (neutral, *spec.sizes)
+    return spec.rows or (neutral(spec), *spec.sizes)
+
+
+def neutral(spec) -> int:
+    """A number of rows that is no size of the model."""
+    return next(m for m in (4, 7, 5, 6, 8, 10) if m not in spec.sizes)
 
 
 # The second route.

@@ -1,11 +1,10 @@
-"""Two hundred generated models: every answer is that of a second route, at each number of rows that equals a size.
+"""Generated models: every answer is that of a second route, also at as many rows as some size of the model.
 
-As `test_properties.py`, which names the tools. Each part of a model by itself, then parts drawn together at random.
+As `test_properties.py`, which names the tools. Each part of a model by itself; `test_properties_random_slow.py` has parts together.
 """
 
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 import method_checks as of_method
 import numpy as np
@@ -15,8 +14,18 @@ import property_checks as check
 import pytest
 import second_route as route
 from generated_problem import LENGTHSCALE, Problem
+from generated_properties import (  # noqa: F401
+    _compiling_is_most_of_the_time,
+    _few_compiled_functions,
+    _seen,
+    in_turn,
+    test_a_rows_answers_do_not_depend_on_the_number_the_order_and_the_values_of_other_rows,
+    test_evidence_and_posterior_of_f_are_those_of_a_second_route,
+    test_log_densities_integrate_all_entries_of_a_row_on_a_fine_grid,
+    test_predictions_integrate_the_likelihood_over_f_on_a_fine_grid,
+)
 from likelihood_families import FAMILIES
-from model_generator import LAYOUTS, OUTPUTS, Spec, is_model, random_specs
+from model_generator import LAYOUTS, OUTPUTS, Spec, is_model
 
 import ppl_gp as pg
 
@@ -46,7 +55,7 @@ PARTS = [
     *(Spec("student_t", noise=n) for n in ("param", "constant")),
     Spec(factor="censored"),
 ]
-SPECS = list({str(s): s for s in (*PARTS, *random_specs(60))}.values())
+SPECS = in_turn(PARTS)
 
 
 @pytest.fixture(scope="module", params=SPECS, ids=str)
@@ -54,41 +63,9 @@ def spec(request):
     return request.param
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiling_is_most_of_the_time():
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-@pytest.fixture(autouse=True)
-def _few_compiled_functions(request):
-    """Linux bounds the maps of memory of a process, and XLA holds some for each function: forget them now and then."""
-    yield
-    if "spec" in request.fixturenames and SPECS.index(request.getfixturevalue("spec")) % 20 == 19:
-        jax.clear_caches()
-
-
-def test_there_are_two_hundred_models_and_all_are_models():
-    assert len(SPECS) >= 200
-    assert all(is_model(s) for s in SPECS)
-
-
-def test_evidence_and_posterior_of_f_are_those_of_a_second_route(spec):
-    check.check_posterior(spec)
-
-
-def test_predictions_integrate_the_likelihood_over_f_on_a_fine_grid(spec):
-    check.check_predictions(spec)
-
-
-def test_log_densities_integrate_all_entries_of_a_row_on_a_fine_grid(spec):
-    check.check_log_densities(spec)
-
-
-def test_a_rows_answers_do_not_depend_on_the_number_the_order_and_the_values_of_other_rows(spec):
-    check.check_companions(spec)
+def test_every_kind_of_size_is_a_number_of_rows_somewhere():
+    asked = {name for s in SPECS for name in s.used if getattr(s, name) in s.rows}
+    assert asked == {"num", "outputs", "repeats", "blanks", "groups", "columns"} and all(map(is_model, SPECS))
 
 
 MODES = [
