@@ -405,7 +405,7 @@ METHODS = {
     "svgp": (pg.SVGP(inducing=SLOPED, train_inducing=False, max_steps=30), 1e-4),
     "collapsed": (pg.SVGP(inducing=SLOPED, train_inducing=False, collapsed=True), 1e-4),
     "minibatch": (pg.SVGP(inducing=SLOPED, train_inducing=False, batch_size=4, max_steps=1000), 0.02),
-    "nuts": (pg.NUTS(200, 400, 1), 0.1),
+    "nuts": (pg.NUTS(200, 400, 1), None),  # as its draws allow
 }
 
 
@@ -426,12 +426,15 @@ def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_pa
     mean, variance = gain @ y, np.diag(k(new, new) - gain @ k(SLOPED, new)) + 0.01
     fit = pg.fit(observing_slopes, method, 0, SLOPED, y=y, throw=False)
     fit.save(tmp_path / "q.fit")
+    share = 0.0 if tol is not None else 5.0 / np.sqrt(fit.independent_draws)  # five standard errors, of variance one
+    allowed = tol or 0.0
     for known in (fit, pg.load(tmp_path / "q.fit", observing_slopes)):
         got = known.predict(new)
-        np.testing.assert_allclose(got.mean, mean, atol=tol)
-        np.testing.assert_allclose(got.variance, variance, atol=tol)
-        density = known.log_density(new, mean)
-        np.testing.assert_allclose(density, -0.5 * np.log(2 * np.pi * variance), atol=max(tol, 1e-3))
+        assert np.all(np.abs(got.mean - mean) <= allowed + share * np.sqrt(variance))
+        assert np.all(np.abs(got.variance - variance) <= allowed + share * np.sqrt(2.0) * variance)
+        density, error = known.log_density(new, mean, with_error=True)
+        exact = -0.5 * np.log(2 * np.pi * variance)
+        assert np.all(np.abs(density - exact) <= max(allowed, 1e-3) + (5.0 * error if share else 0.0))
     assert np.all(np.isfinite(fit.loo().elpd))
 
 
