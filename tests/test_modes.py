@@ -190,6 +190,24 @@ def test_a_sparse_fit_tells_the_error_of_its_nodes():
     assert abs(ours - exact) > 0.1 and q.mean.shape == (3,)
 
 
+@pytest.mark.filterwarnings("ignore:SVGP")
+def test_the_error_of_nodes_does_not_depend_on_the_order_of_the_data():
+    """Sorted data whose likelihood is narrow in the second half only: as from the other end, up to which rows were looked at."""
+
+    def model(X, scale, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 0.1), X))
+        numpyro.sample("y", dist.StudentT(4.0, f, scale).to_event(1), obs=y)
+
+    X, scale = np.linspace(0.0, 5.0, 4002)[:, None], np.repeat([3.0, 0.02], 2001)
+    method = pg.SVGP(hyper=pg.Fixed({}), num_inducing=3, max_steps=2)
+    told = [
+        pg.fit(model, method, 0, X[::turn], scale[::turn], y=np.zeros(4002), throw=False).stats["expectation_error"]
+        for turn in (1, -1)
+    ]
+    assert abs(told[0]) > 10.0
+    np.testing.assert_allclose(told[0], told[1], rtol=0.05)
+
+
 def test_gaussian_noise_needs_no_finer_nodes():
     X = np.linspace(0.0, 5.0, 12)[:, None]
 

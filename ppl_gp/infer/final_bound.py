@@ -56,13 +56,13 @@ def judged(
 
 def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
     """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something: an estimate from up
-    to `_SWEEP` rows, of the first batch of a stream. `None` where expectations are drawn. A warning where it matters.
+    to `_SWEEP` rows at even distances, or the first batch of a stream. `None` where expectations are drawn. A warning where it matters.
     """
     if problem.plan.drawn:
         return None
     source, first = subject.source, subject.first
     if not isinstance(source, StreamSource):
-        first = next(source.sweep(_SWEEP))
+        first = source.spread(_SWEEP)
     batch = as_batch(first, key)
     # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's batch stand for all data.
     counted = np.sum(np.asarray(batch.weights) > 0)

@@ -184,6 +184,15 @@ class ArraySource:
             else:
                 yield self.rows(np.minimum(rows, self.num_data - 1), inside.astype(float))
 
+    def spread(self, num: int) -> Rows:
+        """Up to `num` rows at even distances, so that they stand for sorted data too; each has weight one.
+
+        A model that subsamples by itself takes as many as its plate does.
+        """
+        num = min(num, self.num_data) if self.plate is None else self.batch_size
+        rows = self.rows(np.linspace(0, self.num_data - 1, num).astype(int), np.ones(num))
+        return rows if self.plate is None else rows._replace(weights=np.full(num, num / self.num_data))
+
 
 _INPUTS = "positional argument 0"
 
