@@ -8,7 +8,7 @@ import jax
 
 from ppl_gp.errors import DataError, ModelError
 
-_VALUE_WANTED = (
+VALUE_WANTED = (
     jax.errors.TracerArrayConversionError,
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerIntegerConversionError,
@@ -24,7 +24,7 @@ def of_the_model(function: Callable) -> Callable:
     def told(*args, **kwargs):
         try:
             return function(*args, **kwargs)
-        except _VALUE_WANTED as error:
+        except VALUE_WANTED as error:
             raise ModelError(
                 f"the model asks for the values of an array while it is compiled{_line(error)}: NumPy was applied to an argument or a "
                 "site's value, or `if`, a loop or an index depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "

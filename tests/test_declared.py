@@ -537,7 +537,7 @@ NOT_ALONE = {  # what a row sees beside its own arguments
 def test_rows_that_do_not_stand_alone_are_seen(model):
     inputs = np.linspace(-1.0, 1.0, 6)[:, None]
     arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
-    assert mixing_sites(declare(model, *arguments), *arguments, {}, {})
+    assert mixing_sites(declare(model, *arguments), *arguments, {})
 
 
 TABLE = np.array([0.5, 1.0, 2.0])
@@ -569,8 +569,8 @@ def test_kernels_are_probed_at_rows_of_the_inputs_and_at_few_of_them():
     def by_values(X):  # not seen in the jaxpr
         return np.array([np.ptp(np.asarray(X)[:, 0]), 1.0])
 
-    assert mixing_sites(made(lambda X: np.ones(2)), *arguments, {}, {}) == []
-    assert mixing_sites(made(by_values), *arguments, {}, {}) == ["f"]
+    assert mixing_sites(made(lambda X: np.ones(2)), *arguments, {}) == []
+    assert mixing_sites(made(by_values), *arguments, {}) == ["f"]
 
 
 def test_rows_that_stand_alone_are_seen():
@@ -584,9 +584,9 @@ def test_rows_that_stand_alone_are_seen():
             arguments = (args, {"y": y})
             noise = jnp.ones(3) if model is outputs else jnp.ones((3, 1))
             hyper = {"noise": noise, "s": jnp.ones(()), "h": jnp.ones((N, 3))}
-            assert mixing_sites(declare(model, *arguments), *arguments, hyper, {}) == []
+            assert mixing_sites(declare(model, *arguments), *arguments, hyper) == []
     arguments = ((X, np.array([0.1, 0.2, 0.7])), {"y": Y})
-    assert mixing_sites(declare(regression, *arguments), *arguments, {}, {}) == []
+    assert mixing_sites(declare(regression, *arguments), *arguments, {}) == []
 
 
 def test_new_rows_are_not_paired_with_arrays_that_a_model_holds():

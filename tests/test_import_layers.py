@@ -14,6 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     "errors",
     "threads",
+    "quick",
     "model_errors",
     "cache",
     "arguments",

@@ -265,7 +265,7 @@ def _rows(subject: _Subject):
     reading = subject.model.reading
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
     require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
-    if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper, {}):
+    if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
         return (
             False,
             f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside.",

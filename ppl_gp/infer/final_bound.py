@@ -55,8 +55,10 @@ def judged(
 
 
 def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
-    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something: an estimate from up
-    to `_SWEEP` rows at even distances, or the first batch of a stream. `None` where expectations are drawn. A warning where it matters.
+    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something.
+
+    An estimate from up to `_SWEEP` rows at even distances, or the first batch of a stream; `None` where expectations are drawn.
+    A warning where it matters.
     """
     if problem.plan.drawn:
         return None

@@ -92,8 +92,7 @@ class Record:
     @functools.cached_property
     def mixing(self) -> list[str]:
         """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own (see `companions.mixing_sites`)."""
-        first = self.draws.at(0)
-        return mixing_sites(self.model, self.args, self.kwargs, first.known, first.values)
+        return mixing_sites(self.model, self.args, self.kwargs, self.draws.at(0).known)
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
