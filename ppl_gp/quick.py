@@ -2,29 +2,34 @@
 
 import functools
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import equinox as eqx
 import jax
 
-# Level 0 compiles some two to three times faster, and what XLA's own loops do runs slower: none of that is inside these functions.
-_QUICK = {"xla_backend_optimization_level": 0}
+# Level 0 compiles two to four times faster, and what XLA's own loops do runs slower: none of that is inside these functions. JAX 0.11
+# has other fusions, and 0.12 no longer knows the option.
+_QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+if version("jaxlib") < "0.11":
+    _QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
 def quick_jit(function: Callable) -> Callable[..., Any]:
-    """`equinox.filter_jit` with little of LLVM's optimisation on CPU. For functions that Python calls: JAX takes compiler
-    options at the outermost `jit` only.
+    """`equinox.filter_jit` with little of LLVM's optimisation on CPU; under another transformation of JAX, which takes
+    compiler options at the outermost `jit` only, as it is.
 
     The backend is asked for at the first call, not at import, which would fix the number of devices.
     """
+    inner = eqx.filter_jit(function)
 
     @functools.cache
-    def compiled():
-        options = _QUICK if jax.default_backend() == "cpu" else None
-        return eqx.filter_jit(function, compiler_options=options)
+    def outermost():
+        return eqx.filter_jit(function, compiler_options=_QUICK) if jax.default_backend() == "cpu" else inner
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return compiled()(*args, **kwargs)
+        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+        return (inner if traced else outermost())(*args, **kwargs)
 
     return call

@@ -214,7 +214,7 @@ def test_how_the_best_restart_ended_counts():
     def ended(losses, done):
         nothing, losses = jnp.zeros(2), jnp.asarray(losses)
         return _result(
-            _Run({}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses))
+            _Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses))
         )
 
     assert ended([1.0, 5.0], [True, False]) == Result.converged

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +14,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.gp import unwrap
+from ppl_gp.quick import quick_jit
 from ppl_gp.reading import Reading
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
@@ -60,7 +60,7 @@ def _mask(fn):
     return mask
 
 
-@eqx.filter_jit
+@quick_jit
 def _probe(log_lik: LogLikelihood, key):
     f, v = random.normal(key, (2, log_lik.num))
     g, along = jax.jvp(log_lik, (f,), (v,))
@@ -110,7 +110,7 @@ def probe(log_lik: LogLikelihood) -> None:
         )
 
 
-@eqx.filter_jit
+@quick_jit
 def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
     names = [name for name, _ in shapes]
     keys = random.split(key, 2)
@@ -182,7 +182,7 @@ def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -
     return is_additive(log_lik, outer)
 
 
-@eqx.filter_jit
+@quick_jit
 def _curvature_outside(log_lik: Callable, shapes: tuple, key):
     """The largest second derivative between functions of different sets, and the largest one of all."""
     f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
@@ -211,7 +211,7 @@ def _data_axes(trace, names, num) -> tuple:
     return tuple((k, gps[k] if k in gps else latent_form(trace[k], num)[0]) for k in names)
 
 
-@eqx.filter_jit
+@quick_jit
 def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
     """Move a random half of the rows: the inputs and the likelihood of the others may not change."""
     num = batch.weights.shape[0]

@@ -22,6 +22,7 @@ from ppl_gp.infer.boundary import first_trace, probe, probe_layers, require_boun
 from ppl_gp.infer.space import Space, space, starts
 from ppl_gp.local.bound import logistic_form
 from ppl_gp.model_errors import of_the_model
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.threads import one_at_a_time
 from ppl_gp.tracing import Roles, is_factor, require_gp, roles, run
@@ -209,7 +210,7 @@ def _gradient(subject: _Subject):
     )
 
 
-@eqx.filter_jit
+@quick_jit
 def _log_density(model, gps, sp: Space, args, kwargs, free):
     """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a prior draw."""
     trace = run(model, args, kwargs, sp.constrain(free))

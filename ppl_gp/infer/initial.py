@@ -16,6 +16,7 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.fixed import fixed_values
 from ppl_gp.infer.space import Space, space, starts
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
     Basis,
@@ -55,7 +56,7 @@ def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, 
     return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
 
 
-@eqx.filter_jit
+@quick_jit
 def _starts(where: Space, key):
     return starts(where, key, 1)
 
@@ -153,7 +154,7 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     return DecoupledGaussian(full, Basis(_between(variables.Z), zeros))
 
 
-@eqx.filter_jit
+@quick_jit
 def _root(variables: InducingVariables, prior: GP):
     return variables.root(prior)
 

@@ -3,9 +3,9 @@
 import copy
 import warnings
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
@@ -18,9 +18,10 @@ from ppl_gp.infer.marginal_nuts import sample_marginal
 from ppl_gp.infer.optimise import Optimum, maximise
 from ppl_gp.infer.space import require_draws, space
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.local.method import LocalMethod, Solution, log_evidence
 from ppl_gp.local.pseudo import condition
 from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.tracing import require_no_subsampling, roles
 
@@ -37,12 +38,12 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         for name in found.hyper:
             require_draws(trace[name], "hyper=MAP(init={...})")
         return sample_marginal(method, model, rng_key, args, kwargs, progress)
-    hyper, ended, stats, sites = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
-    value, solution, kept, figures = _solve(model, _without_values(method), hyper, args, kwargs, sites)
-    inner = Result.from_code(solution.code)
+    hyper, ended, stats, value, solution = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
+    kept, code, figures = _kept(model, hyper, args, kwargs, solution)
+    inner = Result.from_code(code)
     if ended is not Result.converged and (caution := perhaps_unbounded(trace, model.reading)):
         stats = {**stats, "caution": caution}
-    stats = {**stats, **_quadrature_error(solution, method)}
+    stats = {**stats, **_quadrature_error(solution, code, method)}
     return Fit(
         model=model,
         method=method,
@@ -58,12 +59,11 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
 def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Optimum:
     found = roles(trace)
     names = (*found.hyper, *found.params)
-    if isinstance(method.hyper, Fixed):
-        return Optimum(fixed_values(method.hyper, names, model, args, kwargs), Result.converged, {}, None)
-    if not names:
-        return Optimum({}, Result.converged, {}, None)
-    sp = space(trace, model, args, kwargs)
-    return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
+    if isinstance(method.hyper, MAP) and names:
+        sp = space(trace, model, args, kwargs)
+        return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
+    hyper = fixed_values(method.hyper, names, model, args, kwargs) if isinstance(method.hyper, Fixed) else {}
+    return Optimum(hyper, Result.converged, {}, *_solve(model, _without_values(method), hyper, args, kwargs))
 
 
 def _without_values(method: LocalMethod) -> LocalMethod:
@@ -73,28 +73,33 @@ def _without_values(method: LocalMethod) -> LocalMethod:
     return bare
 
 
-@eqx.filter_jit
-def _solve(model, method, hyper, args, kwargs, sites):
+@quick_jit
+def _solve(model, method, hyper, args, kwargs) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
     prior, log_lik = factors.prior, factors.log_lik
-    K = prior.covariance_matrix
-    value, solution = log_evidence(method, K, prior.mean, log_lik, sites)
-    q = condition(K, prior.mean, solution.sites)
+    value, solution = log_evidence(method, prior.covariance_matrix, prior.mean, log_lik)
+    return value + log_lik.shared(), solution
+
+
+@quick_jit
+def _kept(model, hyper, args, kwargs, solution: Solution):
+    """(what the fit keeps of f, the solution's status, the jitter's figures)."""
+    prior = read(model, *args, hyper=hyper, **kwargs).prior
+    q = condition(prior.covariance_matrix, prior.mean, solution.sites)
     kept = jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, solution.sites))
     L, raised = prior.factor()
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are none.
     proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
     code = jnp.where(proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code)
-    solution = solution._replace(code=code)
-    return value + log_lik.shared(), solution, kept, (prior.variance - prior.kernel.diag(prior.X), raised)
+    return kept, code, (prior.variance - prior.kernel.diag(prior.X), raised)
 
 
-def _quadrature_error(solution, method) -> dict:
+def _quadrature_error(solution, code, method) -> dict:
     """The estimated error of the worst datum's integral, nats, where there are integrals; a warning where it is large."""
     if solution.quadrature_error is None:
         return {}
     error = float(solution.quadrature_error)
-    if solution.code == Result.converged.code and not error <= TOLERANCE:
+    if code == Result.converged.code and not error <= TOLERANCE:
         warnings.warn(
             f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's likelihood is off by about "
             f"{error:.1g} nats (several modes, or edges); raise num_nodes, or use NUTS().",

@@ -3,7 +3,8 @@ step.
 
 The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with the best point so far. Each step
 makes one evaluation of the log evidence a restart, and starts the inner iteration from the pseudo-likelihood of the
-last accepted one.
+last accepted one. The solver is told values and gradients instead of calling the function, so that the evaluation, nine tenths
+of what there is to compile, is compiled once and serves the optimum's last solution too.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix as optx
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.factors import read
@@ -24,15 +25,16 @@ from ppl_gp.infer.batching import over_leading_axis
 from ppl_gp.infer.fixed import fixed_values
 from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.space import Space, at_bounds, log_prior, starts
-from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.local.method import LocalMethod, Solution, log_evidence
 from ppl_gp.local.pseudo import Sites
+from ppl_gp.quick import quick_jit
 
 _FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 _UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that the line search backs off
 
 
 class Optimum(NamedTuple):
-    """The best restart: constrained hyperparameters, how it ended, the figures behind it, and a warm start there.
+    """The best restart: constrained hyperparameters, how it ended, the figures behind it, the log evidence and the solution there.
 
     `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on: a maximum at the
     edge, where the gradient in the declared coordinates does not vanish.
@@ -41,7 +43,8 @@ class Optimum(NamedTuple):
     hyper: dict
     result: Result
     stats: dict
-    sites: Sites | None
+    value: Array
+    solution: Solution
 
 
 class _Problem(eqx.Module):
@@ -51,22 +54,30 @@ class _Problem(eqx.Module):
     args: tuple
     kwargs: dict
 
-    def loss(self, free, given: tuple[Sites, Float[Array, ""]]):
-        """(-(log evidence + log prior) / scale, sites) at an unconstrained point, from warm sites."""
-        init, scale = given
+    def log_posterior(self, free, init: Sites):
+        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm sites."""
         hyper = self.space.constrain(free)
         factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
         prior, log_lik = factors.prior, factors.log_lik
         value, solution = log_evidence(self.method, prior.covariance_matrix, prior.mean, log_lik, init)
-        total = value + log_lik.shared() + log_prior(self.model, self.args, self.kwargs, hyper)
-        solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
-        return jnp.where(solved, -total / scale, _UNUSABLE), solution.sites
+        value = value + log_lik.shared()
+        return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
+
+
+class _Evaluation(NamedTuple):
+    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the solution behind it."""
+
+    loss: Array
+    slopes: dict
+    value: Array
+    solution: Solution
 
 
 class _Run(NamedTuple):
     """One restart. `solver` holds the arrays of optimistix's state."""
 
     point: dict
+    asked: dict  # where the solver wants the next evaluation
     solver: Any
     sites: Sites
     scale: Array
@@ -81,26 +92,33 @@ def _solver():
     return optx.BFGS(rtol=1e-9, atol=1e-9)
 
 
-def _fresh(problem: _Problem, point, sites, scale):
+def _fresh(point, sites: Sites):
     """A new solver state at a point, split into arrays and static parts."""
     loss = jax.ShapeDtypeStruct((), sites.nat1.dtype)
-    state = _solver().init(problem.loss, point, (sites, scale), {}, loss, sites, frozenset())
+    state = _solver().init(_told, point, (point, loss, point, sites), {}, loss, sites, frozenset())
     return eqx.partition(state, eqx.is_array)
 
 
-def _begin(problem: _Problem, point, num: int) -> _Run:
+def _told(at, evaluated):
+    """A loss that is known at one point, with its gradient: the solver looks nowhere else."""
+    point, loss, slopes, sites = evaluated
+    steps = jax.tree.map(lambda g, x, y: jnp.sum(g * (x - y)), slopes, at, point)
+    return loss + sum(jax.tree.leaves(steps)), sites
+
+
+def _begin(point, num: int) -> _Run:
     flat = Sites(jnp.zeros(num), jnp.zeros(num))
     one, zero = jnp.ones(()), jnp.zeros(())
-    arrays, _ = _fresh(problem, point, flat, one)
-    return _Run(point, arrays, flat, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
+    arrays, _ = _fresh(point, flat)
+    return _Run(point, point, arrays, flat, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
 
 
-def _step(problem: _Problem, r: _Run, tol) -> _Run:
-    """Evaluate where the solver asks, tell it the answer."""
-    _, static = _fresh(problem, r.point, r.sites, r.scale)
-    given = (r.sites, r.scale)
+def _step(r: _Run, at: _Evaluation, tol) -> _Run:
+    """Tell the solver the answer; it says where to look next."""
+    _, static = _fresh(r.point, r.sites)
+    evaluated = (r.asked, at.loss / r.scale, jax.tree.map(lambda g: g / r.scale, at.slopes), at.solution.sites)
     state = eqx.combine(r.solver, static)
-    point, state, sites = _solver().step(problem.loss, r.point, given, {}, state, frozenset())
+    point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
     gradient = state.f_info.grad
     norm = optx.two_norm(gradient)
     loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
@@ -108,11 +126,10 @@ def _step(problem: _Problem, r: _Run, tol) -> _Run:
     hopeless = (r.steps == 0) & ~(loss < _UNUSABLE)  # nowhere to back off to
     done = (slope < tol) | flat | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)
-    told = _Run(point, solver, _finite_or(sites, r.sites), r.scale, loss, slope, r.steps + 1, done)
+    told = _Run(point, state.y_eval, solver, _finite_or(sites, r.sites), r.scale, loss, slope, r.steps + 1, done)
     # After the first evaluation, start again with the loss scaled so that the first step has length below one.
-    scale = 1.0 + norm
-    restarted, _ = _fresh(problem, r.point, r.sites, scale)
-    first = told._replace(point=r.point, solver=restarted, scale=scale)
+    restarted, _ = _fresh(r.point, r.sites)
+    first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
     return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
 
 
@@ -121,7 +138,7 @@ def _finite_or(sites, fallback):
     return jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, fallback)
 
 
-@eqx.filter_jit
+@quick_jit
 def _start(problem: _Problem, rng_key, num_restarts: int, init):
     points = None if init is not None and num_restarts == 1 else starts(problem.space, rng_key, num_restarts)
     if init is not None:
@@ -129,16 +146,39 @@ def _start(problem: _Problem, rng_key, num_restarts: int, init):
         points = first if points is None else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
     num = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik.num
-    return jax.vmap(lambda p: _begin(problem, p, num))(points)
+    return jax.vmap(lambda p: _begin(p, num))(points)
 
 
-@eqx.filter_jit
-def _advance(problem: _Problem, runs: _Run, tol) -> _Run:
-    """One evaluation for every restart that has not ended."""
-    return over_leading_axis(lambda r: lax.cond(r.done, lambda r: r, lambda r: _step(problem, r, tol), r), runs)
+@quick_jit
+def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
+    """One evaluation for every restart that is not skipped."""
+
+    def evaluated(point, init):
+        both = jax.value_and_grad(problem.log_posterior, has_aux=True)
+        (total, (value, solution)), slopes = both(point, init)
+        solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
+        loss = jnp.where(solved, -total, _UNUSABLE)
+        return _Evaluation(loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution)
+
+    def one(entry):
+        *at, skip = entry
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at))
+        return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
+
+    return over_leading_axis(one, (points, sites, skipped))
 
 
-@eqx.filter_jit
+@quick_jit
+def _advance(runs: _Run, at: _Evaluation, tol) -> _Run:
+    """A step of every restart that has not ended."""
+
+    def one(run, at):
+        return jax.tree.map(lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol))
+
+    return jax.vmap(one)(runs, at)
+
+
+@quick_jit
 def _constrain(problem: _Problem, runs: _Run, best):
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
     return hyper, at_bounds(problem.space, hyper)
@@ -156,7 +196,8 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
     with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
         try:
             for step in range(config.max_steps):
-                runs = jax.block_until_ready(_advance(problem, runs, tol))
+                at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+                runs = jax.block_until_ready(_advance(runs, at, tol))
                 update(step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
                 if bool(jnp.all(runs.done)):
                     break
@@ -165,6 +206,8 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds = _constrain(problem, runs, best)
+    last = _evaluate(problem, runs.point, runs.sites, np.arange(len(losses)) != best)
+    _, _, value, solution = jax.tree.map(lambda x: x[best], last)
     stats = {
         "map_steps": int(runs.steps[best]),
         "map_gradient": float(runs.slope[best]),
@@ -175,7 +218,7 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
     result = Result.interrupted if interrupted else _result(runs, best)
-    return Optimum(hyper, result, stats, jax.tree.map(lambda x: x[best], runs.sites))
+    return Optimum(hyper, result, stats, value, solution)
 
 
 def _result(runs: _Run, best: int) -> Result:

@@ -1,6 +1,5 @@
 """Whether a datum's row means the same in every batch: what minibatches need, checked before any is drawn."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +11,7 @@ from ppl_gp.errors import NotPointwiseError
 from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.sources import take
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.tracing import log_prob_per_datum, run
 
@@ -45,7 +45,7 @@ def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Ba
         )
 
 
-@eqx.filter_jit
+@quick_jit
 def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[dict, dict]:
     """({what: of each row (B, ...)}, {what: that all rows share}) of a model at given values of f and latents."""
     gps = {k: values[k] for k in of.gps}

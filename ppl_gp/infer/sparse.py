@@ -29,6 +29,7 @@ from ppl_gp.infer.sources import StreamSource, num_rows
 from ppl_gp.infer.subject import Subject, look_at, site_inputs, uses_inputs
 from ppl_gp.infer.training import Plan, Problem, Rates, State, begin, hyper_at
 from ppl_gp.kept import FromInducing
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.collapsed import require_gaussian
@@ -247,7 +248,7 @@ def _on_device(x):
     return jnp.asarray(x) if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) else x
 
 
-@eqx.filter_jit
+@quick_jit
 def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict, jax.Array]:
     """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws where there are any."""
 

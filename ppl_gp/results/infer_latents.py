@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.deep.latents import Encoded, latent_form
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.case import Case, case_at, drawn_trace
 from ppl_gp.results.integration import plan_integration
 from ppl_gp.results.latent_proposals import Proposals
@@ -58,7 +58,7 @@ def infer_latents(
     return LatentDraws(*_infer(case, groups, encoders, observations, key, num_samples, num_proposals))
 
 
-@eqx.filter_jit
+@quick_jit
 def _infer(case: Case, groups, encoders, observations, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
     proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), encoders, key_fit)

@@ -5,7 +5,6 @@ ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,7 @@ from jax import lax, random
 from ppl_gp.arguments import Leaves
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.layout import require_all_rows
 from ppl_gp.results.mixing import Moments, mixture
@@ -84,7 +84,7 @@ def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     return known, f
 
 
-@eqx.filter_jit
+@quick_jit
 def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
     """(S repeats, *C, N) draws of q(f)."""
 
@@ -104,7 +104,7 @@ def training_moments(fit: Record) -> dict[str, Moments]:
     return {site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs) for site in fit.latent}
 
 
-@eqx.filter_jit
+@quick_jit
 def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
     def one(draw):
         return Moments(*draw.kept[site].moments(prior_at(model, site, draw.known, args, kwargs)))
@@ -117,7 +117,7 @@ def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
     return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
 
-@eqx.filter_jit
+@quick_jit
 def _log_likelihood(model, hyper, f, args, kwargs):
     def one(entry):
         trace = run(model, args, kwargs, *entry)

@@ -2,11 +2,11 @@
 
 from enum import Enum
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.case import Case
 from ppl_gp.sparse.expectation import flatten
 from ppl_gp.tracing import log_prob_per_datum, without_wrappers
@@ -32,7 +32,7 @@ def plan_integration(case: Case) -> Integration:
     return Integration.functions if case.site is None else Integration.quadrature
 
 
-@eqx.filter_jit
+@quick_jit
 def _is_pointwise(case: Case):
     """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one function at a time."""
     first = case.draws.at(0)

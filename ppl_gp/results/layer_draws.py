@@ -2,19 +2,19 @@
 
 from typing import cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 from numpyro import handlers
 
 from ppl_gp.draws import Draws
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.inducing_draws import draw_given_inducing
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.tracing import run, set_gps
 
 
-@eqx.filter_jit
+@quick_jit
 def draw_layers(model, draws: Draws, local: dict, args, kwargs, key, repeats: int) -> tuple[dict, dict]:
     """({latent site: (S repeats, ...)}, {GP site: (S repeats, *F, N)}).
 

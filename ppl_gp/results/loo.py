@@ -16,7 +16,6 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -29,6 +28,7 @@ from ppl_gp.factors import read
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import prediction_root
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.averages import NODES
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.inference_data import (
@@ -117,7 +117,7 @@ def _corrected(fit, sites):
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
-@eqx.filter_jit
+@quick_jit
 def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
     """(log p(y_n | y_-n), log p(y_n | y)) at each draw of the hyperparameters, (S, N) each."""
     num = draws.kept[site].mean.shape[-1]
@@ -154,7 +154,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     return Moments(latent.mean - variance * latent.alpha, variance)
 
 
-@eqx.filter_jit
+@quick_jit
 def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
     """(S, N): log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum."""
     plan = Layout((), (), num)

@@ -1,12 +1,12 @@
 """Observations at new inputs, checked before they are scored."""
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.arguments import as_arrays
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.case import Case
 from ppl_gp.tracing import is_factor, is_observed
 from ppl_gp.wrappers import mask_of
@@ -30,7 +30,7 @@ def observations_at(case: Case, y_new) -> dict:
     return observations
 
 
-@eqx.filter_jit
+@quick_jit
 def _inside(case: Case, observations: dict) -> dict:
     trace = case.trace(case.draws.at(0), {}, **observations)
     return {

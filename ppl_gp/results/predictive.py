@@ -1,12 +1,12 @@
 """Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated apart; draws of what lies below."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.averages import (
     LAYER_NODES,
     MIN_DRAWS,
@@ -38,7 +38,7 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
     return _predictive(case, integration, link_approximation, tuple(entries.items()), drawn)
 
 
-@eqx.filter_jit
+@quick_jit
 def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
     num = case.draws.effective * repeats(case, MIN_DRAWS)
     if integration is Integration.quadrature:
@@ -137,7 +137,7 @@ def joint_draws(case: Case, key, num_samples: int):
     return _joint_draws(case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max()))
 
 
-@eqx.filter_jit
+@quick_jit
 def _joint_draws(case: Case, key, chosen, place, each: int):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample) are kept."""
 

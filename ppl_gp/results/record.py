@@ -5,7 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import equinox as eqx
 import numpy as np
 
 from ppl_gp.companions import mixing_sites, require_pairs, unpaired
@@ -17,6 +16,7 @@ from ppl_gp.errors import ModelError, Result
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.posterior import Posterior
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.threads import one_at_a_time
 from ppl_gp.tracing import run
@@ -142,7 +142,7 @@ def training_prior(record: Record, site: str, hyper: dict) -> GP:
     return prior_at(record.model, site, hyper, record.args, record.kwargs)
 
 
-@eqx.filter_jit
+@quick_jit
 def _root(model, site: str, draw: Draws, args, kwargs):
     return draw.kept[site].root(prior_at(model, site, draw.known, args, kwargs))
 
