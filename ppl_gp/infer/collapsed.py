@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import Result
 from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.infer.training import Problem, hyper_at
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed
 
@@ -73,7 +74,7 @@ def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[A
     return Climb(free, variables, state), bounds, slopes[-1]
 
 
-@eqx.filter_jit
+@quick_jit
 def _best_sites(problem: Problem, free, variables, batch: Batch):
     hyper, _ = hyper_at(problem, free, batch)
     return collapsed(problem.plan.model, hyper, variables, batch)

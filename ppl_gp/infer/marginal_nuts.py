@@ -2,7 +2,6 @@
 
 from functools import lru_cache
 
-import equinox as eqx
 import numpy as np
 from jax import lax
 
@@ -15,6 +14,7 @@ from ppl_gp.infer.mcmc import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
 from ppl_gp.tracing import roles
@@ -61,7 +61,7 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
     )  # fmt: skip
 
 
-@eqx.filter_jit
+@quick_jit
 def _kept(model, site, hyper, sites, args, kwargs) -> FromPseudo:
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)

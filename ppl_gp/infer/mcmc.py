@@ -16,6 +16,7 @@ from numpyro.infer.util import constrain_fn
 from ppl_gp.errors import Result
 from ppl_gp.infer.batching import over_devices
 from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.quick import quick_jit
 
 CHUNK = 25
 _R_HAT_LIMIT = 1.05
@@ -42,7 +43,7 @@ class Draws(NamedTuple):
     interrupted: bool
 
 
-@eqx.filter_jit
+@quick_jit
 def _init(kernel, keys, num_warmup: int, args, kwargs):
     def one(key):
         return kernel.init(random.wrap_key_data(key), num_warmup, None, args, kwargs)
@@ -73,7 +74,7 @@ def _record(state):
 _FIELDS = {"diverging": "diverging", "accept_prob": "acceptance_rate", "num_steps": "n_steps", "energy": "energy"}
 
 
-@eqx.filter_jit
+@quick_jit
 def _postprocess(kernel, z, args, kwargs):
     """Constrained values and deterministic sites of every draw."""
     transform = kernel.postprocess_fn(args, kwargs)

@@ -20,6 +20,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper_guide import HyperGuide
 from ppl_gp.infer.space import Space, log_prior
 from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges, quadrature_gap
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
@@ -276,14 +277,14 @@ def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[S
     return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
 
 
-@eqx.filter_jit
+@quick_jit
 def expectation_gap(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values). For one layer, at one setting."""
     hyper, _ = hyper_at(problem, state.free, batch)
     return quadrature_gap(problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
 
 
-@eqx.filter_jit
+@quick_jit
 def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all data."""
     hyper, log_p = hyper_at(problem, state.free, batch)
