@@ -33,7 +33,7 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
     """
     kernels = [k for k, _ in model.reading.kernels]
     leaves, axes = Leaves(model, args, kwargs), model.reading.row_axes
-    rows = {p: jnp.asarray(leaves.arrays[p]) for p in axes if p in leaves.arrays and leaves.arrays[p].size}
+    rows = {p: np.asarray(leaves.arrays[p]) for p in axes if p in leaves.arrays and leaves.arrays[p].size}
     num = next((x.shape[axes[p]] for p, x in rows.items()), 0)
     if not model.reading.grows or num < 2 or any(x.shape[axes[p]] != num for p, x in rows.items()):
         return kernels
@@ -52,7 +52,7 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
 
     def at(source) -> dict[str, np.ndarray]:
         """{site: (N, ...)} with the arguments of other rows; a site of a plate that subsamples has fewer rows and is left out."""
-        told = compiled({p: jnp.take(x, source, axes[p]) for p, x in rows.items()}, known)
+        told = compiled({p: np.take(x, source, axes[p]) for p, x in rows.items()}, known)
         return {k: np.asarray(x) for k, x in told.items() if len(x) == len(source)}
 
     everyone, moves = np.arange(num), np.random.default_rng(0).permutation(num) < (num + 1) // 2

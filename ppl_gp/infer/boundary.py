@@ -43,9 +43,10 @@ def _check_observed(name, site):
             f"{tuple(fn.shape())}; give one observation a row of X, y of shape (N,) rather than (N, 1)."
         )
     inner = unwrap(fn)
-    inside = jnp.broadcast_to(inner.support(value), jnp.shape(value)[: jnp.ndim(inner.support(value))])
-    if not bool(jnp.all(inside | ~_mask(fn))):
-        bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3]
+    checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
+    inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
+    if not np.all(inside | ~np.asarray(_mask(fn))):
+        bad = np.asarray(value)[~inside].ravel()[:3]
         raise DataError(
             f"site '{name}' observes {bad.tolist()}, outside the support of {type(inner).__name__} "
             f"({inner.support}); recode the observations (binary labels are 0 and 1, not -1 and 1)."

@@ -165,6 +165,8 @@ def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at))
         return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
 
+    if len(skipped) == 1:  # and is wanted, or the caller would not ask
+        return jax.tree.map(lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites))))
     return over_leading_axis(one, (points, sites, skipped))
 
 

@@ -46,8 +46,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         raise DataError(
             "SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS()."
         )
-    key_start, key_run, key_end = random.split(rng_key, 3)
-    seed = int(random.randint(key_start, (), 0, 2**31 - 1))
+    (key_start, key_run, key_end), seed = _keys(rng_key)
+    seed = int(seed)
     if method.collapsed:
         method = _on_all_data(method, args)
     subject = look_at(method, model, args, kwargs, seed)
@@ -73,6 +73,18 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     states = (state, ended.state)
     result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key_end)
     return _make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)
+
+
+@quick_jit
+def _keys(key):
+    """Three keys, and a number for what the host draws."""
+    keys = random.split(key, 3)
+    return tuple(keys), random.randint(keys[0], (), 0, 2**31 - 1)
+
+
+@quick_jit
+def _hyper_at(problem: Problem, free, batch: Batch) -> dict:
+    return hyper_at(problem, free, batch)[0]
 
 
 def _on_all_data(method: SVGP, args) -> SVGP:
@@ -121,7 +133,7 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
         method = dataclasses.replace(method, dual_bound=False)
     plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
     rates = _rates(method, subject.structure)
-    hyper, _ = hyper_at(Problem(plan, rates, fixed, None, {}), free, batch)
+    hyper = _hyper_at(Problem(plan, rates, fixed, None, {}), free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed)
