@@ -40,7 +40,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 import ppl_gp as pg
-from ppl_gp.results.truth import importance_sampling
+from ppl_gp.results.compare.truth import importance_sampling
 
 jax.config.update("jax_enable_x64", True)
 numpyro.set_host_device_count(2)

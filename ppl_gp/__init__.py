@@ -11,15 +11,11 @@ from ppl_gp.deep.latents import Amortised, Free
 
 # Errors and results
 from ppl_gp.errors import DataError, FitError, ModelError, NotPointwiseError, PplGpError, Result, StoreError
-
-# Reading a model
-from ppl_gp.factors import Factors, LogLikelihood, read
 from ppl_gp.gp import GP, Whiten
 
 # What happens to the hyperparameters
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.infer import local as _registers_local_methods
-from ppl_gp.infer import sparse as _registers_svgp
 
 # Sparse approximations
 from ppl_gp.infer.approximate import approximate, guide
@@ -27,12 +23,13 @@ from ppl_gp.infer.approximate import approximate, guide
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.check import check
 from ppl_gp.infer.elbo import ELBO, GlobalImportanceWeightedELBO, ImportanceWeightedELBO
-from ppl_gp.infer.elliptical import EllipticalSlice
 from ppl_gp.infer.fit import fit
-from ppl_gp.infer.handlers import marginal
-from ppl_gp.infer.nuts import NUTS
+from ppl_gp.infer.marginal import marginal
+from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
+from ppl_gp.infer.mcmc.nuts import NUTS
+from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
 from ppl_gp.infer.sources import Stream
-from ppl_gp.infer.sparse_nuts import SparseNUTS
+from ppl_gp.infer.svgp import fit as _registers_svgp
 
 # Local approximations
 from ppl_gp.local.bound import LocalBound
@@ -41,11 +38,14 @@ from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.vi import VI
 
+# Reading a model
+from ppl_gp.model.factors import Factors, LogLikelihood, read
+
 # What a fit gives, and how fits compare
-from ppl_gp.results.compare import compare
+from ppl_gp.results.compare.compare import compare
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
-from ppl_gp.results.predict import Prediction
+from ppl_gp.results.predict.predict import Prediction
 from ppl_gp.sparse import features
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.site import SparsePosterior

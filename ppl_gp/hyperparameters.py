@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.fingerprint import digest
+from ppl_gp.model.fingerprint import digest
 
 
 class _ByValue:

@@ -37,7 +37,7 @@ def figures(fit) -> dict:
 def on_devices(out):
     """One process with eight devices; `shards`: the rows that each device held. Saves what a bad batch size says, too."""
     from ppl_gp.errors import DataError
-    from ppl_gp.infer.placement import Placement
+    from ppl_gp.infer.svgp.devices import Placement
 
     seen, real = [], Placement.stacked
 

@@ -7,14 +7,14 @@ import numpyro
 import numpyro.distributions as dist
 
 import ppl_gp as pg
-from ppl_gp.arguments import as_arrays
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromPseudo
 from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.model.arguments import as_arrays
+from ppl_gp.model.tracing import is_gp, run
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import is_gp, run
 
 OK = Result.converged
 HYPER = {"lengthscale": 1.2, "variance": 2.0}

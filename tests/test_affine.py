@@ -13,8 +13,8 @@ from ppl_gp import kernels
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.infer.check import check
 from ppl_gp.local.tilted import is_affine, line, tilted, tilted_quadrature
-from ppl_gp.numerics.affine import Dependence, dependence
 from ppl_gp.observations import BernoulliProbit
+from ppl_gp.proofs.affine import Dependence, dependence
 
 NUM = 4
 GIVEN = jnp.arange(1.0, 5.0)

@@ -9,11 +9,11 @@ from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.results import scores
-from ppl_gp.results.compare import compare
-from ppl_gp.results.predict import Prediction
-from ppl_gp.results.truth import importance_sampling
-from ppl_gp.results.verdict import verdict
+from ppl_gp.results.compare import scores
+from ppl_gp.results.compare.compare import compare
+from ppl_gp.results.compare.truth import importance_sampling
+from ppl_gp.results.compare.verdict import verdict
+from ppl_gp.results.predict.predict import Prediction
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])

@@ -14,9 +14,9 @@ import pytest
 from numpyro import handlers
 
 import ppl_gp as pg
-from ppl_gp.companions import mixing_sites
-from ppl_gp.declared import declare
-from ppl_gp.reading import read_off
+from ppl_gp.model.companions import mixing_sites
+from ppl_gp.model.declared import declare
+from ppl_gp.model.reading import read_off
 
 K = pg.kernels.RBF(1.0, 0.7)
 N = 3  # as many data as there are outputs, sensors, blanks and places

@@ -24,15 +24,15 @@ from ppl_gp.deep.copies import _over_copies, draw_copy
 from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.latents import Encoded, FreeGaussian
 from ppl_gp.deep.structure import structure
-from ppl_gp.infer.long_run import as_batch
+from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.sources import ArraySource
+from ppl_gp.model.tracing import roles, run
 from ppl_gp.sparse import bound as shallow
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Basis, DecoupledGaussian, FullGaussian, Values, Whitened
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import sparse_process
-from ppl_gp.tracing import roles, run
 
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(6, 2)))

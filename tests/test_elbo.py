@@ -18,12 +18,12 @@ import ppl_gp as pg
 from ppl_gp.deep.bound import Sampling, terms
 from ppl_gp.deep.latents import FreeGaussian
 from ppl_gp.deep.structure import structure
-from ppl_gp.infer.space import log_prior
+from ppl_gp.infer.hyper.space import log_prior
+from ppl_gp.model.tracing import roles, run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
 from ppl_gp.sparse.inducing import Points
-from ppl_gp.tracing import roles, run
 
 N = 12
 RNG = np.random.default_rng(0)

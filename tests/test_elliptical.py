@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from jax import lax, random
 
 import ppl_gp as pg
-from ppl_gp.infer.elliptical import elliptical_slice
+from ppl_gp.infer.mcmc.elliptical import elliptical_slice
 
 
 def conjugate(X, y=None):

@@ -16,7 +16,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
-from ppl_gp.fingerprint import changed, digest, fingerprint, keyed, reads, settle
+from ppl_gp.model.fingerprint import changed, digest, fingerprint, keyed, reads, settle
 
 TEXT = """
 import functools
@@ -266,7 +266,7 @@ def test_digest_of_large_arrays_sees_one_entry():
 _OTHER = """
 import sys, types
 settings = types.ModuleType("settings"); settings.DEPTH = 1; sys.modules["settings"] = settings
-from ppl_gp.fingerprint import fingerprint
+from ppl_gp.model.fingerprint import fingerprint
 scope = {"__name__": "__main__"}
 exec(compile(sys.argv[1], "<cell>", "exec"), scope)
 print(fingerprint(scope["model"]))

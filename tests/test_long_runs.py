@@ -23,11 +23,13 @@ from small_fits import classifier
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, FitError, Result, StoreError
-from ppl_gp.infer import checkpoint as checkpoint_module
-from ppl_gp.infer import long_run, training
-from ppl_gp.infer.checkpoint import identity
-from ppl_gp.infer.sources import ArraySource, Stream, StreamSource
-from ppl_gp.infer.subject import look_at
+from ppl_gp.infer.sources import ArraySource, Stream
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp import checkpoint as checkpoint_module
+from ppl_gp.infer.svgp import run as long_run
+from ppl_gp.infer.svgp import step as training
+from ppl_gp.infer.svgp.checkpoint import identity
+from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian

@@ -15,8 +15,8 @@ from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError, Result
-from ppl_gp.infer.optimise import _result, _Run
-from ppl_gp.infer.space import log_prior
+from ppl_gp.infer.hyper.map import _result, _Run
+from ppl_gp.infer.hyper.space import log_prior
 
 N, JITTER = 14, 1e-9
 RNG = np.random.default_rng(5)

@@ -11,8 +11,9 @@ from small_fits import HYPER, classification, classifier, made_fit  # noqa: E402
 
 from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
-from ppl_gp.results import plots, scores  # noqa: E402
-from ppl_gp.results.compare import compare  # noqa: E402
+from ppl_gp.results import plots  # noqa: E402
+from ppl_gp.results.compare import scores  # noqa: E402
+from ppl_gp.results.compare.compare import compare  # noqa: E402
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])

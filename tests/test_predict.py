@@ -19,8 +19,8 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.timing import stopwatch
-from ppl_gp.results.case import case_at
-from ppl_gp.results.integration import Integration, plan_integration
+from ppl_gp.results.integrals.integration import Integration, plan_integration
+from ppl_gp.results.query.query import case_at
 
 X, Y, X_NEW = classification()
 

@@ -10,8 +10,8 @@ from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadratur
 from ppl_gp.numerics.modes import derivatives, tilted_mode
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import gauss_hermite, likelihood_nodes
-from ppl_gp.results.mixing import Moments
-from ppl_gp.results.observing import expected_moments
+from ppl_gp.results.integrals.likelihood import expected_moments
+from ppl_gp.results.query.mixture import Moments
 
 MEANS = np.repeat([-100.0, -4.0, 0.0, 0.7, 12.0], 4)
 VARIANCES = np.tile([1e-4, 0.5, 9.0, 900.0], 5)

@@ -13,8 +13,8 @@ from toy_models import evidence, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
-from ppl_gp.factors import read
 from ppl_gp.local.method import LocalMethod
+from ppl_gp.model.factors import read
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.posterior import condition_on_sites
 

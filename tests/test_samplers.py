@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.infer import mcmc
-from ppl_gp.infer.mcmc import Draws, Kernel, diagnose, run_chains
-from ppl_gp.infer.sampled_model import self_contained, whitened
+from ppl_gp.infer import chains as mcmc
+from ppl_gp.infer.chains import Draws, Kernel, diagnose, run_chains
+from ppl_gp.infer.mcmc.sampled_model import self_contained, whitened
 
 X = np.linspace(-1.0, 1.0, 6)[:, None]
 Y = np.array([0, 1, 1, 0, 1, 1])

@@ -22,8 +22,8 @@ from ppl_gp.deep.latents import Encoded
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.kept import FromInducing
-from ppl_gp.results.coding import decode, encode
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.store.coding import decode, encode
 
 MOMENTS = ("mean", "variance")
 FIRST = Path(__file__).parent / "reference" / "fit_v1.fit"

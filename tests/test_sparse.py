@@ -12,10 +12,10 @@ import pytest
 import small_fits
 
 import ppl_gp as pg
-from ppl_gp.factors import read
 from ppl_gp.local.method import log_evidence
-from ppl_gp.numerics.degree import degree
+from ppl_gp.model.factors import read
 from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, Variational, terms
 from ppl_gp.sparse.collapsed import collapsed
 from ppl_gp.sparse.expectation import Expectation

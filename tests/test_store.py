@@ -13,7 +13,7 @@ from small_fits import HYPER, NUM_NEW, classification, classifier, made_fit
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, Result, StoreError
-from ppl_gp.results.store import FORMAT_VERSION
+from ppl_gp.results.store.save import FORMAT_VERSION
 
 X, Y, X_NEW = classification()
 ALL = ["laplace", "ep", "vi", "bound", "laplace_sample", "nuts"]

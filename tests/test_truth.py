@@ -13,8 +13,8 @@ from small_fits import classifier
 import ppl_gp as pg
 from models.regression import regression
 from models.robust import student_t
-from ppl_gp.results.truth import importance_sampling, smooth, summarise
-from ppl_gp.results.verdict import verdict
+from ppl_gp.results.compare.truth import importance_sampling, smooth, summarise
+from ppl_gp.results.compare.verdict import verdict
 
 ROWS = [row for row in reference("evidence")["binary"] if row["data"] == "wave40"]
 

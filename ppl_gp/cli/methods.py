@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Sample
-from ppl_gp.infer.elliptical import EllipticalSlice
-from ppl_gp.infer.nuts import NUTS
-from ppl_gp.infer.sparse_nuts import SparseNUTS
+from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
+from ppl_gp.infer.mcmc.nuts import NUTS
+from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
 from ppl_gp.local.bound import LocalBound
 from ppl_gp.local.ep import EP
 from ppl_gp.local.laplace import Laplace

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ppl_gp.cli.run import Problem, Recorder
 from ppl_gp.results import plots
-from ppl_gp.results.scores import is_classification
+from ppl_gp.results.compare.scores import is_classification
 
 
 def write_pictures(

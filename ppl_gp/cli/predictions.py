@@ -7,8 +7,8 @@ import numpy as np
 
 from ppl_gp.cli.data import Preparation
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.results.predict import Prediction
-from ppl_gp.results.scores import is_classification, outcome_probabilities
+from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
+from ppl_gp.results.predict.predict import Prediction
 
 
 def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpyro.distributions import constraints
 
-from ppl_gp.arguments import as_arrays
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, digest, prepare
 from ppl_gp.cli.model_path import load_model
@@ -16,8 +15,9 @@ from ppl_gp.cli.run import Problem, say
 from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.results.store import qualified_name
-from ppl_gp.tracing import is_factor, is_observed, run
+from ppl_gp.model.arguments import as_arrays
+from ppl_gp.model.tracing import is_factor, is_observed, run
+from ppl_gp.results.store.save import qualified_name
 
 
 def read_problem(

@@ -11,9 +11,9 @@ import numpy as np
 from ppl_gp.cli.methods import Effort, configured
 from ppl_gp.errors import PplGpError, Result
 from ppl_gp.infer.fit import fit
-from ppl_gp.results.compare import Comparison
+from ppl_gp.results.compare.compare import Comparison
+from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.verdict import verdict
 
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 

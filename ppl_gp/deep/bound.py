@@ -17,17 +17,17 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from numpyro.distributions.kl import kl_divergence
 
-from ppl_gp.declared import declare
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.layers import Moments, Passed, pass_through
 from ppl_gp.deep.structure import Structure
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import unwrap
+from ppl_gp.model.declared import declare
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import log_prob_per_datum, plate_scale, run, sum_per_datum
 from ppl_gp.sparse import bound as shallow
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.tracing import log_prob_per_datum, plate_scale, run, sum_per_datum
 
 COPIES = "ppl_gp_copies"
 

@@ -8,11 +8,11 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 
 from ppl_gp.deep.structure import Structure
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import set_gps
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.tracing import set_gps
 
 
 def log_lik_given_noise(

@@ -12,8 +12,8 @@ from numpyro import handlers
 from ppl_gp.deep.copies import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
+from ppl_gp.model.tracing import annotated, set_gps
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.tracing import annotated, set_gps
 
 
 class Moments(NamedTuple):

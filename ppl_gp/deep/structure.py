@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.dependence import reached
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.tracing import Roles, require_gp
+from ppl_gp.model.tracing import Roles, require_gp
+from ppl_gp.proofs.dependence import reached
 
 
 class Structure(NamedTuple):

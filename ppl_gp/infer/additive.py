@@ -5,13 +5,14 @@ import jax.numpy as jnp
 from jax import random
 
 from ppl_gp.deep.structure import Structure
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import is_additive
-from ppl_gp.infer.long_run import as_batch
-from ppl_gp.infer.sources import ArraySource, StreamSource
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.probes import is_additive
+from ppl_gp.infer.sources import ArraySource
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import is_factor, is_observed, log_prob_per_datum
 from ppl_gp.sparse.bound import Batch
-from ppl_gp.tracing import is_factor, is_observed, log_prob_per_datum
 
 _COUNTS = (0, 1, 2)  # observations at which mixtures of discrete likelihoods change their form
 _DRAWS = 3

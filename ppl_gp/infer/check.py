@@ -11,21 +11,21 @@ from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
-from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.companions import mixing_sites, require_pairs, unpaired
-from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
-from ppl_gp.factors import read
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.boundary import first_trace, probe, probe_layers, require_bounded
-from ppl_gp.infer.space import Space, space, starts
+from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.infer.probes import first_trace, probe, probe_layers, require_bounded
 from ppl_gp.local.bound import logistic_form
-from ppl_gp.model_errors import of_the_model
+from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
+from ppl_gp.model.declared import Declared, declare, own_function
+from ppl_gp.model.factors import read
+from ppl_gp.model.tracing import Roles, is_factor, require_gp, roles, run
+from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.threads import one_at_a_time
-from ppl_gp.tracing import Roles, is_factor, require_gp, roles, run
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
 _MEDIAN_DRAWS_KEY = 0

@@ -15,16 +15,14 @@ from numpyro import handlers
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 
-from ppl_gp.declared import declare
 from ppl_gp.deep.bound import COPIES, own_scale, scale_gradient
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.guides import log_q
+from ppl_gp.infer.hyper.autoguides import log_q
 from ppl_gp.infer.particle import OfCopy, OverRows, along_data
-from ppl_gp.sparse.expectation import Expectation, expected_log_lik
-from ppl_gp.sparse.site import SparseMarginals
-from ppl_gp.tracing import (
+from ppl_gp.model.declared import declare
+from ppl_gp.model.tracing import (
     annotated,
     data_axis,
     data_plates,
@@ -35,6 +33,8 @@ from ppl_gp.tracing import (
     run,
     sum_per_datum,
 )
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.sparse.site import SparseMarginals
 from ppl_gp.wrappers import bare_shape
 
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 from jax import random
 
-from ppl_gp.arguments import as_arrays, positional_inputs
-from ppl_gp.declared import declare, own_function
 from ppl_gp.errors import DataError, FitError, Result
-from ppl_gp.fingerprint import settle
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
-from ppl_gp.model_errors import of_the_model
+from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.declared import declare, own_function
+from ppl_gp.model.fingerprint import settle
+from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
 

@@ -9,21 +9,21 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
-from ppl_gp.factors import read
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
-from ppl_gp.infer.boundary import first_trace, perhaps_unbounded, probe, require_bounded
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.fixed import fixed_values, holding
-from ppl_gp.infer.marginal_nuts import sample_marginal
-from ppl_gp.infer.optimise import Optimum, maximise
-from ppl_gp.infer.space import require_draws, space
+from ppl_gp.infer.hyper.fixed import fixed_values, holding
+from ppl_gp.infer.hyper.map import Optimum, maximise
+from ppl_gp.infer.hyper.sample import sample_marginal
+from ppl_gp.infer.hyper.space import require_draws, space
+from ppl_gp.infer.probes import first_trace, perhaps_unbounded, probe, require_bounded
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.method import LocalMethod, Solution, log_evidence
 from ppl_gp.local.pseudo import condition
+from ppl_gp.model.factors import read
+from ppl_gp.model.tracing import require_no_subsampling, roles
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
-from ppl_gp.tracing import require_no_subsampling, roles
 
 
 @run_method.register

@@ -25,7 +25,7 @@ from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Sites, condition, prior_marginals
 from ppl_gp.local.tilted import is_affine, line
-from ppl_gp.tracing import is_observed, sum_per_datum
+from ppl_gp.model.tracing import is_observed, sum_per_datum
 
 
 class Logistic(NamedTuple):

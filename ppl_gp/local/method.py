@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import vjp
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.factors import LogLikelihood
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.pseudo import Marginals, Sites, log_partition_and_mean
+from ppl_gp.model.factors import LogLikelihood
 
 
 class Solution(NamedTuple):

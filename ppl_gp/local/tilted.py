@@ -14,14 +14,14 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.concave import is_concave
-from ppl_gp.factors import LogLikelihood
-from ppl_gp.numerics.affine import Dependence, dependence
+from ppl_gp.model.concave import is_concave
+from ppl_gp.model.factors import LogLikelihood
+from ppl_gp.model.tracing import is_observed
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, log_sum_error
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.tracing import is_observed
+from ppl_gp.proofs.affine import Dependence, dependence
 
 
 class Tilted(NamedTuple):

@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ppl_gp.concave import is_concave
 from ppl_gp.errors import DataError
-from ppl_gp.factors import LogLikelihood
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.pseudo import Marginals, Sites, condition, drop_rounding, mismatch, site_weights
+from ppl_gp.model.concave import is_concave
+from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
 
 

@@ -7,8 +7,8 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.kept import FromInducing
+from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.sparse.inducing_draws import draws_with_inducing

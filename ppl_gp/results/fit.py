@@ -2,14 +2,14 @@
 
 import functools
 
-from ppl_gp.declared import require_unchanged
-from ppl_gp.model_errors import of_the_model
-from ppl_gp.results.infer_latents import infer_latents
-from ppl_gp.results.inference_data import to_datatree
+from ppl_gp.model.declared import require_unchanged
+from ppl_gp.model.user_errors import of_the_model
+from ppl_gp.results.datatree import to_datatree
 from ppl_gp.results.loo import loo
-from ppl_gp.results.predict import log_density, predict, sample
+from ppl_gp.results.predict.infer_latents import infer_latents
+from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
-from ppl_gp.results.store import save
+from ppl_gp.results.store.save import save
 from ppl_gp.threads import one_at_a_time
 
 
@@ -29,22 +29,22 @@ class Fit(Record):
 
     @_verb
     def predict(self, X_new, *args, **kwargs):
-        """Predictions at new inputs, as `ppl_gp.results.predict.predict`."""
+        """Predictions at new inputs, as `ppl_gp.results.predict.predict.predict`."""
         return predict(self, X_new, *args, **kwargs)
 
     @_verb
     def log_density(self, X_new, y_new, *args, **kwargs):
-        """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density`."""
+        """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density.log_density`."""
         return log_density(self, X_new, y_new, *args, **kwargs)
 
     @_verb
     def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
-        """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.sample`."""
+        """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
 
     @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
-        """Draws of the latents of new data given their y, as `ppl_gp.results.infer_latents.infer_latents`."""
+        """Draws of the latents of new data given their y, as `ppl_gp.results.predict.infer_latents.infer_latents`."""
         return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
 
     @_verb
@@ -54,10 +54,10 @@ class Fit(Record):
 
     @_verb
     def to_datatree(self, **kwargs):
-        """ArviZ's DataTree, as `ppl_gp.results.inference_data.to_datatree`."""
+        """ArviZ's DataTree, as `ppl_gp.results.datatree.to_datatree`."""
         return to_datatree(self, **kwargs)
 
     @_verb
     def save(self, path):
-        """Write what prediction needs to one file, as `ppl_gp.results.store.save`."""
+        """Write what prediction needs to one file, as `ppl_gp.results.store.save.save`."""
         return save(self, path)

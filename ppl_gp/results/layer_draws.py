@@ -8,10 +8,10 @@ from jax import lax, random
 from numpyro import handlers
 
 from ppl_gp.draws import Draws
+from ppl_gp.model.tracing import run, set_gps
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.inducing_draws import draw_given_inducing
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.tracing import run, set_gps
 
 
 @quick_jit

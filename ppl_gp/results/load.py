@@ -12,19 +12,19 @@ from typing import cast
 import jax
 import numpy as np
 
-from ppl_gp.declared import Declared, declare, own_function
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
-from ppl_gp.fingerprint import keyed, reads
 from ppl_gp.kept import FromDraws, FromPseudo, Kept
 from ppl_gp.local.pseudo import Sites
-from ppl_gp.reading import Reading
-from ppl_gp.results.archive import HEADER
-from ppl_gp.results.coding import NUMBER_KINDS, decode
+from ppl_gp.model.declared import Declared, declare, own_function
+from ppl_gp.model.fingerprint import keyed, reads
+from ppl_gp.model.reading import Reading
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.saved import check_model, check_values, require
-from ppl_gp.results.store import FORMAT, FORMAT_VERSION, reading_digest
+from ppl_gp.results.store.coding import NUMBER_KINDS, decode
+from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, reading_digest
+from ppl_gp.results.verify import check_model, check_values, require
+from ppl_gp.storage.archive import HEADER
 from ppl_gp.threads import one_at_a_time
 
 # What a header says. A field that not every file of this version has (a new one) has a default, too.

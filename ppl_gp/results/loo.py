@@ -21,17 +21,17 @@ import numpy as np
 from jax import lax, random
 from jax.scipy.special import logsumexp
 
-from ppl_gp.concave import is_concave
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.factors import read
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.pseudo import prediction_root
+from ppl_gp.model.concave import is_concave
+from ppl_gp.model.factors import read
+from ppl_gp.model.tracing import data_axis, run
 from ppl_gp.quick import quick_jit
-from ppl_gp.results.averages import NODES
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
-from ppl_gp.results.inference_data import (
+from ppl_gp.results.datatree import (
     by_chain,
     data_plate,
     num_data,
@@ -40,11 +40,11 @@ from ppl_gp.results.inference_data import (
     scored_names,
     training_sites,
 )
-from ppl_gp.results.layout import Layout
-from ppl_gp.results.mixing import Moments
-from ppl_gp.results.observing import log_density_per_datum, log_expectation
+from ppl_gp.results.integrals.averages import NODES
+from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
+from ppl_gp.results.query.layout import Layout
+from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.record import Record
-from ppl_gp.tracing import data_axis, run
 from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:

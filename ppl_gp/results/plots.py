@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.results import scores
+from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ppl_gp.results.compare import Comparison
+    from ppl_gp.results.compare.compare import Comparison
 
 _CLASS_COLOURS = ("tab:blue", "tab:orange")
 _PANEL = (3.6, 3.2)  # inches

@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ppl_gp.companions import mixing_sites, require_pairs, unpaired
-from ppl_gp.declared import Declared, declare, require_unchanged
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
+from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
+from ppl_gp.model.declared import Declared, declare, require_unchanged
+from ppl_gp.model.tracing import run
 from ppl_gp.posterior import Posterior
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.threads import one_at_a_time
-from ppl_gp.tracing import run
 
 Process = Posterior | Mixture | SparseProcess
 

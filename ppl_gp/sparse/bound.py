@@ -11,16 +11,16 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.declared import declare
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.numerics.degree import degree
+from ppl_gp.model.declared import declare
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import roles, run
+from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, expected_log_lik, flatten
 from ppl_gp.sparse.families import Family, Sites, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root
-from ppl_gp.tracing import roles, run
 
 
 class Batch(NamedTuple):

@@ -14,18 +14,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.declared import declare
 from ppl_gp.errors import ModelError
-from ppl_gp.factors import JointLogLikelihood
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.numerics.degree import degree
+from ppl_gp.model.declared import declare
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import roles, run
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.numerics.triangular import product
+from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.tracing import roles, run
 
 
 class Collapsed(NamedTuple):

@@ -11,8 +11,8 @@ import numpyro.distributions as dist
 import scipy.linalg
 
 import ppl_gp as pg
-from ppl_gp.factors import read
 from ppl_gp.local.method import log_evidence
+from ppl_gp.model.factors import read
 
 
 class Row(NamedTuple):

@@ -10,12 +10,12 @@ import numpyro.distributions as dist  # isort: skip
 from jax import random  # isort: skip
 
 import ppl_gp as pg  # isort: skip
-from ppl_gp.infer.final_bound import total_bound  # isort: skip
-from ppl_gp.infer.placement import Placement  # isort: skip
+from ppl_gp.infer.svgp.final_bound import total_bound  # isort: skip
+from ppl_gp.infer.svgp.devices import Placement  # isort: skip
 from ppl_gp.infer.progress import one_blas_thread  # isort: skip
-from ppl_gp.infer.sparse import prepare  # isort: skip
-from ppl_gp.infer.subject import look_at  # isort: skip
-from ppl_gp.infer.training import advance, begin  # isort: skip
+from ppl_gp.infer.svgp.fit import prepare  # isort: skip
+from ppl_gp.infer.svgp.look import look_at  # isort: skip
+from ppl_gp.infer.svgp.step import advance, begin  # isort: skip
 from ppl_gp.sparse.bound import Batch, Variational  # isort: skip
 from ppl_gp.sparse.families import FullGaussian  # isort: skip
 

@@ -1,0 +1,156 @@
+"""Running a NumPyro kernel in chunks: progress, Ctrl-C that keeps the draws so far, and no recompilation on new
+data."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.infer
+from jax import lax, random
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer.util import constrain_fn
+
+from ppl_gp.errors import Result
+from ppl_gp.infer.over_axis import over_devices
+from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.quick import quick_jit
+
+CHUNK = 25
+_R_HAT_LIMIT = 1.05
+_DRAWS_PER_CHAIN = 10  # effective ones, below which r-hat says nothing: Gelman et al. 2013 (BDA3), 11.5
+_MIN_DRAWS = 4  # of a chain, that its halves have a variance
+
+
+class Kernel(numpyro.infer.NUTS):
+    """NumPyro's NUTS, its constrained draws made from the model alone.
+
+    NumPyro's own `postprocess_fn` keeps the transforms of the last trace, which may be of other options of the model.
+    """
+
+    def postprocess_fn(self, model_args, model_kwargs):
+        """(z) -> constrained values, and deterministic sites."""
+        return partial(constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True)
+
+
+class Draws(NamedTuple):
+    """Draws by site, leading axes (chain, draw), and whether the run was cut short."""
+
+    values: dict[str, Any]
+    extra: dict[str, Any]
+    interrupted: bool
+
+
+@quick_jit
+def _init(kernel, keys, num_warmup: int, args, kwargs):
+    def one(key):
+        return kernel.init(random.wrap_key_data(key), num_warmup, None, args, kwargs)
+
+    return over_devices(one, keys)
+
+
+@eqx.filter_jit
+def _chunk(kernel, states, args, kwargs, num: int):
+    """`num` transitions of every chain; draws have leading axes (chain, num)."""
+
+    def transition(state, _):
+        state = kernel.sample(state, args, kwargs)
+        return state, _record(state)
+
+    return over_devices(lambda state: lax.scan(transition, state, None, length=num), states)
+
+
+def _record(state):
+    fields = {"z": state.z}
+    for name, label in _FIELDS.items():
+        inner = getattr(state, name, getattr(getattr(state, "hmc_state", None), name, None))
+        if inner is not None:
+            fields[label] = inner
+    return fields
+
+
+_FIELDS = {"diverging": "diverging", "accept_prob": "acceptance_rate", "num_steps": "n_steps", "energy": "energy"}
+
+
+@quick_jit
+def _postprocess(kernel, z, args, kwargs):
+    """Constrained values and deterministic sites of every draw."""
+    transform = kernel.postprocess_fn(args, kwargs)
+    return lax.map(lambda chain: lax.map(transform, chain), z)
+
+
+def run_chains(kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_chains, progress, label) -> Draws:
+    """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it propagates."""
+    keys = random.key_data(random.split(rng_key, num_chains))
+    states = _init(kernel, keys, num_warmup, args, kwargs)
+    parts, interrupted = [], False
+    with track(label, num_warmup + num_samples, progress) as update, one_blas_thread():
+        done = 0
+        try:
+            for num, keep in _schedule(num_warmup, num_samples):
+                states, record = jax.block_until_ready(_chunk(kernel, states, args, kwargs, num))
+                done += num
+                if keep:
+                    parts.append(record)
+                divergences = sum(int(np.sum(p["diverging"])) for p in parts if "diverging" in p)
+                update(done, f"{'sampling' if keep else 'warm-up'}, {divergences} divergences")
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            interrupted = True
+    record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
+    values = _postprocess(kernel, record.pop("z"), args, kwargs)
+    return Draws(values, record, interrupted)
+
+
+def _schedule(num_warmup, num_samples):
+    for total, keep in ((num_warmup, False), (num_samples, True)):
+        full, rest = divmod(total, CHUNK)
+        yield from ((CHUNK, keep) for _ in range(full))
+        if rest:
+            yield rest, keep
+
+
+def diagnose(draws: Draws, names) -> tuple[Result, dict]:
+    """r-hat and ESS (the worst entry of each named site), divergences, and the verdict.
+
+    `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain (twice as many as halves
+    of chains, times five: Gelman et al. 2013, 11.5), at most 5 % divergences. NaN stands for what is no number: fewer than
+    4 draws, a site or a chain that never moved, an ESS estimate below one.
+    """
+    figures = {name: _figures(np.asarray(draws.values[name], float)) for name in names}
+    r_hat, ess = ({name: figure[i] for name, figure in figures.items()} for i in (0, 1))
+    divergences = int(np.sum(draws.extra.get("diverging", 0)))
+    share = divergences / max(1, np.size(draws.extra.get("diverging", [0])))
+    # NaN is neither below nor above.
+    mixed = all(r < _R_HAT_LIMIT for r in r_hat.values()) and share < 0.05
+    mixed = mixed and all(ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names)
+    result = Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
+    return result, {
+        "r_hat": float(np.max(list(r_hat.values()))),
+        "ess": float(np.min(list(ess.values()))),
+        "r_hat_by_site": r_hat,
+        "ess_by_site": ess,
+        "divergences": divergences,
+        "sample_stats": draws.extra,
+    }
+
+
+def _figures(x) -> tuple[float, float]:
+    """(r-hat, ESS) of the worst entry of a site, x (chain, draw, ...).
+
+    Entries that are constants of the site's support (the zeros of a triangular factor) are left out: others move there.
+    """
+    x = x.reshape(*x.shape[:2], -1)
+    x = x[..., np.ptp(x, (0, 1)) != 0]
+    if x.shape[1] < _MIN_DRAWS or x.shape[2] == 0 or not np.all(np.ptp(x, 1)):
+        return float("nan"), float("nan")
+    ess = float(np.min(effective_sample_size(x)))
+    return float(np.max(split_gelman_rubin(x))), ess if ess >= 1.0 else float("nan")
+
+
+def flatten(values):
+    """(chain, draw, ...) -> (S, ...)."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), values)

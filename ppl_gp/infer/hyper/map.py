@@ -1,0 +1,242 @@
+"""MAP estimates of the hyperparameters: optimistix's BFGS on log evidence + log prior, all restarts in one compiled
+step.
+
+The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with the best point so far. Each step
+makes one evaluation of the log evidence a restart, and starts the inner iteration from the pseudo-likelihood of the
+last accepted one. The solver is told values and gradients instead of calling the function, so that the evaluation, nine tenths
+of what there is to compile, is compiled once and serves the optimum's last solution too.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix as optx
+from jax import lax
+from jaxtyping import Array
+
+from ppl_gp.errors import DataError, Result
+from ppl_gp.hyperparameters import MAP
+from ppl_gp.infer.hyper.fixed import fixed_values
+from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
+from ppl_gp.infer.over_axis import over_leading_axis
+from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.local.method import LocalMethod, Solution, log_evidence
+from ppl_gp.local.pseudo import Sites
+from ppl_gp.model.factors import read
+from ppl_gp.quick import quick_jit
+
+_FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
+_UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that the line search backs off
+
+
+class Optimum(NamedTuple):
+    """The best restart: constrained hyperparameters, how it ended, the figures behind it, the log evidence and the solution there.
+
+    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on: a maximum at the
+    edge, where the gradient in the declared coordinates does not vanish.
+    """
+
+    hyper: dict
+    result: Result
+    stats: dict
+    value: Array
+    solution: Solution
+
+
+class _Problem(eqx.Module):
+    model: Callable = eqx.field(static=True)
+    method: LocalMethod  # without the values of its `hyper`, which would compile anew
+    space: Space
+    args: tuple
+    kwargs: dict
+
+    def log_posterior(self, free, init: Sites):
+        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm sites."""
+        hyper = self.space.constrain(free)
+        factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
+        prior, log_lik = factors.prior, factors.log_lik
+        value, solution = log_evidence(self.method, prior.covariance_matrix, prior.mean, log_lik, init)
+        value = value + log_lik.shared()
+        return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
+
+
+class _Evaluation(NamedTuple):
+    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the solution behind it."""
+
+    loss: Array
+    slopes: dict
+    value: Array
+    solution: Solution
+
+
+class _Run(NamedTuple):
+    """One restart. `solver` holds the arrays of optimistix's state."""
+
+    point: dict
+    asked: dict  # where the solver wants the next evaluation
+    solver: Any
+    sites: Sites
+    scale: Array
+    loss: Array
+    slope: Array  # largest entry of the gradient, nats
+    steps: Array
+    done: Array
+
+
+def _solver():
+    # Its own stopping rule is never the first to fire: `_done` looks at the gradient in nats.
+    return optx.BFGS(rtol=1e-9, atol=1e-9)
+
+
+def _fresh(point, sites: Sites):
+    """A new solver state at a point, split into arrays and static parts."""
+    loss = jax.ShapeDtypeStruct((), sites.nat1.dtype)
+    state = _solver().init(_told, point, (point, loss, point, sites), {}, loss, sites, frozenset())
+    return eqx.partition(state, eqx.is_array)
+
+
+def _told(at, evaluated):
+    """A loss that is known at one point, with its gradient: the solver looks nowhere else."""
+    point, loss, slopes, sites = evaluated
+    steps = jax.tree.map(lambda g, x, y: jnp.sum(g * (x - y)), slopes, at, point)
+    return loss + sum(jax.tree.leaves(steps)), sites
+
+
+def _begin(point, num: int) -> _Run:
+    flat = Sites(jnp.zeros(num), jnp.zeros(num))
+    one, zero = jnp.ones(()), jnp.zeros(())
+    arrays, _ = _fresh(point, flat)
+    return _Run(point, point, arrays, flat, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
+
+
+def _step(r: _Run, at: _Evaluation, tol) -> _Run:
+    """Tell the solver the answer; it says where to look next."""
+    _, static = _fresh(r.point, r.sites)
+    evaluated = (r.asked, at.loss / r.scale, jax.tree.map(lambda g: g / r.scale, at.slopes), at.solution.sites)
+    state = eqx.combine(r.solver, static)
+    point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
+    gradient = state.f_info.grad
+    norm = optx.two_norm(gradient)
+    loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
+    flat = (r.loss - loss < 1e-10 * (1.0 + jnp.abs(loss))) & (r.loss > loss) & (slope < _FLAT)
+    hopeless = (r.steps == 0) & ~(loss < _UNUSABLE)  # nowhere to back off to
+    done = (slope < tol) | flat | state.terminate | hopeless
+    solver, _ = eqx.partition(state, eqx.is_array)
+    told = _Run(point, state.y_eval, solver, _finite_or(sites, r.sites), r.scale, loss, slope, r.steps + 1, done)
+    # After the first evaluation, start again with the loss scaled so that the first step has length below one.
+    restarted, _ = _fresh(r.point, r.sites)
+    first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
+    return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
+
+
+def _finite_or(sites, fallback):
+    usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
+    return jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, fallback)
+
+
+@quick_jit
+def _start(problem: _Problem, rng_key, num_restarts: int, init):
+    points = None if init is not None and num_restarts == 1 else starts(problem.space, rng_key, num_restarts)
+    if init is not None:
+        first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
+        points = first if points is None else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
+    num = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik.num
+    return jax.vmap(lambda p: _begin(p, num))(points)
+
+
+@quick_jit
+def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
+    """One evaluation for every restart that is not skipped."""
+
+    def evaluated(point, init):
+        both = jax.value_and_grad(problem.log_posterior, has_aux=True)
+        (total, (value, solution)), slopes = both(point, init)
+        solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
+        loss = jnp.where(solved, -total, _UNUSABLE)
+        return _Evaluation(loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution)
+
+    def one(entry):
+        *at, skip = entry
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at))
+        return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
+
+    if len(skipped) == 1:  # and is wanted, or the caller would not ask
+        return jax.tree.map(lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites))))
+    return over_leading_axis(one, (points, sites, skipped))
+
+
+@quick_jit
+def _advance(runs: _Run, at: _Evaluation, tol) -> _Run:
+    """A step of every restart that has not ended."""
+
+    def one(run, at):
+        return jax.tree.map(lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol))
+
+    return jax.vmap(one)(runs, at)
+
+
+@quick_jit
+def _constrain(problem: _Problem, runs: _Run, best):
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
+    return hyper, at_bounds(problem.space, hyper)
+
+
+def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, kwargs, *, progress: bool) -> Optimum:
+    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the best point so far.
+
+    How the best one has ended counts; the others' ends are in `stats`.
+    """
+    problem = _Problem(model, method, sp, args, kwargs)
+    runs = _start(problem, rng_key, config.restarts, _checked_init(config, sp))
+    _require_inside(runs, config)
+    tol, interrupted = jnp.asarray(config.tol), False
+    with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
+        try:
+            for step in range(config.max_steps):
+                at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+                runs = jax.block_until_ready(_advance(runs, at, tol))
+                update(step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
+                if bool(jnp.all(runs.done)):
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+    losses = np.asarray(runs.loss)
+    best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
+    hyper, bounds = _constrain(problem, runs, best)
+    last = _evaluate(problem, runs.point, runs.sites, np.arange(len(losses)) != best)
+    _, _, value, solution = jax.tree.map(lambda x: x[best], last)
+    stats = {
+        "map_steps": int(runs.steps[best]),
+        "map_gradient": float(runs.slope[best]),
+        "log_posterior": -float(losses[best]),
+        "restart_log_posteriors": -losses,
+        "restart_steps": np.asarray(runs.steps),
+        "restart_ended": np.asarray(runs.done),
+        "at_bound": [k for k, hit in bounds.items() if bool(hit)],
+    }
+    result = Result.interrupted if interrupted else _result(runs, best)
+    return Optimum(hyper, result, stats, value, solution)
+
+
+def _result(runs: _Run, best: int) -> Result:
+    if not float(runs.loss[best]) < _UNUSABLE:
+        return Result.nonfinite
+    return Result.converged if bool(runs.done[best]) and float(runs.slope[best]) < _FLAT else Result.max_steps
+
+
+def _checked_init(config: MAP, sp: Space):
+    return None if config.init is None else fixed_values(config, sp.names, sp.model, sp.args, sp.kwargs)
+
+
+def _require_inside(runs: _Run, config: MAP) -> None:
+    """The ends of a support are infinitely far away."""
+    edge = [k for k, x in runs.point.items() if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))]
+    if config.init is not None and edge:
+        raise DataError(
+            f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give values inside."
+        )

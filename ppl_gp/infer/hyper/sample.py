@@ -1,0 +1,71 @@
+"""`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation integrates out."""
+
+from functools import lru_cache
+
+import numpy as np
+from jax import lax
+
+from ppl_gp.draws import Draws
+from ppl_gp.errors import ModelError, Result
+from ppl_gp.hyperparameters import Sample
+from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.marginal import marginal
+from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.infer.probes import first_trace
+from ppl_gp.kept import FromPseudo
+from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.model.tracing import roles
+from ppl_gp.quick import quick_jit
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.record import prior_at
+
+
+@lru_cache(maxsize=64)
+def _kernel(model, method, config: Sample, missing: tuple[str, ...]):
+    """One kernel a model and configuration, so that compiled code is found again."""
+    return Kernel(marginal(self_contained(model, missing), method), target_accept_prob=config.target_accept_prob)
+
+
+def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
+    """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood and inner status."""
+    trace = first_trace(model, args, kwargs)
+    config, found = method.hyper, roles(trace)
+    require_samplable(model, trace, args, kwargs, "hyper=Sample()")
+    if not found.hyper:
+        raise ModelError("Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP().")
+    kernel = _kernel(model, method, config, missing_parts(trace))
+    draws = run_chains(
+        kernel,
+        rng_key,
+        args,
+        kwargs,
+        num_warmup=config.num_warmup,
+        num_samples=config.num_samples,
+        num_chains=config.num_chains,
+        progress=progress,
+        label=f"{type(method).__name__} marginal NUTS",
+    )
+    name, values = found.gps[0], flatten(draws.values)
+    result, stats = diagnose(draws, found.hyper)
+    codes = np.asarray(values[f"{name}_code"])
+    stats |= {"residual": float(np.max(values[f"{name}_residual"])), "inner_codes": codes}
+    inner = {f"inner_{figure}": draws.values[f"{name}_{figure}"] for figure in ("steps", "residual", "code")}
+    stats["sample_stats"] = {**stats["sample_stats"], **inner}
+    if result is Result.converged and codes.any():
+        result = Result.from_code(codes.max())
+    hyper = {k: values[k] for k in found.hyper}
+    kept = _kept(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
+    return Fit(
+        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, {name: kept}),
+        log_evidence=None, result=result, stats=stats, num_chains=config.num_chains, sampled=True,
+    )  # fmt: skip
+
+
+@quick_jit
+def _kept(model, site, hyper, sites, args, kwargs) -> FromPseudo:
+    def one(entry):
+        prior = prior_at(model, site, entry[0], args, kwargs)
+        q = condition(prior.covariance_matrix, prior.mean, entry[1])
+        return q.mean, q.variance, q.alpha
+
+    return FromPseudo(*lax.map(one, (hyper, sites)), sites)

@@ -1,0 +1,160 @@
+"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together, on the same model."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, cast
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from jaxtyping import Array
+
+from ppl_gp.deep.given_noise import log_lik_given_noise
+from ppl_gp.deep.structure import Structure
+from ppl_gp.draws import Draws
+from ppl_gp.errors import DataError
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.mcmc.sampled_model import (
+    missing_parts,
+    require_plain_priors,
+    require_samplable,
+    require_settings,
+    self_contained,
+)
+from ppl_gp.infer.probes import first_trace
+from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.svgp.look import look_at, site_inputs
+from ppl_gp.infer.svgp.start import inducing_variables, priors_of
+from ppl_gp.kept import FromInducing
+from ppl_gp.model.declared import declare
+from ppl_gp.model.tracing import run, sample_hyper
+from ppl_gp.results.fit import Fit
+from ppl_gp.sparse.bound import Variational, processes
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import Family, Values
+from ppl_gp.sparse.svgp import SVGP
+
+
+class SparseNUTS(eqx.Module):
+    """MCMC for variationally sparse GPs (Hensman, Matthews, Filippone & Ghahramani 2015).
+
+    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n | f_n)]), their eq. 9: no Gaussian form
+    is assumed for u, and the sparsity is the only approximation. Latents that stand one a datum are sampled too. In inner layers f
+    given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing variables are fixed: chosen as `SVGP`
+    chooses them, or given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a leapfrog step; all data in every step.
+
+    Results and `stats` as `NUTS`.
+    """
+
+    num_inducing: int = eqx.field(default=50, static=True)
+    inducing: Any = "greedy"
+    num_warmup: int = eqx.field(default=300, static=True)
+    num_samples: int = eqx.field(default=500, static=True)
+    num_chains: int = eqx.field(default=2, static=True)
+    target_accept_prob: float = eqx.field(default=0.8, static=True)
+    max_tree_depth: int = eqx.field(default=10, static=True)
+    num_nodes: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        require_settings(self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth")
+
+
+def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Callable:
+    """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`, and the data as a factor.
+
+    Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` =
+    {GP site: InducingVariables}.
+    """
+
+    def over_inducing(variables, *args, **kwargs):
+        model = declare(undeclared, args, kwargs)
+        trace = run(model, args, kwargs)
+        shapes = {k: trace[k]["fn"].shape() for k in of.gps}
+        given = sample_hyper(model, args, kwargs)
+        q: dict[str, Family] = {k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num))) for k in of.gps}
+        noise = {k: _white(f"{k}_noise", shapes[k]) for k in of.inner}
+        at = run(model, args, kwargs, given)
+        priors = {k: unwrap(at[k]["fn"]) for k in of.gps}
+        posterior, _, _ = processes(priors, Variational(variables, q))
+        log_lik = log_lik_given_noise(model, how, of, given, posterior, noise, args, kwargs)
+        numpyro.factor("expected_log_lik", log_lik)
+
+    return over_inducing
+
+
+def _white(name: str, shape):
+    return cast(Array, numpyro.sample(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))))
+
+
+@lru_cache(maxsize=64)
+def _kernel(
+    model, how: Expectation, of: Structure, missing, target_accept_prob: float, max_tree_depth: int, num_warmup: int
+):
+    """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps its length of warm-up.)"""
+    return Kernel(
+        sparse_model(self_contained(model, missing), how, of),
+        target_accept_prob=target_accept_prob,
+        max_tree_depth=max_tree_depth,
+    )
+
+
+@run_method.register
+def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress) -> Fit:
+    if args and isinstance(args[0], Stream):
+        raise DataError("SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP().")
+    key_start, key_run = random.split(rng_key)
+    seed = int(random.randint(key_start, (), 0, 2**31 - 1))
+    require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
+    whole = SVGP(
+        num_inducing=method.num_inducing, batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None
+    )
+    subject = look_at(whole, model, args, kwargs, seed)
+    require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
+    hyper = {k: subject.trace[k]["value"] for k in subject.names}
+    priors, _ = priors_of(subject.trace, subject.gps)
+    inputs = site_inputs(subject, hyper, seed)
+    variables = {
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+    }
+    how = Expectation(method.num_nodes, additive=subject.additive)
+    kernel = _kernel(
+        model,
+        how,
+        subject.structure,
+        missing_parts(subject.trace),
+        method.target_accept_prob,
+        method.max_tree_depth,
+        method.num_warmup,
+    )
+    names = tuple(k for k in subject.names if subject.trace[k]["type"] == "sample")
+    draws = run_chains(
+        kernel,
+        key_run,
+        (variables, *args),
+        kwargs,
+        num_warmup=method.num_warmup,
+        num_samples=method.num_samples,
+        num_chains=method.num_chains,
+        progress=progress,
+        label="SparseNUTS",
+    )
+    result, stats = diagnose(draws, (*names, *(f"{k}_base" for k in variables)))
+    values = flatten(draws.values)
+    kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
+    stats["num_inducing"] = max(v.num for v in variables.values())
+    hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
+    return Fit(
+        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, kept), log_evidence=None,
+        result=result, stats=stats, num_chains=method.num_chains, sampled=True,
+    )  # fmt: skip
+
+
+def _kept(variables, draws) -> FromInducing:
+    """Draws of v: nothing is left of the prior's variance of u, P = I."""
+    repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (draws.shape[0], *x.shape)), variables)
+    return FromInducing(inducing=repeated, mean=draws, reduction=jnp.ones_like(draws))

@@ -1,0 +1,131 @@
+"""Minibatches from a user's stream: one form for all batches, the last one padded."""
+
+import itertools
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
+
+_INPUTS = "positional argument 0"
+
+
+class StreamSource:
+    """A user's stream of batches; a batch smaller than the first is padded with rows of weight zero.
+
+    Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the rows, and however small the last
+    batch, the bounds of a pass average to that of all data. `common`: the model's arguments by name that the batches do not hold.
+    """
+
+    plate = None
+    whole = False
+    checked = False
+
+    def __init__(self, stream: Stream, model, common: dict | None = None):
+        self.stream, self.model, self.num_data, self.common = stream, model, stream.num_data, common or {}
+        self.batch_size: int | None = None
+        self._form: Any = None  # the shapes of the first batch's arguments, rows left out
+        self.axes: Any = None
+        self._peeked: list = []
+
+    def peek(self) -> Rows:
+        """The first batch, which the first pass will meet again."""
+        items = iter(self.stream.once())
+        item = next(items, None)
+        if item is None:
+            raise DataError("the stream holds no batch.")
+        if not self.stream.restarts:
+            self._peeked = [item]
+        return self._rows(item)
+
+    def where(self, step: int, row: int) -> str:
+        """Names a row of a batch, for messages."""
+        return f"row {row} of the batch"
+
+    def _pass(self) -> Iterator:
+        peeked, self._peeked = self._peeked, []
+        return itertools.chain(peeked, self.stream.once())
+
+    def batches(self, step: int) -> Iterator[Rows]:
+        """Batches from a step on: earlier ones are read and dropped; ends where the stream cannot be restarted."""
+        seen = 0
+        while True:
+            before = seen
+            for item in self._pass():
+                seen += 1
+                if seen > step:
+                    yield self._rows(item)
+            if not self.stream.restarts or seen == before:
+                return
+
+    def _rows(self, item) -> Rows:
+        args, kwargs = bind(self.model, item, self.common)
+        args = tuple(_arrays(_INPUTS, a, None) for a in args)
+        num = num_rows(args) or 0
+        kwargs = {k: _arrays(k, v, num) for k, v in kwargs.items()}
+        self.batch_size = size = self.batch_size or num
+        if not 0 < num <= size:
+            raise DataError(f"a batch of the stream has {num} rows, and the first one {size}; give "
+                            "batches of one size (the last may be smaller).")  # fmt: skip
+        self._require_form(args, kwargs, num)
+        args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
+        weights = np.where(np.arange(size) < num, float(math.ceil(self.num_data / size)), 0.0)
+        return Rows(args, kwargs, weights, {})
+
+    def _require_form(self, args, kwargs, num) -> None:
+        if self.axes is None:
+            split = {k: v for k, v in kwargs.items() if k not in self.common}
+            positional, named = row_axes(args, split, num)
+            self.axes = positional, {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()}
+        told = {_INPUTS: args[0], **kwargs}
+        shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
+        try:
+            form = jax.tree.map(lambda x, a: _form(x, a, num), (args, kwargs), self.axes)
+        except ValueError:  # other arguments, or another container
+            form = None
+        self._form = self._form or (form, shapes)
+        if form != self._form[0]:
+            raise DataError(
+                f"a batch of the stream has arguments of shapes {shapes}, and the first one had {self._form[1]}."
+            )
+
+    def sweep(self, size: int) -> Iterator[Rows]:
+        """One pass over the stream, each row with weight one. A stream without end is left after N rows."""
+        seen = 0
+        for item in self.stream.once():
+            batch = self._rows(item)
+            inside = (batch.weights > 0) & (seen + np.arange(len(batch.weights)) < self.num_data)
+            yield batch._replace(weights=inside.astype(float))
+            seen += int(np.sum(batch.weights > 0))
+            if seen >= self.num_data:
+                break
+        if seen < self.num_data:
+            warnings.warn(f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's factor "
+                          "ceil(N / B) is too large by as much.", stacklevel=2)  # fmt: skip
+
+
+def _form(x, axis, num):
+    """A shape with the axis of rows named; another one where the rows are not `num`."""
+    return tuple("rows" if i == axis and n == num else n for i, n in enumerate(np.shape(x)))
+
+
+def _arrays(name, x, num):
+    """As `_array`, of a container's parts too."""
+    if isinstance(x, dict):
+        return {k: _arrays(name, v, num) for k, v in x.items()}
+    return tuple(_arrays(name, v, num) for v in x) if isinstance(x, tuple) else _array(name, x, num)
+
+
+def _array(name, x, num):
+    """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is finite is told later."""
+    if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
+        return x
+    array = np.asarray(x)
+    if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(array.dtype, jax.numpy.floating):
+        raise DataError(f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers.")
+    return array.astype(int) if name == "y" and array.dtype == bool else array

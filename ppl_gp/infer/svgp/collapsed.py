@@ -1,0 +1,108 @@
+"""`SVGP(collapsed=True)`: L-BFGS on Titsias' collapsed bound plus the log prior, all data in every step."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Float
+
+from ppl_gp.errors import Result
+from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.infer.svgp.step import Problem, hyper_at
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.bound import Batch, Variational
+from ppl_gp.sparse.collapsed import collapsed
+
+CHUNK = 5
+_PATIENT = 3  # chunks without a gain after which the run is over
+
+
+class Climb(eqx.Module):
+    """Unconstrained hyperparameters, inducing variables, and the state of the optimiser."""
+
+    free: dict
+    variables: Any
+    optimiser: Any
+
+
+class Reached(NamedTuple):
+    """The end of a climb."""
+
+    free: dict
+    variational: Variational
+    result: Result
+    bounds: np.ndarray
+
+
+def _solver():
+    return optax.lbfgs(memory_size=20)
+
+
+def _split(problem: Problem, free, variables):
+    move = jax.tree.map(lambda x: problem.plan.train_inducing and eqx.is_inexact_array(x), variables)
+    return eqx.partition((free, variables), (jax.tree.map(lambda _: True, free), move))
+
+
+def _objective(problem: Problem, trained, held, batch: Batch):
+    free, variables = eqx.combine(trained, held)
+    hyper, log_p = hyper_at(problem, free, batch)
+    return -(collapsed(problem.plan.model, hyper, variables, batch).bound + log_p)
+
+
+@eqx.filter_jit
+def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[Array, "k"], Float[Array, ""]]:
+    trained, held = _split(problem, climb.free, climb.variables)
+    value = lambda p: _objective(problem, p, held, batch)  # noqa: E731
+    value_and_grad = optax.value_and_grad_from_state(value)
+
+    def step(carry, _):
+        trained, state = carry
+        loss, gradient = value_and_grad(trained, state=state)
+        updates, state = _solver().update(gradient, state, trained, value=loss, grad=gradient, value_fn=value)
+        moved = optax.apply_updates(trained, updates)
+        usable = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(moved)]))
+        moved = jax.tree.map(lambda a, b: jnp.where(usable, a, b), moved, trained)
+        slope = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
+        return (moved, state), (jnp.negative(loss), slope)
+
+    (trained, state), (bounds, slopes) = lax.scan(step, (trained, climb.optimiser), None, length=CHUNK)
+    free, variables = eqx.combine(trained, held)
+    return Climb(free, variables, state), bounds, slopes[-1]
+
+
+@quick_jit
+def _best_sites(problem: Problem, free, variables, batch: Batch):
+    hyper, _ = hyper_at(problem, free, batch)
+    return collapsed(problem.plan.model, hyper, variables, batch)
+
+
+def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress: bool) -> Reached:
+    """Maximise; ends where `_PATIENT` chunks of steps gain less than `tol` nats together. Ctrl-C keeps what is reached."""
+    trained, _ = _split(problem, free, variables)
+    moving = bool(jax.tree.leaves(trained))
+    state = Climb(free, variables, _solver().init(trained) if moving else None)
+    bounds, result, steps = np.zeros(0), Result.completed if moving else Result.converged, problem.plan.max_steps
+    with track("SVGP, collapsed", steps, progress) as update, one_blas_thread():
+        try:
+            while moving and len(bounds) < steps:
+                state, new, _ = jax.block_until_ready(_climb(problem, state, batch))
+                bounds = np.concatenate([bounds, np.asarray(new)])
+                update(len(bounds), f"bound {bounds[-1]:.3f}")
+                window = _PATIENT * CHUNK
+                if not np.isfinite(bounds[-1]):
+                    result = Result.nonfinite
+                    break
+                if len(bounds) > window and bounds[-1] - bounds[-1 - window] < tol:
+                    result = Result.converged
+                    break
+        except KeyboardInterrupt:
+            result = Result.interrupted
+    best = _best_sites(problem, state.free, state.variables, batch)
+    (name,) = variables
+    if result is Result.converged and not np.isfinite(float(best.bound)):
+        result = Result.nonfinite
+    return Reached(state.free, Variational(state.variables, {name: best.sites}), result, bounds)

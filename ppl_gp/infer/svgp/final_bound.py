@@ -1,0 +1,101 @@
+"""The bound over all data at the end of a run, with its own error where it is an estimate; and whether the run got anywhere."""
+
+import warnings
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ppl_gp.errors import Result
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp.devices import Placement
+from ppl_gp.infer.svgp.look import Subject
+from ppl_gp.infer.svgp.step import Problem, State, bound_terms, expectation_gap
+
+_SWEEP = 2000  # rows a batch when the bound is summed over all data
+_REPEATS, _REPEATED_ROWS = 10, 20_000  # sums that an estimate averages: up to ten, of about so many rows in all
+_WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
+_WINDOW = 20  # steps at either end of a run that are compared
+
+
+def total_bound(problem: Problem, state: State, subject: Subject, spread: Placement, key) -> float | None:
+    """The objective over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
+
+    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over them.
+    """
+    source = subject.source
+    if isinstance(source, StreamSource) and not source.stream.restarts:
+        return None
+    total, rests = 0.0, []
+    size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
+    for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
+        batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
+        expected, rest = bound_terms(problem, state, batch)
+        total, rests = total + float(expected), [*rests, float(rest)]
+    return total + float(np.mean(rests))
+
+
+def judged(
+    problem: Problem, state: State, subject: Subject, spread: Placement, key
+) -> tuple[float | None, float | None]:
+    """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the run had.
+
+    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the sum is exact.
+    """
+    rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
+    plain = eqx.tree_at(lambda p: p.rates, problem, rates)
+    num = int(np.clip(_REPEATED_ROWS // subject.source.num_data, 2, _REPEATS)) if problem.plan.drawn else 1
+    totals = [total_bound(plain, state, subject, spread, k) for k in random.split(key, num)]
+    values = [t for t in totals if t is not None]
+    if not values:
+        return None, None
+    return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(num)) if num > 1 else None
+
+
+def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
+    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something.
+
+    An estimate from up to `_SWEEP` rows at even distances, or the first batch of a stream; `None` where expectations are drawn.
+    A warning where it matters.
+    """
+    if problem.plan.drawn:
+        return None
+    source, first = subject.source, subject.first
+    if not isinstance(source, StreamSource):
+        first = source.spread(_SWEEP)
+    batch = as_batch(first, key)
+    # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's batch stand for all data.
+    counted = np.sum(np.asarray(batch.weights) > 0)
+    share = 1.0 if isinstance(source, StreamSource) else source.num_data / counted
+    gap, size = (share * float(x) for x in expectation_gap(problem, state, batch))
+    if size > _WORTH_TELLING * source.num_data:
+        warnings.warn(
+            f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's expectations are off by {size:.2g} "
+            f"nats in all, and the bound is {gap:.2g} nats too high; raise num_nodes.",
+            stacklevel=2,
+        )
+    return gap
+
+
+def result_of(
+    ended: Result, bounds: np.ndarray, bound: float | None, problem: Problem, states, subject, spread, key
+) -> Result:
+    """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the start, else as the run ended.
+
+    `states`: at the start and at the end. Steps on different batches cannot be compared with each other: where the last ones are
+    below one of the first the objective is summed over all data at both, and it has to be a nat and a hundredth lower.
+    """
+    if bound is not None and not np.isfinite(bound):
+        return Result.nonfinite
+    if ended not in (Result.completed, Result.converged) or len(bounds) < 2:
+        return ended
+    window = min(_WINDOW, len(bounds) // 2)
+    first, last = bounds[:window], np.median(bounds[-window:])
+    if not last < np.nanmax(first):
+        return ended
+    before, after = (total_bound(problem, state, subject, spread, key) for state in states)
+    if before is None or after is None:  # of a stream that is used up the steps are all there is
+        before, after = np.nanmin(first) - np.ptp(first[np.isfinite(first)]), last
+    return Result.diverged if after < before - 1.0 - 0.01 * abs(before) else ended

@@ -1,0 +1,167 @@
+"""What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first batch showed."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import random
+from numpyro import handlers
+
+from ppl_gp.deep.structure import Structure, structure
+from ppl_gp.errors import DataError
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.additive import additive_throughout
+from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
+from ppl_gp.infer.probes import first_trace, probe_layers
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp.row_check import require_rows_apart
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.companions import require_pairs, unpaired
+from ppl_gp.model.declared import declare
+from ppl_gp.model.tracing import roles, run
+from ppl_gp.proofs.dependence import depends
+from ppl_gp.sparse.bound import Batch
+from ppl_gp.sparse.select import MAX_CANDIDATES
+from ppl_gp.sparse.svgp import SVGP
+
+_DRAWN_ROWS = 1000
+_LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
+
+
+class Subject(NamedTuple):
+    """A model with a first batch of its data; the names of its hyperparameters and GP sites."""
+
+    model: Any
+    source: ArraySource | StreamSource
+    first: Rows
+    trace: dict
+    names: tuple[str, ...]
+    structure: Structure
+    additive: bool  # whether each term of the likelihood sees one function
+
+    @property
+    def gps(self) -> tuple[str, ...]:
+        """Names of the GP sites."""
+        return self.structure.gps
+
+
+def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
+    """Run the model on a first batch, and require that SVGP fits it. No factorisation."""
+    if not (args and isinstance(args[0], Stream)):
+        model = declare(model, args, kwargs)
+    source = _source(method, model, args, kwargs, seed)
+    first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
+    if not is_finite(first):
+        raise DataError(f"{where_not_finite(first, 0, source)}.")
+    batch = as_batch(first, random.key(0))
+    model = declare(model, batch.args, batch.kwargs)
+    trace = first_trace(model, batch.args, batch.kwargs, batch.given)
+    require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
+    if source.plate is None and (plates := _subsampling_plates(trace)):
+        raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "
+                        "Leave subsample_size out, and give SVGP(batch_size=...) or a Stream.")  # fmt: skip
+    found = roles(trace)
+    of = structure(found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values}))
+    names = (*found.hyper, *found.params)
+    hyper = {k: trace[k]["value"] for k in names}
+    additive = probe_layers(model, of, {**hyper, **batch.given}, trace, batch)
+    if not source.whole and source.plate is None:
+        require_rows_apart(model, of, hyper, trace, batch, source.axes)
+    additive = additive and additive_throughout(source, model, of, {**hyper, **batch.given}, trace, batch)
+    return Subject(model, source, first, trace, names, of, additive)
+
+
+def _source(method: SVGP, model, args, kwargs, seed):
+    if args and isinstance(args[0], Stream):
+        if len(args) > 1:
+            raise DataError("a Stream is the only positional argument: its batches hold the model's arguments.")
+        return StreamSource(args[0], model, kwargs)
+    if (num := num_rows(args)) is None:
+        raise DataError(
+            "SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream."
+        )
+    plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
+    if plate is None:
+        if not model.reading.grows and method.rows(num) < num:
+            raise DataError(
+                "minibatches need every array with one entry a datum as an argument of the model, which holds arrays of its own (in a "
+                f"closure, a partial or a global); pass them, or take all data in a step, batch_size={num}."
+            )
+        axes = model.reading.axes_of(Leaves(model, args, kwargs))
+        return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
+    name, num_data, batch_size = plate
+    return ArraySource(args, kwargs, batch_size, seed, name, num_data)
+
+
+def _is_small_to_trace(args) -> bool:
+    """A memory map is not read as a whole to see whether the model subsamples: pass arrays, or let SVGP subsample."""
+    return not isinstance(args[0], np.memmap)
+
+
+def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
+    """(name, N, batch size) of a plate that subsamples in the model itself, if there is one. O(N).
+
+    All observations are checked against their supports on the way.
+    """
+    plates = _subsampling_plates(first_trace(model, args, kwargs))
+    if len(plates) > 1:
+        raise DataError(f"plates {[s['name'] for s in plates]} all subsample; SVGP() handles one.")
+    return (plates[0]["name"], *plates[0]["args"]) if plates else None
+
+
+def _subsampling_plates(trace) -> list:
+    return [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
+
+
+def uses_inputs(model, batch: Batch) -> bool:
+    """Whether anything of the model is computed from the values of its first argument (not from its length alone)."""
+
+    def everything(X):
+        trace = run(model, (X, *batch.args[1:]), batch.kwargs, batch.given)
+        return [jax.tree.leaves(s["fn"]) for s in trace.values() if s["type"] == "sample"]
+
+    return bool(depends(everything, batch.args[0]))
+
+
+def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:
+    """Inputs that each GP site sees, up to `MAX_CANDIDATES` rows of them: what inducing points are chosen from."""
+    source = subject.source
+    if isinstance(source, StreamSource):
+        looks = [subject.first]
+    elif source.plate is not None:
+        looks = [source.rows(source.indices(i)) for i in range(_LOOKS)]
+    else:
+        rng = np.random.default_rng([seed, 29])
+        few = source.num_data <= MAX_CANDIDATES
+        rows = (
+            np.arange(source.num_data) if few else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
+        )
+        looks = [source.rows(rows)]
+    found = [_inputs(subject, hyper, rows) for rows in looks]
+    return {k: _finite_rows(np.concatenate([f[k] for f in found])) for k in subject.gps}
+
+
+def _finite_rows(X):
+    """A memory map is checked as it is read: its bad rows, which end the run, are no inducing points before."""
+    return X[np.isfinite(X).reshape(len(X), -1).all(1)]
+
+
+def _inputs(subject, hyper, rows: Rows):
+    batch = as_batch(rows, random.key(0))
+    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    found = {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}
+    if all(np.ptp(X, 0).any() for X in found.values()) or not subject.structure.inner:
+        return found
+    return _drawn_inputs(subject, {**hyper, **batch.given}, batch)
+
+
+def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.ndarray]:
+    """Where the means of the layers below give one input for all rows: inputs at draws from the prior, of a part of the rows."""
+    num = batch.weights.shape[0]
+    rows = np.arange(min(num, _DRAWN_ROWS))
+    args, kwargs = take(batch.args, batch.kwargs, rows, subject.source.axes)
+    with handlers.block():
+        seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+    return {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}

@@ -1,0 +1,71 @@
+"""Whether a datum's row means the same in every batch: what minibatches need, checked before any is drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ppl_gp.deep.latents import latent_form
+from ppl_gp.deep.structure import Structure
+from ppl_gp.errors import NotPointwiseError
+from ppl_gp.gp import unwrap
+from ppl_gp.infer.sources import take
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import log_prob_per_datum, run
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.bound import Batch
+
+
+def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Batch, axes) -> None:
+    """Raise `NotPointwiseError` where a datum's likelihood, inputs or prior depend on which other rows its batch holds.
+
+    The rows of a batch are drawn anew, with repetitions and in another order: at the same values of f and latents each must have the
+    terms that it had. An array that has N rows and is no data (a table of places) does not pass, nor does a lookup f[order], nor a
+    normalisation over the rows. Two evaluations of the model, one compilation, O(B).
+    """
+    num = batch.weights.shape[0]
+    rows = np.random.default_rng(3).integers(0, num, num)
+    values = {k: random.normal(random.fold_in(random.key(4), i), trace[k]["fn"].shape()) for i, k in enumerate(of.gps)}
+    axis = {k: v.ndim - 1 for k, v in values.items()} | {k: latent_form(trace[k], num)[0] for k in of.latents}
+    values |= {k: trace[k]["value"] for k in of.latents}
+    moved = {k: jnp.take(v, rows, axis[k]) for k, v in values.items()}
+    args, kwargs = jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, take(batch.args, batch.kwargs, rows, axes)
+    )
+    by_row, shared = _seen(model, of, num, hyper, values, batch.args, batch.kwargs)
+    by_row_after, shared_after = _seen(model, of, num, hyper, moved, args, kwargs)
+    by_row = {k: x[rows] for k, x in by_row.items()}
+    wrong = [k for k, x in by_row.items() if not _same(x, by_row_after[k])]
+    wrong += [k for k, x in shared.items() if not all(map(_same, x, shared_after[k]))]
+    if wrong:
+        raise NotPointwiseError(
+            f"minibatches would read wrong rows: {wrong[0]} depends on which other rows are in a datum's batch. An array that has as "
+            "many rows as there are data and is none of them (a table that is looked up), f[order], or a normalisation over the rows "
+            "does that. Take all data in a step, SVGP(batch_size=N), or compute what depends on all rows before the fit."
+        )
+
+
+@quick_jit
+def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[dict, dict]:
+    """({what: of each row (B, ...)}, {what: that all rows share}) of a model at given values of f and latents."""
+    gps = {k: values[k] for k in of.gps}
+    given = {**hyper, **{k: values[k] for k in of.latents}}
+    trace = run(model, args, kwargs, given, gps)
+    by_row = {"the likelihood": JointLogLikelihood(model, num, given, args, kwargs)(gps)}
+    by_row |= {f"the prior of '{k}'": log_prob_per_datum(trace[k], num) for k in of.latents}
+    priors = {k: unwrap(trace[k]["fn"]) for k in of.gps}
+    for name, prior in priors.items():
+        by_row[f"the inputs of '{name}'"] = jnp.asarray(prior.X, float).reshape(num, -1)
+        by_row[f"the mean of '{name}'"] = jnp.moveaxis(prior.mean, -1, 0)
+    kernels = {f"the kernel of '{k}'": jax.tree.leaves(p.kernel) for k, p in priors.items()}
+    return by_row, {k: [x for x in leaves if jnp.shape(x)[:1] != (num,)] for k, leaves in kernels.items()}
+
+
+def _same(a, b) -> bool:
+    """Up to the order of sums."""
+    a, b = jnp.asarray(a, float), jnp.asarray(b, float)
+    # Values without a number, as at random f of an inner layer, have to be alike.
+    known = jnp.isfinite(a) & jnp.isfinite(b)
+    scale = jnp.max(jnp.where(known, jnp.abs(a), 0.0), initial=jnp.finfo(a.dtype).tiny)
+    close = jnp.abs(a - b) <= jnp.sqrt(jnp.finfo(a.dtype).eps) * scale
+    return bool(jnp.all(jnp.where(known, close, (a == b) | (jnp.isnan(a) & jnp.isnan(b)))))

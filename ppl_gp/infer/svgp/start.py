@@ -1,0 +1,180 @@
+"""Where a sparse run starts: hyperparameters, inducing variables, q(u)."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ppl_gp.deep.encoders import encoder_rows, mlp_encoder
+from ppl_gp.deep.latents import Amortised, Encoded, Free, FreeGaussian, LatentGuide, latent_size
+from ppl_gp.deep.structure import Structure
+from ppl_gp.errors import DataError
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.hyperparameters import Fixed
+from ppl_gp.infer.hyper.fixed import fixed_values
+from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.bound import Variational
+from ppl_gp.sparse.families import (
+    Basis,
+    DecoupledGaussian,
+    DiagonalGaussian,
+    Family,
+    FullGaussian,
+    Sites,
+    UnwhitenedGaussian,
+)
+from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.root import DenseRoot
+from ppl_gp.sparse.select import select
+from ppl_gp.sparse.svgp import SVGP
+
+INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
+
+
+def num_rows(site: dict, args: tuple) -> int:
+    """B: the rows of the first argument, or of a plate around a site that subsamples them."""
+    num = jax.tree.leaves(args[0])[0].shape[0]
+    sizes = [f.size for f in site["cond_indep_stack"]]
+    return num if num in sizes or not sizes else max(sizes)
+
+
+def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
+    """(fixed hyperparameters, unconstrained starting values of the others) for `MAP` and `Fixed`."""
+    if isinstance(hyper, Fixed):
+        return fixed_values(hyper, names, model, args, kwargs), {}
+    if hyper.restarts > 1:
+        raise DataError(f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give restarts=1.")
+    if not names:
+        return {}, {}
+    where = space(trace, model, args, kwargs)
+    if hyper.init is not None:
+        return {}, where.unconstrain(fixed_values(hyper, names, model, args, kwargs))
+    return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
+
+
+@quick_jit
+def _starts(where: Space, key):
+    return starts(where, key, 1)
+
+
+def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int) -> Variational:
+    """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner layers."""
+    priors, shapes = priors_of(trace, of.gps)
+    variables = {
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+    }
+    q = {
+        k: _inner_family(variables[k], prior, shapes[k][:-1])
+        if k in of.inner
+        else _family(method, variables[k], prior, shapes[k][:-1])
+        for k, prior in priors.items()
+    }
+    return Variational(variables, q)
+
+
+def of_site(choice: Any, site: str, option: str) -> Any:
+    """What an option says of a site: {site: ...}, or one for all. `DataError` for a dictionary without it."""
+    if not isinstance(choice, dict):
+        return choice
+    if site not in choice:
+        kind = "latent" if option == "latents" else "GP site"
+        raise DataError(f"{option}={{...}} has entries for {sorted(choice)}, and none for the {kind} '{site}'.")
+    return choice[site]
+
+
+def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int) -> InducingVariables:
+    """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables, or {site: one of those}."""
+    choice = of_site(choice, site, "inducing")
+    if isinstance(choice, InducingVariables):
+        return choice
+    if isinstance(choice, str):
+        return Points(jnp.asarray(select(choice, prior, X, num, seed)))
+    Z = jnp.asarray(choice, prior.X.dtype)
+    if Z.ndim != prior.X.ndim or Z.shape[1:] != prior.X.shape[1:] or 0 in Z.shape:
+        raise DataError(
+            f"inducing=Z has shape {Z.shape}, and the GP site's inputs {prior.X.shape}: only the rows may differ in number."
+        )
+    if not bool(jnp.all(jnp.isfinite(Z))):
+        raise DataError("inducing=Z has entries that are not finite.")
+    return Points(Z)
+
+
+def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Family:
+    """Nearly the prior mean: what is drawn in inner layers has little noise at first (Salimbeni & Deisenroth 2017, 4)."""
+    dtype = prior.variance.dtype
+    zeros = jnp.zeros((*batch_shape, variables.num), dtype)
+    eye = jnp.eye(variables.num, dtype=dtype)
+    return FullGaussian(zeros, jnp.broadcast_to(INNER_SCALE * eye, (*zeros.shape, variables.num)))
+
+
+def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool) -> LatentGuide:
+    """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
+    num, dtype = num_rows(site, args), jnp.result_type(float)
+    size = latent_size(site, num)
+    if isinstance(config, Free):
+        means = 0.1 * random.normal(key, (num_data, size)) if config.init is None else jnp.asarray(config.init, dtype)
+        if means.shape != (num_data, size):
+            raise DataError(
+                f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs ({num_data}, {size})."
+            )
+        return FreeGaussian(jnp.concatenate([means, jnp.full_like(means, jnp.log(config.scale))], 1))
+    if not isinstance(config, Amortised):
+        raise DataError(f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}.")
+    sees = config.sees or ("xy" if uses_inputs else "y")
+    encoder = config.encoder
+    if encoder is None:
+        encoder = mlp_encoder(encoder_rows(sees, args, kwargs), size, config.width, config.depth, key)
+    guide = Encoded(encoder, sees)
+    guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
+    return guide
+
+
+def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
+    root = _root(variables, prior)
+    shape, dtype = (*batch_shape, variables.num), prior.variance.dtype  # X may be float32, and the kernel float64
+    zeros = jnp.zeros(shape, dtype)
+    eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
+    if method.uses_natural:
+        base = root.L if method.carries_sites and isinstance(root, DenseRoot) else None
+        return Sites(zeros, jnp.zeros_like(eye), base)
+    if method.covariance == "diagonal":
+        return DiagonalGaussian(zeros, zeros)
+    if not method.whiten:
+        mean = jnp.broadcast_to(variables.mean(prior), shape)
+        return UnwhitenedGaussian(mean, jnp.broadcast_to(root.color(jnp.eye(variables.num, dtype=dtype)), eye.shape))
+    full = FullGaussian(zeros, eye)
+    if method.covariance == "full":
+        return full
+    if not isinstance(variables, Points):
+        raise DataError(f"SVGP(covariance='decoupled') needs inducing points, and has {type(variables).__name__}.")
+    return DecoupledGaussian(full, Basis(_between(variables.Z), zeros))
+
+
+@quick_jit
+def _root(variables: InducingVariables, prior: GP):
+    return variables.root(prior)
+
+
+def _between(Z):
+    """Further points for the mean: halfway from each inducing point to its successor, so that none coincides with one."""
+    return 0.5 * (Z + jnp.roll(Z, 1, 0)) + 1e-3 * jnp.std(Z, 0)
+
+
+def units(variables: InducingVariables, X) -> Any:
+    """What one unit of the optimiser's step means for each trained array: a column's standard deviation for inducing points."""
+    spread = np.std(np.asarray(X), 0)
+    spread = np.where(spread > 0, spread, 1.0)
+
+    def unit(x):
+        return jnp.asarray(spread, x.dtype) if isinstance(variables, Points) else jnp.ones((), x.dtype)
+
+    return jax.tree.map(unit, eqx.filter(variables, eqx.is_inexact_array))
+
+
+def priors_of(trace: dict, gps) -> tuple[dict, dict]:
+    """({GP site: prior}, {GP site: shape}) of a trace."""
+    return {k: unwrap(trace[k]["fn"]) for k in gps}, {k: tuple(trace[k]["fn"].shape()) for k in gps}

@@ -1,0 +1,152 @@
+"""Who sees whom in a model: which sites' distributions are computed from which arguments and which other sites' values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from ppl_gp.errors import ModelError
+from ppl_gp.gp import GP
+from ppl_gp.kernels.pairs import square_fault
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.growth import Look
+from ppl_gp.model.tracing import bare_trace, is_factor
+from ppl_gp.proofs.dependence import sources
+from ppl_gp.wrappers import mask_of, unwrap
+
+_ARGUMENT, _SITE = "argument ", "site "
+# What spreads a distribution: where it is random itself, the density has no upper bound.
+_SPREADS = (
+    "scale",
+    "scale_tril",
+    "covariance_matrix",
+    "precision_matrix",
+    "cov_factor",
+    "cov_diag",
+    "conditional_precision",
+)
+
+
+class Seen(NamedTuple):
+    """What something is computed from: paths of arguments, names of sites."""
+
+    arguments: frozenset[str]
+    sites: frozenset[str]
+
+
+NOTHING = Seen(frozenset(), frozenset())
+
+
+class Graph(NamedTuple):
+    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a factor is its own distribution.
+
+    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a distribution tells its variance.
+    """
+
+    distributions: dict[str, Seen]
+    spreads: dict[str, Seen]
+    around: dict[str, Seen]
+    kernels: dict[str, Seen]
+    variances: dict[str, Seen]
+
+    @property
+    def shaping(self) -> frozenset[str]:
+        """Arguments that the distribution of some site, no factor among them, is computed from."""
+        return frozenset().union(*(s.arguments for s in self.distributions.values()))
+
+
+def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str, Seen]]:
+    """(the graph, {factor: what it sees}). One abstract trace.
+
+    A model that looks at its arguments' values while it is traced is taken to compute every distribution from all of them but `y`.
+    """
+    arrays = {
+        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for p, x in leaves.arrays.items()
+    }
+    try:
+        return _graph(model, leaves, base, arrays)
+    except jax.errors.JAXTypeError:
+        pass
+    try:
+        found, factors = _graph(model, leaves, base, {})
+    except jax.errors.JAXTypeError:
+        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
+    given = frozenset(p for p in leaves.arrays if p != "y")
+    everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
+    return found._replace(distributions=everything), factors
+
+
+def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
+    dynamic, static = eqx.partition(base.values, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    named = {_ARGUMENT + p: x for p, x in arrays.items()} | {_SITE + k: v for k, v in dynamic.items()}
+
+    is_one: dict[str, bool] = {}
+
+    def parts(named):
+        values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
+        args, kwargs = leaves.replaced({p: named[_ARGUMENT + p] for p in arrays})
+        trace = {k: s for k, s in bare_trace(model, args, kwargs, values, values).items() if s["type"] == "sample"}
+        is_one.update({k: is_factor(s) for k, s in trace.items()})
+        return {k: _parts(s) for k, s in trace.items()}
+
+    flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
+    fn, spread, around, kernels, variances = ({k: parts[i] for k, parts in flow.items()} for i in range(5))
+    own = {k: seen for k, seen in fn.items() if not is_one[k]}
+    return Graph(own, spread, around, kernels, variances), {k: seen for k, seen in fn.items() if is_one[k]}
+
+
+def _parts(site) -> tuple[list, ...]:
+    """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant inputs, and its variance."""
+    fn = unwrap(site["fn"])
+    if isinstance(fn, GP):
+        _require_matrix(site["name"], fn)
+    # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
+    own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
+    around = [mask_of(site["fn"]), site["scale"]]
+    kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
+    return tuple(
+        [jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel, _variance(fn))
+    )
+
+
+def _require_matrix(name: str, prior: GP) -> None:
+    """Here, where a kernel is called for the first time."""
+    if (fault := square_fault(prior.kernel, prior.X)) is not None:
+        raise ModelError(
+            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape {prior.X.shape}: {fault}. A kernel is "
+            "k(X1, X2) -> (N1, N2), one entry a pair of rows."
+        )
+
+
+def _kernel_beside_inputs(gp: GP):
+    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers, or else a tracer of their shape.
+
+    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave it.
+    """
+    C = gp.X if not isinstance(gp.X, Tracer) else jnp.zeros(gp.X.shape, gp.X.dtype)
+    return gp.kernel(C, C)
+
+
+def _spread(fn) -> list:
+    """Parameters that say how wide a distribution is, also beneath a transformation such as a log-normal's."""
+    inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
+    inner += [getattr(fn, "component_distribution", None), *getattr(fn, "component_distributions", ())]  # of a mixture
+    own = [getattr(fn, name, None) for name in _SPREADS] if not isinstance(fn, GP) else []
+    return own + [x for part in inner if part is not None for x in _spread(part)]
+
+
+def _variance(fn):
+    """Of a distribution that has one and is no GP: what it is computed from says what widens a Gamma or a Beta, too."""
+    try:
+        return None if isinstance(fn, GP) else fn.variance
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def _told(flow: list[frozenset]) -> Seen:
+    names = frozenset().union(*flow)
+    arguments = frozenset(n.removeprefix(_ARGUMENT) for n in names if n.startswith(_ARGUMENT))
+    return Seen(arguments, frozenset(n.removeprefix(_SITE) for n in names if n.startswith(_SITE)))

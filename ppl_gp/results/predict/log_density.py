@@ -1,0 +1,178 @@
+"""Compiled log densities of new observations, with the errors of their nodes and of their draws."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.model.concave import is_concave
+from ppl_gp.quick import quick_jit
+from ppl_gp.results.integrals.averages import (
+    LATENT_DRAWS,
+    LAYER_NODES,
+    MIN_DRAWS,
+    all_marginals,
+    average,
+    below_outer,
+    effort_of,
+    keys_of,
+    marginals,
+    num_nodes,
+    repeats,
+    trace_above,
+)
+from ppl_gp.results.integrals.integration import Integration
+from ppl_gp.results.integrals.latent_proposals import Proposals
+from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation, log_expectation_and_error
+from ppl_gp.results.integrals.several import (
+    Effort,
+    coupled_groups,
+    log_expectation_over,
+    outer_sites,
+    quadratic_log_expectation,
+)
+from ppl_gp.results.query.mixture import mixture
+from ppl_gp.results.query.query import Case, drawn_trace
+
+
+class LogDensity(NamedTuple):
+    """log p(y*_n | x*_n, data), (M,), nats, and its estimated errors: of nodes, and of draws (standard errors)."""
+
+    value: Float[Array, "M"]
+    nodes: Float[Array, "M"]
+    draws: Float[Array, "M"]
+
+
+def log_density_at(
+    case: Case, integration: Integration, observations: dict, num_draws: int | None, effective: float | None
+) -> LogDensity:
+    """The log density mixed over draws.
+
+    `effective`: how many independent draws of the posterior the fit's are worth, if they are random ones; where they are not (one
+    setting, or weighted points) only what is drawn within each counts as an error.
+    """
+    groups = groups_above(case, integration, observations)
+    least = LATENT_DRAWS if case.layout.local_latents and integration is Integration.layers else MIN_DRAWS
+    log_p, nodes, within, between = _log_density(case, integration, groups, observations, num_draws or least)
+    square = within if effective is None else between / effective
+    return LogDensity(log_p, nodes, jnp.sqrt(square))
+
+
+def groups_above(case: Case, integration: Integration, observations: dict) -> tuple[tuple[int, ...], ...]:
+    """Groups of outer functions that the likelihood couples; none where it is not proved that rows are apart, or for one function."""
+    if integration is Integration.quadrature or integration is Integration.joint_draws or case.site is not None:
+        return ()
+    return coupled_groups(case, observations)
+
+
+@quick_jit
+def _log_density(case: Case, integration: Integration, groups, observations: dict, num_draws: int):
+    if integration is Integration.quadrature:
+
+        def by_quadrature(draw):
+            def log_lik(f):
+                return log_density_per_datum(case.trace(draw, {case.site: f}, **observations), case.layout)
+
+            concave = is_concave(lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num)
+            log_p, log_error = log_expectation_and_error(log_lik, marginals(case, draw), num_nodes(case), concave)
+            return log_p, log_error, 2.0 * log_p
+
+        first, log_error, second = case.mixture(by_quadrature)
+        _, between = _squared_errors(case, first, second, second, 1)
+        return first, jnp.exp(log_error), jnp.zeros_like(first), between
+    if integration is Integration.functions:
+
+        def over_functions(draw, key):
+            def log_lik(f):
+                return log_density_per_datum(case.trace(draw, f, **observations), case.layout)
+
+            f, effort = all_marginals(case, draw), effort_of(case, num_draws)
+            log_p, error = log_expectation_over(log_lik, f, groups, effort, key)
+            return log_p, 2.0 * log_p + jnp.log1p(error), 2.0 * log_p
+
+        sums = case.mixture(over_functions, random.split(random.key(0), case.draws.num))
+        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
+    if case.layout.local_latents and integration is Integration.layers:
+        sums = _over_latents(case, groups, observations, num_draws)
+    else:
+
+        def weight(trace, f):
+            log_p = log_density_per_datum(trace, case.layout)
+            if integration is Integration.layers:
+                log_p = log_lik_above(case, trace, f, observations, groups, random.key(1))
+            return log_p, 2.0 * log_p
+
+        sums = average(case, integration, weight, num_draws, _with_square, **observations)
+    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, repeats(case, num_draws))
+
+
+def _with_square(sums):
+    """(log E[w], log E[w^2]) of one draw and the log of E[w] squared, whose mean over draws tells their variance."""
+    return *sums, 2.0 * sums[0]
+
+
+def _squared_errors(case: Case, first, second, square, each: int):
+    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the variance between draws).
+
+    From log E[w], log E[w^2] and log of E[E[w | draw]^2], mixed over draws.
+    """
+    ratio, between = jnp.exp(second - 2.0 * first), jnp.exp(square - 2.0 * first)
+    known = jnp.isfinite(first)
+    within = jnp.maximum(ratio - between, 0.0) / (each * case.draws.effective)
+    return jnp.where(known, within, jnp.inf), jnp.where(known, jnp.maximum(between - 1.0, 0.0), jnp.inf)
+
+
+def _over_latents(case: Case, groups, observations: dict, num_draws: int):
+    """(log E[w], log E[w^2], log E[E[w | draw]^2]) of importance weights over the latents of new data (`latent_proposals`)."""
+
+    def log_lik(trace, f, key):
+        return log_lik_above(case, trace, f, observations, groups, key)
+
+    proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), {}, random.key(2))
+
+    def component(draw, entries):
+        conditionals, base = case.conditionals(draw), proposals.base(case, draw)
+
+        def one(entry):
+            key, which = entry
+            h, log_ratio = proposals.draw(case, draw, base, key, which)
+            trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
+            log_w = log_lik(trace, f, key) + log_ratio
+            return log_w, 2.0 * log_w
+
+        return _with_square(mixture(one, entries))
+
+    keys = keys_of(case, num_draws)
+    which = jnp.arange(keys.size).reshape(keys.shape)
+    return case.mixture(component, (keys, which))
+
+
+def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, key):
+    """log p(y*_n | what was drawn below the outer GP sites), (M,): these are integrated."""
+    below = below_outer(case, trace)
+
+    def log_lik(x):
+        return log_density_per_datum(trace_above(case, below, x, **observations), case.layout)
+
+    if case.site is not None:
+        return log_expectation(log_lik, f[case.site], LAYER_NODES)
+    outer = {k: f[k] for k in outer_sites(case)}
+    return log_expectation_over(log_lik, outer, groups, Effort(LAYER_NODES, True, LAYER_NODES), key)[0]
+
+
+def quick_log_lik(case: Case, observations: dict, groups):
+    """(trace, f, key) -> nearly log p(y*_n | what was drawn below), (M,), for fitting proposals.
+
+    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian noise, and costs two gradients.
+    """
+    if case.site is not None:
+        return lambda trace, f, key: log_lik_above(case, trace, f, observations, groups, key)
+
+    def log_lik(trace, f, key):
+        below, outer = below_outer(case, trace), {k: f[k] for k in outer_sites(case)}
+        return quadratic_log_expectation(
+            lambda x: log_density_per_datum(trace_above(case, below, x, **observations), case.layout), outer
+        )
+
+    return log_lik

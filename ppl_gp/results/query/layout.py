@@ -1,0 +1,126 @@
+"""What a model declares at new inputs: the sites of training, by name, as they stand there."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import constraints
+
+from ppl_gp.deep.structure import feeds
+from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.model.concave import is_concave
+from ppl_gp.model.tracing import data_axis, is_gp, is_missing_part, run
+from ppl_gp.wrappers import bare, bare_shape, unwrap
+
+MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
+
+
+@dataclass(frozen=True)
+class ObservedSite:
+    """A site that was observed in training and is predicted now."""
+
+    name: str  # in the trace
+    label: str  # for the user: `name` without the "_observed" of an obs_mask
+    axis: int | None  # of the data in the batch shape; None where one event holds all data
+    support: tuple[int | float, ...] | None  # the outcomes, where they are finitely many scalars
+    boolean: bool
+    concave: bool = False  # its log density is proved to be log-concave and smooth in the one function that there is
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Static facts about a prediction. `num` is M, the number of rows of X_new."""
+
+    sites: tuple[ObservedSite, ...]
+    local_latents: tuple[str, ...]  # one a datum, so that those at new inputs are drawn anew
+    num: int
+    inner: tuple[str, ...] = ()  # GP sites that feed another GP
+
+
+def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
+    """Run a declared model once at new inputs, GP sites at their prior means, and look up what its reading says of its sites. O(M).
+
+    `latents`: sites that stand one a datum.
+
+    Raises `DataError` where the model cannot be run with these arguments.
+    """
+    reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
+    trace = _run(model, args, kwargs, hyper)
+    require_all_rows(trace)
+    sites = [_observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)]
+    gps = tuple(k for k, s in trace.items() if is_gp(s))
+
+    def rerun(values):
+        return _run(model, args, kwargs, {**hyper, **values})
+
+    inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
+    if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
+        sites = [replace(s, concave=_is_concave(model, args, kwargs, hyper, gps[0], s, num)) for s in sites]
+    return Layout(tuple(sites), latents, num, inner)
+
+
+def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: int) -> bool:
+    try:
+        return is_concave(lambda f: run(model, args, kwargs, hyper, {gp: f}), (site.name,), num)
+    except (TypeError, ValueError):  # rows of f and of X_new differ in number
+        return False
+
+
+def require_all_rows(trace: dict) -> None:
+    """Raise `DataError` where a plate of the model subsamples: an answer would be of random rows."""
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise DataError(
+                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows at random, and an "
+                f"answer is wanted for all: "
+                "make its subsample_size an argument of the model that can be None, and pass None here."
+            )
+
+
+def _run(model, args, kwargs, hyper):
+    try:
+        return run(model, args, kwargs, hyper)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, PplGpError):
+            raise
+        shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
+        caught = (
+            ""
+            if model.reading.grows
+            else " In training no other number of rows could be traced: the model holds arrays of its own."
+        )
+        left_out = [p for p in inspect.signature(model).parameters if p not in kwargs][len(args) :]
+        caught += f" Left at their defaults: {left_out}; pass what the model needs." if left_out else ""
+        raise DataError(
+            f"the model does not run at the new inputs (array arguments of shapes {shapes}): {error} Give every array "
+            f"one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0])).{caught}"
+        ) from error
+
+
+def _is_predicted(name, site, trace, reading) -> bool:
+    drawn = site["type"] == "sample" and not site["is_observed"]
+    return drawn and reading.predicts(name) and not is_missing_part(name, trace)
+
+
+def _observed_site(name, site, trace) -> ObservedSite:
+    fn = bare(site["fn"])
+    masked = name.endswith("_observed") and name.removesuffix("_observed") + "_unobserved" in trace
+    ndim = len(bare_shape(site["fn"]))
+    axis = data_axis(site, ndim)
+    label = name.removesuffix("_observed") if masked else name
+    support = unwrap(fn).support is constraints.boolean
+    return ObservedSite(name, label, axis if axis is None else axis + ndim, _support(fn), support)
+
+
+def _support(fn) -> tuple[int | float, ...] | None:
+    core = unwrap(fn)
+    if core.event_dim or not core.has_enumerate_support:
+        return None
+    try:
+        values = np.ravel(core.enumerate_support(expand=False))
+    except NotImplementedError:  # a binomial with totals that differ, say
+        return None
+    return tuple(values.tolist()) if values.size <= MAX_SUPPORT else None
