@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
-from ppl_gp.local.pseudo import Root, Sites, prediction_root
+from ppl_gp.local.condition import prediction_root
+from ppl_gp.local.factor import Root
+from ppl_gp.local.natural import Sites
 from ppl_gp.numerics.linalg import tril_inverse
 
 

@@ -11,7 +11,8 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromPseudo
-from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.local.condition import condition
+from ppl_gp.local.natural import Sites
 from ppl_gp.model.arguments import as_arrays
 from ppl_gp.model.tracing import is_gp, run
 from ppl_gp.results.fit import Fit

@@ -14,7 +14,8 @@ from toy_models import ROWS, evidence, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
-from ppl_gp.local.pseudo import Sites, condition, log_partition_and_mean
+from ppl_gp.local.condition import condition, log_partition_and_mean
+from ppl_gp.local.natural import Sites
 from ppl_gp.posterior import condition_on_sites
 
 X40, Y40 = wave40()

@@ -12,7 +12,7 @@ from toy_models import ROWS, Data, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
-from ppl_gp.local.pseudo import condition
+from ppl_gp.local.condition import condition
 from ppl_gp.posterior import condition_on_sites
 
 METHODS = {"laplace": pg.Laplace(), "ep": pg.EP(), "vi": pg.VI()}

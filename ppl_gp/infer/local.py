@@ -17,8 +17,9 @@ from ppl_gp.infer.hyper.sample import sample_marginal
 from ppl_gp.infer.hyper.space import require_draws, space
 from ppl_gp.infer.probes import first_trace, perhaps_unbounded, probe, require_bounded
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.method import LocalMethod, Solution, log_evidence
-from ppl_gp.local.pseudo import condition
+from ppl_gp.local.condition import condition
+from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
+from ppl_gp.local.natural import Positive, Sites, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import require_no_subsampling, roles
 from ppl_gp.numerics.quadrature import TOLERANCE
@@ -63,7 +64,7 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
         sp = space(trace, model, args, kwargs)
         return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
     hyper = fixed_values(method.hyper, names, model, args, kwargs) if isinstance(method.hyper, Fixed) else {}
-    return Optimum(hyper, Result.converged, {}, *_solve(model, _without_values(method), hyper, args, kwargs))
+    return Optimum(hyper, Result.converged, {}, *_solved(model, _without_values(method), hyper, args, kwargs))
 
 
 def _without_values(method: LocalMethod) -> LocalMethod:
@@ -73,11 +74,20 @@ def _without_values(method: LocalMethod) -> LocalMethod:
     return bare
 
 
+def _solved(*problem) -> tuple[Float[Array, ""], Solution]:
+    """As `_solve`; what a log-concave likelihood should not need is compiled where the solution failed without it."""
+    value, solution = _solve(*problem, general=False)
+    if isinstance(solution.sites, Positive) and solution.code != Result.converged.code:
+        value, solution = _solve(*problem, general=True)
+    return value, solution
+
+
 @quick_jit
-def _solve(model, method, hyper, args, kwargs) -> tuple[Float[Array, ""], Solution]:
+def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
     prior, log_lik = factors.prior, factors.log_lik
-    value, solution = log_evidence(method, prior.covariance_matrix, prior.mean, log_lik)
+    init = flat(prior.mean, Sites if general else form_of(log_lik))
+    value, solution = log_evidence(method, prior.covariance_matrix, prior.mean, log_lik, init)
     return value + log_lik.shared(), solution
 
 
@@ -86,7 +96,7 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures)."""
     prior = read(model, *args, hyper=hyper, **kwargs).prior
     q = condition(prior.covariance_matrix, prior.mean, solution.sites)
-    kept = jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, solution.sites))
+    kept = jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites)))
     L, raised = prior.factor()
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are none.
     proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)

@@ -21,11 +21,14 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.pseudo import Sites, condition, prior_marginals
+from ppl_gp.local.natural import Positive
 from ppl_gp.local.tilted import is_affine, line
 from ppl_gp.model.tracing import is_observed, sum_per_datum
+
+_LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 
 
 class Logistic(NamedTuple):
@@ -82,9 +85,6 @@ def logistic_form(log_lik) -> Logistic:
     )
 
 
-_LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
-
-
 def _weight(site, shape, dtype):
     """Masks and scale of each logit."""
     weight = jnp.ones(shape, dtype)
@@ -109,10 +109,10 @@ def _lam(xi):
     return jnp.where(xi > 1e-4, jnp.tanh(0.5 * safe) / (4.0 * safe), 0.125 - xi**2 / 96.0)
 
 
-def _sites(form: Logistic, xi) -> Sites:
+def _sites(form: Logistic, xi) -> Positive:
     scaled = 2.0 * form.weight * form.total * _lam(xi)
     linear = form.weight * (form.y - 0.5 * form.total)
-    return Sites(form.pulled(linear - scaled * form.intercept), form.pulled(scaled * form.slope))
+    return Positive(form.pulled(linear - scaled * form.intercept), form.pulled(scaled * form.slope))
 
 
 def _log_terms(form: Logistic, xi):
@@ -161,7 +161,7 @@ class LocalBound(LocalMethod):
         """As in the base class; the sites also hold likelihood parameters (slope, intercept, scale) at the given xi."""
         base_K, base_mean, terms_bar = super().pull_back(K, mean, log_lik, solution)
         q = solution.marginals
-        sites_bar = Sites(q.mean, -0.5 * (q.mean**2 + q.variance))
+        sites_bar = Positive(q.mean, -0.5 * (q.mean**2 + q.variance))
         _, pull = eqx.filter_vjp(lambda lik: _sites(logistic_form(lik), solution.local), log_lik)
         (more,) = pull(sites_bar)
         return base_K, base_mean, eqx.apply_updates(terms_bar, more)

@@ -20,19 +20,11 @@ from jax import lax
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.pseudo import (
-    Marginals,
-    Sites,
-    condition,
-    drop_rounding,
-    mismatch,
-    prediction_root,
-    site_weights,
-    start_from,
-)
+from ppl_gp.local.natural import Marginals, Positive, Sites, admissible, drop_rounding, mismatch, site_weights
 from ppl_gp.local.tilted import tilted
 from ppl_gp.numerics.modes import normal_log_pdf
 
@@ -72,14 +64,20 @@ class EP(LocalMethod):
             tol=tol,
             max_steps=self.max_steps,
             damping=self.damping,
+            project=admissible,
         )
         marginals, skipped, terms, error = end.evaluation.aux
         code = jnp.where((end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code)
         return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error)
 
     def _start(self, K, mean, log_lik, init):
-        """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be computed."""
+        """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be computed.
+
+        That rescue is not compiled for sites known to be positive: their solution says that it is none, and the caller tries again.
+        """
         flat = start_from(K, mean, init)
+        if isinstance(init, Positive):
+            return flat[0], self._match(log_lik, *flat)
 
         def from_laplace():
             mode = Laplace(tol=1e-2).solve(K, mean, log_lik).sites
@@ -130,14 +128,15 @@ class EP(LocalMethod):
         moments = self._tilted(log_lik, centre, 1.0 / precision)
         nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
         nat1 = (moments.mean / moments.variance - centre * precision) / self.power
-        return Sites(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)), cavity, moments
+        matched = sites.like(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2))
+        return admissible(matched), cavity, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
         target, cavity, moments = self._matched(log_lik, sites, q)
         usable = jnp.all(q.variance > 0)
         aux = (q, jnp.any(~cavity[2]), self._terms(q, cavity, moments.log_z), jnp.max(moments.error))
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, jnp.zeros_like(residual), aux)
+        return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:
         return self._match(log_lik, sites, condition(K, mean, sites))
@@ -156,7 +155,7 @@ class EP(LocalMethod):
             s = Sigma[:, n]
             shrink = 1.0 / (1.0 + d2 * s[n])
             mu = mu + s * (d1 - d2 * mu[n]) * shrink
-            sites = Sites(sites.nat1.at[n].add(d1), sites.nat2.at[n].add(d2))
+            sites = sites.like(sites.nat1.at[n].add(d1), sites.nat2.at[n].add(d2))
             return sites, mu, Sigma - shrink * d2 * s[:, None] * s  # R&W 3.70
 
         target, _, _ = lax.fori_loop(0, mean.shape[0], visit, (sites, q.mean, Sigma))

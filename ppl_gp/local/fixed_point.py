@@ -55,9 +55,16 @@ class _State(NamedTuple):
 
 
 def fixed_point(
-    evaluate: Callable[[Any], Evaluation], x: Any, first: Evaluation, *, tol: float, max_steps: int, damping: float
+    evaluate: Callable[[Any], Evaluation],
+    x: Any,
+    first: Evaluation,
+    *,
+    tol: float,
+    max_steps: int,
+    damping: float,
+    project: Callable[[Any], Any] = lambda x: x,
 ) -> FixedPoint:
-    """Iterate from x, whose evaluation is `first`, until the residual is below tol."""
+    """Iterate from x, whose evaluation is `first`, until the residual is below tol; `project` takes a point to one that is allowed."""
     size = ravel_pytree(x)[0].size
     memory = jnp.zeros((MEMORY, size), first.residual.dtype)
     zero = jnp.zeros((), jnp.int32)
@@ -68,7 +75,7 @@ def fixed_point(
         return (s.at.residual >= tol) & (s.steps < max_steps) & ~s.stuck
 
     def advance(s):
-        candidate = _propose(s)
+        candidate = project(_propose(s))
         at = evaluate(candidate)
         return _accept(s, candidate, at, damping, tol)
 

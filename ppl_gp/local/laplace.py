@@ -20,20 +20,23 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.pseudo import Marginals, Sites, condition, log_partition_and_mean, start_from
+from ppl_gp.local.natural import Centre, Positive, Sites, admissible
 from ppl_gp.numerics.modes import derivatives
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows along most of the way.
 _TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 
+_RUNNING = -1  # no status of a result
 
-def expand(log_lik, f: Float[Array, "N"]) -> tuple[Sites, Float[Array, "N"]]:
+
+def expand(log_lik, f: Float[Array, "N"], form: type[Sites] = Sites) -> tuple[Sites, Float[Array, "N"]]:
     """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
     g, h = derivatives(log_lik, f)
     W = -h
     nat1 = g + W * f
-    return Sites(nat1, W), log_lik(f) - nat1 * f + 0.5 * W * f**2
+    return admissible(form(nat1, W)), log_lik(f) - nat1 * f + 0.5 * W * f**2
 
 
 class _State(NamedTuple):
@@ -41,7 +44,7 @@ class _State(NamedTuple):
     alpha: Float[Array, "N"]  # K^-1 (f - m)
     sites: Sites  # the expansion that gave `marginals`
     at: Float[Array, "N"]  # where it was made
-    marginals: Marginals
+    marginals: Centre
     decrement: Float[Array, ""]
     steps: Int[Array, ""]
     code: Int[Array, ""]
@@ -79,32 +82,30 @@ class Laplace(LocalMethod):
         one, zero = jnp.ones((), K.dtype), jnp.zeros_like(mean)
         _, _, sites_bar = pull((one, zero))
         ones = jnp.ones_like(mean)
-        f = solution.marginals.mean
-        _, pull_mode = vjp(lambda f: expand(log_lik, f), f)
+        f, form = solution.marginals.mean, type(solution.sites)
+        _, pull_mode = vjp(lambda f: expand(log_lik, f, form), f)
         (mode_bar,) = pull_mode((sites_bar, ones))  # R&W 5.23: -diag(Sigma) d^3 log p / 2
         K_bar, mean_bar, sites_bar = pull((one, mode_bar))
-        _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f), log_lik)
+        _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f, form), log_lik)
         return (K_bar, mean_bar, *pull_lik((sites_bar, ones)))
 
 
-_RUNNING = -1
-
-
 def _start(K, mean, init) -> _State:
-    sites, q = start_from(K, mean, init, with_variance=False)
+    sites, q = start_from_mean(K, mean, init)
     decrement = jnp.asarray(jnp.inf, K.dtype)
     return _State(q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING))
 
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     g, h = derivatives(log_lik, s.f)
-    sites = Sites(g - h * s.f, -h)
-    q = condition(K, mean, sites, with_variance=False)
+    sites = admissible(s.sites.like(g - h * s.f, -h))
+    q = condition_mean(K, mean, sites)
     proper = jnp.all(jnp.isfinite(q.mean))
     finite = jnp.all(jnp.isfinite(g) & jnp.isfinite(h))
-    # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of ascent.
-    damped = Sites(g + jnp.maximum(-h, 0.0) * s.f, jnp.maximum(-h, 0.0))
-    q = lax.cond(proper | ~finite, lambda: q, lambda: condition(K, mean, damped, with_variance=False))
+    if not isinstance(sites, Positive):
+        # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of ascent.
+        damped = Positive(g + jnp.maximum(-h, 0.0) * s.f, jnp.maximum(-h, 0.0))
+        q = lax.cond(proper | ~finite, lambda: q, lambda: condition_mean(K, mean, damped))
     df, dalpha = q.mean - s.f, q.alpha - s.alpha
     slope = (g - s.alpha) @ df
     t, here, ascended = _search(s, df, dalpha, mean, log_lik, slope)

@@ -10,7 +10,8 @@ from jax import vjp
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
-from ppl_gp.local.pseudo import Marginals, Sites, log_partition_and_mean
+from ppl_gp.local.condition import log_partition_and_mean
+from ppl_gp.local.natural import Centre, Marginals, Positive, Sites
 from ppl_gp.model.factors import LogLikelihood
 
 
@@ -18,7 +19,7 @@ class Solution(NamedTuple):
     """A converged (or not: see `code`) pseudo-likelihood with its posterior marginals."""
 
     sites: Sites
-    marginals: Marginals
+    marginals: Marginals | Centre
     local: Any  # what else the method's objective depends on, e.g. the bound's xi
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
@@ -76,8 +77,16 @@ def _scale(tree, factor):
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
 
 
+def form_of(log_lik: LogLikelihood) -> type[Sites]:
+    """What is known of the signs of its pseudo-likelihood: decided once, while tracing, where an iteration starts."""
+    return Positive if log_lik.is_concave else Sites
+
+
 def log_evidence(method: LocalMethod, K, mean, log_lik: LogLikelihood, init: Sites | None = None):
     """(log evidence or bound in nats, Solution), differentiable in K, mean and everything log_lik holds.
+
+    `init`: a warm start. Where its class is `Positive`, forms for other likelihoods and rescues from failed starts are not compiled;
+    a solution that did not converge is then worth another try with `as_general(init)`.
 
     The gradient is exact at the fixed point and of first order only: differentiating twice raises rather than
     returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3) once.

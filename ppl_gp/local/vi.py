@@ -18,13 +18,17 @@ from jax import lax
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.pseudo import Marginals, Sites, condition, drop_rounding, mismatch, site_weights
+from ppl_gp.local.natural import Marginals, Sites, admissible, drop_rounding, mismatch, site_weights
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
+
+_ROUNDS = 20
+_SETTLE_ABOVE = 1.0  # relative change of a marginal precision from which on a plain step is not trusted
 
 
 def expected_log_lik(log_lik, mean, variance, num: int):
@@ -74,6 +78,7 @@ class VI(LocalMethod):
             tol=tol,
             max_steps=self.max_steps,
             damping=self.damping,
+            project=admissible,
         )
         q, terms, error = end.evaluation.aux
         return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
@@ -91,7 +96,7 @@ class VI(LocalMethod):
         terms = expected - _expected_site(q, sites)
         elbo = q.log_partition + jnp.sum(terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q), residual, elbo, (q, terms, jnp.max(error)))
+        return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error)))
 
     def _settle(self, log_lik, q: Marginals, sites: Sites, slope, curve) -> Sites:
         """The natural-gradient target, taken to each datum's own fixed point with the rest of the model held.
@@ -123,14 +128,10 @@ class VI(LocalMethod):
         start = (q.mean, sites.nat2, slope, curve)
         m, _, slope, curve = lax.cond(far, lambda: lax.fori_loop(0, _ROUNDS, settle, start), lambda: start)
         nat2 = drop_rounding(-2.0 * curve, 1.0 / q.variance)
-        plain = Sites(slope + nat2 * m, nat2)
-        natural = Sites(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])
+        plain = sites.like(slope + nat2 * m, nat2)
+        natural = sites.like(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])
         usable = proper & jnp.isfinite(plain.nat1) & jnp.isfinite(plain.nat2)
-        return jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural)
-
-
-_ROUNDS = 20
-_SETTLE_ABOVE = 1.0  # relative change of a marginal precision from which on a plain step is not trusted
+        return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
 
 
 def _expected_site(q: Marginals, sites: Sites):

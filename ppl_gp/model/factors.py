@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import Roles, is_observed, log_prob_per_datum, require_gp, roles, run
 from ppl_gp.proofs.dependence import depends
@@ -60,6 +61,11 @@ class LogLikelihood(eqx.Module):
 
     def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
         return self.joint({self.site: f})
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether it is proved, while tracing, to be log-concave and smooth in f; two abstract traces."""
+        return is_concave(self.trace, None, self.num)
 
     def shared(self, f=None) -> Float[Array, ""]:
         """As `JointLogLikelihood.shared`."""

@@ -16,7 +16,7 @@ from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
 from ppl_gp.kept import FromDraws, FromPseudo, Kept
-from ppl_gp.local.pseudo import Sites
+from ppl_gp.local.natural import Sites
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading

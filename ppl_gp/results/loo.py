@@ -25,7 +25,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.pseudo import prediction_root
+from ppl_gp.local.condition import prediction_root
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import data_axis, run

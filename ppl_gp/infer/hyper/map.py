@@ -24,8 +24,8 @@ from ppl_gp.infer.hyper.fixed import fixed_values
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
 from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.infer.progress import one_blas_thread, track
-from ppl_gp.local.method import LocalMethod, Solution, log_evidence
-from ppl_gp.local.pseudo import Sites
+from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
+from ppl_gp.local.natural import Positive, Sites, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.quick import quick_jit
 
@@ -106,11 +106,11 @@ def _told(at, evaluated):
     return loss + sum(jax.tree.leaves(steps)), sites
 
 
-def _begin(point, num: int) -> _Run:
-    flat = Sites(jnp.zeros(num), jnp.zeros(num))
+def _begin(point, num: int, form: type[Sites]) -> _Run:
+    sites = flat(jnp.zeros(num), form)
     one, zero = jnp.ones(()), jnp.zeros(())
-    arrays, _ = _fresh(point, flat)
-    return _Run(point, point, arrays, flat, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
+    arrays, _ = _fresh(point, sites)
+    return _Run(point, point, arrays, sites, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
 
 
 def _step(r: _Run, at: _Evaluation, tol) -> _Run:
@@ -145,8 +145,8 @@ def _start(problem: _Problem, rng_key, num_restarts: int, init):
         first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
         points = first if points is None else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
-    num = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik.num
-    return jax.vmap(lambda p: _begin(p, num))(points)
+    log_lik = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik
+    return jax.vmap(lambda p: _begin(p, log_lik.num, form_of(log_lik)))(points)
 
 
 @quick_jit
@@ -168,6 +168,18 @@ def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
     if len(skipped) == 1:  # and is wanted, or the caller would not ask
         return jax.tree.map(lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites))))
     return over_leading_axis(one, (points, sites, skipped))
+
+
+def _asked(problem: _Problem, runs: _Run) -> tuple[_Run, _Evaluation]:
+    """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave, and rescues, are compiled when an
+    evaluation has failed without them.
+    """
+    at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+    solved = np.asarray(at.solution.code) == Result.converged.code
+    if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
+        runs = as_general(runs)
+        at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+    return runs, at
 
 
 @quick_jit
@@ -198,7 +210,7 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
     with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
         try:
             for step in range(config.max_steps):
-                at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+                runs, at = _asked(problem, runs)
                 runs = jax.block_until_ready(_advance(runs, at, tol))
                 update(step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
                 if bool(jnp.all(runs.done)):
@@ -208,7 +220,8 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds = _constrain(problem, runs, best)
-    last = _evaluate(problem, runs.point, runs.sites, np.arange(len(losses)) != best)
+    others = jnp.arange(len(losses)) != best
+    _, last = _asked(problem, runs._replace(asked=runs.point, done=others))
     _, _, value, solution = jax.tree.map(lambda x: x[best], last)
     stats = {
         "map_steps": int(runs.steps[best]),

@@ -13,7 +13,8 @@ from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes import first_trace
 from ppl_gp.kept import FromPseudo
-from ppl_gp.local.pseudo import Sites, condition
+from ppl_gp.local.condition import condition
+from ppl_gp.local.natural import Sites
 from ppl_gp.model.tracing import roles
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit

@@ -1,0 +1,165 @@
+"""K under the pseudo-likelihood's precisions T = diag(nat2), factored once: what every conditional asks for.
+
+The posterior is N(mu, Sigma), Sigma = (K^-1 + T)^-1, computed without K^-1, in one of two forms with the same questions:
+
+- nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
+- any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is positive definite.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ppl_gp.local.natural import Positive, Sites
+from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    default_jitter,
+    half_log_det,
+    robust_cholesky,
+    tril_gram,
+    tril_inverse,
+)
+
+_TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
+
+
+class Root(eqx.Module):
+    """(K + T^-1)^-1 = diag(diagonal) + sign W^T W: what a prediction needs. W (N, N)."""
+
+    W: Float[Array, "N N"]
+    diagonal: Float[Array, "N"]
+    sign: Float[Array, ""]
+
+
+class Inverse(eqx.Module):
+    """The factor's inverse, of which variances, R and the prediction's root are made. 2 N^3 / 3 more than the factor."""
+
+    @abc.abstractmethod
+    def variance(self) -> Float[Array, "N"]:
+        """diag(Sigma)."""
+
+    @abc.abstractmethod
+    def precision(self) -> Float[Array, "N N"]:
+        """R = (K + T^-1)^-1."""
+
+    @abc.abstractmethod
+    def root(self) -> Root:
+        """R as a root."""
+
+
+class Factor(eqx.Module):
+    """K under T, factored: N^3 / 3."""
+
+    @abc.abstractmethod
+    def half_log_det(self) -> Float[Array, ""]:
+        """log|I + T K| / 2."""
+
+    @abc.abstractmethod
+    def solve(self, r: Float[Array, "N"]) -> Float[Array, "N"]:
+        """(I + T K)^-1 r."""
+
+    @abc.abstractmethod
+    def inverse(self) -> Inverse:
+        """What more than one vector is asked of."""
+
+
+class _PositiveInverse(Inverse):
+    K: Float[Array, "N N"]
+    nat2: Float[Array, "N"]
+    s: Float[Array, "N"]
+    C_inverse: Float[Array, "N N"]
+
+    def variance(self):
+        prior = jnp.diagonal(self.K)
+
+        def fast():
+            return (1.0 - jnp.sum(self.C_inverse**2, 0)) / self.nat2  # diag(Sigma) = (1 - diag B^-1) / T
+
+        def careful():
+            return prior - jnp.sum((self.C_inverse @ (self.s[:, None] * self.K)) ** 2, 0)  # R&W 3.29
+
+        return lax.cond(jnp.all(self.nat2 * prior > _TINY_PRECISION), fast, careful)
+
+    def precision(self):
+        return tril_gram(self.C_inverse) * self.s[:, None] * self.s
+
+    def root(self):
+        return Root(self.C_inverse * self.s, jnp.zeros_like(self.s), jnp.ones((), self.K.dtype))
+
+
+class _PositiveFactor(Factor):
+    K: Float[Array, "N N"]
+    nat2: Float[Array, "N"]
+    s: Float[Array, "N"]
+    C: Float[Array, "N N"]
+
+    def half_log_det(self):
+        return half_log_det(self.C)
+
+    def solve(self, r):
+        # R&W 3.27, alpha = r - s B^-1 s K r, cancels badly for precise data; with r = s (r / s) it is s B^-1 (r / s).
+        flat = self.s == 0.0
+        free = jnp.where(flat, r, 0.0)
+        scaled = jnp.where(flat, 0.0, r / jnp.where(flat, 1.0, self.s)) - self.s * (self.K @ free)
+        return free + self.s * _cho_solve(self.C, scaled)
+
+    def inverse(self):
+        return _PositiveInverse(self.K, self.nat2, self.s, tril_inverse(self.C))
+
+
+class _SignedInverse(Inverse):
+    nat2: Float[Array, "N"]
+    V: Float[Array, "N N"]  # Sigma = V^T V
+
+    def variance(self):
+        return jnp.sum(self.V**2, 0)
+
+    def precision(self):
+        VT = self.V * self.nat2
+        return jnp.diag(self.nat2) - VT.T @ VT
+
+    def root(self):
+        return Root(self.V * self.nat2, self.nat2, -jnp.ones((), self.V.dtype))
+
+
+class _SignedFactor(Factor):
+    nat2: Float[Array, "N"]
+    L: Float[Array, "N N"]
+    C: Float[Array, "N N"]
+
+    def half_log_det(self):
+        return half_log_det(self.C)
+
+    def solve(self, r):
+        return r - self.nat2 * (self.L @ _cho_solve(self.C, self.L.T @ r))
+
+    def inverse(self):
+        return _SignedInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
+
+
+def _positive(K, nat2) -> Factor:
+    s = jnp.sqrt(nat2)
+    return _PositiveFactor(K, nat2, s, cholesky(add_diagonal(s[:, None] * K * s, 1.0)))
+
+
+def _signed(K, nat2) -> Factor:
+    L, _ = robust_cholesky(K, default_jitter(jnp.diagonal(K)))
+    return _SignedFactor(nat2, L, cholesky(add_diagonal((L.T * nat2) @ L, 1.0)))
+
+
+def _cho_solve(C, b):
+    return solve_lower(C, solve_lower(C, b), trans=1)
+
+
+def asked(K: Float[Array, "N N"], sites: Sites, ask: Callable[[Factor], Any]) -> Any:
+    """ask(factor), of the form that the signs of nat2 allow: by class where they are known, else both are compiled."""
+    if isinstance(sites, Positive):
+        return ask(_positive(K, sites.nat2))
+    forms = [lambda: ask(_positive(K, sites.nat2)), lambda: ask(_signed(K, sites.nat2))]
+    return lax.cond(jnp.all(sites.nat2 >= 0), *forms)

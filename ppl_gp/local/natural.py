@@ -1,0 +1,81 @@
+"""One datum's Gaussian in natural form: the pseudo-likelihood that the local methods share. No covariance enters here.
+
+Each datum's likelihood is replaced by exp(nat1_n f_n - nat2_n f_n^2 / 2): nat2 is a precision and may be negative.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Sites(eqx.Module):
+    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2). A leading axis holds draws."""
+
+    nat1: Float[Array, "*S N"]
+    nat2: Float[Array, "*S N"]
+
+    def like(self, nat1, nat2) -> "Sites":
+        """Others of the same class: what is known of their signs is chosen once, where an iteration starts."""
+        return type(self)(nat1, nat2)
+
+
+class Positive(Sites):
+    """Sites whose nat2 is not negative, as those of a log-concave likelihood are: algebra for the other sign is not compiled."""
+
+
+class Marginals(NamedTuple):
+    """Posterior mean and variance of each f_n, (N,), and log int N(f; m, K) prod_n site_n(f_n) df, nats."""
+
+    mean: Float[Array, "N"]
+    variance: Float[Array, "N"]
+    log_partition: Float[Array, ""]
+    alpha: Float[Array, "N"]  # K^-1 (mean - m)
+
+
+class Centre(NamedTuple):
+    """`Marginals` without variances, which cost twice as much as all the rest."""
+
+    mean: Float[Array, "N"]
+    log_partition: Float[Array, ""]
+    alpha: Float[Array, "N"]
+
+
+def flat(like: Float[Array, "N"], form: type[Sites] = Sites) -> Sites:
+    """Sites that say nothing."""
+    return form(jnp.zeros_like(like), jnp.zeros_like(like))
+
+
+def admissible(sites: Sites) -> Sites:
+    """The nearest sites that their class allows: a negative precision of a log-concave likelihood is an error of quadrature or
+    of extrapolation. Others are what they are.
+    """
+    return sites.like(sites.nat1, jnp.maximum(sites.nat2, 0.0)) if isinstance(sites, Positive) else sites
+
+
+def as_general(tree: Any) -> Any:
+    """A tree in which nothing is claimed of the signs of sites."""
+    one = lambda x: Sites(x.nat1, x.nat2) if isinstance(x, Sites) else x  # noqa: E731
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Sites))
+
+
+def site_weights(q: Marginals, sites: Sites) -> Sites:
+    """Weights that turn a change of the sites into (about) posterior standard deviations."""
+    return sites.like(jnp.sqrt(q.variance), q.variance)
+
+
+def mismatch(q: Marginals, sites: Sites, target: Sites) -> Float[Array, ""]:
+    """Largest change of a marginal's mean (in standard deviations) or log variance that the target would make alone."""
+    d1, d2 = target.nat1 - sites.nat1, target.nat2 - sites.nat2
+    return jnp.maximum(jnp.max(jnp.abs(d1 - d2 * q.mean) * jnp.sqrt(q.variance)), jnp.max(jnp.abs(d2) * q.variance))
+
+
+def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:
+    """Zero a site precision that is rounding error of the precision it was subtracted from (1e-10 of it in float64).
+
+    It keeps flat sites of log-concave likelihoods from looking negative; a real negative precision is far above it.
+    """
+    noise = 5e5 * jnp.finfo(nat2.dtype).eps
+    return jnp.where(jnp.abs(nat2) < noise * precision, 0.0, nat2)
