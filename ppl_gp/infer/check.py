@@ -15,8 +15,8 @@ from ppl_gp.deep.structure import structure
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.probes import first_trace, probe, probe_layers, require_bounded
-from ppl_gp.local.bound import logistic_form
 from ppl_gp.model.arguments import as_arrays, positional_inputs
 from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, own_function
@@ -241,12 +241,7 @@ def _local_methods(subject: _Subject) -> list[str]:
         probe(log_lik)
     except PplGpError:
         return []
-    try:
-        logistic_form(log_lik)
-        logistic = True
-    except ModelError:
-        logistic = False
-    return ["Laplace", "EP", "VI"] + (["LocalBound"] if logistic else [])
+    return [name for name, method in local_methods().items() if method.refuses(log_lik) is None]
 
 
 def _sparse_methods(subject: _Subject) -> list[str]:

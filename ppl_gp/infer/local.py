@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import Result
+from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.fixed import fixed_values, holding
@@ -27,6 +27,16 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 
 
+def local_methods() -> dict[str, LocalMethod]:
+    """{class name: with its defaults} of every local method of this package, by name."""
+    found, front = [], [LocalMethod]
+    while front:
+        new = front.pop(0).__subclasses__()
+        found += [cls for cls in new if cls.__module__.startswith("ppl_gp.")]
+        front += new
+    return {cls.__name__: cls() for cls in sorted(found, key=lambda cls: cls.__name__)}
+
+
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     trace = first_trace(holding(model, method.hyper), args, kwargs)
@@ -34,7 +44,10 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     found = roles(trace)
     if isinstance(method.hyper, MAP):
         require_bounded(trace, model.reading, f"{type(method).__name__}(hyper=MAP())")
-    probe(read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik)
+    log_lik = read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik
+    probe(log_lik)
+    if (why := method.refuses(log_lik)) is not None:
+        raise ModelError(why)
     if isinstance(method.hyper, Sample):
         for name in found.hyper:
             require_draws(trace[name], "hyper=MAP(init={...})")

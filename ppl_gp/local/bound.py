@@ -153,6 +153,14 @@ class LocalBound(LocalMethod):
         xi = jnp.exp(end.x)
         return Solution(_sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, end.code)
 
+    def refuses(self, log_lik):
+        """A likelihood that is not logistic, or whose logits are not proved affine."""
+        try:
+            logistic_form(log_lik)
+        except ModelError as error:
+            return str(error)
+        return None
+
     def log_terms(self, log_lik, solution):
         """The bound's part outside exp(nat1 f - nat2 f^2 / 2), xi held."""
         return _log_terms(logistic_form(log_lik), solution.local)

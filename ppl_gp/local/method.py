@@ -41,6 +41,10 @@ class LocalMethod(eqx.Module):
     def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
         """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in log_lik."""
 
+    def refuses(self, log_lik: LogLikelihood) -> str | None:
+        """Why the method cannot take this pointwise likelihood, where it cannot: the message of a `ModelError`."""
+        return None
+
     def pull_back(self, K, mean, log_lik, solution: Solution):
         """d log evidence / d (K, mean, log_lik) at the solution.
 
