@@ -7,6 +7,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 
 # Level 0 compiles two to four times faster, and what XLA's own loops do runs slower: none of that is inside these functions. JAX 0.11
 # has other fusions, and 0.12 no longer knows the option.
@@ -15,11 +16,12 @@ if version("jaxlib") < "0.11":
     _QUICK["xla_cpu_use_fusion_emitters"] = False
 
 
-def quick_jit(function: Callable) -> Callable[..., Any]:
+def quick_jit(function: Callable) -> Any:
     """`equinox.filter_jit` with little of LLVM's optimisation on CPU; under another transformation of JAX, which takes
     compiler options at the outermost `jit` only, as it is.
 
-    The backend is asked for at the first call, not at import, which would fix the number of devices.
+    The backend is asked for at the first call, not at import, which would fix the number of devices. `.full` is the same
+    function with all optimisation, for amounts of work that repay it.
     """
     inner = eqx.filter_jit(function)
 
@@ -29,7 +31,9 @@ def quick_jit(function: Callable) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+        traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    return call
+    quick: Any = call
+    quick.full = inner
+    return quick

@@ -74,7 +74,7 @@ def _record(state):
 _FIELDS = {"diverging": "diverging", "accept_prob": "acceptance_rate", "num_steps": "n_steps", "energy": "energy"}
 
 
-@quick_jit
+@eqx.filter_jit
 def _postprocess(kernel, z, args, kwargs):
     """Constrained values and deterministic sites of every draw."""
     transform = kernel.postprocess_fn(args, kwargs)

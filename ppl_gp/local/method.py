@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import Centre, Marginals, Positive, Sites
+from ppl_gp.local.natural import Positive, Sites
 from ppl_gp.model.factors import LogLikelihood
 
 
@@ -19,7 +19,7 @@ class Solution(NamedTuple):
     """A converged (or not: see `code`) pseudo-likelihood with its posterior marginals."""
 
     sites: Sites
-    marginals: Marginals | Centre
+    marginals: Any  # `Marginals`, or `Centre` of a method that needs no variances
     local: Any  # what else the method's objective depends on, e.g. the bound's xi
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations

@@ -5,6 +5,7 @@ ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 
 from typing import TYPE_CHECKING
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.tracing import data_plates, is_factor, is_gp, is_observed, run
-from ppl_gp.quick import quick_jit
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -84,7 +84,7 @@ def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     return known, f
 
 
-@quick_jit
+@eqx.filter_jit
 def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
     """(S repeats, *C, N) draws of q(f)."""
 
@@ -104,7 +104,7 @@ def training_moments(fit: Record) -> dict[str, Moments]:
     return {site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs) for site in fit.latent}
 
 
-@quick_jit
+@eqx.filter_jit
 def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
     def one(draw):
         return Moments(*draw.kept[site].moments(prior_at(model, site, draw.known, args, kwargs)))
@@ -117,7 +117,7 @@ def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
     return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
 
-@quick_jit
+@eqx.filter_jit
 def _log_likelihood(model, hyper, f, args, kwargs):
     def one(entry):
         trace = run(model, args, kwargs, *entry)

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -9,12 +10,11 @@ from numpyro import handlers
 
 from ppl_gp.draws import Draws
 from ppl_gp.model.tracing import run, set_gps
-from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.inducing_draws import draw_given_inducing
 from ppl_gp.sparse.process import SparseProcess
 
 
-@quick_jit
+@eqx.filter_jit
 def draw_layers(model, draws: Draws, local: dict, args, kwargs, key, repeats: int) -> tuple[dict, dict]:
     """({latent site: (S repeats, ...)}, {GP site: (S repeats, *F, N)}).
 

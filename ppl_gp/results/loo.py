@@ -16,6 +16,7 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -29,7 +30,6 @@ from ppl_gp.local.condition import prediction_root
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import data_axis, run
-from ppl_gp.quick import quick_jit
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
@@ -117,7 +117,7 @@ def _corrected(fit, sites):
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
-@quick_jit
+@eqx.filter_jit
 def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
     """(log p(y_n | y_-n), log p(y_n | y)) at each draw of the hyperparameters, (S, N) each."""
     num = draws.kept[site].mean.shape[-1]
@@ -154,7 +154,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     return Moments(latent.mean - variance * latent.alpha, variance)
 
 
-@quick_jit
+@eqx.filter_jit
 def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
     """(S, N): log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum."""
     plan = Layout((), (), num)

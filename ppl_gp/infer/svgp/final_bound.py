@@ -15,6 +15,7 @@ from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.step import Problem, State, bound_terms, expectation_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
+_QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
 _REPEATS, _REPEATED_ROWS = 10, 20_000  # sums that an estimate averages: up to ten, of about so many rows in all
 _WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
@@ -32,7 +33,8 @@ def total_bound(problem: Problem, state: State, subject: Subject, spread: Placem
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
     for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
-        expected, rest = bound_terms(problem, state, batch)
+        terms = bound_terms if source.num_data <= _QUICKLY else bound_terms.full
+        expected, rest = terms(problem, state, batch)
         total, rests = total + float(expected), [*rests, float(rest)]
     return total + float(np.mean(rests))
 

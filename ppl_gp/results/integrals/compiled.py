@@ -1,5 +1,6 @@
 """Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated apart; draws of what lies below."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +28,8 @@ from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Case, drawn_trace
 from ppl_gp.wrappers import bare
 
+_LITTLE = 5000  # draws x rows, of 96 nodes each, that take less time than it takes to compile well
+
 
 def predictive(case: Case, integration: Integration, link_approximation: str | None):
     """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard error of the mean of y}).
@@ -35,7 +38,9 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
     """
     entries = entries_of(case) if integration is Integration.functions else {}
     drawn = tuple(k for k, v in entries.items() if v.functions is None)
-    return _predictive(case, integration, link_approximation, tuple(entries.items()), drawn)
+    little = integration is Integration.quadrature and case.draws.num * case.layout.num <= _LITTLE
+    compiled = _predictive if little else _predictive.full
+    return compiled(case, integration, link_approximation, tuple(entries.items()), drawn)
 
 
 @quick_jit
@@ -137,7 +142,7 @@ def joint_draws(case: Case, key, num_samples: int):
     return _joint_draws(case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max()))
 
 
-@quick_jit
+@eqx.filter_jit
 def _joint_draws(case: Case, key, chosen, place, each: int):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample) are kept."""
 

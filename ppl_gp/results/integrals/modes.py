@@ -4,6 +4,7 @@ In u with f = mean + R u, u ~ N(0, I): Newton's method with the curvature of the
 until the density rises. O(N^3) a step.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +14,6 @@ from jaxtyping import Array, Float
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
 from ppl_gp.numerics.modes import derivatives
-from ppl_gp.quick import quick_jit
 
 STARTS = 6  # draws of the prior, beside q's mean and its mirror image
 STEPS = 40
@@ -42,7 +42,7 @@ def other_modes(log_lik, mean, R, centre, key) -> np.ndarray:
     return ends[found[1 : 1 + MAX_MODES]]
 
 
-@quick_jit
+@eqx.filter_jit
 def _ascents(log_lik, mean, R, centre, key):
     """(ends (STARTS + 2, N), their log evidence by Laplace's approximation); the first starts at `centre`."""
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -11,7 +12,6 @@ from jaxtyping import Array, Float
 
 from ppl_gp.deep.latents import Encoded, latent_form
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.quick import quick_jit
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
@@ -58,7 +58,7 @@ def infer_latents(
     return LatentDraws(*_infer(case, groups, encoders, observations, key, num_samples, num_proposals))
 
 
-@quick_jit
+@eqx.filter_jit
 def _infer(case: Case, groups, encoders, observations, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
     proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), encoders, key_fit)
