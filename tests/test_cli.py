@@ -1,6 +1,7 @@
 """The command line as a user meets it: files written, one line and exit code 2 for an error, what Ctrl-C keeps."""
 
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -397,6 +398,15 @@ def test_long_sentences_are_broken():
     text = cli_run.wrapped("- nuts: " + "what can be trusted of it and " * 12)
     assert max(map(len, text.splitlines())) <= 100 and text.splitlines()[1].startswith("  ")
     assert " ".join(text.split()) == ("- nuts: " + "what can be trusted of it and " * 12).strip()
+
+
+def test_draws_that_have_not_mixed_judge_nothing(small_fit):
+    """The sentence on EP compares it with NUTS where that has converged, and only there."""
+    for result, compared in ((pg.errors.Result.converged, True), (pg.errors.Result.not_mixed, False)):
+        recorder = cli_run.Recorder.__new__(cli_run.Recorder)
+        fits = {"ep": small_fit("ep"), "nuts": dataclasses.replace(small_fit("nuts"), result=result)}
+        recorder.comparison = pg.compare(fits, X[:7], y[:7], num_importance_samples=1000)
+        assert ("sd at most from nuts" in recorder.sentences()[0]) is compared
 
 
 @pytest.mark.slow

@@ -178,14 +178,15 @@ def demo(
     out: Out = Path("demo_out"),
     model: Annotated[str, typer.Option(help="The classifier to run.")] = "",
     num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 300,
-    num_warmup: NumWarmup = 100,
-    num_samples: NumSamples = 75,
+    num_warmup: NumWarmup = 150,
+    num_samples: NumSamples = 150,
+    num_chains: NumChains = 1,
     methods: Methods = DEMO_ALL,
     seed: Seed = 0,
 ):
     """One declared classifier of two real data sets by several methods: a table, pictures, and what can be trusted."""
-    location = model or _repository_model()
-    return run_demo(load_model(location), out, parse(methods), Effort(1, num_warmup, num_samples), num_train, seed)
+    location, effort = model or _repository_model(), Effort(1, num_warmup, num_samples, num_chains)
+    return run_demo(load_model(location), out, parse(methods), effort, num_train, seed)
 
 
 def _repository_model() -> str:

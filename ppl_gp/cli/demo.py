@@ -14,7 +14,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
 
 METHODS = ("laplace", "ep", "vi", "nuts")  # that take 300 rows in seconds each, and draws to judge them by
-# Short chains and short trajectories, 300 rows at 4 ms a leapfrog step: few draws, which the table and r-hat judge.
+# A leapfrog step at 300 rows takes milliseconds: short trajectories, and one chain by default, as two would warm up twice.
 MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.7
 PICTURE_METHODS = ("laplace", "ep", "nuts")  # the crudest, the best of the quick ones, and the truth
 PICTURE_ROWS, NUM_COMPONENTS = 60, 2
@@ -82,8 +82,8 @@ def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool
     )
     ard = _evidence(each) > _evidence(one) + GAIN
     print(
-        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, {_evidence(one):.2f} with one "
-        f"for all: {'one a column' if ard else 'one'} it is"
+        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, {_evidence(one):.2f} with one; "
+        f"taken: {'one a column' if ard else 'one'}"
     )
     return {"ard": ard}
 

@@ -135,6 +135,10 @@ class Recorder:
         self.comparison.to_csv(self.files.path("table.csv"))
 
     def sentences(self) -> list[str]:
-        """What can be trusted, one sentence a method."""
+        """What can be trusted, one sentence a method; draws that have not mixed are no reference to judge the others by."""
         c = self.comparison
-        return [verdict(row, c.reference_name, c.reference_error) for row in c.table]
+        rows = c.table if self._has_mixed(c.reference_name) else [{**row, "mean_distance": None} for row in c.table]
+        return [verdict(row, c.reference_name, c.reference_error) for row in rows]
+
+    def _has_mixed(self, name: str | None) -> bool:
+        return name in self.comparison.fits and self.comparison.fits[name].result is Result.converged
