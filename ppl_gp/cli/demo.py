@@ -38,7 +38,7 @@ def _one(model, data: DataSet, written: Files, names, effort: Effort, num_train,
     files = Files(written.out / data.name)
     outcome = _compare(model, data, files, names, effort, num_train, seed)
     if not outcome.exit_code:
-        outcome = _picture(model, data, files, effort, min(PICTURE_ROWS, num_train), seed)
+        outcome = _picture(model, data, files, effort, num_train, seed)
     written.written += files.written
     return outcome
 
@@ -93,10 +93,10 @@ def _evidence(fitted: Fit) -> float:
 
 
 def _picture(model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int) -> Outcome:
-    """Two principal components of few rows, where p(y = 1) can be seen: surface.png."""
-    X = principal_components(data.X, NUM_COMPONENTS, num_train)
-    problem = _split(model, X, data, num_train)
-    say(f"\n{data.title}: {num_train} rows and {NUM_COMPONENTS} principal components for the picture")
+    """Two principal components, found on the training rows, of the first few of them: surface.png, where p(y = 1) can be seen."""
+    X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
+    problem = _split(model, X, data, min(PICTURE_ROWS, num_train))
+    say(f"\n{data.title}: {len(problem.y)} rows and {NUM_COMPONENTS} principal components for the picture")
     outcome = fit_methods(problem, PICTURE_METHODS, effort, seed, lambda name, fitted: None)
     if outcome.fits and not outcome.interrupted:
         axes = [f"principal component {i + 1} (sd)" for i in range(NUM_COMPONENTS)]
