@@ -178,7 +178,7 @@ def demo(
     out: Out = Path("demo_out"),
     model: Annotated[str, typer.Option(help="The classifier to run.")] = "",
     num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 300,
-    num_warmup: NumWarmup = 125,
+    num_warmup: NumWarmup = 150,
     num_samples: NumSamples = 200,
     num_chains: NumChains = 1,
     methods: Methods = DEMO_ALL,

@@ -15,7 +15,7 @@ from ppl_gp.results.fit import Fit
 
 METHODS = ("laplace", "ep", "vi", "nuts")  # that take 300 rows in seconds each, and draws to judge them by
 # A leapfrog step at 300 rows takes milliseconds: short trajectories, and one chain by default, as two would warm up twice.
-MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.65
+MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.7
 PICTURE_METHODS = ("ep", "nuts")  # the best of the quick ones, and the truth
 PICTURE_ROWS, NUM_COMPONENTS = 60, 2
 GAIN = 1.0  # nats of log evidence that length scales of their own have to gain: less is a tie, and one is simpler
