@@ -1,13 +1,14 @@
 """Binary classification with a latent Gaussian process.
 
-    lengthscale_d ~ LogNormal(log(D) / 2, 1)        d = 1 ... D, in units of column d of X
+    lengthscale_d ~ LogNormal(log(D) / 2, 1)        d = 1 ... D, in units of column d of X; one for all, ard = False
     variance      ~ LogNormal(1, 1)                 prior variance of f
     f | X         ~ GP(0, variance exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2)))
     y_n | f       ~ Bernoulli(sigma(f_n))           link = "logit"
                   ~ Bernoulli(Phi(f_n))             link = "probit", Phi the standard normal distribution function
 
 The priors are meant for standardised columns: the distance of two rows grows as sqrt(D), and so does the median
-lengthscale. One lengthscale a column (ARD) lets a column that says nothing about y fade out.
+lengthscale. One lengthscale a column (ARD) lets a column that says nothing about y fade out; one for all columns is
+two hyperparameters to find from the data in place of D + 1.
 """
 
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ import ppl_gp as pg
 LINKS = ("logit", "probit")
 
 
-def binary(X, y=None, link="logit"):
-    """X (N, D), y (N,) of 0 and 1 or `None` to draw them; `link` is "logit" or "probit"."""
+def binary(X, y=None, link="logit", ard=True):
+    """X (N, D), y (N,) of 0 and 1 or `None` to draw them; `link` is "logit" or "probit"; `ard`: D lengthscales, or one."""
     if link not in LINKS:
         raise pg.errors.DataError(f"binary(link={link!r}): give one of {LINKS}.")
     D = X.shape[-1]
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1))
+    shape = (D,) if ard else ()
+    prior = dist.LogNormal(0.5 * jnp.log(D), 1.0).expand(shape).to_event(len(shape))
+    lengthscale = numpyro.sample("lengthscale", prior)
     variance = numpyro.sample("variance", dist.LogNormal(1.0, 1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
     with numpyro.plate("data", X.shape[0]):

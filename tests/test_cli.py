@@ -1,6 +1,7 @@
 """The command line as a user meets it: files written, one line and exit code 2 for an error, what Ctrl-C keeps."""
 
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -24,7 +25,7 @@ from ppl_gp.cli import app
 from ppl_gp.cli import run as cli_run
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, prepare
-from ppl_gp.cli.demo import breast_cancer, digits_3_5, principal_components
+from ppl_gp.cli.demo_data import breast_cancer, digits_3_5, principal_components, standardised
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.problem import observes_two_outcomes
 from ppl_gp.cli.settings import parse_settings
@@ -374,34 +375,52 @@ def test_model_files(tmp_path):
 
 
 def test_demo_data():
-    """The data of the demo: sizes, both classes, components of unit variance found on the training rows only."""
-    for data, size in ((digits_3_5(0), 365), (breast_cancer(0), 569)):
+    """Sizes, both classes, what is scaled is scaled by the training rows only, and columns that are constant there go."""
+    for data, size, columns in ((digits_3_5(0), 365, 54), (breast_cancer(0), 569, 30)):
         assert len(data.X) == len(data.y) == size and set(data.y) == {0, 1}
-        Z = principal_components(data.X, 2, 150)
+        Z, full = principal_components(data.X, 2, 150), standardised(data.X, 300)
         np.testing.assert_allclose(Z[:150].std(0), 1.0, rtol=1e-10)
         np.testing.assert_allclose(np.corrcoef(Z[:150].T)[0, 1], 0.0, atol=1e-10)
-        changed = np.concatenate([data.X[:150], 2 * data.X[150:]])
+        assert full.shape == (size, columns)
+        np.testing.assert_allclose(full[:300].mean(0), 0.0, atol=1e-10)
+        np.testing.assert_allclose(full[:300].std(0), 1.0, rtol=1e-10)
+        changed = np.concatenate([data.X[:300], 2 * data.X[300:] + 1])
         np.testing.assert_allclose(principal_components(changed, 2, 150)[:150], Z[:150])
+        np.testing.assert_allclose(standardised(changed, 300)[:300], full[:300])
+
+
+def test_demo_refuses_to_leave_nothing_for_testing(tmp_path):
+    result = run("demo", "--model", MODEL, "--num-train", 360, "--out", tmp_path)
+    assert result.exit_code == 2 and "--num-train 360 of 365 rows" in result.stderr and "at most 345" in result.stderr
+
+
+def test_long_sentences_are_broken():
+    text = cli_run.wrapped("- nuts: " + "what can be trusted of it and " * 12)
+    assert max(map(len, text.splitlines())) <= 100 and text.splitlines()[1].startswith("  ")
+    assert " ".join(text.split()) == ("- nuts: " + "what can be trusted of it and " * 12).strip()
+
+
+def test_draws_that_have_not_mixed_judge_nothing(small_fit):
+    """The sentence on EP compares it with NUTS where that has converged, and only there."""
+    for result, compared in ((pg.errors.Result.converged, True), (pg.errors.Result.not_mixed, False)):
+        recorder = cli_run.Recorder.__new__(cli_run.Recorder)
+        fits = {"ep": small_fit("ep"), "nuts": dataclasses.replace(small_fit("nuts"), result=result)}
+        recorder.comparison = pg.compare(fits, X[:7], y[:7], num_importance_samples=1000)
+        assert ("sd at most from nuts" in recorder.sentences()[0]) is compared
 
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    """The whole demo on few rows and draws: every file, a sentence for every method."""
+    """The whole demo on few rows and draws: every file, a sentence for every method, no line too long for a terminal."""
     args = ("--num-train", 30, "--num-warmup", 50, "--num-samples", 50, "--out", tmp_path)
     result = run("demo", "--model", MODEL, *args)
     assert result.exit_code == 0, result.output
     for name in ("digits_3_5", "breast_cancer"):
         files = {p.name for p in (tmp_path / name).iterdir()}
-        assert files >= {
-            "table.csv",
-            "nuts.nc",
-            "slice.nc",
-            "evidence.png",
-            "forest.png",
-            "calibration.png",
-            "surface.png",
-        }
-        assert {row["method"] for row in rows(tmp_path / name / "table.csv")} == {
-            "laplace", "ep", "vi", "bound", "svgp", "sparse-nuts", "nuts", "slice"
-        }  # fmt: skip
-    assert result.stdout.count("What can be trusted") == 2 and result.stdout.count("\n- ep: ") == 2
+        pictures = {"evidence.png", "forest.png", "calibration.png", "surface.png"}
+        assert files >= {"table.csv", "nuts.nc", "ep.nc", *pictures}
+        assert [row["method"] for row in rows(tmp_path / name / "table.csv")] == ["laplace", "ep", "vi", "nuts"]
+    text = result.stdout
+    assert text.count("What can be trusted") == 2 and text.count("\n- ep: ") == 2
+    assert text.count("nats with a length scale a column") == 2
+    assert max(map(len, text[: text.index("Files:")].splitlines())) <= 100

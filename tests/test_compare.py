@@ -8,8 +8,10 @@ import pytest
 from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
+from ppl_gp.cli import demo
+from ppl_gp.cli.methods import NAMES
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.results.compare import scores
+from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.compare import compare
 from ppl_gp.results.compare.truth import importance_sampling
 from ppl_gp.results.compare.verdict import verdict
@@ -90,6 +92,30 @@ def test_renderings(comparison, tmp_path):
     assert [r["method"] for r in rows] == ["laplace", "ep", "nuts"]
     assert float(rows[1]["truth"]) == row(comparison, "ep")["truth"] and rows[2]["truth"] == ""
     assert list(rows[0]) == list(comparison.table[0])
+
+
+def filled(name, result="not_mixed"):
+    """A row of the table with every quantity, as wide as they get."""
+    names = {"method": name, "result": result, "error_name": "misclassified", "calibration_name": "coverage gap"}
+    numbers = ("compile_seconds run_seconds log_evidence truth truth_se log_density log_density_se error calibration khat efficiency "
+               "share khat_datum elpd_loo elpd_loo_se mean_distance sd_distance")  # fmt: skip
+    return names | dict.fromkeys(numbers.split(), -1234.56789)
+
+
+@pytest.mark.parametrize("names", [demo.METHODS, NAMES, tuple(reversed(NAMES))])
+def test_the_table_fits_a_terminal(names):
+    """100 columns for any methods of the command line, each of which is there; the demo's stand side by side."""
+    text = table.as_text([filled(name) for name in names], "sparse-nuts", "word " * 50)
+    assert max(map(len, text.splitlines())) <= table.WIDTH == 100
+    heads = [line.split() for line in text.splitlines() if line.startswith("┃")]
+    assert [word for head in heads for word in head if word != "┃"] == list(names)
+    assert text.count("log evidence or bound") == len(heads) == (1 if names == demo.METHODS else 2)
+    assert text.count("word") == 50 and text.count("-1234.568") >= 8 * len(names)
+
+
+def test_a_long_name_gets_the_room_that_it_needs():
+    text = table.as_text([filled("ep"), filled("x" * 90)], "ep", "")
+    assert "x" * 90 in text and "…" not in text
 
 
 def test_errors(small_fit):

@@ -11,13 +11,14 @@ from threadpoolctl import threadpool_limits
 from ppl_gp.cache import cache
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, digest
+from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
 from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.pictures import write_pictures
 from ppl_gp.cli.predictions import write_predictions
 from ppl_gp.cli.problem import read_problem
-from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, write_fit
+from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.infer.check import check as check_model
 from ppl_gp.results.load import load
@@ -30,6 +31,7 @@ app = typer.Typer(
 
 Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
 ALL = ",".join(NAMES)
+DEMO_ALL = ",".join(DEMO_METHODS)
 Data = Annotated[Path, typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns.")]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -163,7 +165,7 @@ def compare(
     outcome = fit_methods(problem, names, effort, seed, recorder)
     if outcome.fits:
         print(recorder.comparison)
-        print("\n".join(recorder.sentences()))
+        print("\n".join(map(wrapped, recorder.sentences())))
     if outcome.fits and not outcome.interrupted:
         write_pictures(recorder, problem, tuple(preparation.inputs), preparation.labels)
     recorder.files.tell()
@@ -175,15 +177,16 @@ def compare(
 def demo(
     out: Out = Path("demo_out"),
     model: Annotated[str, typer.Option(help="The classifier to run.")] = "",
-    num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 60,
+    num_train: Annotated[int, typer.Option(min=10, help="Training rows of each data set.")] = 300,
     num_warmup: NumWarmup = 150,
     num_samples: NumSamples = 200,
-    methods: Methods = ALL,
+    num_chains: NumChains = 1,
+    methods: Methods = DEMO_ALL,
     seed: Seed = 0,
 ):
-    """One declared classifier of real data by every method: a table, pictures, and what can be trusted."""
-    location = model or _repository_model()
-    return run_demo(load_model(location), out, parse(methods), Effort(1, num_warmup, num_samples), num_train, seed)
+    """One declared classifier of two real data sets by several methods: a table, pictures, and what can be trusted."""
+    location, effort = model or _repository_model(), Effort(1, num_warmup, num_samples, num_chains)
+    return run_demo(load_model(location), out, parse(methods), effort, num_train, seed)
 
 
 def _repository_model() -> str:

@@ -1,66 +1,25 @@
-"""The demo: one declared classifier, two real data sets that ship with scikit-learn, every method."""
+"""The demo: one declared classifier of two real data sets, with all their columns, and with two for a picture."""
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
+from ppl_gp.cli.demo_data import DATA_SETS, DataSet, principal_components, standardised
 from ppl_gp.cli.methods import Effort
-from ppl_gp.cli.pictures import write_pictures
-from ppl_gp.cli.run import Files, Outcome, Problem, Recorder, fit_methods, say
+from ppl_gp.cli.pictures import write_pictures, write_surface
+from ppl_gp.cli.run import Files, Outcome, Problem, Recorder, fit_methods, fit_one, say, wrapped
 from ppl_gp.errors import DataError
+from ppl_gp.results.fit import Fit
 
-
-class DataSet(NamedTuple):
-    """Real data, reduced to principal components whose variances are one in the training rows."""
-
-    name: str
-    title: str
-    labels: tuple[str, str]
-    X: np.ndarray
-    y: np.ndarray
-
-
-def digits_3_5(seed: int) -> DataSet:
-    """365 handwritten digits of 8 x 8 pixels, 3 against 5."""
-    load_digits = _sklearn_loader("load_digits")
-    pixels, digit = load_digits(return_X_y=True)
-    keep = np.flatnonzero((digit == 3) | (digit == 5))
-    keep = np.random.default_rng(seed).permutation(keep)
-    return DataSet(
-        "digits_3_5", "handwritten digits, 3 against 5", ("a 3", "a 5"), pixels[keep], (digit[keep] == 5) * 1
-    )
-
-
-def breast_cancer(seed: int) -> DataSet:
-    """569 breast masses described by 30 features, malignant against benign."""
-    load_breast_cancer = _sklearn_loader("load_breast_cancer")
-    X, benign = load_breast_cancer(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(benign))
-    X = (X - X.mean(0)) / X.std(0)
-    return DataSet("breast_cancer", "breast cancer, Wisconsin", ("malignant", "benign"), X[order], benign[order])
-
-
-def _sklearn_loader(name: str) -> Callable:
-    try:
-        import sklearn.datasets
-    except ImportError as error:
-        raise DataError("the demo's data come with scikit-learn; pip install 'ppl-gp[demo]'.") from error
-    return getattr(sklearn.datasets, name)
-
-
-def principal_components(X, num: int, num_train: int) -> np.ndarray:
-    """The first components of all rows, found and scaled on the first `num_train`; signs made definite."""
-    mean = X[:num_train].mean(0)
-    _, _, axes = np.linalg.svd(X[:num_train] - mean, full_matrices=False)
-    axes = axes[:num] * np.sign(axes[:num, np.argmax(np.abs(axes[:num]), 1)].diagonal())[:, None]
-    scores = (X - mean) @ axes.T
-    return scores / scores[:num_train].std(0)
-
-
-NUM_COMPONENTS, NUM_TEST = 2, 200
-DATA_SETS = (digits_3_5, breast_cancer)
+METHODS = ("laplace", "ep", "vi", "nuts")  # that take 300 rows in seconds each, and draws to judge them by
+# A leapfrog step at 300 rows takes milliseconds: short trajectories, and one chain by default, as two would warm up twice.
+MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.7
+PICTURE_METHODS = ("ep", "nuts")  # the best of the quick ones, and the truth
+PICTURE_ROWS, NUM_COMPONENTS = 60, 2
+GAIN = 1.0  # nats of log evidence that length scales of their own have to gain: less is a tie, and one is simpler
+MIN_TEST = 20
 
 
 def run_demo(model: Callable, out: Path, names: list[str], effort: Effort, num_train: int, seed: int) -> int:
@@ -75,18 +34,71 @@ def run_demo(model: Callable, out: Path, names: list[str], effort: Effort, num_t
     return outcome.exit_code
 
 
-def _one(model, data: DataSet, written: Files, names, effort, num_train, seed) -> Outcome:
-    say(f"\n{data.title}: {num_train} training rows, {NUM_TEST} test rows, {NUM_COMPONENTS} principal components")
-    X = principal_components(data.X, NUM_COMPONENTS, num_train)
-    split = slice(num_train), slice(num_train, num_train + NUM_TEST)
-    problem = Problem(model, X[split[0]], data.y[split[0]], X[split[1]], data.y[split[1]])
-    recorder = Recorder(problem, Files(written.out / data.name))
+def _one(model, data: DataSet, written: Files, names, effort: Effort, num_train, seed) -> Outcome:
+    files = Files(written.out / data.name)
+    outcome = _compare(model, data, files, names, effort, num_train, seed)
+    if not outcome.exit_code:
+        outcome = _picture(model, data, files, effort, num_train, seed)
+    written.written += files.written
+    return outcome
+
+
+def _compare(model, data: DataSet, files: Files, names, effort: Effort, num_train, seed) -> Outcome:
+    """All columns, and all rows that are not for training as test rows: the table, what it says, and its pictures."""
+    X = standardised(data.X, num_train)
+    problem = _split(model, X, data, num_train)
+    print(f"\n{data.title}: {num_train} training rows, {len(problem.y_test)} test rows, {X.shape[1]} columns")
+    problem.kwargs |= _lengthscales(problem, effort, seed)
+    recorder = Recorder(problem, files)
+    effort = effort._replace(max_tree_depth=MAX_TREE_DEPTH, target_accept_prob=TARGET_ACCEPT_PROB)
     outcome = fit_methods(problem, names, effort, seed, recorder)
     if outcome.fits:
-        print(f"\n{data.title}\n{recorder.comparison}\n\nWhat can be trusted")
-        print("\n".join(f"- {sentence}" for sentence in recorder.sentences()) + "\n")
+        print(f"\n{recorder.comparison}\n\nWhat can be trusted")
+        print("\n".join(wrapped(f"- {sentence}") for sentence in recorder.sentences()) + "\n")
+    if outcome.fits and not outcome.interrupted:
+        write_pictures(recorder, problem, (), data.labels, data.title)
+    return outcome
+
+
+def _split(model, X: np.ndarray, data: DataSet, num_train: int) -> Problem:
+    """The first rows to learn from, the rest to score on."""
+    if len(X) - num_train < MIN_TEST:
+        raise DataError(
+            f"--num-train {num_train} of {len(X)} rows of {data.name} leaves fewer than {MIN_TEST} for testing; "
+            f"give at most {len(X) - MIN_TEST}."
+        )
+    return Problem(model, X[:num_train], data.y[:num_train], X[num_train:], data.y[num_train:])
+
+
+def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool]:
+    """{"ard": whether each column gets its own length scale}, as the log evidence prefers; {} for a model without the choice.
+
+    Laplace's log evidences at the posterior modes of the hyperparameters are compared: the quickest with D + 1 of them.
+    """
+    if "ard" not in inspect.signature(problem.model).parameters:
+        return {}
+    each, one = (
+        fit_one(Problem(**{**vars(problem), "kwargs": {"ard": ard}}), "laplace", effort, seed) for ard in (True, False)
+    )
+    ard = _evidence(each) > _evidence(one) + GAIN
+    print(
+        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, {_evidence(one):.2f} with one; "
+        f"taken: {'one a column' if ard else 'one'}"
+    )
+    return {"ard": ard}
+
+
+def _evidence(fitted: Fit) -> float:
+    return -np.inf if fitted.log_evidence is None else float(fitted.log_evidence)
+
+
+def _picture(model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int) -> Outcome:
+    """Two principal components, found on the training rows, of the first few of them: surface.png, where p(y = 1) can be seen."""
+    X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
+    problem = _split(model, X, data, min(PICTURE_ROWS, num_train))
+    say(f"\n{data.title}: {len(problem.y)} rows and {NUM_COMPONENTS} principal components for the picture")
+    outcome = fit_methods(problem, PICTURE_METHODS, effort, seed, lambda name, fitted: None)
     if outcome.fits and not outcome.interrupted:
         axes = [f"principal component {i + 1} (sd)" for i in range(NUM_COMPONENTS)]
-        write_pictures(recorder, problem, axes, data.labels, data.title)
-    written.written += recorder.files.written
+        write_surface(files, outcome.fits, problem, axes, data.labels, data.title)
     return outcome

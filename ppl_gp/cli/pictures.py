@@ -1,26 +1,45 @@
 """The pictures of a comparison, written to its folder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ppl_gp.cli.run import Problem, Recorder
+from ppl_gp.cli.run import Files, Problem, Recorder
 from ppl_gp.results import plots
 from ppl_gp.results.compare.scores import is_classification
+from ppl_gp.results.fit import Fit
 
 
 def write_pictures(
     recorder: Recorder, problem: Problem, inputs: Sequence[str], labels: Sequence[str] | None = None, title: str = ""
 ) -> None:
     """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two, binary observations)."""
-    import matplotlib
+    _without_display()
+    for name, figure in _figures(recorder, problem, inputs, labels):
+        _save(figure, recorder.files.path(name), title)
 
-    matplotlib.use("Agg")  # files only: no window, no display needed
+
+def write_surface(
+    files: Files, fits: Mapping[str, Fit], problem: Problem, inputs: Sequence[str], labels: Sequence[str], title: str
+) -> None:
+    """surface.png: p(y = 1) over two inputs by each fit, and the training rows."""
+    _without_display()
+    figure = plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=labels, **problem.kwargs)
+    _save(figure, files.path("surface.png"), title)
+
+
+def _save(figure, path, title: str) -> None:
     import matplotlib.pyplot as plt
 
-    for name, figure in _figures(recorder, problem, inputs, labels):
-        if title:
-            figure.text(0.995, 0.005, title, ha="right", va="bottom", fontsize=8, color="grey")
-        figure.savefig(recorder.files.path(name), dpi=120)
-        plt.close(figure)
+    if title:
+        figure.text(0.995, 0.005, title, ha="right", va="bottom", fontsize=8, color="grey")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _without_display() -> None:
+    """Files only: no window, no display needed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
 
 
 def _figures(recorder: Recorder, problem: Problem, inputs, labels):

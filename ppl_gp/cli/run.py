@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ppl_gp.cli.methods import Effort, configured
 from ppl_gp.errors import PplGpError, Result
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.compare.compare import Comparison
+from ppl_gp.results.compare.table import WIDTH
 from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.fit import Fit
 
@@ -21,6 +23,11 @@ INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 def say(text: str) -> None:
     """A line for the user on stderr, where the progress bars are."""
     print(text, file=sys.stderr, flush=True)
+
+
+def wrapped(text: str) -> str:
+    """A sentence in lines of at most `WIDTH` columns; those that follow are set in."""
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 @dataclasses.dataclass
@@ -59,16 +66,7 @@ def fit_methods(
     outcome = Outcome()
     for name in names:
         try:
-            fitted = fit(
-                problem.model,
-                configured(name, effort),
-                seed,
-                problem.X,
-                y=problem.y,
-                throw=False,
-                progress=True,
-                **problem.kwargs,
-            )
+            fitted = fit_one(problem, name, effort, seed)
             _report(name, fitted)
             outcome.fits[name] = fitted
             outcome.interrupted = fitted.result is Result.interrupted
@@ -84,11 +82,17 @@ def fit_methods(
     return outcome
 
 
+def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
+    """The method of this name on the training data, with a progress bar; how it ended is in the fit."""
+    method = configured(name, effort)
+    return fit(problem.model, method, seed, problem.X, y=problem.y, throw=False, progress=True, **problem.kwargs)
+
+
 def _report(name: str, fitted: Fit) -> None:
     evidence = "" if fitted.log_evidence is None else f", log evidence {fitted.log_evidence:.3f}"
     say(f"{name}: {fitted.result} in {fitted.stats['seconds']:.1f} s{evidence}")
     if fitted.result not in (Result.converged, Result.interrupted):
-        say(f"{name}: {fitted.result.message}")
+        say(wrapped(f"{name}: {fitted.result.message}"))
 
 
 class Files:
@@ -131,6 +135,10 @@ class Recorder:
         self.comparison.to_csv(self.files.path("table.csv"))
 
     def sentences(self) -> list[str]:
-        """What can be trusted, one sentence a method."""
+        """What can be trusted, one sentence a method; draws that have not mixed are no reference to judge the others by."""
         c = self.comparison
-        return [verdict(row, c.reference_name, c.reference_error) for row in c.table]
+        rows = c.table if self._has_mixed(c.reference_name) else [{**row, "mean_distance": None} for row in c.table]
+        return [verdict(row, c.reference_name, c.reference_error) for row in rows]
+
+    def _has_mixed(self, name: str | None) -> bool:
+        return name in self.comparison.fits and self.comparison.fits[name].result is Result.converged

@@ -150,11 +150,10 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
         at, truth, width = zip(*known, strict=True)
         ax.errorbar(at, truth, yerr=width, fmt="o", color="black", capsize=6, label="importance-sampled truth ±2 s.e.")
     for i, row in enumerate(rows):
-        if row["truth"] is not None:
-            gap = row["log_evidence"] - row["truth"]
-            ax.annotate(f"{gap:+.2f}", (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9)
+        gap = "no truth" if row["truth"] is None else f"{row['log_evidence'] - row['truth']:+.2f}"
+        ax.annotate(gap, (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9)
     ax.set(
-        title="Log evidence at each method's own hyperparameters\n(figures: method minus truth)",
+        title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, where importance sampling found it)",
         xlabel="method",
         ylabel="log evidence (nats)",
         xlim=(-0.5, len(rows) - 0.3),

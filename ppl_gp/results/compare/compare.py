@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Group
 
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.model.arguments import as_array
@@ -144,7 +145,7 @@ class Comparison:
         table.write_csv(self.table, path)
 
     def __rich__(self):
-        return table.rich_table(self.table, self.reference_name, self._caption)
+        return Group(*table.rich_tables(self.table, self.reference_name, self._caption))
 
     def __str__(self) -> str:
         return table.as_text(self.table, self.reference_name, self._caption)

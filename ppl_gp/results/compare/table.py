@@ -1,4 +1,7 @@
-"""Rendering a comparison: one column a method for people to read, one row a method in the CSV file."""
+"""Rendering a comparison: one column a method for people to read, one row a method in the CSV file.
+
+Methods that do not fit side by side in `WIDTH` columns go into a second table below.
+"""
 
 import csv
 import html
@@ -21,6 +24,8 @@ class Line(NamedTuple):
 
 
 _MISSING = "-"
+WIDTH = 100  # columns of a terminal that a printed table keeps to
+_BORDERS = 3  # of a column: a space on either side and a line
 
 
 def _number(value, digits: int) -> str:
@@ -33,13 +38,10 @@ def _plain(label: str, key: str, digits: int = 3) -> Line:
     return Line(label, lambda row: _number(row[key], digits))
 
 
-def _with_error(label: str, key: str, digits: int = 3) -> Line:
-    def show(row):
-        if row[key] is None:
-            return _MISSING
-        return f"{_number(row[key], digits)} ± {_number(row[f'{key}_se'], digits)}"
-
-    return Line(label, show)
+def _with_error(label: str, key: str, digits: int = 3) -> tuple[Line, Line]:
+    """The value, and its standard error on a line of its own: side by side they make a column twice as wide."""
+    indent = " " * (2 + len(label) - len(label.lstrip()))
+    return _plain(label, key, digits), _plain(f"{indent}standard error", f"{key}_se", digits)
 
 
 def _khat(row: Row) -> str:
@@ -54,36 +56,56 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
         _plain("seconds compiling", "compile_seconds", 1),
         _plain("seconds running", "run_seconds", 2),
         _plain("log evidence or bound (nats)", "log_evidence"),
-        _with_error("  importance-sampled truth", "truth"),
-        _with_error("test log density (nats a datum)", "log_density"),
+        *_with_error("  importance-sampled truth", "truth"),
+        *_with_error("test log density (nats a datum)", "log_density"),
         _plain(f"test error ({error_name})", "error"),
         _plain(f"calibration ({calibration_name})", "calibration"),
         Line("Pareto k-hat of q(f), joint", _khat),
         _plain("  share of q's draws that counts", "efficiency", 2),
-        _plain("  share of the evidence that they meet", "share", 2),
+        _plain("  share of the evidence they meet", "share", 2),
         _plain("largest k-hat of a datum (LOO)", "khat_datum", 2),
-        _with_error("LOO ELPD (nats)", "elpd_loo", 2),
-        _plain(f"largest distance of means to {reference} (sd)", "mean_distance"),
-        _plain(f"largest distance of sds to {reference} (sd)", "sd_distance"),
+        *_with_error("LOO ELPD (nats)", "elpd_loo", 2),
+        _plain(f"largest gap of means to {reference} (sd)", "mean_distance"),
+        _plain(f"largest gap of sds to {reference} (sd)", "sd_distance"),
     ]
     return [line for line in wanted if any(line.show(row) != _MISSING for row in rows)]
 
 
-def rich_table(rows: Sequence[Row], reference: str | None, caption: str) -> Table:
-    """A rich table, methods across."""
+def rich_tables(rows: Sequence[Row], reference: str | None, caption: str) -> list[Table]:
+    """Tables with methods across, each at most `WIDTH` columns wide where its names allow; the last has the caption."""
+    of = lines(rows, reference)
+    return [_rich_table(block, of, caption if block[-1] is rows[-1] else "") for block in _blocks(rows, of)]
+
+
+def _rich_table(rows: Sequence[Row], of: Sequence[Line], caption: str) -> Table:
     table = Table(caption=caption or None, caption_justify="left")
     table.add_column("", no_wrap=True)
     for row in rows:
         table.add_column(str(row["method"]), justify="right", no_wrap=True)
-    for line in lines(rows, reference):
+    for line in of:
         table.add_row(line.label, *(line.show(row) for row in rows))
     return table
 
 
+def _blocks(rows: Sequence[Row], of: Sequence[Line]) -> list[list[Row]]:
+    """Methods that go side by side: as many as fit, one at least."""
+    first = 1 + _BORDERS + max((len(line.label) for line in of), default=0)
+    blocks, used = [[]], first
+    for row in rows:
+        width = _BORDERS + max(len(str(row["method"])), *(len(line.show(row)) for line in of))
+        if blocks[-1] and used + width > WIDTH:
+            blocks, used = [*blocks, []], first
+        blocks[-1].append(row)
+        used += width
+    return blocks
+
+
 def as_text(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table as plain text, as wide as it needs to be."""
-    out = io.StringIO()
-    Console(file=out, width=40 + 22 * max(1, len(rows))).print(rich_table(rows, reference, caption))
+    """The table as plain text, `WIDTH` columns wide or, where a name needs more, as wide as that."""
+    out, tables = io.StringIO(), rich_tables(rows, reference, caption)
+    unbound = Console(width=10_000)
+    width = max(WIDTH, *(unbound.measure(table).maximum for table in tables))
+    Console(file=out, width=width).print(*tables)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
