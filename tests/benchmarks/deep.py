@@ -115,7 +115,7 @@ def _same_work(size: Size, names) -> Iterator[Row]:
             raise RuntimeError(f"the libraries do not do the same work: bounds {answers}")
         told = f"{spread:.1g} nats, standard error {error:.1g}, of {np.mean(bounds):.0f}"
         name = f"deep GP, bound at a random q{what}, largest difference"
-        yield Row(name, told, "at most 4 standard errors", spread / error, "standard errors")
+        yield Row(name, told, "at most 4 standard errors", float(spread / error), "standard errors")
 
 
 def _learning(size: Size, names) -> Row:

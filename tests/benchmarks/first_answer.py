@@ -41,7 +41,7 @@ class Size(NamedTuple):
     repeats: int
 
 
-FULL = Size(300, 100, tuple(TARGETS), 50, 200, 3000, 500, 1000, 3)
+FULL = Size(300, 100, tuple(TARGETS), 50, 200, 3000, 200, 1000, 3)
 TOY = Size(20, 5, ("Laplace",), 5, 10, 5, 5, 5, 1)
 
 

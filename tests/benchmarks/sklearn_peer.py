@@ -55,9 +55,7 @@ def _fit(n, repeats):
     a, b = seconds(ours, theirs, repeats=repeats)
     gap, value = found["ours"] - found["theirs"], ratio(b, a)
     figure = f"{value:.1f} x faster (log evidence {gap:+.4f} nats to theirs)"
-    return Row(
-        f"Laplace, whole MAP fit against scikit-learn, n = {n}", figure, "at least 3 x", value, "x faster"
-    )
+    return Row(f"Laplace, whole MAP fit against scikit-learn, n = {n}", figure, "at least 3 x", value, "x faster")
 
 
 def rows(size: Size = FULL) -> Iterator[Row]:
