@@ -1,14 +1,16 @@
 """Every benchmark once at toy size, so that none rots; the history's lines read back; and its picture."""
 
+import contextlib
 import json
 import math
+import os
 import runpy
 import sys
 
 import jax
 import pytest
 
-from tests.benchmarks import history, record, run
+from tests.benchmarks import ask, first_answer, history, record, run
 from tests.benchmarks.common import Row
 from tests.benchmarks.peers import call
 
@@ -47,6 +49,11 @@ def written():
     return {path: path.read_bytes() for path in files}
 
 
+def kept_folder():
+    """In place of a new folder for compiled functions: the suite's own, so that filling it takes no time."""
+    return contextlib.nullcontext(os.environ["JAX_COMPILATION_CACHE_DIR"])
+
+
 def check(rows):
     names = [row.what for row in rows]
     assert names and len(set(names)) == len(names)  # the history tells rows apart by their names
@@ -57,6 +64,7 @@ def check(rows):
 def test_a_benchmark_runs_at_toy_size_and_writes_nothing(part, alone, monkeypatch):
     if part in ("sparse", "deep"):  # the subprocess itself is run by "first"
         monkeypatch.setattr(call, "_call", in_this_process)
+    monkeypatch.setattr(first_answer, "TemporaryDirectory", kept_folder)
     before = written()
     check(run.measure(part, toy=True))
     assert written() == before
@@ -75,8 +83,9 @@ def test_a_benchmark_runs_beside_a_peer(part, peer, monkeypatch):
     assert peer in told and "no peer installed" not in told
 
 
-def test_a_peer_that_is_not_installed_is_named(alone, capsys):
-    run.measure("first", toy=True)
+def test_a_peer_that_is_not_installed_is_named(alone, capsys, monkeypatch):
+    monkeypatch.setattr(first_answer, "PEERS", {"gpflow": "GPflow"})
+    assert not list(first_answer.rows(first_answer.TOY._replace(methods=())))
     assert "gpflow is not installed: make bench-peers" in capsys.readouterr().out
 
 
@@ -127,6 +136,18 @@ def test_the_picture_is_drawn(tmp_path):
     assert path.read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="make bench"):
         history.draw({}, path)
+
+
+@pytest.mark.parametrize("values,axis", [([2.0], (0.0, 2.5)), ([-4.0, 2.0], (-5.0, 2.5)), ([0.0], (0.0, 1.0))])
+def test_zero_and_every_value_are_on_the_axis(values, axis):
+    assert history._range(values) == axis
+
+
+def test_a_target_about_peers_is_none_without_one():
+    ours, both = {"ppl_gp": {"seconds": 0.002}}, {"ppl_gp": {"seconds": 0.002}, "gpflow": {"seconds": 0.004}}
+    alone, beside = [ask.against_best(a, 1e3, "ms").row("a step", "at most 0.5") for a in (ours, both)]
+    assert (alone.value, alone.unit, alone.target) == (2.0, "ms", "none without a peer")
+    assert (beside.value, beside.unit, beside.target) == (0.5, "of the best peer's", "at most 0.5")
 
 
 @pytest.mark.parametrize(

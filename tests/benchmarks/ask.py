@@ -15,9 +15,11 @@ class Measured(NamedTuple):
     figure: str
     value: float | None
     unit: str
+    compared: bool = True  # with a peer, which a target may be about
 
     def row(self, what: str, target: str = "reported") -> Row:
         """The line of the table."""
+        target = target if self.compared or target == "reported" else "none without a peer"
         return Row(what, self.figure, target, self.value, self.unit)
 
 
@@ -46,6 +48,6 @@ def against_best(answers: dict[str, dict], scale: float, unit: str) -> Measured:
     if ours is None:
         return Measured(f"{others} {unit}; ours failed", None, unit)
     if not times:
-        return Measured(f"{ours:.3g} {unit} ({NO_PEER})", ours, unit)
+        return Measured(f"{ours:.3g} {unit} ({NO_PEER})", ours, unit, compared=False)
     ratio = ours / min(times.values())
     return Measured(f"{ours:.3g} {unit}; {others}: {ratio:.2f} of the best peer's", ratio, "of the best peer's")

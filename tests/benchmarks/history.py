@@ -1,7 +1,7 @@
 """`make bench-history`: every number that the benchmarks were run for, over their runs, as one picture.
 
 A panel a row of the tables, a dot a run, in order of time and joined where the machine is the same. The dashed line is the row's
-target, and the shaded side misses it.
+target, and the shaded side misses it. A star after a commit: the tree was changed.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 COLUMNS, WIDTH, HEIGHT = 3, 4.6, 2.5  # panels beside each other; inches of each
 LETTERS = 52  # of a title's line
+TITLE = "One dot a run of the benchmarks, by machine; below, date and commit (* of a changed tree)"
 
 
 class Panel(NamedTuple):
@@ -64,10 +65,10 @@ def draw(runs: dict[str, list[dict]], path: pathlib.Path) -> int:
     colours = {where: f"C{i % 10}" for i, where in enumerate(machines)}
     down = -(-len(drawn) // COLUMNS)
     figure = Figure(figsize=(COLUMNS * WIDTH, down * HEIGHT + 1.0), layout="constrained")
-    axes = figure.subplots(down, COLUMNS, squeeze=False).flat
+    axes = figure.subplots(down, COLUMNS, squeeze=False).ravel()
     for ax, panel in zip(axes, drawn, strict=False):
         _panel(ax, panel, runs[panel.part], colours)
-    for ax in list(axes)[len(drawn) :]:
+    for ax in axes[len(drawn) :]:
         ax.set_axis_off()
     _legend(figure, colours)
     figure.savefig(path, dpi=100)
@@ -79,9 +80,7 @@ def _legend(figure: Figure, colours: dict[str, str]) -> None:
 
     lines = [Line2D([], [], color=c, marker="o", label=where) for where, c in colours.items()]
     lines.append(Line2D([], [], color="0.3", linestyle="--", label="target (the shaded side misses it)"))
-    figure.legend(
-        handles=lines, loc="outside upper center", ncols=2, title="One dot a run of the benchmarks, by machine"
-    )
+    figure.legend(handles=lines, loc="outside upper center", ncols=2, title=TITLE)
 
 
 def _panel(ax, panel: Panel, lines: list[dict], colours: dict[str, str]) -> None:
@@ -92,24 +91,35 @@ def _panel(ax, panel: Panel, lines: list[dict], colours: dict[str, str]) -> None
     i, last, _ = panel.dots[-1]
     ax.annotate(f"{last:.3g}", (i, last), textcoords="offset points", xytext=(6, 4), fontsize=8)
     wanted = limit(panel.target)
-    top = 1.25 * max([abs(v) for _, v, _ in panel.dots] + ([wanted[1]] if wanted else [])) or 1.0
-    ax.set_ylim(-top if any(v < 0.0 for _, v, _ in panel.dots) else 0.0, top)
+    bottom, top = _range([v for _, v, _ in panel.dots] + ([wanted[1]] if wanted else []))
+    ax.set_ylim(bottom, top)
     if wanted:
         ax.axhline(wanted[1], color="0.3", linestyle="--", linewidth=1)
-        ax.axhspan(*((wanted[1], top) if wanted[0] == "most" else (0.0, wanted[1])), color="C3", alpha=0.08)
+        ax.axhspan(*((wanted[1], top) if wanted[0] == "most" else (bottom, wanted[1])), color="C3", alpha=0.08)
     title = textwrap.fill(f"{panel.part}: {panel.name}", LETTERS)
     ax.set_title(f"{title}\n(target: {panel.target})", fontsize=8)
     ax.set_ylabel(textwrap.fill(panel.unit, 20), fontsize=8)
     _runs(ax, lines)
 
 
+def _range(values: list[float]) -> tuple[float, float]:
+    """Of the axis: zero and every value are in it."""
+    low, high = 1.25 * min(0.0, *values), 1.25 * max(0.0, *values)
+    return (low, high) if high > low else (0.0, 1.0)
+
+
 def _runs(ax, lines: list[dict], most: int = 4) -> None:
     """Dates and commits of the first, the last and some runs between below the axis."""
     last = len(lines) - 1
     shown = sorted({round(k * last / (most - 1)) for k in range(most)})
-    ax.set_xticks(shown, [f"{lines[i]['date'][:10]}\n{lines[i]['commit'][:7]}" for i in shown], fontsize=7)
+    ax.set_xticks(shown, [_when(lines[i]) for i in shown], fontsize=7)
     ax.set_xlim(-0.5, last + 0.9)
     ax.tick_params(axis="y", labelsize=7)
+
+
+def _when(run: dict) -> str:
+    """Date and commit, with a star where the tree was changed."""
+    return f"{run['date'][:10]}\n{run['commit'][:7]}{'*' if run['commit'].endswith('dirty') else ''}"
 
 
 def main() -> None:
@@ -118,6 +128,8 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to draw; all by default")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("benchmark_history.png"))
     chosen, runs = parser.parse_args(), load(HISTORY)
+    if not runs:
+        parser.error("the history is empty: make bench writes it")
     if unknown := set(chosen.parts) - set(runs):
         parser.error(f"no history of {', '.join(sorted(unknown))}; there is one of {', '.join(runs) or 'nothing'}")
     number = draw({part: runs[part] for part in chosen.parts or runs}, chosen.out)
