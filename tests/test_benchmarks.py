@@ -1,10 +1,11 @@
 """Every benchmark once at toy size, so that none rots; the history's lines read back; and its picture."""
 
 import contextlib
+import importlib
 import json
 import math
 import os
-import runpy
+import pathlib
 import sys
 
 import jax
@@ -32,11 +33,14 @@ def alone(monkeypatch, tmp_path):
 
 
 def in_this_process(command, environment, timeout):
-    """A program of `peers` in place of its own process, whose start is most of its time at toy size."""
+    """A program of `peers` in place of its own process: starting and tracing are all of its time at toy size."""
     before = sys.argv, list(sys.path), jax.config.jax_enable_x64
     try:
         sys.argv, sys.path = command[1:], [str(call.HERE), *sys.path]
-        runpy.run_path(command[1], run_name="__main__")
+        program = importlib.import_module(pathlib.Path(command[1]).stem)
+        _, settings = program.tasks.read(command[2])
+        jax.config.update("jax_enable_x64", settings["dtype"] == "float64")  # as the program does when it starts
+        program.tasks.main("ppl_gp", "toy", program.Engine)
     finally:
         sys.argv, sys.path = before[:2]
         jax.config.update("jax_enable_x64", before[2])

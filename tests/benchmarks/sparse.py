@@ -19,21 +19,20 @@ class Size(NamedTuple):
     steps: tuple[tuple[int, int], ...]  # M, B; the last in float32 and by natural gradients too
     repeats: int
     optimum: tuple[int, int, int, float]  # M, B, the most steps, seconds
+    rates: tuple[float, ...]  # Adam's, each tried for the optimum
     large: tuple[int, int, int]  # N, M, B
     predict: tuple[int, int]  # M, points
     cold: bool = True
 
 
 FULL = Size(
-    10_000,
-    (800, 40),
-    ((100, 256), (200, 1000), (500, 1000)),
-    5,
-    (100, 1000, 5000, 15.0),
-    (10**6, 200, 1000),
-    (200, 10**5),
-)
-TOY = Size(20, (20, 3), ((3, 10),), 1, (3, 10, 25, 1.0), (40, 3, 10), (3, 20), cold=False)
+    n=10_000, bound=(800, 40), steps=((100, 256), (200, 1000), (500, 1000)), repeats=5,
+    optimum=(100, 1000, 5000, 15.0), rates=(0.05, 0.01), large=(10**6, 200, 1000), predict=(200, 10**5),
+)  # fmt: skip
+TOY = Size(
+    n=20, bound=(20, 3), steps=((3, 10),), repeats=1,
+    optimum=(3, 10, 25, 1.0), rates=(0.05,), large=(20, 3, 10), predict=(3, 20), cold=False,
+)  # fmt: skip
 
 
 def problem(n: int, M: int, seed: int = 0) -> dict:
@@ -89,7 +88,7 @@ def _optimum(size: Size, names) -> Row:
     """Seconds to come within 1 nat per 1000 data of the bound that we reach in the limit, from the same start."""
     M, B, steps, limit = size.optimum
     given = problem(size.n, M)
-    common = {"task": "optimum", "batch": B, "steps": steps, "every": 25, "learning_rate": [0.05, 0.01]}
+    common = {"task": "optimum", "batch": B, "steps": steps, "every": 25, "learning_rate": size.rates}
     common["seconds_limit"] = limit
     long = ask(given, common | {"methods": ["natgrad"]}, ("ppl_gp",))
     target, answers = max(run.get("bound", -np.inf) for run in long["ppl_gp"]["runs"]), {}
