@@ -24,14 +24,16 @@ PARTS = {
     "first": first_answer,
 }  # each has `rows(size)`, and the sizes FULL and TOY
 ALONE = ("sparse", "deep", "first")  # each has a table of its own in the README
+_IN_TURN = "Compiled and warm; each library in a process of its own, one after the other."
+HOW = {"sparse": _IN_TURN, "deep": _IN_TURN, "first": "Each answer by fresh processes, one after the other."}
 
 
-def heading() -> str:
-    """When, where and how the table was measured, in two sentences."""
+def heading(marks: str = "benchmarks") -> str:
+    """When, where and how this table was measured."""
+    how = "Compiled and warm unless it says compile time; ratios are medians of pairs taken in turn in one process."
     return (
         f"Measured on {datetime.date.today()} with {record.machine()}, float64, "
-        f"Python {platform.python_version()}, JAX {jax.__version__}. Compiled and warm unless it says compile time or first "
-        "answer; ratios are medians of pairs taken in turn in one process."
+        f"Python {platform.python_version()}, JAX {jax.__version__}. {HOW.get(marks, how)}"
     )
 
 
@@ -55,7 +57,7 @@ def write_table(parts: list[str], rows: list[Row], readme: pathlib.Path = README
     tables = {frozenset([part]): part for part in ALONE} | {frozenset(PARTS) - set(ALONE): "benchmarks"}
     if marks := tables.get(frozenset(parts)):
         marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
-        new = f"{heading()}\n\n{table(rows)}"
+        new = f"{heading(marks)}\n\n{table(rows)}"
         readme.write_text(marked.sub(lambda m: f"{m[1]}\n{new}\n{m[2]}", readme.read_text()))
 
 
