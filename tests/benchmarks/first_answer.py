@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.benchmarks.ask import LIMIT
 from tests.benchmarks.common import Row, two_moons_like
-from tests.benchmarks.peers.call import NAMES, available, run_peer
+from tests.benchmarks.peers.call import OWN, available, run_peer
 
 TARGETS = {"Laplace": 3.5, "EP": 4.5, "VI": 4.5, "SVGP": 6.5, "NUTS": 10.0}  # seconds, nothing compiled before
 FILLED = 3.0  # seconds, everything compiled before
@@ -67,7 +67,7 @@ def _what(size: Size, name: str) -> str:
 def _peers(size: Size) -> Iterator[Row]:
     """Those that are installed; the others are named on the terminal."""
     for name, what in PEERS.items():
-        if name in NAMES["first"] and name not in available("first"):
+        if name not in (*OWN, *available("first")):
             print(f"{name} is not installed: make bench-peers", flush=True)
             continue
         answer = _median(size, name, {"method": "peer"})
