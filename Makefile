@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
-.PHONY: demo test test-slow bench bench-peers lint notebooks clean
+.PHONY: demo test test-slow bench bench-history bench-peers lint notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -23,8 +23,13 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run
 	$(BIN)/python -m tests.benchmarks.run sparse
 	$(BIN)/python -m tests.benchmarks.run deep
+	$(BIN)/python -m tests.benchmarks.run first
 
-# The libraries that the sparse and the deep benchmarks compare with, each in an environment of its own.
+# Every number of every run that is on record, over time: benchmark_history.png.
+bench-history: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.benchmarks.history
+
+# The libraries that the sparse and deep benchmarks and the one of first answers compare with, each in an environment of its own.
 bench-peers: $(foreach peer,gpflow gpytorch gpjax gpflux,.venv-$(peer)/.installed)
 
 .venv-%/.installed: tests/benchmarks/peers/requirements-%.txt
@@ -53,5 +58,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out dist
+	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

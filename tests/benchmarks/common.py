@@ -16,11 +16,16 @@ from ppl_gp.model.factors import read
 
 
 class Row(NamedTuple):
-    """One line of the table: what was measured, against what, the ratio, and the target the project set itself."""
+    """One line of the table: what was measured, the figure as text, and the target the project set itself.
+
+    `value` in `unit` is the number in the figure that the target is about, for the history; `None` where it was not had.
+    """
 
     what: str
     figure: str
     target: str
+    value: float | None = None
+    unit: str = ""
 
 
 def binary(X, y=None):

@@ -1,12 +1,10 @@
 """First-call compile time of each method (n = 300) and peak memory at n = 4000, each in a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tests.benchmarks.common import Row
+from tests.benchmarks.fresh import fresh
 
 _SCRIPT = """
 import json, pathlib, re
@@ -26,25 +24,51 @@ after = peak()
 print(json.dumps({{"compile": fit.stats["compile_seconds"], "run": fit.stats["run_seconds"], "kib": after, "base": before}}))
 """
 _FIXED = "pg.Fixed({'variance': 4.0, 'lengthscale': 1.0})"
+_LOCAL = ("Laplace", "EP", "VI", "LocalBound")
 
 
-def _measure(method: str, n: int) -> dict:
-    environment = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
-    script = _SCRIPT.format(methods=repr(method), n=n)
-    out = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    return json.loads(out.stdout.strip().splitlines()[-1])
+class Size(NamedTuple):
+    """The methods whose compiling is timed, by n data; those whose memory is measured, by `large` data.
+
+    Only a `cold` process, which finds nothing compiled before, has a compile time that means anything.
+    """
+
+    n: int
+    compiled: tuple[str, ...]
+    large: int
+    measured: tuple[str, ...]
+    cold: bool = True
 
 
-def rows() -> Iterator[Row]:
+FULL = Size(
+    300,
+    (*(f"pg.{m}(hyper={_FIXED})" for m in _LOCAL), *(f"pg.{m}()" for m in _LOCAL), "pg.NUTS(20, 20, 1)"),
+    4000,
+    ("Laplace", "EP"),
+)
+TOY = Size(20, (f"pg.Laplace(hyper={_FIXED})",), 20, ("Laplace",), cold=False)
+
+
+def rows(size: Size = FULL) -> Iterator[Row]:
     """Seconds of tracing and compiling at first use; mebibytes at the largest exact size."""
-    methods = ("Laplace", "EP", "VI", "LocalBound")
-    for text in [f"pg.{m}(hyper={_FIXED})" for m in methods] + [f"pg.{m}()" for m in methods] + ["pg.NUTS(20, 20, 1)"]:
-        label = text.replace(_FIXED, "Fixed(...)").replace("pg.", "").replace("()", "(hyper=MAP())")
-        got = _measure(text, 300)
-        yield Row(f"{label}: compile time of the first fit, n = 300", f"{got['compile']:.1f} s", "reported")
-    matrix = 4000**2 * 8 / 2**20
-    for name in ("Laplace", "EP"):
-        got = _measure(f"pg.{name}(hyper={_FIXED})", 4000)
-        peak = (got["kib"] - got["base"]) / 1024
-        figure = f"{peak:.0f} MiB = {peak / matrix:.1f} matrices of n x n"
-        yield Row(f"{name}: peak memory of a fit, n = 4000", figure, "reported")
+    yield from (_compiling(text, size) for text in size.compiled)
+    yield from (_memory(name, size) for name in size.measured)
+
+
+def _measure(method: str, n: int, size: Size) -> dict:
+    return fresh(_SCRIPT.format(methods=repr(method), n=n), size.cold)
+
+
+def _compiling(text: str, size: Size) -> Row:
+    label = text.replace(_FIXED, "Fixed(...)").replace("pg.", "").replace("()", "(hyper=MAP())")
+    value = _measure(text, size.n, size)["compile"]
+    what = f"{label}: compile time of the first fit, n = {size.n}"
+    return Row(what, f"{value:.1f} s", "reported", value, "s")
+
+
+def _memory(name: str, size: Size) -> Row:
+    matrix, got = size.large**2 * 8 / 2**20, _measure(f"pg.{name}(hyper={_FIXED})", size.large, size)
+    peak = (got["kib"] - got["base"]) / 1024
+    figure = f"{peak:.0f} MiB = {peak / matrix:.1f} matrices of n x n"
+    what = f"{name}: peak memory of a fit, n = {size.large}"
+    return Row(what, figure, "reported", peak / matrix, "matrices of n x n")

@@ -1,8 +1,7 @@
-"""`make bench`: measure everything in one run, print the table, and write it into the README between its markers."""
+"""`make bench`: measure, print, write the tables into the README between their markers, and a line into the history."""
 
 import argparse
 import datetime
-import os
 import pathlib
 import platform
 import re
@@ -11,52 +10,74 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-from tests.benchmarks import cost, deep, evidence, mcmc, sklearn_peer, sparse  # noqa: E402
+from tests.benchmarks import cost, deep, evidence, first_answer, mcmc, record, sklearn_peer, sparse  # noqa: E402
+from tests.benchmarks.common import Row  # noqa: E402
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
+README = record.ROOT / "README.md"
 PARTS = {
-    "evidence": evidence.rows,
-    "sklearn": sklearn_peer.rows,
-    "mcmc": mcmc.rows,
-    "cost": cost.rows,
-    "sparse": sparse.rows,
-    "deep": deep.rows,
-}
-ALONE = ("sparse", "deep")  # each has a table of its own in the README
+    "evidence": evidence,
+    "sklearn": sklearn_peer,
+    "mcmc": mcmc,
+    "cost": cost,
+    "sparse": sparse,
+    "deep": deep,
+    "first": first_answer,
+}  # each has `rows(size)`, and the sizes FULL and TOY
+ALONE = ("sparse", "deep", "first")  # each has a table of its own in the README
+_IN_TURN = "Compiled and warm; each library in a process of its own, one after the other."
+HOW = {"sparse": _IN_TURN, "deep": _IN_TURN, "first": "Each answer by fresh processes, one after the other."}
 
 
-def machine() -> str:
-    """Processor, cores and versions, in one sentence."""
-    info = pathlib.Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
-    name = found.group(1) if found else platform.processor() or platform.machine()
+def heading(marks: str = "benchmarks") -> str:
+    """When, where and how this table was measured."""
+    how = "Compiled and warm unless it says compile time; ratios are medians of pairs taken in turn in one process."
     return (
-        f"Measured on {datetime.date.today()} with {name}, {os.cpu_count()} cores, {jax.devices()[0].platform}, float64, "
-        f"Python {platform.python_version()}, JAX {jax.__version__}. Compiled and warm unless it says compile time; "
-        "ratios are medians of pairs taken in turn in one process."
+        f"Measured on {datetime.date.today()} with {record.machine()}, float64, "
+        f"Python {platform.python_version()}, JAX {jax.__version__}. {HOW.get(marks, how)}"
     )
 
 
-def main():
-    """Run the chosen parts. `sparse` or `deep` alone, and all the others together, rewrite their tables in the README."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; all by default")
-    chosen = parser.parse_args().parts or [part for part in PARTS if part not in ALONE]
-    if unknown := set(chosen) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    rows = []
-    for part in chosen:
-        for row in PARTS[part]():
-            rows.append(row)
-            print(f"{row.what}: {row.figure} (target: {row.target})", flush=True)
-    lines = ["| what | measured | target |", "|---|---|---|"] + [
-        f"| {r.what} | {r.figure} | {r.target} |" for r in rows
-    ]
-    table = machine() + "\n\n" + "\n".join(lines)
+def measure(part: str, toy: bool = False) -> list[Row]:
+    """Every row of the part, printed as it comes."""
+    module, rows = PARTS[part], []
+    for row in module.rows(module.TOY if toy else module.FULL):
+        rows.append(row)
+        print(f"{row.what}: {row.figure} (target: {row.target})", flush=True)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    head = ["| what | measured | target |", "|---|---|---|"]
+    return "\n".join(head + [f"| {r.what} | {r.figure} | {r.target} |" for r in rows])
+
+
+def write_table(parts: list[str], rows: list[Row], readme: pathlib.Path = README) -> None:
+    """Between the README's markers, if these parts together have a table there."""
     tables = {frozenset([part]): part for part in ALONE} | {frozenset(PARTS) - set(ALONE): "benchmarks"}
-    if marks := tables.get(frozenset(chosen)):
+    if marks := tables.get(frozenset(parts)):
         marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
-        README.write_text(marked.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", README.read_text()))
+        new = f"{heading(marks)}\n\n{table(rows)}"
+        readme.write_text(marked.sub(lambda m: f"{m[1]}\n{new}\n{m[2]}", readme.read_text()))
+
+
+def main():
+    """Run the chosen parts. Those in `ALONE`, each alone, and all the others together, rewrite their README tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--toy", action="store_true", help="once, at toy size, and nothing is written")
+    chosen = parser.parse_args()
+    parts = chosen.parts or [part for part in PARTS if part not in ALONE]
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    rows, at = [], record.commit()
+    for part in parts:
+        measured = measure(part, chosen.toy)
+        rows += measured
+        if not chosen.toy:
+            record.append(record.entry(part, measured, at))
+    if not chosen.toy:
+        write_table(parts, rows)
 
 
 if __name__ == "__main__":
