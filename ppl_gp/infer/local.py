@@ -23,7 +23,7 @@ from ppl_gp.local.natural import Positive, Sites, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import require_no_subsampling, roles
 from ppl_gp.numerics.quadrature import TOLERANCE
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
 
 
@@ -77,7 +77,8 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
         sp = space(trace, model, args, kwargs)
         return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
     hyper = fixed_values(method.hyper, names, model, args, kwargs) if isinstance(method.hyper, Fixed) else {}
-    return Optimum(hyper, Result.converged, {}, *_solved(model, _without_values(method), hyper, args, kwargs))
+    num = trace[found.gps[0]]["fn"].shape()[-1]
+    return Optimum(hyper, Result.converged, {}, *_solved(model, _without_values(method), hyper, args, kwargs, num=num))
 
 
 def _without_values(method: LocalMethod) -> LocalMethod:
@@ -87,11 +88,12 @@ def _without_values(method: LocalMethod) -> LocalMethod:
     return bare
 
 
-def _solved(*problem) -> tuple[Float[Array, ""], Solution]:
+def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
     """As `_solve`; what a log-concave likelihood should not need is compiled where the solution failed without it."""
-    value, solution = _solve(*problem, general=False)
+    solve = _solve if num <= FEW_DATA else _solve.full
+    value, solution = solve(*problem, general=False)
     if isinstance(solution.sites, Positive) and solution.code != Result.converged.code:
-        value, solution = _solve(*problem, general=True)
+        value, solution = solve(*problem, general=True)
     return value, solution
 
 

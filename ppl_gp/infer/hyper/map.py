@@ -27,7 +27,7 @@ from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
 from ppl_gp.local.natural import Positive, Sites, as_general, flat
 from ppl_gp.model.factors import read
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import FEW_DATA, quick_jit
 
 _FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 _UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that the line search backs off
@@ -174,11 +174,12 @@ def _asked(problem: _Problem, runs: _Run) -> tuple[_Run, _Evaluation]:
     """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave, and rescues, are compiled when an
     evaluation has failed without them.
     """
-    at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+    evaluate = _evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else _evaluate.full
+    at = evaluate(problem, runs.asked, runs.sites, runs.done)
     solved = np.asarray(at.solution.code) == Result.converged.code
     if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
         runs = as_general(runs)
-        at = _evaluate(problem, runs.asked, runs.sites, runs.done)
+        at = evaluate(problem, runs.asked, runs.sites, runs.done)
     return runs, at
 
 
