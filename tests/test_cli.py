@@ -122,7 +122,7 @@ def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
         (("MODEL", "DATA", "--target", "kind", "--methods", "laplace,magic"), "magic: give some of laplace"),
         (("MODEL", "DATA", "--target", "kind", "--set", "link=cauchit"), "link='cauchit'"),
         (("MODEL", "DATA", "--target", "kind", "--set", "probit"), "NAME=VALUE"),
-        (("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"), r"no option 'nonsense'; it has ['link']"),
+        (("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"), r"no option 'nonsense'; it has ['link', 'ard']"),
         (("MODEL", "DATA", "--target", "kind", "--set", "throw=3"), "'throw' is an argument of the library's own"),
         (("MODEL", "DATA", "--target", "kind", "--set", "link=probit", "--set", "link=logit"), "given twice"),
         (("COUNTS", "DATA", "--target", "kind"), "no variable with the outcomes 0 and 1; give numbers"),

@@ -30,7 +30,7 @@ def _save(figure, path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     if title:
-        figure.text(0.995, 0.005, title, ha="right", va="bottom", fontsize=8, color="grey")
+        figure.supxlabel(title, x=0.995, ha="right", fontsize=8, color="grey")  # which the layout keeps room for
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
