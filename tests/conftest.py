@@ -20,20 +20,30 @@ from jaxtyping import install_import_hook  # noqa: E402
 # Shapes and types stand in every signature; they are checked here and cost nothing to a user.
 install_import_hook("ppl_gp", "beartype.beartype")
 
+import ctypes  # noqa: E402
 import functools  # noqa: E402
+import gc  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-_MEMORY_MAPS = Path("/proc/self/maps")
+_MEMORY_MAPS, _STATUS = Path("/proc/self/maps"), Path("/proc/self/statm")
+_PAGES = 2_500_000_000 // 4096  # of memory in use, from which on compiled functions are let go of
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_memory_maps():
-    """XLA holds some maps of memory for each compiled function, and Linux ends a process that has over 65 530."""
+def _little_memory():
+    """XLA holds memory, and some maps of it, for each compiled function; Linux ends a process that has over 65 530 maps."""
     yield
-    if _MEMORY_MAPS.exists() and len(_MEMORY_MAPS.read_bytes().splitlines()) > 30_000:
+    if not _MEMORY_MAPS.exists():
+        return
+    many = len(_MEMORY_MAPS.read_bytes().splitlines()) > 30_000
+    if many or int(_STATUS.read_text().split()[1]) > _PAGES:
         jax.clear_caches()
+        gc.collect()
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(
+            0
+        )  # what is free goes back to the system, where the C library has the call
 
 
 @pytest.fixture(scope="session")
