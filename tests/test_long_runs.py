@@ -576,7 +576,7 @@ def test_run_that_was_killed_is_resumed(tmp_path):
     """SIGKILL in the middle of a run in another process."""
     code = (
         "import sys, time; sys.path.insert(0, 'tests')\n"
-        "import test_long_runs as t, ppl_gp as pg; from ppl_gp.infer import long_run; long_run.CHUNK = t.CHUNK\n"
+        "import test_long_runs as t, ppl_gp as pg; from ppl_gp.infer.svgp import run as long_run; long_run.CHUNK = t.CHUNK\n"
         "def slow():\n"
         "    for batch in t.batches(3):\n"
         "        yield batch; time.sleep(0.3)\n"
