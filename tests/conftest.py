@@ -28,22 +28,31 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 _MEMORY_MAPS, _STATUS = Path("/proc/self/maps"), Path("/proc/self/statm")
-_PAGES = 2_500_000_000 // 4096  # of memory in use, from which on compiled functions are let go of
+_MANY_MAPS = 30_000  # Linux ends a process that has over 65 530; XLA holds some for each compiled function
+_GROWTH = (
+    2_000_000_000 // 4096
+)  # pages of memory more than after the last clearing, from which on compiled functions are let go of
+_EVERY = 10  # tests from one look to the next
+_looks = {"tests": 0, "pages": 0}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _little_memory():
-    """XLA holds memory, and some maps of it, for each compiled function; Linux ends a process that has over 65 530 maps."""
+    """Compiled functions are let go of where they hold much memory, also inside a file of hundreds of tests."""
     yield
-    if not _MEMORY_MAPS.exists():
+    _looks["tests"] += 1
+    if _looks["tests"] % _EVERY or not _MEMORY_MAPS.exists():
         return
-    many = len(_MEMORY_MAPS.read_bytes().splitlines()) > 30_000
-    if many or int(_STATUS.read_text().split()[1]) > _PAGES:
+    many = len(_MEMORY_MAPS.read_bytes().splitlines()) > _MANY_MAPS
+    if many or _pages() > _looks["pages"] + _GROWTH:
         jax.clear_caches()
         gc.collect()
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(
-            0
-        )  # what is free goes back to the system, where the C library has the call
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # gives memory back to the system, where the C library has it
+        _looks["pages"] = _pages()
+
+
+def _pages() -> int:
+    return int(_STATUS.read_text().split()[1])
 
 
 @pytest.fixture(scope="session")
