@@ -22,20 +22,19 @@ class Dependence(IntEnum):
 
 
 # Linear in all operands together.
-_LINEAR = {"add", "sub", "add_any", "neg", "broadcast_in_dim", "reshape", "transpose", "slice", "squeeze", "expand_dims",
-           "concatenate", "pad", "rev", "reduce_sum", "copy", "copy_p", "optimization_barrier"}  # fmt: skip
+_LINEAR = frozenset(
+    """
+    add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
+    pad rev reduce_sum copy copy_p optimization_barrier
+    """.split()
+)
 # Entry by entry the same number, in another place.
-_MOVES = {
-    "broadcast_in_dim",
-    "reshape",
-    "transpose",
-    "slice",
-    "squeeze",
-    "expand_dims",
-    "copy",
-    "copy_p",
-    "optimization_barrier",
-}
+_MOVES = frozenset(
+    """
+    broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p
+    optimization_barrier
+    """.split()
+)
 _FIRST_ONLY = {"div", "gather", "dynamic_slice"}  # linear in the first operand, where no other depends on the argument
 _CALLS = {
     "pjit",

@@ -6,10 +6,12 @@ import jax
 from jax.extend import core
 
 # The highest degree of the arguments is the result's.
-_LINEAR = {
-    "add", "add_any", "sub", "neg", "broadcast_in_dim", "reshape", "transpose", "reduce_sum", "cumsum", "squeeze", "expand_dims",
-    "slice", "concatenate", "copy", "rev", "pad", "split", "reduce_precision",
-}  # fmt: skip
+_LINEAR = frozenset(
+    """
+    add add_any sub neg broadcast_in_dim reshape transpose reduce_sum cumsum squeeze expand_dims
+    slice concatenate copy rev pad split reduce_precision
+    """.split()
+)
 _PRODUCTS = {"mul", "dot_general"}
 # The first argument counts, if the others do not depend on x.
 _INDEXING = {"div", "gather", "dynamic_slice"}

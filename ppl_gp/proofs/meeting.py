@@ -17,16 +17,21 @@ import numpy as np
 _WORD = 32  # functions a word of a set
 _LINEAR = {"add", "sub", "neg", "add_any", "copy", "copy_p", "stop_gradient", "real"}
 _MULTIPLES = {"mul", "div"}  # linear where one factor, or the numerator alone, depends on the functions
-_ELEMENTWISE = {
-    "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sqrt", "rsqrt", "cbrt", "pow", "integer_pow", "square", "abs",
-    "sign", "max", "min", "floor", "ceil", "round", "erf", "erfc", "erf_inv", "lgamma", "digamma", "polygamma", "zeta", "igamma",
-    "igammac", "igamma_grad_a", "random_gamma_grad", "regularized_incomplete_beta", "bessel_i0e", "bessel_i1e", "is_finite", "eq",
-    "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "clamp", "nextafter", "atan2", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "rem", "logaddexp",
-}  # fmt: skip
-_MOVES = {
-    "reshape", "transpose", "broadcast_in_dim", "squeeze", "slice", "rev", "expand_dims", "concatenate", "gather", "dynamic_slice",
-}  # fmt: skip
+_ELEMENTWISE = frozenset(
+    """
+    exp exp2 log log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
+    min floor ceil round erf erfc erf_inv lgamma digamma polygamma zeta igamma igammac
+    igamma_grad_a random_gamma_grad regularized_incomplete_beta bessel_i0e bessel_i1e is_finite
+    eq ne lt le gt ge and or not xor clamp nextafter atan2 sin cos tan asin acos atan sinh cosh
+    asinh acosh atanh rem logaddexp
+    """.split()
+)
+_MOVES = frozenset(
+    """
+    reshape transpose broadcast_in_dim squeeze slice rev expand_dims concatenate gather
+    dynamic_slice
+    """.split()
+)
 _REDUCTIONS = {"reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin"}
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
           "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}  # fmt: skip
