@@ -1,11 +1,12 @@
-"""A deep Gaussian process with a latent input: the hidden coordinate enters the first layer beside x, and the layers bend both.
+"""A deep Gaussian process with a latent input: the hidden coordinate enters the first layer beside
+x, and the layers bend both.
 
     h_n ~ N(0, I)                       latent input of datum n, (Q,)
     f   = a deep GP (`models.deep`) on [x_n, h_n], with D + Q units in each inner layer
     y_n ~ N(f_n, noise_scale^2)
 
-Layers give sharp, non-stationary shapes; the latent gives conditional densities that are no Gaussians (Salimbeni, Dutordoir,
-Hensman & Deisenroth 2019; Leibfried et al. 2022).
+Layers give sharp, non-stationary shapes; the latent gives conditional densities that are no
+Gaussians (Salimbeni, Dutordoir, Hensman & Deisenroth 2019; Leibfried et al. 2022).
 """
 
 import jax.numpy as jnp

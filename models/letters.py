@@ -1,7 +1,9 @@
-"""Points drawn evenly inside letters: a conditional density of y given x with several modes, jumps and gaps, known exactly.
+"""Points drawn evenly inside letters: a conditional density of y given x with several modes, jumps
+and gaps, known exactly.
 
-A glyph's column at x is a set of intervals, and y given x is uniform on them. The letters come from a font through matplotlib's text
-paths, so no file is needed. (The task of Leibfried et al. 2022, figure 7.)
+A glyph's column at x is a set of intervals, and y given x is uniform on them. The letters come from
+a font through matplotlib's text paths, so no file is needed. (The task of Leibfried et al. 2022,
+figure 7.)
 """
 
 from typing import NamedTuple
@@ -12,7 +14,9 @@ _PIXELS = 400  # of the mask's height
 
 
 class Letters(NamedTuple):
-    """`X` (N, 1) and `y` (N,), standardised by all points; `log_density(X, y)` is the exact log p(y | x), (N,), nats."""
+    """`X` (N, 1) and `y` (N,), standardised by all points; `log_density(X, y)` is the exact log p(y
+    | x), (N,), nats.
+    """
 
     X: np.ndarray
     y: np.ndarray
@@ -24,7 +28,9 @@ class Letters(NamedTuple):
         """-log of the letters' height at x, or -inf outside."""
         points = np.stack([np.ravel(X), np.ravel(y)], 1)
         column, row = np.floor((points - self.origin) / self.pixel).astype(int).T
-        inside = (0 <= row) & (row < self.mask.shape[0]) & (0 <= column) & (column < self.mask.shape[1])
+        inside = (
+            (0 <= row) & (row < self.mask.shape[0]) & (0 <= column) & (column < self.mask.shape[1])
+        )
         row, column = np.where(inside, row, 0), np.where(inside, column, 0)
         height = self.mask.sum(0)[column] * self.pixel[1]
         with np.errstate(divide="ignore"):
@@ -47,12 +53,15 @@ def letter_mask(text: str) -> np.ndarray:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
-    path = TextPath((0, 0), text, size=_PIXELS, prop=FontProperties(family="DejaVu Sans", weight="bold"))
+    path = TextPath(
+        (0, 0), text, size=_PIXELS, prop=FontProperties(family="DejaVu Sans", weight="bold")
+    )
     low, high = np.floor(path.vertices.min(0)), np.ceil(path.vertices.max(0))
     x, y = (np.arange(a, b) + 0.5 for a, b in zip(low, high, strict=True))
     centres = np.stack(np.meshgrid(x, y), -1)
     mask = np.zeros(centres.shape[:2], bool)
-    for polygon in path.to_polygons():  # holes are polygons too: inside an odd number of them is inside
+    # holes are polygons too: inside an odd number of them is inside
+    for polygon in path.to_polygons():
         mask ^= _inside(polygon, centres)
     return mask
 

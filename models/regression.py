@@ -19,7 +19,9 @@ import ppl_gp as pg
 def regression(X, y=None):
     """X (N, D), y (N,) of real numbers or `None` to draw them."""
     D = X.shape[-1]
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1))
+    lengthscale = numpyro.sample(
+        "lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
+    )
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     noise_scale = numpyro.sample("noise_scale", dist.LogNormal(-1.0, 1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))

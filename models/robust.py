@@ -7,8 +7,8 @@
     f | X         ~ GP(0, variance exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2)))
     y_n | f       ~ StudentT(df, f_n, noise_scale)
 
-An outlier's pseudo-likelihood may have negative precision: seeing y_n then makes f_n less certain than before.
-The priors are meant for standardised X and y.
+An outlier's pseudo-likelihood may have negative precision: seeing y_n then makes f_n less certain
+than before. The priors are meant for standardised X and y.
 """
 
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ import ppl_gp as pg
 def student_t(X, y=None):
     """X (N, D), y (N,) of real numbers or `None` to draw them."""
     D = X.shape[-1]
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1))
+    lengthscale = numpyro.sample(
+        "lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
+    )
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     noise_scale = numpyro.sample("noise_scale", dist.LogNormal(-1.0, 1.0))
     df = numpyro.sample("df", dist.Gamma(2.0, 0.1))

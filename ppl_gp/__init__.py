@@ -1,4 +1,6 @@
-"""Gaussian-process models declared once, as NumPyro models, and inferred by every method that matters."""
+"""Gaussian-process models declared once, as NumPyro models, and inferred by every method that
+matters.
+"""
 
 # The site and what it is made of
 from ppl_gp import kernels, means, observations
@@ -10,7 +12,15 @@ from ppl_gp.cache import cache
 from ppl_gp.deep.latents import Amortised, Free
 
 # Errors and results
-from ppl_gp.errors import DataError, FitError, ModelError, NotPointwiseError, PplGpError, Result, StoreError
+from ppl_gp.errors import (
+    DataError,
+    FitError,
+    ModelError,
+    NotPointwiseError,
+    PplGpError,
+    Result,
+    StoreError,
+)
 from ppl_gp.gp import GP, Whiten
 
 # What happens to the hyperparameters

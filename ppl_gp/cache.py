@@ -10,11 +10,13 @@ from ppl_gp.errors import DataError
 
 
 def cache(path: str | Path | None = None) -> Path:
-    """Keep every compiled function in the folder `path`, and look there first: a second process compiles what is new only.
+    """Keep every compiled function in the folder `path`, and look there first: a second process
+    compiles what is new only.
 
-    Compiling is most of the time of a first fit. `path=None`: the folder that JAX was given already (JAX_COMPILATION_CACHE_DIR), else
-    `ppl_gp` in the user's cache folder ($XDG_CACHE_HOME, or ~/.cache). Returns it. Programs are found by what they compute, so that a
-    changed model finds no old one. JAX's persistent cache, its smallest programs included; remove the folder to empty it.
+    Compiling is most of the time of a first fit. `path=None`: the folder that JAX was given already
+    (JAX_COMPILATION_CACHE_DIR), else `ppl_gp` in the user's cache folder ($XDG_CACHE_HOME, or
+    ~/.cache). Returns it. Programs are found by what they compute, so that a changed model finds no
+    old one. JAX's persistent cache, its smallest programs included; remove the folder to empty it.
 
     Raises `DataError` for a folder that cannot be written.
     """
@@ -22,12 +24,15 @@ def cache(path: str | Path | None = None) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cache(path={str(folder)!r}) is no folder that can be written: {error}") from error
+        raise DataError(
+            f"cache(path={str(folder)!r}) is no folder that can be written: {error}"
+        ) from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Most of a fit's programs are small: hundreds of them, of some hundredths of a second each.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # JAX looks at these settings when it compiles for the first time
+    # JAX looks at these settings when it compiles for the first time
+    compilation_cache.reset_cache()
     return folder
 
 

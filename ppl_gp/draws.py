@@ -17,12 +17,14 @@ from ppl_gp.numerics.linalg import add_diagonal
 
 
 class Draws(eqx.Module):
-    """S draws of everything that a posterior is over, each with its weight; S = 1 where the hyperparameters are one value.
+    """S draws of everything that a posterior is over, each with its weight; S = 1 where the
+    hyperparameters are one value.
 
     - `hyper`: {hyperparameter or param: (S, ...)}.
     - `latents`: {latent that stands one a datum: (S, ...)}, where a sampler drew it.
     - `kept`: {GP site: what is kept of q(f)}.
-    - `log_weights`: (S,), finite, their exponentials sum to one: -log S of draws by MCMC, others of weighted points.
+    - `log_weights`: (S,), finite, their exponentials sum to one: -log S of draws by MCMC, others of
+      weighted points.
     """
 
     hyper: dict
@@ -45,7 +47,9 @@ class Draws(eqx.Module):
         """The same draws, with the sites that stand one a datum among `latents`."""
         known = self.known
         hyper = {k: v for k, v in known.items() if not latents(k)}
-        return Draws(hyper, {k: v for k, v in known.items() if latents(k)}, self.kept, self.log_weights)
+        return Draws(
+            hyper, {k: v for k, v in known.items() if latents(k)}, self.kept, self.log_weights
+        )
 
     @property
     def num(self) -> int:
@@ -64,7 +68,9 @@ class Draws(eqx.Module):
 
     @property
     def values(self) -> dict:
-        """{GP site: a value of f at the training inputs} of an entry, for running the model there; sites without one are left out."""
+        """{GP site: a value of f at the training inputs} of an entry, for running the model there;
+        sites without one are left out.
+        """
         found = {k: v.values for k, v in self.kept.items()}
         return {k: f for k, f in found.items() if f is not None}
 
@@ -88,7 +94,8 @@ class Draws(eqx.Module):
         return bool(np.ptp(w) > 1e-3 * np.sqrt(np.finfo(w.dtype).eps))
 
     def resampled(self, num: int) -> np.ndarray:
-        """Indices of `num` draws in proportion to the weights, spread evenly over the draws (systematic resampling). Not under `jit`.
+        """Indices of `num` draws in proportion to the weights, spread evenly over the draws
+        (systematic resampling). Not under `jit`.
 
         Equal weights: every draw floor(num / S) or one more times.
         """
@@ -97,7 +104,8 @@ class Draws(eqx.Module):
             return ((np.arange(used) * self.num) // used)[np.arange(num) % used]
         edges = np.cumsum(np.exp(np.asarray(self.log_weights, float)))
         found = np.searchsorted(edges / edges[-1], (np.arange(num) + 0.5) / num)
-        return np.random.default_rng(0).permutation(found)  # so that every part of them is as well spread
+        # so that every part of them is as well spread
+        return np.random.default_rng(0).permutation(found)
 
     def of_equal_weight(self, num: int) -> "Draws":
         """`num` resampled draws where weights differ, else these draws."""
@@ -108,18 +116,23 @@ class Draws(eqx.Module):
 
 
 class Mixture(eqx.Module):
-    """The weighted mixture of posterior processes over S draws; each call rebuilds them one by one, O(S (N^3 + M N^2))."""
+    """The weighted mixture of posterior processes over S draws; each call rebuilds them one by one,
+    O(S (N^3 + M N^2)).
+    """
 
     prior_of: Callable = eqx.field(static=True)  # {site: value} -> GP at the training inputs
     site: str = eqx.field(static=True)
     draws: Draws
 
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
-        """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate normals."""
+        """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate
+        normals.
+        """
         kept = self.draws.kept[self.site]
         if len(kept.mean.shape) > 2:
             raise ModelError(
-                "a mixture of several functions at one GP site has no one distribution; use fit.predict or fit.sample."
+                "a mixture of several functions at one GP site has no one distribution; use "
+                "fit.predict or fit.sample."
             )
 
         def one(draw):
@@ -131,5 +144,7 @@ class Mixture(eqx.Module):
         weights = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
         if joint:
             spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
-            return dist.MixtureSameFamily(weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread)))
+            return dist.MixtureSameFamily(
+                weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
+            )
         return dist.MixtureSameFamily(weights, dist.Normal(mean.T, jnp.sqrt(spread.T)))

@@ -1,7 +1,8 @@
 """Status as data (`Result`) and the typed errors that are raised at the boundary.
 
-Inside compiled code a status is a small integer, `Result.<member>.code`; `Result.from_code` turns it back.
-Every error names the argument, its value and the remedy. `FitError` carries the fit, so nothing computed is lost.
+Inside compiled code a status is a small integer, `Result.<member>.code`; `Result.from_code` turns
+it back. Every error names the argument, its value and the remedy. `FitError` carries the fit, so
+nothing computed is lost.
 """
 
 import enum
@@ -9,7 +10,9 @@ from typing import Any
 
 
 class Result(enum.StrEnum):
-    """How an inference ended. The members are the messages: `fit.result == "converged"` holds as well."""
+    """How an inference ended. The members are the messages: `fit.result == "converged"` holds as
+    well.
+    """
 
     converged = "converged"
     max_steps = "max_steps"
@@ -42,24 +45,30 @@ class Result(enum.StrEnum):
 
 _MESSAGES = {
     Result.converged: "converged.",
-    Result.max_steps: "the step limit was reached before the tolerance; raise `max_steps`, lower `damping`, or "
-    "loosen `tol`.",
-    Result.nonfinite: "a value that is not finite appeared; run pg.check(model, ...) and look at the data's scale, "
-    "the jitter and the hyperparameters.",
-    Result.negative_curvature: "the Gaussian's precision K^-1 + T stopped being positive definite (a likelihood that "
-    "is not log-concave); try EP(power=0.5, damping=0.5), or NUTS().",
+    Result.max_steps: "the step limit was reached before the tolerance; raise `max_steps`, lower "
+    "`damping`, or loosen `tol`.",
+    Result.nonfinite: "a value that is not finite appeared; run pg.check(model, ...) and look at "
+    "the data's scale, the jitter and the hyperparameters.",
+    Result.negative_curvature: "the Gaussian's precision K^-1 + T stopped being positive "
+    "definite (a likelihood that is not log-concave); try "
+    "EP(power=0.5, damping=0.5), or NUTS().",
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
-    Result.not_pointwise: "the likelihood couples several values of f; use NUTS() or EllipticalSlice().",
-    Result.not_affine: "the likelihood is not logistic with logits affine in f, which LocalBound() needs; use EP() "
-    "or VI().",
+    Result.not_pointwise: "the likelihood couples several values of f; use NUTS() or "
+    "EllipticalSlice().",
+    Result.not_affine: "the likelihood is not logistic with logits affine in f, which "
+    "LocalBound() needs; use EP() or VI().",
     Result.interrupted: "interrupted by the user; what was reached is kept.",
-    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer than 10 effective draws a "
-    "chain, or divergences); run more warm-up and samples, or raise target_accept_prob.",
-    Result.completed: "all steps were made, as planned; whether the bound had stopped rising is for fit.stats['bounds'] to show.",
-    Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an iterable that can "
-    "(a list, a function that returns an iterator), or fewer max_steps.",
-    Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the rows of a stream, lower "
-    "natural_rate and learning_rate, or take larger batches; fit.stats['bounds'] shows where it fell.",
+    Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
+    "than 10 effective draws a chain, or divergences); run more warm-up and "
+    "samples, or raise target_accept_prob.",
+    Result.completed: "all steps were made, as planned; whether the bound had stopped rising is "
+    "for fit.stats['bounds'] to show.",
+    Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an "
+    "iterable that can (a list, a function that returns an iterator), or "
+    "fewer max_steps.",
+    Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the "
+    "rows of a stream, lower natural_rate and learning_rate, or take larger "
+    "batches; fit.stats['bounds'] shows where it fell.",
 }
 
 
@@ -72,7 +81,9 @@ class DataError(PplGpError, ValueError):
 
 
 class ModelError(PplGpError, ValueError):
-    """The model does not fit the method: no GP site, several latent functions, local latents, a GP fed by a GP ..."""
+    """The model does not fit the method: no GP site, several latent functions, local latents, a GP
+    fed by a GP ...
+    """
 
 
 class NotPointwiseError(ModelError):
@@ -80,11 +91,15 @@ class NotPointwiseError(ModelError):
 
 
 class StoreError(PplGpError, ValueError):
-    """A file that cannot be loaded: truncated, foreign, from another version, or saved from another model."""
+    """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
+    model.
+    """
 
 
 class FitError(PplGpError, RuntimeError):
-    """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result` says why."""
+    """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`
+    says why.
+    """
 
     def __init__(self, message: str, fit: Any = None):
         super().__init__(message)

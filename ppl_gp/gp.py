@@ -1,4 +1,6 @@
-"""The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening, and what conditioning gives."""
+"""The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening,
+and what conditioning gives.
+"""
 
 from abc import abstractmethod
 
@@ -26,14 +28,17 @@ class GP(dist.Distribution):
 
     **Arguments:**
 
-    - `kernel`: a `ppl_gp.kernels` kernel, or any callable `k(X1, X2) -> (N1, N2)` (a tinygp kernel, say).
+    - `kernel`: a `ppl_gp.kernels` kernel, or any callable `k(X1, X2) -> (N1, N2)` (a tinygp kernel,
+      say).
     - `X`: inputs, (N, D), or (N,) for one input dimension.
-    - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`; in a plate of P units also one `m(X) -> (P, N)`.
-    - `jitter`: absolute variance added to the diagonal; `None` takes 1e-8 (float64) or 1e-5 (float32) of the kernel's
-      mean variance. Where a factorisation still fails the jitter is raised stepwise and reported in `fit.stats`.
+    - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`; in a plate of P units also one
+      `m(X) -> (P, N)`.
+    - `jitter`: absolute variance added to the diagonal; `None` takes 1e-8 (float64) or 1e-5
+      (float32) of the kernel's mean variance. Where a factorisation still fails the jitter is
+      raised stepwise and reported in `fit.stats`.
 
-    Nothing is computed at construction. `log_prob` and `sample` cost O(N^3 / 3) for one Cholesky factor.
-    Raises `DataError` where X is not one- or two-dimensional or has no rows or no columns.
+    Nothing is computed at construction. `log_prob` and `sample` cost O(N^3 / 3) for one Cholesky
+    factor. Raises `DataError` where X is not one- or two-dimensional or has no rows or no columns.
     """
 
     support = constraints.real_vector
@@ -44,7 +49,9 @@ class GP(dist.Distribution):
     def __init__(self, kernel, X, mean=None, jitter=None, *, validate_args=None):
         shape = jnp.shape(X)
         if len(shape) not in (1, 2) or 0 in shape:
-            raise DataError(f"GP(X=...) has shape {shape}; give (N, D) or (N,) with N >= 1 and D >= 1.")
+            raise DataError(
+                f"GP(X=...) has shape {shape}; give (N, D) or (N,) with N >= 1 and D >= 1."
+            )
         self.kernel, self.X = as_kernel(kernel), _floating(X)
         self.mean_function, self.jitter = as_mean(mean), jitter
         super().__init__((), shape[:1], validate_args=validate_args)
@@ -61,7 +68,11 @@ class GP(dist.Distribution):
         return variance + self._jitter(variance)
 
     def _jitter(self, variance):
-        return default_jitter(variance) if self.jitter is None else jnp.asarray(self.jitter, variance.dtype)
+        return (
+            default_jitter(variance)
+            if self.jitter is None
+            else jnp.asarray(self.jitter, variance.dtype)
+        )
 
     @property
     def covariance_matrix(self):
@@ -70,8 +81,9 @@ class GP(dist.Distribution):
         return add_diagonal(K, self._jitter(jnp.diagonal(K)))
 
     def factor(self):
-        """(L, added): the lower Cholesky factor of `covariance_matrix` + added I, `added` 0 unless it had to be
-        raised."""
+        """(L, added): the lower Cholesky factor of `covariance_matrix` + added I, `added` 0 unless
+        it had to be raised.
+        """
         K = self.covariance_matrix
         return robust_cholesky(K, jax.lax.stop_gradient(default_jitter(jnp.diagonal(K))))
 
@@ -96,15 +108,18 @@ class GP(dist.Distribution):
 
 
 def _floating(X):
-    """In JAX's default precision: inputs of a table in float32 under its 64-bit mode would meet kernels in float64."""
+    """In JAX's default precision: inputs of a table in float32 under its 64-bit mode would meet
+    kernels in float64.
+    """
     return jnp.asarray(X).astype(jnp.result_type(float))
 
 
 class Conditioned(eqx.Module):
     """A GP after conditioning, again a process. A subclass says what its moments at new inputs are.
 
-    Called at new inputs it gives marginals as `Normal`, or with `joint=True` a `MultivariateNormal`. X_new are the GP site's
-    own inputs, or a `GP` at them (then its kernel and mean are taken).
+    Called at new inputs it gives marginals as `Normal`, or with `joint=True` a
+    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
+    mean are taken).
     """
 
     prior: GP
@@ -127,13 +142,19 @@ class Conditioned(eqx.Module):
     def at(self, X_new) -> GP:
         """The prior at new inputs."""
         prior = self.prior
-        return X_new if isinstance(X_new, GP) else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
+        return (
+            X_new
+            if isinstance(X_new, GP)
+            else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
+        )
 
 
 class Whiten(Reparam):
-    """NumPyro reparameterisation f = m + L v, v ~ N(0, I), at a GP site: the coordinates for NUTS and slice sampling.
+    """NumPyro reparameterisation f = m + L v, v ~ N(0, I), at a GP site: the coordinates for NUTS
+    and slice sampling.
 
-    The base site is called `<name>_base`; f itself becomes deterministic. An observed GP site is left as it is.
+    The base site is called `<name>_base`; f itself becomes deterministic. An observed GP site is
+    left as it is.
     `handlers.reparam(model, config={"f": Whiten()})`.
     """
 

@@ -1,4 +1,6 @@
-"""What happens to the hyperparameters: configuration only, shared by every method's `hyper=` argument."""
+"""What happens to the hyperparameters: configuration only, shared by every method's `hyper=`
+argument.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -12,7 +14,9 @@ from ppl_gp.model.fingerprint import digest
 
 
 class _ByValue:
-    """Compares and hashes by the values of its fields, arrays included (whose `==` is no truth value)."""
+    """Compares and hashes by the values of its fields, arrays included (whose `==` is no truth
+    value).
+    """
 
     def __eq__(self, other):
         return type(self) is type(other) and self._digest() == other._digest()
@@ -26,11 +30,13 @@ class _ByValue:
 
 @dataclass(frozen=True, eq=False)
 class MAP(_ByValue):
-    """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's AutoDelta (no Jacobian).
+    """Maximise log evidence + log declared priors in the declared coordinates, as NumPyro's
+    AutoDelta (no Jacobian).
 
-    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start, inside the supports;
-    by default the prior's median, and of a param its declared value. `restarts`: the other starts are prior draws, run
-    in one compiled call a step; the best is kept. `tol`: on the largest gradient entry, nats.
+    Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start,
+    inside the supports; by default the prior's median, and of a param its declared value.
+    `restarts`: the other starts are prior draws, run in one compiled call a step; the best is kept.
+    `tol`: on the largest gradient entry, nats.
     """
 
     restarts: int = 1
@@ -47,10 +53,11 @@ class MAP(_ByValue):
 
 @dataclass(frozen=True, eq=False)
 class Fixed(_ByValue):
-    """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model without any.
+    """Hold the hyperparameters at these constrained values, one for each site; `{}` for a model
+    without any.
 
-    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree. Other values of the
-    same shapes compile nothing.
+    Numbers, lists and arrays of the site's shape; a param that is a tree (a network) takes a tree.
+    Other values of the same shapes compile nothing.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +68,9 @@ class Fixed(_ByValue):
 
 @dataclass(frozen=True)
 class Sample:
-    """NUTS over the hyperparameters of the model with f integrated out by the method (`pg.marginal`)."""
+    """NUTS over the hyperparameters of the model with f integrated out by the method
+    (`pg.marginal`).
+    """
 
     num_warmup: int = 300
     num_samples: int = 500
@@ -76,5 +85,9 @@ class Sample:
 def _own_copy(name, values) -> dict:
     """What the caller changes afterwards is no part of the configuration."""
     if not isinstance(values, Mapping):
-        raise DataError(f"{name} takes a dictionary {{site: value}}, and has {type(values).__name__}.")
-    return {k: copy.deepcopy(x) if isinstance(x, np.ndarray | list) else x for k, x in values.items()}
+        raise DataError(
+            f"{name} takes a dictionary {{site: value}}, and has {type(values).__name__}."
+        )
+    return {
+        k: copy.deepcopy(x) if isinstance(x, np.ndarray | list) else x for k, x in values.items()
+    }

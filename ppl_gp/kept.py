@@ -1,11 +1,12 @@
-"""What a fit keeps of q(f) at one GP site, in three final forms, each of which makes its own posterior process.
+"""What a fit keeps of q(f) at one GP site, in three final forms, each of which makes its own
+posterior process.
 
 - `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods).
 - `FromDraws`: draws of f at the training inputs (`NUTS`, `EllipticalSlice`).
 - `FromInducing`: q(u) over inducing variables (`SVGP`), or draws of u (`SparseNUTS`).
 
-Every array of a fit's `Kept` has a leading axis of S draws of the hyperparameters (S = 1 where they are one value). `draw(s)` takes it
-off, and all methods but that one are of such an entry.
+Every array of a fit's `Kept` has a leading axis of S draws of the hyperparameters (S = 1 where they
+are one value). `draw(s)` takes it off, and all methods but that one are of such an entry.
 """
 
 from abc import abstractmethod
@@ -33,13 +34,16 @@ from ppl_gp.sparse.root import Root as SparseRoot
 class Kept(eqx.Module):
     """What is kept of q(f) at one GP site.
 
-    - `is_draws`: f itself was drawn, so that nothing is integrated and any likelihood may stand above it.
-    - `has_sites`: each datum has a factor of its own in q(f), which can be taken out again (leave-one-out by cavities).
+    - `is_draws`: f itself was drawn, so that nothing is integrated and any likelihood may stand
+      above it.
+    - `has_sites`: each datum has a factor of its own in q(f), which can be taken out again
+      (leave-one-out by cavities).
     """
 
     is_draws: ClassVar[bool] = False
     has_sites: ClassVar[bool] = False
-    mean: eqx.AbstractVar[Float[Array, "..."]]  # (S, *C, N); of u, whitened, where inducing variables are kept
+    # (S, *C, N); of u, whitened, where inducing variables are kept
+    mean: eqx.AbstractVar[Float[Array, "..."]]
 
     @property
     def num_draws(self) -> int:
@@ -58,7 +62,9 @@ class Kept(eqx.Module):
     @property
     @abstractmethod
     def values(self) -> Float[Array, "*C N"] | None:
-        """A value of f at the training inputs, for running the model on them; `None` leaves f at its prior mean."""
+        """A value of f at the training inputs, for running the model on them; `None` leaves f at
+        its prior mean.
+        """
 
     @abstractmethod
     def root(self, prior: GP) -> Root | SparseRoot:
@@ -66,10 +72,14 @@ class Kept(eqx.Module):
 
     @abstractmethod
     def process(self, prior: GP, root: Any = None) -> Posterior | SparseProcess:
-        """The posterior process under a prior at the training inputs, factored anew unless `root` is given."""
+        """The posterior process under a prior at the training inputs, factored anew unless `root`
+        is given.
+        """
 
     def at(self, prior: GP, new: GP, ask, root: Any = None):
-        """ask(process, new), a mean or a tuple that begins with one; with an axis of functions where there are several."""
+        """ask(process, new), a mean or a tuple that begins with one; with an axis of functions
+        where there are several.
+        """
         return ask(self.process(prior, root), new)
 
     @abstractmethod
@@ -82,7 +92,9 @@ class Kept(eqx.Module):
 
 
 class FromPseudo(Kept):
-    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m), and its natural parameters."""
+    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m),
+    and its natural parameters.
+    """
 
     has_sites: ClassVar[bool] = True
     mean: Float[Array, "*S N"]
@@ -138,7 +150,9 @@ class FromDraws(Kept):
         return condition_on_values(prior, self.mean, root)
 
     def at(self, prior, new, ask, root=None):
-        """Several functions, whose means may differ, are each conditioned about its mean; K is factored once for all."""
+        """Several functions, whose means may differ, are each conditioned about its mean; K is
+        factored once for all.
+        """
         if self.mean.ndim == 1:
             return ask(self.process(prior, root), new)
         root = self.root(prior) if root is None else root
@@ -157,7 +171,8 @@ class FromDraws(Kept):
 
 
 class FromInducing(Kept):
-    """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M) or its diagonal (*F, M).
+    """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M) or its
+    diagonal (*F, M).
 
     Draws of u: `mean` is the draw of v, `reduction` one.
     """
@@ -189,8 +204,8 @@ class FromInducing(Kept):
     def sample(self, prior, key, num):
         """Jointly up to `MAX_JOINT` rows, O(N^3 + num N^2).
 
-        Above, u is drawn jointly and f given u row by row, whose covariance is the remainder k - Q alone: every marginal is
-        exact, O(N M) a draw.
+        Above, u is drawn jointly and f given u row by row, whose covariance is the remainder k - Q
+        alone: every marginal is exact, O(N M) a draw.
         """
         draw = draw_jointly if prior.X.shape[0] <= MAX_JOINT else draw_given_inducing
         return draw(self.process(prior), prior, key, num)

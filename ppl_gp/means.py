@@ -1,4 +1,6 @@
-"""Mean functions: callables X -> (N,), X as (N, D) or (N,); in a plate of P units also X -> (P, N), a mean for each unit."""
+"""Mean functions: callables X -> (N,), X as (N, D) or (N,); in a plate of P units also X -> (P, N),
+a mean for each unit.
+"""
 
 from typing import Any
 
@@ -31,7 +33,9 @@ class Constant(eqx.Module):
 
 
 class Linear(eqx.Module):
-    """m(x) = slope . x + intercept; `slope` is (D,), or one number for all inputs; `intercept` one number."""
+    """m(x) = slope . x + intercept; `slope` is (D,), or one number for all inputs; `intercept` one
+    number.
+    """
 
     slope: ArrayLike
     intercept: ArrayLike = 0.0
@@ -43,14 +47,18 @@ class Linear(eqx.Module):
 
 
 class Identity(eqx.Module):
-    """Unit p of a layer has the mean m_p(x) = x_p: (P, N) for P = D units, in a plate of that size."""
+    """Unit p of a layer has the mean m_p(x) = x_p: (P, N) for P = D units, in a plate of that
+    size.
+    """
 
     def __call__(self, X: ArrayLike) -> Float[Array, "P N"]:
         return as_inputs(X).T
 
 
 class Projection(eqx.Module):
-    """Unit p of a layer has the mean (x W)_p; W is (D, P), constant (`principal_axes`, say): (P, N), in a plate of P units."""
+    """Unit p of a layer has the mean (x W)_p; W is (D, P), constant (`principal_axes`, say): (P,
+    N), in a plate of P units.
+    """
 
     W: Float[Array, "D P"]
 
@@ -58,16 +66,19 @@ class Projection(eqx.Module):
         X = as_inputs(X)
         if jnp.ndim(self.W) != 2 or self.W.shape[0] != X.shape[1]:
             raise DataError(
-                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P) for these inputs."
+                f"Projection(W=...) has shape {jnp.shape(self.W)}; give ({X.shape[1]}, P) for "
+                "these inputs."
             )
         return (X @ self.W).T
 
 
 def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
-    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, with zero columns beyond D.
+    """W (D, num) of unit columns: the inputs' principal axes, largest variance first, with zero
+    columns beyond D.
 
-    The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017, section 2). Computed once from all
-    training inputs, and given to the model as a constant. O(N D^2).
+    The linear mean of a layer narrower or wider than its inputs (Salimbeni & Deisenroth 2017,
+    section 2). Computed once from all training inputs, and given to the model as a constant. O(N
+    D^2).
     """
     X = np.asarray(as_inputs(X))
     if num < 1:
@@ -77,7 +88,9 @@ def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
 
 
 def as_mean(mean: Any) -> Any:
-    """`None` is the zero mean, a number a constant one, a callable X -> (N,) itself; anything else is a `DataError`."""
+    """`None` is the zero mean, a number a constant one, a callable X -> (N,) itself; anything else
+    is a `DataError`.
+    """
     if mean is None:
         return Zero()
     if callable(mean) and not isinstance(mean, type):
@@ -86,4 +99,6 @@ def as_mean(mean: Any) -> Any:
     try:
         return Constant(scalar(mean, "mean"))
     except TypeError:
-        raise DataError(f"mean={mean!r} is no mean function; give None, a number, or a callable X -> (N,).") from None
+        raise DataError(
+            f"mean={mean!r} is no mean function; give None, a number, or a callable X -> (N,)."
+        ) from None

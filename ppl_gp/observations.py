@@ -1,4 +1,6 @@
-"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods, exact in both tails."""
+"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods, exact in
+both tails.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,10 @@ from ppl_gp.numerics.normal import log_ndtr
 class BernoulliProbit(Distribution):
     """y in {0, 1} with p(y = 1 | f) = Phi(f), Phi the standard normal distribution function.
 
-    `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it and its first two
-    derivatives are finite and accurate for any f a model meets (|f| < 1e150 in float64). For labels flipped with
-    probability e, mix this with `Bernoulli(0.5)` at weights 1 - 2 e and 2 e.
+    `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it
+    and its first two derivatives are finite and accurate for any f a model meets (|f| < 1e150 in
+    float64). For labels flipped with probability e, mix this with `Bernoulli(0.5)` at weights 1 - 2
+    e and 2 e.
     """
 
     arg_constraints = {"f": constraints.real}
@@ -53,11 +56,13 @@ class BernoulliProbit(Distribution):
 class OrdinalProbit(Distribution):
     """y in {0, ..., K - 1} by which interval between cutpoints a noisy f falls into:
 
-    p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f) with c_{-1} = -inf, c_{K-1} = inf (Chu & Ghahramani 2005, eq. 2-4).
+    p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f) with c_{-1} = -inf, c_{K-1} = inf (Chu &
+    Ghahramani 2005, eq. 2-4).
 
-    `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in log space on the side
-    of the tail where it does not cancel: log p and its derivatives stay finite however far f is from the interval.
-    A noise scale s is `OrdinalProbit(f / s, cutpoints / s)`.
+    `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in
+    log space on the side
+    of the tail where it does not cancel: log p and its derivatives stay finite however far f is
+    from the interval. A noise scale s is `OrdinalProbit(f / s, cutpoints / s)`.
     """
 
     arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}
@@ -68,7 +73,8 @@ class OrdinalProbit(Distribution):
         f, cutpoints = _floating(f), _floating(cutpoints)
         if cutpoints.shape[-1:] in ((), (0,)):
             raise DataError(
-                f"OrdinalProbit(cutpoints=...) has shape {cutpoints.shape}; K >= 2 classes need (..., K - 1)."
+                f"OrdinalProbit(cutpoints=...) has shape {cutpoints.shape}; K >= 2 classes need "
+                "(..., K - 1)."
             )
         batch_shape = lax.broadcast_shapes(jnp.shape(f), jnp.shape(cutpoints)[:-1])
         self.f = jnp.broadcast_to(f, batch_shape)
@@ -92,7 +98,9 @@ class OrdinalProbit(Distribution):
         upper = self._cutpoint(jnp.clip(value, 0, last - 1)) - self.f
         lower = self._cutpoint(jnp.clip(value - 1, 0, last - 1)) - self.f
         inside = (value > 0) & (value < last)
-        between = _log_ndtr_difference(jnp.where(inside, lower, -1.0), jnp.where(inside, upper, 1.0))
+        between = _log_ndtr_difference(
+            jnp.where(inside, lower, -1.0), jnp.where(inside, upper, 1.0)
+        )
         return jnp.where(inside, between, log_ndtr(jnp.where(value == 0, upper, -lower)))
 
     def _cutpoint(self, index):
@@ -119,7 +127,9 @@ class OrdinalProbit(Distribution):
 
 
 def _log_ndtr_difference(a, b):
-    """log(Phi(b) - Phi(a)) for a < b: mirrored into the lower tail, then log Phi(b) + log(1 - Phi(a) / Phi(b))."""
+    """log(Phi(b) - Phi(a)) for a < b: mirrored into the lower tail, then log Phi(b) + log(1 -
+    Phi(a) / Phi(b)).
+    """
     mirrored = a + b > 0.0
     a, b = jnp.where(mirrored, -b, a), jnp.where(mirrored, -a, b)
     log_b = log_ndtr(b)

@@ -1,7 +1,8 @@
-"""The posterior process at one setting of the hyperparameters: what conditioning a GP gives is again a process.
+"""The posterior process at one setting of the hyperparameters: what conditioning a GP gives is
+again a process.
 
-Here from a pseudo-likelihood, or from values of f; from inducing variables it is a `sparse.process.SparseProcess`, over draws a
-`draws.Mixture`, with the same calls.
+Here from a pseudo-likelihood, or from values of f; from inducing variables it is a
+`sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 """
 
 import jax.numpy as jnp
@@ -15,10 +16,12 @@ from ppl_gp.numerics.linalg import tril_inverse
 
 
 class Posterior(Conditioned):
-    """p(f(X*) | data) = N(m* + k*^T alpha, k** - k*^T R k*) with R = (K + T^-1)^-1 factored once (R&W 3.21, 3.24).
+    """p(f(X*) | data) = N(m* + k*^T alpha, k** - k*^T R k*) with R = (K + T^-1)^-1 factored once
+    (R&W 3.21, 3.24).
 
-    `posterior(X_new)` gives marginals as `Normal`, (M,); `posterior(X_new, joint=True)` a `MultivariateNormal`.
-    X_new are the GP site's own inputs, or a `GP` at them (then its kernel and mean are taken). O(M N^2).
+    `posterior(X_new)` gives marginals as `Normal`, (M,); `posterior(X_new, joint=True)` a
+    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
+    mean are taken). O(M N^2).
     """
 
     alpha: Float[Array, "N"]

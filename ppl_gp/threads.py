@@ -1,4 +1,6 @@
-"""One lock around NumPyro's handler stack, which is one list for all threads: every verb that runs a model holds it."""
+"""One lock around NumPyro's handler stack, which is one list for all threads: every verb that runs
+a model holds it.
+"""
 
 import functools
 import threading
@@ -9,7 +11,9 @@ _HANDLERS = threading.RLock()
 
 
 def one_at_a_time(verb: Callable) -> Callable:
-    """The verb, which waits until no other thread runs a model. A thread that holds the lock may enter again."""
+    """The verb, which waits until no other thread runs a model. A thread that holds the lock may
+    enter again.
+    """
 
     @functools.wraps(verb)
     def locked(*args, **kwargs) -> Any:

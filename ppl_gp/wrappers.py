@@ -1,4 +1,6 @@
-"""Distributions behind masks, expansions and `to_event`: what stands in a trace, as the entries that it scores."""
+"""Distributions behind masks, expansions and `to_event`: what stands in a trace, as the entries
+that it scores.
+"""
 
 from typing import Any
 
@@ -10,7 +12,9 @@ _WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independen
 
 
 def unwrap(fn) -> Any:
-    """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a plate expands it)."""
+    """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a
+    plate expands it).
+    """
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
@@ -23,7 +27,9 @@ def bare(fn: dist.Distribution) -> dist.Distribution:
 
 
 def bare_shape(fn: dist.Distribution) -> tuple[int, ...]:
-    """The batch shape of `bare(fn)`: the axes that `to_event` took for events are batch axes again."""
+    """The batch shape of `bare(fn)`: the axes that `to_event` took for events are batch axes
+    again.
+    """
     shape = fn.shape()
     return tuple(shape[: len(shape) - unwrap(fn).event_dim])
 
@@ -34,7 +40,9 @@ def hidden_axes(fn: dist.Distribution) -> int:
 
 
 def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
-    """Which entries count, by every mask around a distribution; broadcasts against the batch shape of `bare(fn)`."""
+    """Which entries count, by every mask around a distribution; broadcasts against the batch shape
+    of `bare(fn)`.
+    """
     mask = jnp.ones((), bool)
     while fn is not unwrap(fn):
         if isinstance(fn, dist.MaskedDistribution):

@@ -1,18 +1,28 @@
-"""Set-up of the suite: float64, a compilation cache on disk, and every annotation of `ppl_gp` checked at run time."""
+"""Set-up of the suite: float64, a compilation cache on disk, and every annotation of `ppl_gp`
+checked at run time.
+"""
 
 import os
 from importlib.metadata import version
 from pathlib import Path
 
-# Read when jax is imported, and inherited by the processes that the tests start. Compilation is most of the suite's
+# Read when jax is imported, and inherited by the processes that the tests start. Compilation is
+# most of the suite's
 # time, in many small pieces: all of them are kept.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["JAX_ENABLE_X64"] = "true"
-# Half of compiling is LLVM's optimisation, which pays for itself in long runs only: `make test-slow` keeps it on.
-if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1" and version("jaxlib") < "0.11":
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
-# LAPACK's threads spin on matrices of a hundred rows, up to 20 times slower where several processes share the cores.
+# Half of compiling is LLVM's optimisation, which pays for itself in long runs only: `make
+# test-slow` keeps it on.
+if (
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1"
+    and version("jaxlib") < "0.11"
+):
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    )
+# LAPACK's threads spin on matrices of a hundred rows, up to 20 times slower where several processes
+# share the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook  # noqa: E402
@@ -28,17 +38,19 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 _MEMORY_MAPS, _STATUS = Path("/proc/self/maps"), Path("/proc/self/statm")
-_MANY_MAPS = 30_000  # Linux ends a process that has over 65 530; XLA holds some for each compiled function
-_GROWTH = (
-    2_000_000_000 // 4096
-)  # pages of memory more than after the last clearing, from which on compiled functions are let go of
+# Linux ends a process that has over 65 530; XLA holds some for each compiled function
+_MANY_MAPS = 30_000
+# pages of memory more than after the last clearing, from which on compiled functions are let go of
+_GROWTH = 2_000_000_000 // 4096
 _EVERY = 10  # tests from one look to the next
 _looks = {"tests": 0, "pages": 0}
 
 
 @pytest.fixture(autouse=True)
 def _little_memory():
-    """Compiled functions are let go of where they hold much memory, also inside a file of hundreds of tests."""
+    """Compiled functions are let go of where they hold much memory, also inside a file of hundreds
+    of tests.
+    """
     yield
     _looks["tests"] += 1
     if _looks["tests"] % _EVERY or not _MEMORY_MAPS.exists():
@@ -47,7 +59,8 @@ def _little_memory():
     if many or _pages() > _looks["pages"] + _GROWTH:
         jax.clear_caches()
         gc.collect()
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # gives memory back to the system, where the C library has it
+        # gives memory back to the system, where the C library has it
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
         _looks["pages"] = _pages()
 
 
@@ -57,8 +70,9 @@ def _pages() -> int:
 
 @pytest.fixture(scope="session")
 def small_fit():
-    """name -> the fit of `small_fits.classifier` by that method (laplace, ep, vi, bound, laplace_sample, nuts), made
-    once."""
+    """name -> the fit of `small_fits.classifier` by that method (laplace, ep, vi, bound,
+    laplace_sample, nuts), made once.
+    """
     import small_fits
 
     import ppl_gp as pg

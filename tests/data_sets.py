@@ -1,4 +1,6 @@
-"""The data sets of the reference numbers, generated from the formulas that stand beside those numbers."""
+"""The data sets of the reference numbers, generated from the formulas that stand beside those
+numbers.
+"""
 
 import json
 from pathlib import Path
@@ -28,7 +30,9 @@ def sine30():
 def ring100():
     """X (100, 2), y in {0, 1}, every seventh label flipped."""
     i = np.arange(1, 101)
-    X = np.stack([4 * ((i * 0.7548776662466927) % 1) - 2, 4 * ((i * 0.5698402909980532) % 1) - 2], 1)
+    X = np.stack(
+        [4 * ((i * 0.7548776662466927) % 1) - 2, 4 * ((i * 0.5698402909980532) % 1) - 2], 1
+    )
     y = np.where(np.sin(3 * X[:, 0]) + X[:, 1] ** 2 - 1 > 0, 1, -1)
     return X, (np.where(i % 7 == 0, -y, y) > 0).astype(int)
 

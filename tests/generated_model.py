@@ -1,6 +1,8 @@
-"""`DeclaredModel`: a spec's NumPyro function, and its data for a pool of rows, of which the first N train.
+"""`DeclaredModel`: a spec's NumPyro function, and its data for a pool of rows, of which the first N
+train.
 
-NumPy holds observations as (rows, R, P); `to_site` turns that into the shape that the model's site has.
+NumPy holds observations as (rows, R, P); `to_site` turns that into the shape that the model's site
+has.
 """
 
 import zlib
@@ -21,7 +23,9 @@ POOL = 24  # rows for which numbers are drawn
 
 
 class DeclaredModel:
-    """A spec's model, its hyperparameters and data, and the arguments of a call at rows of the pool."""
+    """A spec's model, its hyperparameters and data, and the arguments of a call at rows of the
+    pool.
+    """
 
     def __init__(self, spec: Spec):
         self.spec, self.family, self.variance = spec, FAMILIES[spec.family], VARIANCE
@@ -107,11 +111,20 @@ class DeclaredModel:
         def option(X, y=None, link="one", columns=("a", "b"), **rest):
             core(X, 2 if link == "two" and list(columns) == ["c", "d"] else 1, y, **rest)
 
-        by_name = {"none": plain, "zero_dim": keyword, "scalar": positional, "default_keyword": default}
+        by_name = {
+            "none": plain,
+            "zero_dim": keyword,
+            "scalar": positional,
+            "default_keyword": default,
+        }
         return by_name.get(spec.exposure) or locals()[spec.exposure]
 
-    def core(self, X, e, y, *, coords=None, table=None, group=None, z=None, weights=None, **observing):
-        """The model itself; arguments after y come where the spec has them, `observing` those of `_observe`."""
+    def core(
+        self, X, e, y, *, coords=None, table=None, group=None, z=None, weights=None, **observing
+    ):
+        """The model itself; arguments after y come where the spec has them, `observing` those of
+        `_observe`.
+        """
         spec = self.spec
         inputs = self._gp_inputs(X, coords)
         variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
@@ -141,7 +154,9 @@ class DeclaredModel:
         spec = self.spec
         if spec.noise == "outputs":
             if spec.layout.startswith("bare"):
-                s = numpyro.sample("s", dist.LogNormal(0.0, 1.0).expand(self.hyper["s"].shape).to_event())
+                s = numpyro.sample(
+                    "s", dist.LogNormal(0.0, 1.0).expand(self.hyper["s"].shape).to_event()
+                )
                 return s
             with numpyro.plate("outputs", self.P, dim=-2 if spec.layout == "outputs_outer" else -1):
                 return numpyro.sample("s", dist.LogNormal(0.0, 1.0))
@@ -149,7 +164,9 @@ class DeclaredModel:
             return table[:, None] if spec.layout in ("outputs_outer", "bare_outer") else table
         if spec.noise == "param":
             return numpyro.param("s", 1.0, constraint=dist.constraints.positive)
-        return numpyro.sample("s", dist.LogNormal(0.0, 1.0)) if spec.noise == "global" else self.s[0]
+        return (
+            numpyro.sample("s", dist.LogNormal(0.0, 1.0)) if spec.noise == "global" else self.s[0]
+        )
 
     def _effect(self, inputs, group):
         if self.spec.effect == "none":
@@ -165,18 +182,28 @@ class DeclaredModel:
 
     def _plates(self, n):
         """The plates around y, by layout; an event or a bare batch has its axes without one."""
-        data = {"outputs_inner": -2, "repeats_inner": -2, "repeats_and_outputs": -2}.get(self.spec.layout, -1)
+        data = {"outputs_inner": -2, "repeats_inner": -2, "repeats_and_outputs": -2}.get(
+            self.spec.layout, -1
+        )
         without = ("no_plate", "one_event", "bare_inner", "bare_outer")
         plates = [] if self.spec.layout in without else [("data", n, data)]
-        outputs = {"outputs_inner": -1, "outputs_outer": -2, "repeats_and_outputs": -1}.get(self.spec.layout)
-        repeats = {"repeats_inner": -1, "repeats_outer": -2, "repeats_and_outputs": -3}.get(self.spec.layout)
+        outputs = {"outputs_inner": -1, "outputs_outer": -2, "repeats_and_outputs": -1}.get(
+            self.spec.layout
+        )
+        repeats = {"repeats_inner": -1, "repeats_outer": -2, "repeats_and_outputs": -3}.get(
+            self.spec.layout
+        )
         plates += [("outputs", self.P, outputs)] if outputs else []
         plates += [("repeats", self.R, repeats)] if repeats else []
         return [numpyro.plate(name, size, dim=dim) for name, size, dim in plates]
 
     def _observe(self, f, eta, s, e, y, v=None, mask=None, censored=None):
         spec, n = self.spec, f.shape[0]
-        along = (lambda a: a[:, None] if jnp.ndim(a) else a) if spec.layout == "event_inner" else self._along
+        along = (
+            (lambda a: a[:, None] if jnp.ndim(a) else a)
+            if spec.layout == "event_inner"
+            else self._along
+        )
         fn = self.family.site(along(eta), s, along(e))
         if spec.layout not in ("plain", "no_plate", "one_event"):
             fn = fn.expand(LAYOUTS[spec.layout](np.zeros((n, self.R, self.P))).shape)
@@ -215,7 +242,11 @@ class DeclaredModel:
         """((X, ...), {keyword: row-wise array}) at rows of the pool: what has to be given again."""
         spec, rows = self.spec, np.asarray(rows)
         x, e, rest = self.x[rows], self.e[rows], {}
-        arrays = {"vector": x[:, 0], "stations": self.station[rows], "float32": x.astype(np.float32)}
+        arrays = {
+            "vector": x[:, 0],
+            "stations": self.station[rows],
+            "float32": x.astype(np.float32),
+        }
         X = arrays.get(spec.inputs, x)
         if spec.inputs == "tuple":
             X = (*x.T, e) if spec.exposure == "inside" else tuple(x.T)
@@ -244,7 +275,9 @@ class DeclaredModel:
         """(y, {keyword: observations}) at rows of the pool, as the model takes them."""
         y, v = self.to_site(self.y[rows]), self.v[rows]
         containers = {"dict": {"y": y, "v": v}, "tuple": (y, v)}
-        return containers.get(self.spec.second, y), {"v": v} if self.spec.second == "keyword" else {}
+        return containers.get(self.spec.second, y), {
+            "v": v
+        } if self.spec.second == "keyword" else {}
 
     def to_site(self, values):
         """(rows, R, P, ...) in the shape of the site y."""

@@ -1,4 +1,5 @@
-"""What is asked of every generated model of a file: imported by the slow files, which have a fixture `spec` each.
+"""What is asked of every generated model of a file: imported by the slow files, which have a
+fixture `spec` each.
 
 Two files, so that two processes share them.
 """
@@ -12,8 +13,12 @@ from model_generator import Spec
 
 
 def in_turn(specs: list[Spec]) -> list[Spec]:
-    """The specs, each asked at a number of rows that is no size of the model, and at one of its sizes, all of them in turn."""
-    return [replace(s, rows=(check.neutral(s), s.sizes[i % len(s.sizes)])) for i, s in enumerate(specs)]
+    """The specs, each asked at a number of rows that is no size of the model, and at one of its
+    sizes, all of them in turn.
+    """
+    return [
+        replace(s, rows=(check.neutral(s), s.sizes[i % len(s.sizes)])) for i, s in enumerate(specs)
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,7 +36,9 @@ def _seen():
 
 @pytest.fixture(autouse=True)
 def _few_compiled_functions(request, _seen):
-    """Linux bounds the maps of memory of a process, and XLA holds some for each function: forget them now and then."""
+    """Linux bounds the maps of memory of a process, and XLA holds some for each function: forget
+    them now and then.
+    """
     yield
     if "spec" in request.fixturenames and (spec := request.getfixturevalue("spec")) not in _seen:
         _seen.append(spec)

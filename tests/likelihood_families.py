@@ -1,7 +1,9 @@
-"""Likelihoods written twice: as a NumPyro distribution for a model, and in NumPy for a second route to its numbers.
+"""Likelihoods written twice: as a NumPyro distribution for a model, and in NumPy for a second route
+to its numbers.
 
-Every family takes f, a positive parameter s (of an output, say) and a positive integer e (an exposure, a number of
-trials). The NumPy log densities take complex f, so that their derivatives come by complex steps.
+Every family takes f, a positive parameter s (of an output, say) and a positive integer e (an
+exposure, a number of trials). The NumPy log densities take complex f, so that their derivatives
+come by complex steps.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,9 @@ import ppl_gp as pg
 
 
 class Family(NamedTuple):
-    """p(y | f, s, e). `outcomes`: how many y there are, 0, 1, ..., where they are finitely many for e = 1."""
+    """p(y | f, s, e). `outcomes`: how many y there are, 0, 1, ..., where they are finitely many for
+    e = 1.
+    """
 
     site: Callable  # (f, s, e) -> NumPyro distribution
     log_prob: Callable  # (y, f, s, e) -> nats
@@ -61,7 +65,12 @@ def _gamma(y, f, s, e):
 
 def _weibull(y, f, s, e):
     k, log_scale = 1.0 + s, f + np.log(e)
-    return np.log(k) - log_scale + (k - 1) * (np.log(y) - log_scale) - np.exp(k * (np.log(y) - log_scale))
+    return (
+        np.log(k)
+        - log_scale
+        + (k - 1) * (np.log(y) - log_scale)
+        - np.exp(k * (np.log(y) - log_scale))
+    )
 
 
 def _weibull_moments(f, s, e):
@@ -78,7 +87,11 @@ def _beta(y, f, s, e):
 
 def _zero_inflated(y, f, s, e, gate=0.2):
     rate = s * e * np.exp(f)
-    return np.where(y == 0, np.log(gate + (1 - gate) * np.exp(-rate)), np.log(1 - gate) + _poisson(y, np.log(rate)))
+    return np.where(
+        y == 0,
+        np.log(gate + (1 - gate) * np.exp(-rate)),
+        np.log(1 - gate) + _poisson(y, np.log(rate)),
+    )
 
 
 def _ordinal(log_cdf):
@@ -105,10 +118,15 @@ def _categorical(y, f, s, e):
 
 
 def _finite(log_prob, site, outcomes=3, boolean=False):
-    """A family over the outcomes 0, 1, ..., whose moments and draws follow from its probabilities."""
+    """A family over the outcomes 0, 1, ..., whose moments and draws follow from its
+    probabilities.
+    """
 
     def probabilities(f, s, e):
-        return np.stack([np.exp(log_prob(np.full(np.shape(f + s + e), k), f, s, e)) for k in range(outcomes)], -1)
+        return np.stack(
+            [np.exp(log_prob(np.full(np.shape(f + s + e), k), f, s, e)) for k in range(outcomes)],
+            -1,
+        )
 
     def moments(f, s, e):
         p, k = probabilities(f, s, e), np.arange(outcomes)
@@ -190,7 +208,10 @@ FAMILIES = {
     "zero_inflated": Family(
         lambda f, s, e: dist.ZeroInflatedPoisson(0.2, s * e * jnp.exp(f)),
         _zero_inflated,
-        lambda f, s, e: (0.8 * s * e * np.exp(f), 0.8 * s * e * np.exp(f) * (1 + 0.2 * s * e * np.exp(f))),
+        lambda f, s, e: (
+            0.8 * s * e * np.exp(f),
+            0.8 * s * e * np.exp(f) * (1 + 0.2 * s * e * np.exp(f)),
+        ),
         lambda rng, f, s, e: rng.poisson(s * e * np.exp(f)),
     ),
     "negative_binomial": Family(
@@ -213,13 +234,19 @@ FAMILIES = {
     ),
     "binomial": Family(
         lambda f, s, e: dist.Binomial(3 * e, logits=f + jnp.log(s)),
-        lambda y, f, s, e: _choose(3 * e, y) + y * (f + np.log(s)) - 3 * e * _softplus(f + np.log(s)),
-        lambda f, s, e: (3 * e * expit(f + np.log(s)), 3 * e * expit(f + np.log(s)) * expit(-f - np.log(s))),
+        lambda y, f, s, e: (
+            _choose(3 * e, y) + y * (f + np.log(s)) - 3 * e * _softplus(f + np.log(s))
+        ),
+        lambda f, s, e: (
+            3 * e * expit(f + np.log(s)),
+            3 * e * expit(f + np.log(s)) * expit(-f - np.log(s)),
+        ),
         lambda rng, f, s, e: rng.binomial(3 * e, expit(f + np.log(s))),
         4,
     ),
     "ordinal": _finite(
-        _ordinal(log_ndtr), lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s))
+        _ordinal(log_ndtr),
+        lambda f, s, e: pg.observations.OrdinalProbit(f + jnp.log(e), _cutpoints(s)),
     ),
     "ordered_logistic": _finite(
         _ordinal(_log_logistic), lambda f, s, e: dist.OrderedLogistic(f + jnp.log(e), _cutpoints(s))
@@ -227,7 +254,10 @@ FAMILIES = {
     "categorical": _finite(
         _categorical,
         lambda f, s, e: dist.Categorical(
-            logits=jnp.stack(jnp.broadcast_arrays(0.0 * f, f + jnp.log(s * e), 1.5 * f + 0.0 * jnp.log(s * e)), -1)
+            logits=jnp.stack(
+                jnp.broadcast_arrays(0.0 * f, f + jnp.log(s * e), 1.5 * f + 0.0 * jnp.log(s * e)),
+                -1,
+            )
         ),
     ),
 }

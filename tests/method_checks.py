@@ -1,4 +1,6 @@
-"""Checks of what a method adds: the mode over hyperparameters, mixtures over draws, sparse posteriors."""
+"""Checks of what a method adds: the mode over hyperparameters, mixtures over draws, sparse
+posteriors.
+"""
 
 import numpy as np
 import property_checks as check
@@ -9,7 +11,9 @@ import ppl_gp as pg
 
 
 def check_mode(spec, restarts):
-    """MAP's evidence is the second route's at its hyperparameters, no slope is left there, and restarts do not lose."""
+    """MAP's evidence is the second route's at its hyperparameters, no slope is left there, and
+    restarts do not lose.
+    """
     problem = Problem(spec)
     values = []
     for num in (1, restarts):
@@ -30,7 +34,9 @@ def log_posterior(problem, hyper):
 
 
 def slopes_at(problem, hyper, step=1e-4):
-    """d log posterior / d log(entry), of effects / d entry, of every entry of every site, by central differences."""
+    """d log posterior / d log(entry), of effects / d entry, of every entry of every site, by
+    central differences.
+    """
     found = []
     for name, value in hyper.items():
         for i in range(value.size):
@@ -47,7 +53,9 @@ def _moved(value, i, step, additive):
 
 
 def check_mixture(spec, method):
-    """At each draw f* is N(K* K^-1 f, ...): moments of the mixture over draws, and its log density."""
+    """At each draw f* is N(K* K^-1 f, ...): moments of the mixture over draws, and its log
+    density.
+    """
     problem = Problem(spec)
     fit = check.fit_of(problem, method, throw=False)
     tree = fit.to_datatree().posterior
@@ -55,12 +63,17 @@ def check_mixture(spec, method):
     for M in spec.rows:
         rows = check.rows_of(spec, M)
         found = check.predicted(problem, fit, rows)
-        parts = [_at_draw(problem, {k: v[i] for k, v in draws.items()}, rows) for i in range(len(draws["f"]))]
+        parts = [
+            _at_draw(problem, {k: v[i] for k, v in draws.items()}, rows)
+            for i in range(len(draws["f"]))
+        ]
         mean, variance, density, first, second = (np.stack(p) for p in zip(*parts, strict=True))
         same = {"rtol": 1e-4, "atol": 1e-5}
         np.testing.assert_allclose(found.f_mean, mean.mean(0), **same)
         np.testing.assert_allclose(found.f_variance, variance.mean(0) + mean.var(0), **same)
-        np.testing.assert_allclose(check.site_y(spec, found.mean), problem.to_site(first.mean(0)), **same)
+        np.testing.assert_allclose(
+            check.site_y(spec, found.mean), problem.to_site(first.mean(0)), **same
+        )
         total = problem.to_site(second.mean(0) + first.var(0))
         np.testing.assert_allclose(check.site_y(spec, found.variance), total, **same)
         expected = np.log(np.mean(np.exp(density), 0))
@@ -76,7 +89,9 @@ def _at_draw(problem, draw, rows):
 
 
 def check_sparse(problem, fit, q, tolerance=1e-4):
-    """A sparse fit that can be exact: f is that of q, y and log densities integrate the likelihood over it."""
+    """A sparse fit that can be exact: f is that of q, y and log densities integrate the likelihood
+    over it.
+    """
     for M in check.numbers(problem.spec):
         rows, same = check.rows_of(problem.spec, M), {"rtol": tolerance, "atol": tolerance}
         found = check.predicted(problem, fit, rows)

@@ -1,6 +1,7 @@
 """Models named by their parts: `Spec`, which parts go together, and specs drawn at random.
 
-A datum has up to R x P entries (repeats, outputs), which share its f. `generated_problem.Problem` makes the model.
+A datum has up to R x P entries (repeats, outputs), which share its f. `generated_problem.Problem`
+makes the model.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -22,22 +23,34 @@ LAYOUTS = {
     "repeats_outer": lambda a: np.moveaxis(a[:, :, 0], 1, 0),
     "repeats_and_outputs": lambda a: np.moveaxis(a, 0, 1),
 }
-OUTPUTS = ("outputs_inner", "outputs_outer", "event_inner", "bare_inner", "bare_outer", "repeats_and_outputs")
-ROWS_SECOND = ("outputs_outer", "bare_outer", "repeats_outer", "repeats_and_outputs")  # the rows are the site's axis 1
+OUTPUTS = (
+    "outputs_inner",
+    "outputs_outer",
+    "event_inner",
+    "bare_inner",
+    "bare_outer",
+    "repeats_and_outputs",
+)
+# the rows are the site's axis 1
+ROWS_SECOND = ("outputs_outer", "bare_outer", "repeats_outer", "repeats_and_outputs")
 WITH_COLUMNS = ("wide", "dict", "tuple")
 REPEATS = ("repeats_inner", "repeats_outer", "repeats_and_outputs")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One model. Sizes are small and meant to coincide: N `num`, `outputs` P, `repeats` R, `blanks`, `groups`, D."""
+    """One model. Sizes are small and meant to coincide: N `num`, `outputs` P, `repeats` R,
+    `blanks`, `groups`, D.
+    """
 
     family: str = "normal"
     layout: str = "plain"
-    inputs: str = "column"  # column (N, 1), vector (N,), wide (N, D), dict, tuple, float32, stations (N,) of a table
+    # column (N, 1), vector (N,), wide (N, D), dict, tuple, float32, stations (N,) of a table
+    inputs: str = "column"
     # s: one site, a site in the outputs' plate, a param, a constant, or a table that is passed (P,)
     noise: str = "global"
-    # e: none, positional, keyword, default, default_keyword, inside (the inputs' container), scalar, zero_dim, option
+    # e: none, positional, keyword, default, default_keyword, inside (the inputs' container),
+    # scalar, zero_dim, option
     exposure: str = "none"
     mask: str = "none"  # handler, obs_mask
     scale: str = "none"  # constant, rows
@@ -54,12 +67,19 @@ class Spec:
     rows: tuple[int, ...] = ()  # numbers of new rows beside the usual ones
 
     def __str__(self):
-        changed = [f for f in fields(self) if getattr(self, f.name) != f.default and f.name != "rows"]
-        return "-".join(f"{_SHORT.get(f.name, '')}{getattr(self, f.name)}" for f in changed) or "normal"
+        changed = [
+            f for f in fields(self) if getattr(self, f.name) != f.default and f.name != "rows"
+        ]
+        return (
+            "-".join(f"{_SHORT.get(f.name, '')}{getattr(self, f.name)}" for f in changed)
+            or "normal"
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every size of the model but one and the number of new rows: N, and those that its parts have."""
+        """Every size of the model but one and the number of new rows: N, and those that its parts
+        have.
+        """
         found = {getattr(self, name) for name in self.used} | {FAMILIES[self.family].outcomes or 1}
         return tuple(sorted(found - {1}))
 
@@ -77,11 +97,31 @@ class Spec:
         return tuple(name for name, has in having.items() if has)
 
 
-_SHORT = {"num": "N", "outputs": "P", "repeats": "R", "blanks": "B", "groups": "G", "columns": "D"} | {
-    "noise": "s_", "exposure": "e_", "mask": "mask_", "scale": "scale_", "factor": "factor_", "second": "second_"
-}  # fmt: skip
+_SHORT = {
+    "num": "N",
+    "outputs": "P",
+    "repeats": "R",
+    "blanks": "B",
+    "groups": "G",
+    "columns": "D",
+} | {
+    "noise": "s_",
+    "exposure": "e_",
+    "mask": "mask_",
+    "scale": "scale_",
+    "factor": "factor_",
+    "second": "second_",
+}
 
-_DATA_LAST = ("plain", "no_plate", "outputs_outer", "repeats_outer", "event_inner", "bare_inner", "bare_outer")
+_DATA_LAST = (
+    "plain",
+    "no_plate",
+    "outputs_outer",
+    "repeats_outer",
+    "event_inner",
+    "bare_inner",
+    "bare_outer",
+)
 _EVENTS = ("one_event", "event_inner")
 _TWO_SITES = ("keyword", "dict", "tuple")
 
@@ -92,7 +132,8 @@ def is_model(spec: Spec) -> bool:
     rules = (
         not per_output or spec.layout in OUTPUTS,
         spec.mask == "none" or spec.layout not in _EVENTS,
-        spec.scale != "rows" or spec.layout not in ("one_event", "bare_inner", "bare_outer", "repeats_and_outputs"),
+        spec.scale != "rows"
+        or spec.layout not in ("one_event", "bare_inner", "bare_outer", "repeats_and_outputs"),
         spec.second == "blanks" or spec.second == "none" or spec.layout in _DATA_LAST,
         spec.second != "blanks" or not per_output,
         spec.factor != "penalty" or spec.layout in _DATA_LAST,
@@ -127,7 +168,9 @@ _CHOICES = {
 
 
 def random_specs(count: int, seed: int = 0) -> list[Spec]:
-    """Specs with two to four parts other than the plain ones, sizes that coincide in most of them; no two the same."""
+    """Specs with two to four parts other than the plain ones, sizes that coincide in most of them;
+    no two the same.
+    """
     rng, found = np.random.default_rng(seed), {}
     while len(found) < count:
         parts = rng.choice(list(_CHOICES)[1:-1], rng.integers(2, 5), replace=False)
@@ -139,9 +182,17 @@ def random_specs(count: int, seed: int = 0) -> list[Spec]:
 
 
 def _sized(spec, rng) -> Spec:
-    """With sizes of which two are equal; asked at a number of rows that is none of them and at two that are."""
+    """With sizes of which two are equal; asked at a number of rows that is none of them and at two
+    that are.
+    """
     names = list(spec.used)
-    sizes = dict(zip(names, (8, *(int(v) for v in rng.permutation([2, 3, 4, 5, 6])[: len(names) - 1])), strict=True))
+    sizes = dict(
+        zip(
+            names,
+            (8, *(int(v) for v in rng.permutation([2, 3, 4, 5, 6])[: len(names) - 1])),
+            strict=True,
+        )
+    )
     if len(names) > 1:
         sizes |= dict.fromkeys(rng.choice(names, 2, replace=False), int(rng.integers(4, 7)))
     spec = replace(spec, **sizes)

@@ -1,4 +1,6 @@
-"""Checks of a fitted `Problem` against NumPy: what each method that takes a model has to get right on any of them."""
+"""Checks of a fitted `Problem` against NumPy: what each method that takes a model has to get right
+on any of them.
+"""
 
 import functools
 
@@ -10,7 +12,8 @@ from model_generator import ROWS_SECOND, Spec
 import ppl_gp as pg
 
 METHODS = {"laplace": pg.Laplace, "ep": pg.EP, "vi": pg.VI}
-# Laplace's mode is found to rounding; EP and VI stop at tolerances of their own; float32 inputs round.
+# Laplace's mode is found to rounding; EP and VI stop at tolerances of their own; float32 inputs
+# round.
 TOLERANCE = {"laplace": 1e-5, "ep": 2e-4, "vi": 2e-4, "float32": 2e-3}
 
 
@@ -27,7 +30,9 @@ def fit_of(problem: Problem, method, **options):
     args, row_wise = problem.arguments(rows)
     more, kwargs = problem.remembered()
     y, observed = problem.observations(rows)
-    return pg.fit(problem.model, method, 0, *args, *more, y=y, **row_wise, **kwargs, **observed, **options)
+    return pg.fit(
+        problem.model, method, 0, *args, *more, y=y, **row_wise, **kwargs, **observed, **options
+    )
 
 
 def predicted(problem, fit, rows):
@@ -48,12 +53,16 @@ def scored(problem, fit, rows, y=None):
 
 
 def rows_of(spec: Spec, M: int) -> np.ndarray:
-    """M rows of the pool, the last of the trained ones and then new ones; those for a smaller M come first."""
+    """M rows of the pool, the last of the trained ones and then new ones; those for a smaller M
+    come first.
+    """
     return np.arange(spec.num - 2, spec.num - 2 + M)
 
 
 def numbers(spec) -> tuple[int, ...]:
-    """The numbers of new rows to ask for: the spec's own, else one that is no size of the model, and each that is."""
+    """The numbers of new rows to ask for: the spec's own, else one that is no size of the model,
+    and each that is.
+    """
     return spec.rows or (neutral(spec), *spec.sizes)
 
 
@@ -72,9 +81,13 @@ def second_posterior(spec: Spec) -> route.Gaussian:
 
 
 def posterior_of(problem: Problem) -> route.Gaussian:
-    """q(f) and the log evidence of the method of the problem's spec at the problem's hyperparameters, in NumPy."""
+    """q(f) and the log evidence of the method of the problem's spec at the problem's
+    hyperparameters, in NumPy.
+    """
     rows = np.arange(problem.spec.num)
-    q = route.METHODS[problem.spec.method](prior_of(problem), np.zeros(len(rows)), problem.log_lik(rows))
+    q = route.METHODS[problem.spec.method](
+        prior_of(problem), np.zeros(len(rows)), problem.log_lik(rows)
+    )
     return q._replace(log_evidence=q.log_evidence + problem.shared())
 
 
@@ -86,7 +99,10 @@ def prior_of(problem):
 
 def at_new_rows(problem, q, rows):
     """(mean, variance) of f at rows of the pool, given q at the training rows."""
-    cross, zeros = problem.kernel(np.asarray(rows), np.arange(problem.spec.num)), np.zeros(problem.spec.num)
+    cross, zeros = (
+        problem.kernel(np.asarray(rows), np.arange(problem.spec.num)),
+        np.zeros(problem.spec.num),
+    )
     own = np.full(len(rows), problem.variance + JITTER)
     return route.at_new_rows(q, prior_of(problem), zeros, cross, own, np.zeros(len(rows)))
 
@@ -101,7 +117,9 @@ def integrated_moments(problem, rows, f_mean, f_variance):
 
 
 def integrated_density(problem, rows, f_mean, f_variance):
-    """log p(y_n) for f_n ~ N(f_mean, f_variance), (rows,): every entry of row n under one integral."""
+    """log p(y_n) for f_n ~ N(f_mean, f_variance), (rows,): every entry of row n under one
+    integral.
+    """
     log_lik = problem.log_lik(rows, training=False)
     return route.log_expected(log_lik, np.asarray(f_mean, float), np.asarray(f_variance, float))
 
@@ -121,9 +139,13 @@ def close(a, b, spec, what):
 def site_y(spec, value):
     """The part of site y in a prediction that may hold two sites."""
     if spec.second in ("keyword", "dict", "tuple"):
-        assert isinstance(value, dict), f"two sites are predicted by name, not as {type(value).__name__}"
+        assert isinstance(value, dict), (
+            f"two sites are predicted by name, not as {type(value).__name__}"
+        )
         return value["y"]
-    assert not isinstance(value, dict), f"one site is predicted as an array, not as a dictionary of {list(value)}"
+    assert not isinstance(value, dict), (
+        f"one site is predicted as an array, not as a dictionary of {list(value)}"
+    )
     return value
 
 
@@ -146,11 +168,15 @@ def check_predictions(spec):
         rows = rows_of(spec, M)
         found = predicted(problem, fit, rows)
         if spec.factor == "observing":
-            assert found.mean is None, "y is observed by a factor only, so that it has no distribution to predict"
+            assert found.mean is None, (
+                "y is observed by a factor only, so that it has no distribution to predict"
+            )
             continue
         mean, variance = integrated_moments(problem, rows, found.f_mean, found.f_variance)
         close(site_y(spec, found.mean), problem.to_site(mean), spec, f"mean at {M} rows")
-        close(site_y(spec, found.variance), problem.to_site(variance), spec, f"variance at {M} rows")
+        close(
+            site_y(spec, found.variance), problem.to_site(variance), spec, f"variance at {M} rows"
+        )
         check_probabilities(problem, found, rows)
 
 
@@ -163,15 +189,24 @@ def check_probabilities(problem, found, rows):
     if spec.family == "binomial" and spec.exposure != "none":
         return  # totals are an argument: no set of outcomes is common to all rows
     shape, e = (len(rows), problem.R, problem.P), problem.e[rows][:, None, None]
-    nodes, weights = route.on_grid(np.asarray(found.f_mean, float), np.asarray(found.f_variance, float))
+    nodes, weights = route.on_grid(
+        np.asarray(found.f_mean, float), np.asarray(found.f_variance, float)
+    )
     eta = (nodes + problem.offset(rows))[..., None, None]
     terms = [family.log_prob(np.full(shape, k), eta, problem.s, e) for k in range(family.outcomes)]
     expected = [problem.to_site(np.sum(weights[..., None, None] * np.exp(t), 0)) for t in terms]
-    close(site_y(spec, found.probs), expected[1] if family.boolean else np.stack(expected, -1), spec, "probs")
+    close(
+        site_y(spec, found.probs),
+        expected[1] if family.boolean else np.stack(expected, -1),
+        spec,
+        "probs",
+    )
 
 
 def check_log_densities(spec):
-    """log p(y_n | data) integrates the product of row n's likelihoods over f; scales and penalties do not count."""
+    """log p(y_n | data) integrates the product of row n's likelihoods over f; scales and penalties
+    do not count.
+    """
     problem, fit = fitted(spec)
     for M in numbers(spec):
         rows = rows_of(spec, M)
@@ -181,7 +216,9 @@ def check_log_densities(spec):
 
 
 def check_companions(spec):
-    """A row's answers are the same among other rows, in another order and for other numbers of rows, to rounding."""
+    """A row's answers are the same among other rows, in another order and for other numbers of
+    rows, to rounding.
+    """
     problem, fit = fitted(spec)
     first, *others = numbers(spec)
     rows = rows_of(spec, first)
@@ -194,7 +231,11 @@ def check_companions(spec):
 def by_row(problem, fit, rows):
     """{row of the pool: {what: answer}}."""
     found, spec = predicted(problem, fit, rows), problem.spec
-    values = {"f_mean": found.f_mean, "f_variance": found.f_variance, "log density": scored(problem, fit, rows)}
+    values = {
+        "f_mean": found.f_mean,
+        "f_variance": found.f_variance,
+        "log density": scored(problem, fit, rows),
+    }
     for what in ("mean", "variance", "probs"):
         value = getattr(found, what)
         value = None if value is None else site_y(spec, value)
@@ -208,4 +249,6 @@ def same_where_shared(a, b, rtol=1e-6):
     for row in a.keys() & b.keys():
         assert a[row].keys() == b[row].keys()
         for what in a[row]:
-            np.testing.assert_allclose(b[row][what], a[row][what], rtol=rtol, atol=1e-8, err_msg=f"{what} of row {row}")
+            np.testing.assert_allclose(
+                b[row][what], a[row][what], rtol=rtol, atol=1e-8, err_msg=f"{what} of row {row}"
+            )

@@ -1,6 +1,8 @@
-"""Laplace, EP and VI in NumPy for small N: dense matrices, derivatives by complex steps, integrals on fine grids.
+"""Laplace, EP and VI in NumPy for small N: dense matrices, derivatives by complex steps, integrals
+on fine grids.
 
-Nothing of the library is used. `log_lik` maps f (..., N), real or complex, to log p(y_n | f_n) (..., N), nats.
+Nothing of the library is used. `log_lik` maps f (..., N), real or complex, to log p(y_n | f_n)
+(..., N), nats.
 """
 
 from typing import NamedTuple
@@ -70,7 +72,9 @@ def ep(K, mean, log_lik, sweeps=400, damping=0.5) -> Gaussian:
 
 
 def vi(K, mean, log_lik, steps=400, damping=0.5) -> Gaussian:
-    """The Gaussian that maximises the evidence lower bound: Opper & Archambeau's fixed point, damped."""
+    """The Gaussian that maximises the evidence lower bound: Opper & Archambeau's fixed point,
+    damped.
+    """
     nu, tau = np.zeros(len(mean)), np.zeros(len(mean))
     for _ in range(steps):
         q = _with_sites(K, mean, nu, tau)
@@ -96,7 +100,9 @@ def _with_sites(K, mean, nu, tau) -> Gaussian:
     covariance = 0.5 * (covariance + covariance.T)
     centred = nu - tau * mean
     log_mass = nu @ mean - 0.5 * mean @ (tau * mean) + 0.5 * centred @ covariance @ centred
-    return Gaussian(mean + covariance @ centred, covariance, log_mass - 0.5 * np.linalg.slogdet(B)[1])
+    return Gaussian(
+        mean + covariance @ centred, covariance, log_mass - 0.5 * np.linalg.slogdet(B)[1]
+    )
 
 
 def _site_mass(m, v, nu, tau):
@@ -135,7 +141,9 @@ def tilted(log_lik, m, v):
 
 
 def at_new_rows(q: Gaussian, K, mean, K_cross, k_new, mean_new):
-    """(mean, variance) of f at M new rows, from q at the training rows. K_cross (M, N), k_new (M,)."""
+    """(mean, variance) of f at M new rows, from q at the training rows. K_cross (M, N), k_new
+    (M,).
+    """
     A = cho_solve(cho_factor(K), K_cross.T).T
     return mean_new + A @ (q.mean - mean), k_new + np.sum((A @ (q.covariance - K)) * A, 1)
 

@@ -1,4 +1,6 @@
-"""Fits on several devices, in processes of their own: `python sharded_fits.py devices OUT`, or `process OUT PORT RANK`."""
+"""Fits on several devices, in processes of their own: `python sharded_fits.py devices OUT`, or
+`process OUT PORT RANK`.
+"""
 
 import sys
 
@@ -24,18 +26,26 @@ def fitted(devices, folder=None, batch_size=B):
 
     X, y = data()
     checkpoint = None if folder is None else pg.Checkpoint(folder, every=10)
-    method = pg.SVGP(num_inducing=8, batch_size=batch_size, max_steps=20, devices=devices, checkpoint=checkpoint)
+    method = pg.SVGP(
+        num_inducing=8, batch_size=batch_size, max_steps=20, devices=devices, checkpoint=checkpoint
+    )
     return pg.fit(classifier, method, 0, X, y=y)
 
 
 def figures(fit) -> dict:
     """What must not depend on the devices."""
-    found = {"bounds": fit.stats["bounds"], "log_evidence": fit.log_evidence, "probs": fit.predict(X_NEW).probs}
+    found = {
+        "bounds": fit.stats["bounds"],
+        "log_evidence": fit.log_evidence,
+        "probs": fit.predict(X_NEW).probs,
+    }
     return {k: np.asarray(v) for k, v in {**found, **fit.hyper, "Z": fit.inducing.Z}.items()}
 
 
 def on_devices(out):
-    """One process with eight devices; `shards`: the rows that each device held. Saves what a bad batch size says, too."""
+    """One process with eight devices; `shards`: the rows that each device held. Saves what a bad
+    batch size says, too.
+    """
     from ppl_gp.errors import DataError
     from ppl_gp.infer.svgp.devices import Placement
 
@@ -57,9 +67,13 @@ def on_devices(out):
 
 
 def as_process(out, port, rank):
-    """One of two processes, with two devices each; saves to `out`, and resumes from checkpoints beside it."""
+    """One of two processes, with two devices each; saves to `out`, and resumes from checkpoints
+    beside it.
+    """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=60)
+    jax.distributed.initialize(
+        f"127.0.0.1:{port}", num_processes=2, process_id=rank, initialization_timeout=60
+    )
     assert jax.device_count() == 4 and jax.local_device_count() == 2
     first, again = fitted(4, f"{out}.checkpoints"), fitted(4, f"{out}.checkpoints")
     # Predictions are each process' own: only one makes them.

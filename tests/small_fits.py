@@ -1,4 +1,6 @@
-"""One small classification problem, fitted by every kind of method, for the tests of what is done with a fit."""
+"""One small classification problem, fitted by every kind of method, for the tests of what is done
+with a fit.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,11 @@ def classifier(X, y=None, link="logit"):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
     with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=f) if link == "logit" else pg.observations.BernoulliProbit(f), obs=y)
+        numpyro.sample(
+            "y",
+            dist.Bernoulli(logits=f) if link == "logit" else pg.observations.BernoulliProbit(f),
+            obs=y,
+        )
 
 
 def classification():
@@ -39,7 +45,9 @@ def classification():
 
 
 def methods():
-    """Every kind of method on the classifier, by name; the sampled ones with few draws, so pass throw=False."""
+    """Every kind of method on the classifier, by name; the sampled ones with few draws, so pass
+    throw=False.
+    """
     fixed = pg.Fixed(HYPER)
     return {
         "laplace": pg.Laplace(hyper=fixed),
@@ -52,10 +60,12 @@ def methods():
 
 
 def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
-    """A `Fit` made by hand, without inference: what is done with a fit does not depend on how it came about.
+    """A `Fit` made by hand, without inference: what is done with a fit does not depend on how it
+    came about.
 
-    `num_draws=None`: one setting of the hyperparameters and a pseudo-likelihood, `sites` = (nat1, nat2) or random ones.
-    Otherwise draws of f and of the hyperparameters, around `hyper`, for every GP site.
+    `num_draws=None`: one setting of the hyperparameters and a pseudo-likelihood, `sites` = (nat1,
+    nat2) or random ones. Otherwise draws of f and of the hyperparameters, around `hyper`, for every
+    GP site.
     """
     args, kwargs = as_arrays((X,), kwargs)
     hyper = {k: jnp.asarray(v, float) for k, v in hyper.items()}
@@ -65,7 +75,10 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
     if num_draws is None:
         (name,) = gps
         shape = trace[name]["fn"].shape()
-        sites = sites or (jnp.asarray(rng.normal(size=shape)), jnp.asarray(rng.uniform(0.2, 2.0, size=shape)))
+        sites = sites or (
+            jnp.asarray(rng.normal(size=shape)),
+            jnp.asarray(rng.uniform(0.2, 2.0, size=shape)),
+        )
         latent = {name: latent_of(unwrap(trace[name]["fn"]), Sites(*sites))}
         return Fit(
             model=model,
@@ -77,14 +90,23 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
             result=OK,
             stats={},
         )
-    spread = {k: v * np.exp(0.1 * rng.normal(size=(num_draws, *np.shape(v)))) for k, v in hyper.items()}
+    spread = {
+        k: v * np.exp(0.1 * rng.normal(size=(num_draws, *np.shape(v)))) for k, v in hyper.items()
+    }
     draws = {k: jnp.asarray(rng.normal(size=(num_draws, *trace[k]["fn"].shape()))) for k in gps}
     latent = {k: FromDraws(f) for k, f in draws.items()}
     hyper = {k: jnp.asarray(v) for k, v in spread.items()}
     return Fit(
-        model=model, method=pg.NUTS(), args=args, kwargs=kwargs, draws=Draws.equal(hyper, latent), log_evidence=None,
-        result=OK, stats={}, sampled=True,
-    )  # fmt: skip
+        model=model,
+        method=pg.NUTS(),
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, latent),
+        log_evidence=None,
+        result=OK,
+        stats={},
+        sampled=True,
+    )
 
 
 def latent_of(prior, sites):

@@ -1,5 +1,7 @@
-"""Random problems for the stress test of the local methods: every likelihood, three sizes, up to 20 inputs, sd of f
-0.3 to 30."""
+"""Random problems for the stress test of the local methods: every likelihood, three sizes, up to 20
+inputs, sd of f
+0.3 to 30.
+"""
 
 from typing import NamedTuple
 
@@ -8,11 +10,23 @@ from scipy.special import expit, ndtr
 
 SIZES = (20, 60, 200)
 COLUMNS = 20
-NAMES = ("logit", "probit", "poisson", "negative_binomial", "gaussian", "student_t", "binomial", "beta", "gamma")
+NAMES = (
+    "logit",
+    "probit",
+    "poisson",
+    "negative_binomial",
+    "gaussian",
+    "student_t",
+    "binomial",
+    "beta",
+    "gamma",
+)
 
 
 class Problem(NamedTuple):
-    """Unused input columns are zero, so that problems of one size and likelihood share a compiled function."""
+    """Unused input columns are zero, so that problems of one size and likelihood share a compiled
+    function.
+    """
 
     seed: int
     likelihood: str
@@ -24,7 +38,9 @@ class Problem(NamedTuple):
 
 
 def problem(seed: int) -> Problem:
-    """Problem number `seed`. Labels come from a draw of the prior, or (every third) from another, rougher function."""
+    """Problem number `seed`. Labels come from a draw of the prior, or (every third) from another,
+    rougher function.
+    """
     rng = np.random.default_rng([seed, 2024])
     name, n = NAMES[seed % len(NAMES)], SIZES[(seed // len(NAMES)) % len(SIZES)]
     dims = int(rng.integers(1, COLUMNS + 1))
@@ -35,7 +51,9 @@ def problem(seed: int) -> Problem:
     X[:, :dims] = rng.normal(size=(n, dims))
     truth = lengthscale if seed % 3 else 0.3 * lengthscale
     y = _observe(name, sd * _draw(X, truth, rng), s, rng)
-    return Problem(seed, name, dims, sd, X, y, {"variance": sd**2, "lengthscale": lengthscale, "s": s})
+    return Problem(
+        seed, name, dims, sd, X, y, {"variance": sd**2, "lengthscale": lengthscale, "s": s}
+    )
 
 
 def _draw(X, lengthscale, rng):
@@ -50,7 +68,9 @@ def _observe(name, f, s, rng):
         "logit": lambda: (rng.uniform(size=f.size) < expit(f)).astype(float),
         "probit": lambda: (rng.uniform(size=f.size) < ndtr(f)).astype(float),
         "poisson": lambda: rng.poisson(rate).astype(float),
-        "negative_binomial": lambda: rng.poisson(rate * rng.gamma(s, 1.0 / s, f.size)).astype(float),
+        "negative_binomial": lambda: rng.poisson(rate * rng.gamma(s, 1.0 / s, f.size)).astype(
+            float
+        ),
         "gaussian": lambda: f + s * rng.normal(size=f.size),
         "student_t": lambda: f + s * rng.standard_t(4.0, size=f.size),
         "binomial": lambda: rng.binomial(5, expit(f)).astype(float),

@@ -1,4 +1,6 @@
-"""Closed forms are for likelihoods that are proved affine in f: curved ones go by quadrature, or are refused."""
+"""Closed forms are for likelihoods that are proved affine in f: curved ones go by quadrature, or
+are refused.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +59,9 @@ def test_lines_are_recognised_and_read(name):
     assert is_affine(function, NUM, jnp.float64)
     at = line(function, NUM, jnp.float64)
     np.testing.assert_allclose(at.slope, np.broadcast_to(slope, at.slope.shape), rtol=1e-12)
-    np.testing.assert_allclose(at.intercept, np.broadcast_to(intercept, at.intercept.shape), rtol=1e-12)
+    np.testing.assert_allclose(
+        at.intercept, np.broadcast_to(intercept, at.intercept.shape), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", CURVED)
@@ -110,7 +114,9 @@ def test_an_affine_likelihood_keeps_its_closed_form(monkeypatch):
         (lambda f: BernoulliProbit(2 * f - 1), BINARY),
     ):
         log_lik = pg.read(one, X, y=y, make=make, hyper={}).log_lik
-        assert bool(jnp.all(jnp.isfinite(tilted(log_lik, jnp.zeros(12), jnp.ones(12), num=96).log_z)))
+        assert bool(
+            jnp.all(jnp.isfinite(tilted(log_lik, jnp.zeros(12), jnp.ones(12), num=96).log_z))
+        )
 
 
 def clipped(f):
@@ -120,7 +126,9 @@ def clipped(f):
 def test_clipped_logits_are_refused_where_only_lines_serve():
     with pytest.raises(ModelError, match="logits affine in f.*'y'"):
         pg.fit(one, pg.LocalBound(hyper=pg.Fixed()), 0, X, y=BINARY, make=clipped)
-    methods = next(i for i in check(one, X, y=BINARY, make=clipped).items if i.name == "methods").message
+    methods = next(
+        i for i in check(one, X, y=BINARY, make=clipped).items if i.name == "methods"
+    ).message
     assert "LocalBound" not in methods and "EP" in methods
     fit = pg.fit(one, pg.Laplace(hyper=pg.Fixed()), 0, X, y=BINARY, make=clipped)
     with pytest.raises(ModelError, match="mackay"):
@@ -145,7 +153,9 @@ def in_a_plate(X, y=None):
 
 
 def as_rows(X, y=None, logits=None, weights=None):
-    """The same data, a row each, f of a datum's rows held together by one inducing linear map: a kernel on row numbers."""
+    """The same data, a row each, f of a datum's rows held together by one inducing linear map: a
+    kernel on row numbers.
+    """
     K = kernels.RBF(4.0, 1.0)
 
     def same_row(A, B):
@@ -168,7 +178,13 @@ def test_repeats_of_a_datum_are_repeated_rows(form):
     rows = jnp.repeat(jnp.concatenate([X, jnp.arange(12.0)[:, None]], 1), REPEATS, 0)
     line_of = (jnp.tile(slopes, 12), jnp.full(36, offset))
     wanted, same = evidence(
-        as_rows, pg.LocalBound(), {}, rows, y=MANY.ravel(), logits=line_of, weights=jnp.repeat(kept, REPEATS)
+        as_rows,
+        pg.LocalBound(),
+        {},
+        rows,
+        y=MANY.ravel(),
+        logits=line_of,
+        weights=jnp.repeat(kept, REPEATS),
     )
     np.testing.assert_allclose(bound, wanted, rtol=0, atol=1e-6)
     np.testing.assert_allclose(at.marginals.mean, same.marginals.mean[::REPEATS], rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
-"""Bad input, one table for all methods: a right answer, or a typed error that names the argument, the value, the
-remedy."""
+"""Bad input, one table for all methods: a right answer, or a typed error that names the argument,
+the value, the remedy.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,9 +42,15 @@ def _with(array, index, value):
 
 
 REFUSED = {
-    "NaN in X": (lambda X, y: (_with(X, (3, 1), np.nan), y), "positional argument 0 has nan at index (3, 1)"),
+    "NaN in X": (
+        lambda X, y: (_with(X, (3, 1), np.nan), y),
+        "positional argument 0 has nan at index (3, 1)",
+    ),
     "infinity in X": (lambda X, y: (_with(X, (0, 0), np.inf), y), "positional argument 0 has inf"),
-    "minus infinity in X": (lambda X, y: (_with(X, (0, 0), -np.inf), y), "index (0, 0); arguments are finite numbers"),
+    "minus infinity in X": (
+        lambda X, y: (_with(X, (0, 0), -np.inf), y),
+        "index (0, 0); arguments are finite numbers",
+    ),
     "NaN in y": (lambda X, y: (X, _with(y, 2, np.nan)), "argument 'y' has nan at index (2,)"),
     "lengths differ": (lambda X, y: (X, y[:-2]), "shape"),
     "y is a column": (lambda X, y: (X, y[:, None]), "y of shape (N,) rather than (N, 1)"),
@@ -79,7 +86,9 @@ ANSWERED = {
 @pytest.mark.parametrize("method", LOCAL)
 @pytest.mark.parametrize("case", ANSWERED)
 def test_answered_and_converged(method, case):
-    fit = pg.fit(classifier, LOCAL[method], 0, ANSWERED[case](*good())[0], y=ANSWERED[case](*good())[1])
+    fit = pg.fit(
+        classifier, LOCAL[method], 0, ANSWERED[case](*good())[0], y=ANSWERED[case](*good())[1]
+    )
     latent = fit.latent["f"]
     assert fit.result == "converged"
     assert np.isfinite(fit.log_evidence) and fit.log_evidence < 0
@@ -98,7 +107,9 @@ def test_integer_inputs_and_boolean_labels_are_numbers():
 
 @pytest.mark.parametrize("method", ("laplace", "ep", "vi"))
 def test_far_apart_rows_are_independent(method):
-    """At a huge scale the rows know nothing of each other: the evidence is the product of single-datum evidences."""
+    """At a huge scale the rows know nothing of each other: the evidence is the product of
+    single-datum evidences.
+    """
     X, y = good()
     fit = pg.fit(classifier, LOCAL[method], 0, 1e8 * X, y=y)
     assert np.ptp(np.asarray(fit.latent["f"].variance)) < 1e-6
@@ -109,7 +120,8 @@ def test_far_apart_rows_are_independent(method):
 def test_a_single_datum(method):
     fit = pg.fit(classifier, LOCAL[method], 0, np.zeros((1, 2)), y=np.array([1]))
     assert fit.result == "converged"
-    # By symmetry p(y = 1) = 1/2; EP is exact for one factor, the others approximate from below or above.
+    # By symmetry p(y = 1) = 1/2; EP is exact for one factor, the others approximate from below or
+    # above.
     tolerance = {"ep": 1e-6, "laplace": 0.05, "vi": 0.05, "bound": 0.1}[method]
     np.testing.assert_allclose(fit.log_evidence, np.log(0.5), atol=tolerance)
 
@@ -125,7 +137,9 @@ def broken(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(2.0 * f)), obs=y)
 
 
-@pytest.mark.parametrize("method", (pg.Laplace(hyper=pg.Fixed()), pg.EP(hyper=pg.Fixed()), pg.VI(hyper=pg.Fixed())))
+@pytest.mark.parametrize(
+    "method", (pg.Laplace(hyper=pg.Fixed()), pg.EP(hyper=pg.Fixed()), pg.VI(hyper=pg.Fixed()))
+)
 def test_a_kernel_that_is_not_positive_definite_ends_in_a_typed_error_with_the_fit(method):
     X, y = good()
     with pytest.raises(FitError) as error:
@@ -169,7 +183,9 @@ def test_local_bound_refuses_other_likelihoods():
         pg.fit(poisson, pg.LocalBound(hyper=pg.Fixed()), 0, X, y=y)
 
 
-@pytest.mark.parametrize("make", (lambda: pg.EP(power=0.0), lambda: pg.EP(damping=1.5), lambda: pg.VI(damping=0.0)))
+@pytest.mark.parametrize(
+    "make", (lambda: pg.EP(power=0.0), lambda: pg.EP(damping=1.5), lambda: pg.VI(damping=0.0))
+)
 def test_configuration_outside_its_range(make):
     with pytest.raises(ValueError, match="give a"):
         make()

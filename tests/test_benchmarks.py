@@ -1,4 +1,6 @@
-"""Every benchmark once at toy size, so that none rots; the history's lines read back; and its picture."""
+"""Every benchmark once at toy size, so that none rots; the history's lines read back; and its
+picture.
+"""
 
 import contextlib
 import importlib
@@ -33,13 +35,16 @@ def alone(monkeypatch, tmp_path):
 
 
 def in_this_process(command, environment, timeout):
-    """A program of `peers` in place of its own process: starting and tracing are all of its time at toy size."""
+    """A program of `peers` in place of its own process: starting and tracing are all of its time at
+    toy size.
+    """
     before = sys.argv, list(sys.path), jax.config.jax_enable_x64
     try:
         sys.argv, sys.path = command[1:], [str(call.HERE), *sys.path]
         program = importlib.import_module(pathlib.Path(command[1]).stem)
         _, settings = program.tasks.read(command[2])
-        jax.config.update("jax_enable_x64", settings["dtype"] == "float64")  # as the program does when it starts
+        # as the program does when it starts
+        jax.config.update("jax_enable_x64", settings["dtype"] == "float64")
         program.tasks.main("ppl_gp", "toy", program.Engine)
     finally:
         sys.argv, sys.path = before[:2]
@@ -54,14 +59,18 @@ def written():
 
 
 def kept_folder():
-    """In place of a new folder for compiled functions: the suite's own, so that filling it takes no time."""
+    """In place of a new folder for compiled functions: the suite's own, so that filling it takes no
+    time.
+    """
     return contextlib.nullcontext(os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 
 def check(rows):
     names = [row.what for row in rows]
     assert names and len(set(names)) == len(names)  # the history tells rows apart by their names
-    assert all(row.unit and row.value is not None and math.isfinite(row.value) for row in rows), rows
+    assert all(row.unit and row.value is not None and math.isfinite(row.value) for row in rows), (
+        rows
+    )
 
 
 @pytest.mark.parametrize("part", run.PARTS)
@@ -94,15 +103,26 @@ def test_a_peer_that_is_not_installed_is_named(alone, capsys, monkeypatch):
 
 
 def test_a_line_of_the_history_reads_back(tmp_path):
-    rows = [Row("a", "2.0 x", "at least 1 x", 2.0, "x"), Row("b", "failed", "reported", math.nan, "s")]
+    rows = [
+        Row("a", "2.0 x", "at least 1 x", 2.0, "x"),
+        Row("b", "failed", "reported", math.nan, "s"),
+    ]
     line = record.entry("evidence", rows)
     record.append(line, tmp_path / "new")
     record.append(line | {"date": "1999-01-01T00:00:00+00:00"}, tmp_path / "new")
     runs = record.load(tmp_path / "new")["evidence"]
     assert [r["date"][:4] for r in runs] == ["1999", line["date"][:4]] and runs[1] == line
-    assert runs[1]["rows"][0] == {"name": "a", "value": 2.0, "unit": "x", "figure": "2.0 x", "target": "at least 1 x"}
+    assert runs[1]["rows"][0] == {
+        "name": "a",
+        "value": 2.0,
+        "unit": "x",
+        "figure": "2.0 x",
+        "target": "at least 1 x",
+    }
     assert runs[1]["rows"][1]["value"] is None
-    assert {"commit", "machine", "versions"} <= set(line) and line["versions"]["jax"] == jax.__version__
+    assert {"commit", "machine", "versions"} <= set(line) and line["versions"][
+        "jax"
+    ] == jax.__version__
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path):
@@ -122,7 +142,10 @@ def test_the_commit_says_whether_the_tree_was_changed(monkeypatch):
 def runs(*values):
     """Runs of two rows; the second has a value in the last run alone."""
     last = len(values) - 1
-    rows = [[{"name": "a", "value": v, "unit": "x", "figure": "", "target": "at least 2 x"}] for v in values]
+    rows = [
+        [{"name": "a", "value": v, "unit": "x", "figure": "", "target": "at least 2 x"}]
+        for v in values
+    ]
     rows[last].append({"name": "b", "value": 1.0, "unit": "s", "figure": "", "target": "reported"})
     rows[0].append({"name": "b", "value": None, "unit": "s", "figure": "", "target": "reported"})
     return {"evidence": [{**RUN, "rows": r} for r in rows]}
@@ -142,14 +165,21 @@ def test_the_picture_is_drawn(tmp_path):
         history.draw({}, path)
 
 
-@pytest.mark.parametrize("values,axis", [([2.0], (0.0, 2.5)), ([-4.0, 2.0], (-5.0, 2.5)), ([0.0], (0.0, 1.0))])
+@pytest.mark.parametrize(
+    "values,axis", [([2.0], (0.0, 2.5)), ([-4.0, 2.0], (-5.0, 2.5)), ([0.0], (0.0, 1.0))]
+)
 def test_zero_and_every_value_are_on_the_axis(values, axis):
     assert history._range(values) == axis
 
 
 def test_a_target_about_peers_is_none_without_one():
-    ours, both = {"ppl_gp": {"seconds": 0.002}}, {"ppl_gp": {"seconds": 0.002}, "gpflow": {"seconds": 0.004}}
-    alone, beside = [ask.against_best(a, 1e3, "ms").row("a step", "at most 0.5") for a in (ours, both)]
+    ours, both = (
+        {"ppl_gp": {"seconds": 0.002}},
+        {"ppl_gp": {"seconds": 0.002}, "gpflow": {"seconds": 0.004}},
+    )
+    alone, beside = [
+        ask.against_best(a, 1e3, "ms").row("a step", "at most 0.5") for a in (ours, both)
+    ]
     assert (alone.value, alone.unit, alone.target) == (2.0, "ms", "none without a peer")
     assert (beside.value, beside.unit, beside.target) == (0.5, "of the best peer's", "at most 0.5")
 
@@ -170,11 +200,15 @@ def test_the_number_of_a_target(target, wanted):
 def test_a_table_goes_between_its_markers_alone(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(
-        "a\n<!-- first:start -->\nold\n<!-- first:end -->\n<!-- deep:start -->\nkept\n<!-- deep:end -->\n"
+        "a\n<!-- first:start -->\nold\n<!-- first:end -->\n<!-- deep:start -->\nkept\n<!-- "
+        "deep:end -->\n"
     )
     row = Row("what", "1.0 s", "at most 2 s", 1.0, "s")
     run.write_table(["first"], [row], readme)
-    assert "| what | 1.0 s | at most 2 s |\n<!-- first:end -->\n<!-- deep:start -->\nkept" in readme.read_text()
+    assert (
+        "| what | 1.0 s | at most 2 s |\n<!-- first:end -->\n<!-- deep:start -->\nkept"
+        in readme.read_text()
+    )
     before = readme.read_text()
     run.write_table(["cost"], [row], readme)  # one part of a table that has more
     assert readme.read_text() == before and "old" not in before

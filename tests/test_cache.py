@@ -1,4 +1,6 @@
-"""The cache of compiled functions: filled by one process, found by the next; and what an import brings along."""
+"""The cache of compiled functions: filled by one process, found by the next; and what an import
+brings along.
+"""
 
 import os
 import subprocess
@@ -20,7 +22,11 @@ jax.jit(lambda x: jnp.sin(x) @ jnp.ones(7))(jnp.zeros(7))
 def run(code, **env):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**clean, **env},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -31,7 +37,9 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     first = {p.name for p in folder.iterdir()}
     assert any("jit" in name for name in first)
     run(COMPILE.format(path=repr(str(folder))))
-    assert {p.name for p in folder.iterdir() if "-cache" in p.name} == {name for name in first if "-cache" in name}
+    assert {p.name for p in folder.iterdir() if "-cache" in p.name} == {
+        name for name in first if "-cache" in name
+    }
 
 
 def test_the_folder_is_jaxs_or_the_users(tmp_path):
@@ -47,5 +55,13 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
 
 
 def test_importing_leaves_out_what_a_fit_does_not_need():
-    heavy = ("arviz_base", "arviz_stats", "xarray", "pandas", "matplotlib", "scipy.stats", "scipy.cluster")
+    heavy = (
+        "arviz_base",
+        "arviz_stats",
+        "xarray",
+        "pandas",
+        "matplotlib",
+        "scipy.stats",
+        "scipy.cluster",
+    )
     assert run(f"import sys, ppl_gp; print([m for m in {heavy} if m in sys.modules])") == "[]"

@@ -1,4 +1,6 @@
-"""The exact methods against importance sampling from the prior, and by simulation-based calibration (Talts et al. 2018)."""
+"""The exact methods against importance sampling from the prior, and by simulation-based calibration
+(Talts et al. 2018).
+"""
 
 import os
 import subprocess
@@ -34,7 +36,9 @@ def small(X, y=None):
 
 @pytest.fixture(scope="module")
 def by_importance():
-    """(y, {quantity: (mean, standard error)}) from 400 000 prior draws weighted by their likelihood."""
+    """(y, {quantity: (mean, standard error)}) from 400 000 prior draws weighted by their
+    likelihood.
+    """
     y = np.array([0, 1, 4, 2, 1, 0])
     prior = Predictive(small, num_samples=400_000, parallel=True)(random.key(0), X)
     weight = jax.nn.softmax(dist.Poisson(jnp.exp(prior["f"])).log_prob(y).sum(-1))
@@ -48,7 +52,12 @@ def by_importance():
 def _quantities(draws):
     logs = {f"log {k}": np.log(draws[k]) for k in ("lengthscale", "variance")}
     f = draws["f"]
-    return logs | {"f_0": f[:, 0], "f_2": f[:, 2], "f_2^2": f[:, 2] ** 2, "f_0 f_1": f[:, 0] * f[:, 1]}
+    return logs | {
+        "f_0": f[:, 0],
+        "f_2": f[:, 2],
+        "f_2^2": f[:, 2] ** 2,
+        "f_0 f_1": f[:, 0] * f[:, 1],
+    }
 
 
 @pytest.mark.slow
@@ -76,7 +85,9 @@ def test_ranks_of_the_truth_are_uniform(name, thin):
     ranks = {"log variance": [], "log lengthscale": [], "f_0": [], "f_2": []}
     for i in range(simulations):
         fit = pg.fit(small, method, i, X, y=np.asarray(truth["y"][i]), throw=False, progress=False)
-        draws = _quantities({k: np.asarray(v)[::thin] for k, v in {**fit.hyper, "f": fit.latent["f"].mean}.items()})
+        draws = _quantities(
+            {k: np.asarray(v)[::thin] for k, v in {**fit.hyper, "f": fit.latent["f"].mean}.items()}
+        )
         one = _quantities({k: np.asarray(v)[i : i + 1] for k, v in truth.items()})
         for quantity in ranks:
             ranks[quantity].append(int(np.sum(draws[quantity] < one[quantity])))
@@ -92,10 +103,16 @@ numpyro.set_host_device_count(int(sys.argv[1]))
 import jax, numpy as np, ppl_gp as pg
 from test_calibration import small, X
 assert jax.local_device_count() == int(sys.argv[1])
-fit = pg.fit(small, pg.NUTS(num_warmup=25, num_samples=25), 0, X, y=np.array([0, 1, 4, 2, 1, 0]), throw=False, progress=False)
-print([round(float(v), 6) for v in (*fit.hyper["variance"][np.array([0, 24, 25, 49])], fit.predict(X).f_mean[0])])
+y = np.array([0, 1, 4, 2, 1, 0])
+nuts = pg.NUTS(num_warmup=25, num_samples=25)
+fit = pg.fit(small, nuts, 0, X, y=y, throw=False, progress=False)
+draws = fit.hyper["variance"][np.array([0, 24, 25, 49])]
+print([round(float(v), 6) for v in (*draws, fit.predict(X).f_mean[0])])
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    runs = [subprocess.Popen([sys.executable, "-c", code, n], stdout=-1, env=environment, text=True) for n in "12"]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code, n], stdout=-1, env=environment, text=True)
+        for n in "12"
+    ]
     one, two = (run.communicate(timeout=300)[0] for run in runs)
     assert one == two and len(one) > 20

@@ -1,4 +1,6 @@
-"""`check` reports what `fit` would find: each line is right on a sound model and wrong on a model broken there."""
+"""`check` reports what `fit` would find: each line is right on a sound model and wrong on a model
+broken there.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,13 +37,20 @@ def test_sound_model():
     assert found.ok and [i.name for i in found.items] == [*NAMES, "methods"]
     assert "f (25,), RBF" in item(found, "GP sites").message
     assert "lengthscale (2,) LogNormal" in item(found, "hyperparameters").message
-    assert item(found, "methods").message == "NUTS, EllipticalSlice, EP, Laplace, LocalBound, VI, SVGP, SparseNUTS"
+    assert (
+        item(found, "methods").message
+        == "NUTS, EllipticalSlice, EP, Laplace, LocalBound, VI, SVGP, SparseNUTS"
+    )
     assert len(str(found).splitlines()) == len(found.items) and str(found).startswith("ok ")
 
 
 def test_local_bound_is_for_logistic_likelihoods():
     for found in (check(binary, X, y=y, link="probit"), check(poisson, X, y=y)):
-        assert found.ok and item(found, "methods").message == "NUTS, EllipticalSlice, EP, Laplace, VI, SVGP, SparseNUTS"
+        assert (
+            found.ok
+            and item(found, "methods").message
+            == "NUTS, EllipticalSlice, EP, Laplace, VI, SVGP, SparseNUTS"
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,8 +96,14 @@ def test_discrete_hyperparameter():
         observe(X, y, jnp.where(flip == 1, -1.0, 1.0) * gp(X))
 
     found = check(model, X, y=y)
-    assert not item(found, "hyperparameters").ok and "'flip' is discrete" in item(found, "hyperparameters").message
-    assert item(found, "methods").message == "EP, Laplace, LocalBound, VI, SVGP, each with hyper=Fixed(...)"
+    assert (
+        not item(found, "hyperparameters").ok
+        and "'flip' is discrete" in item(found, "hyperparameters").message
+    )
+    assert (
+        item(found, "methods").message
+        == "EP, Laplace, LocalBound, VI, SVGP, each with hyper=Fixed(...)"
+    )
 
 
 def test_conditioning():

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: files written, one line and exit code 2 for an error, what Ctrl-C keeps."""
+"""The command line as a user meets it: files written, one line and exit code 2 for an error, what
+Ctrl-C keeps.
+"""
 
 import csv
 import dataclasses
@@ -72,7 +74,9 @@ def test_check_of_a_model_that_does_not_fit(data, tmp_path):
 
 
 def test_fit_then_predict(data, tmp_path):
-    """What is predicted from the saved fit is what the fit predicts, inputs scaled as in training."""
+    """What is predicted from the saved fit is what the fit predicts, inputs scaled as in
+    training.
+    """
     out = tmp_path / "out"
     result = run("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out)
     assert result.exit_code == 0, result.output
@@ -93,16 +97,30 @@ def test_fit_then_predict(data, tmp_path):
 def test_compare(data, tmp_path):
     out = tmp_path / "out"
     result = run(
-        "compare", MODEL, data, "--target", "kind", "--methods", "laplace,ep", "--out", out, "--test-fraction", 0.28
+        "compare",
+        MODEL,
+        data,
+        "--target",
+        "kind",
+        "--methods",
+        "laplace,ep",
+        "--out",
+        out,
+        "--test-fraction",
+        0.28,
     )
     assert result.exit_code == 0, result.output
     table = rows(out / "table.csv")
     assert [r["method"] for r in table] == ["laplace", "ep"]
-    assert "test log density" in result.stdout and "ep: " in result.stdout and "trust" in result.stdout
+    assert (
+        "test log density" in result.stdout and "ep: " in result.stdout and "trust" in result.stdout
+    )
     pictures = {p.name for p in out.glob("*.png")}
     assert pictures == {"evidence.png", "forest.png", "calibration.png", "surface.png"}
     assert all((out / name).stat().st_size > 5000 for name in pictures)
-    assert {p.name for p in out.glob("*.nc")} == {"laplace.nc", "ep.nc"} and not list(out.glob("*.fit"))
+    assert {p.name for p in out.glob("*.nc")} == {"laplace.nc", "ep.nc"} and not list(
+        out.glob("*.fit")
+    )
 
 
 def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
@@ -119,14 +137,32 @@ def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
     [
         (("MODEL", "DATA", "--target", "colour"), "no column 'colour'"),
         (("MODEL", "missing.csv", "--target", "kind"), "missing.csv"),
-        (("MODEL", "DATA", "--target", "kind", "--methods", "laplace,magic"), "magic: give some of laplace"),
+        (
+            ("MODEL", "DATA", "--target", "kind", "--methods", "laplace,magic"),
+            "magic: give some of laplace",
+        ),
         (("MODEL", "DATA", "--target", "kind", "--set", "link=cauchit"), "link='cauchit'"),
         (("MODEL", "DATA", "--target", "kind", "--set", "probit"), "NAME=VALUE"),
-        (("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"), r"no option 'nonsense'; it has ['link', 'ard']"),
-        (("MODEL", "DATA", "--target", "kind", "--set", "throw=3"), "'throw' is an argument of the library's own"),
-        (("MODEL", "DATA", "--target", "kind", "--set", "link=probit", "--set", "link=logit"), "given twice"),
-        (("COUNTS", "DATA", "--target", "kind"), "no variable with the outcomes 0 and 1; give numbers"),
-        (("COUNTS", "NUMBERS", "--target", "kind", "--set", "exposure=much"), "does not run on X (25, 2)"),
+        (
+            ("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"),
+            r"no option 'nonsense'; it has ['link', 'ard']",
+        ),
+        (
+            ("MODEL", "DATA", "--target", "kind", "--set", "throw=3"),
+            "'throw' is an argument of the library's own",
+        ),
+        (
+            ("MODEL", "DATA", "--target", "kind", "--set", "link=probit", "--set", "link=logit"),
+            "given twice",
+        ),
+        (
+            ("COUNTS", "DATA", "--target", "kind"),
+            "no variable with the outcomes 0 and 1; give numbers",
+        ),
+        (
+            ("COUNTS", "NUMBERS", "--target", "kind", "--set", "exposure=much"),
+            "does not run on X (25, 2)",
+        ),
         (("models.binary", "DATA", "--target", "kind"), "MODEL.py:function"),
         (("nowhere.py:binary", "DATA", "--target", "kind"), "no file 'nowhere.py'"),
     ],
@@ -147,28 +183,52 @@ def test_predict_errors(data, tmp_path):
     prepare(read_csv(data), "kind", True).save(tmp_path / "preparation.json")
     result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
     assert result.exit_code == 2 and "bad.fit" in result.stderr
-    for content in ("[]", "{}", '{"target": "y", "inputs": ["a"], "shift": [0], "scale": [0]}', "\u00e9"):
+    for content in (
+        "[]",
+        "{}",
+        '{"target": "y", "inputs": ["a"], "shift": [0], "scale": [0]}',
+        "\u00e9",
+    ):
         (tmp_path / "preparation.json").write_bytes(content.encode("latin-1"))
         result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
         assert result.exit_code == 2 and "preparation.json does not hold" in result.stderr
 
 
 def test_predict_refuses_another_model_and_another_run(data, tmp_path):
-    """A fit is told from one of another model, and from one of other data that a later run put beside it."""
+    """A fit is told from one of another model, and from one of other data that a later run put
+    beside it.
+    """
     out = tmp_path / "out"
-    assert run("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out).exit_code == 0
+    assert (
+        run("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out).exit_code
+        == 0
+    )
     result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
-    assert result.exit_code == 2 and "was saved from the model" in result.stderr and "Traceback" not in result.output
-    prepare(read_csv(data), "kind", False).save(out / "preparation.json")  # as written by an older version: not told
-    assert run("predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv").exit_code == 0
-    later = Preparation("kind", ["width", "height"], [0.0, 0.0], [1.0, 1.0], ["no", "yes"], "of other inputs")
+    assert (
+        result.exit_code == 2
+        and "was saved from the model" in result.stderr
+        and "Traceback" not in result.output
+    )
+    # as written by an older version: not told
+    prepare(read_csv(data), "kind", False).save(out / "preparation.json")
+    assert (
+        run(
+            "predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv"
+        ).exit_code
+        == 0
+    )
+    later = Preparation(
+        "kind", ["width", "height"], [0.0, 0.0], [1.0, 1.0], ["no", "yes"], "of other inputs"
+    )
     later.save(out / "preparation.json")
     result = run("predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
     assert result.exit_code == 2 and "fitted to other inputs" in result.stderr
 
 
 def test_interrupted_comparison_keeps_what_was_finished(data, tmp_path, monkeypatch):
-    """Ctrl-C while the second method warms up: the first one's row and posterior stand, exit code 130."""
+    """Ctrl-C while the second method warms up: the first one's row and posterior stand, exit code
+    130.
+    """
     real = cli_run.fit
 
     def interrupted(model, method, *args, **kwargs):
@@ -178,7 +238,9 @@ def test_interrupted_comparison_keeps_what_was_finished(data, tmp_path, monkeypa
 
     monkeypatch.setattr(cli_run, "fit", interrupted)
     out = tmp_path / "out"
-    result = run("compare", MODEL, data, "--target", "kind", "--methods", "laplace,nuts,ep", "--out", out)
+    result = run(
+        "compare", MODEL, data, "--target", "kind", "--methods", "laplace,nuts,ep", "--out", out
+    )
     assert result.exit_code == 130 and "interrupted during nuts" in result.stderr
     assert [r["method"] for r in rows(out / "table.csv")] == ["laplace"]
     assert {p.name for p in out.glob("*.nc")} == {"laplace.nc"}
@@ -189,7 +251,17 @@ def test_signal(data, tmp_path):
     """A real SIGINT during a long chain."""
     out = tmp_path / "out"
     code = "from ppl_gp.cli import main; main()"
-    args = ["compare", MODEL, data, "--target", "kind", "--methods", "laplace,nuts", "--num-warmup", "20"]
+    args = [
+        "compare",
+        MODEL,
+        data,
+        "--target",
+        "kind",
+        "--methods",
+        "laplace,nuts",
+        "--num-warmup",
+        "20",
+    ]
     command = [sys.executable, "-c", code, *args, "--num-samples", "1000000", "--out", str(out)]
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -200,7 +272,9 @@ def test_signal(data, tmp_path):
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
-    assert process.returncode == 130 and "what was finished is kept" in err and "Traceback" not in err
+    assert (
+        process.returncode == 130 and "what was finished is kept" in err and "Traceback" not in err
+    )
     assert rows(out / "table.csv")[0]["method"] == "laplace"
 
 
@@ -253,11 +327,17 @@ def test_csv_that_cannot_be_used(text, words, tmp_path):
         (b"x,kind\n1,1\n2,nan\n", "line 3: column 'kind' has 'nan'.*fill it in"),
         (b"x,kind\n1,yes\n2,\n", "line 3: column 'kind' has ''.*fill it in"),
         (b"x,kind\n1,yes\n2,NA\n", "column 'kind' has 'NA'"),
-        (b'x,kind\n1,"1,000"\n2,"2,000"\n', "line 2: column 'kind' has '1,000'.*plain finite number"),
+        (
+            b'x,kind\n1,"1,000"\n2,"2,000"\n',
+            "line 2: column 'kind' has '1,000'.*plain finite number",
+        ),
         (b"x,kind\n1,1\n2,1 000\n", "column 'kind' has '1 000'"),
         (b"x,kind\n1,1\n2,yes\n", "line 3: column 'kind' has 'yes'.*numbers only, or words only"),
         (b"x,kind\n1,yes\n2,yes\n", "1 values such as 'yes'"),
-        ("x,kind\n1,no\n2,fran\u00e7ais\n".encode("latin-1"), "line 3, column 2: the byte 0xe7 is not UTF-8"),
+        (
+            "x,kind\n1,no\n2,fran\u00e7ais\n".encode("latin-1"),
+            "line 3, column 2: the byte 0xe7 is not UTF-8",
+        ),
         (b'x,kind\n1,no\n2,"yes\n3,no\n', "line 4: unexpected end of data"),
     ],
 )
@@ -275,7 +355,8 @@ def test_byte_order_mark_and_big_or_constant_numbers(tmp_path):
     columns = read_csv(path)
     found = prepare(columns, "kind", True)
     np.testing.assert_array_equal(found.y(columns), [1e20, 3.0, 4.0])
-    np.testing.assert_array_equal(found.X(columns)[:, 1], 0.0)  # 0.1 has a rounding error for a standard deviation
+    # 0.1 has a rounding error for a standard deviation
+    np.testing.assert_array_equal(found.X(columns)[:, 1], 0.0)
     path.write_bytes(b"kind,x,same\n0,1,0.3\n")
     np.testing.assert_allclose(found.X(read_csv(path))[0, 1], 0.2, rtol=1e-12)
 
@@ -298,8 +379,12 @@ def three_classes(X, y=None):
 
 def masked_labels(X, y=None):
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
-    numpyro.sample("rain", dist.Poisson(jnp.exp(f)).mask(False).to_event(1), obs=jnp.full(X.shape[0], 3))
-    numpyro.sample("y", dist.Bernoulli(logits=f).mask(jnp.arange(X.shape[0]) > 0).to_event(1), obs=y)
+    numpyro.sample(
+        "rain", dist.Poisson(jnp.exp(f)).mask(False).to_event(1), obs=jnp.full(X.shape[0], 3)
+    )
+    numpyro.sample(
+        "y", dist.Bernoulli(logits=f).mask(jnp.arange(X.shape[0]) > 0).to_event(1), obs=y
+    )
 
 
 @pytest.mark.parametrize(
@@ -333,15 +418,31 @@ def test_labels_are_recoded_for_models_of_two_outcomes_only(model, cells, labels
 
 
 def test_counts_of_two_values_stay_counts(tmp_path):
-    """`fit` and `predict` of counts 1 and 4: the mean lies among the counts, and no column is called p(4)."""
+    """`fit` and `predict` of counts 1 and 4: the mean lies among the counts, and no column is
+    called p(4).
+    """
     data, out = write(tmp_path / "counts.csv", 1 + 3 * y), tmp_path / "out"
-    result = run("fit", COUNTS, data, "--target", "kind", "--methods", "laplace", "--set", "exposure=2", "--out", out)
+    result = run(
+        "fit",
+        COUNTS,
+        data,
+        "--target",
+        "kind",
+        "--methods",
+        "laplace",
+        "--set",
+        "exposure=2",
+        "--out",
+        out,
+    )
     assert result.exit_code == 0 and "is read as" not in result.stderr, result.output
     result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
     assert result.exit_code == 0, result.output
     found = rows(tmp_path / "p.csv")
     assert list(found[0]) == ["f_mean", "f_sd", "mean", "sd"]
-    np.testing.assert_allclose(np.mean([float(r["mean"]) for r in found]), np.mean(1 + 3 * y), rtol=0.1)
+    np.testing.assert_allclose(
+        np.mean([float(r["mean"]) for r in found]), np.mean(1 + 3 * y), rtol=0.1
+    )
     assert pg.load(out / "laplace.fit", load_model(COUNTS)).kwargs == {"exposure": 2}
 
 
@@ -350,7 +451,14 @@ def test_options_are_read_as_python_would_mean_them():
         pass
 
     texts = ["link=probit", "flag=false", "size=-3", "depth=1e-2", "other=None", "odd=1_000"]
-    want = {"link": "probit", "flag": False, "size": -3, "depth": 0.01, "other": None, "odd": "1_000"}
+    want = {
+        "link": "probit",
+        "flag": False,
+        "size": -3,
+        "depth": 0.01,
+        "other": None,
+        "odd": "1_000",
+    }
     assert parse_settings(texts, model) == want
     with pytest.raises(DataError, match="no option 'y'"):
         parse_settings(["y=3"], model)
@@ -365,7 +473,9 @@ def test_unknown_label(tmp_path, data):
 
 def test_model_files(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import helper_of_mine\n\ndef model(X, y=None):\n    return helper_of_mine.VALUE\n")
+    path.write_text(
+        "import helper_of_mine\n\ndef model(X, y=None):\n    return helper_of_mine.VALUE\n"
+    )
     with pytest.raises(ModelError, match="No module named 'helper_of_mine'"):
         load_model(f"{path}:model")
     (tmp_path / "helper_of_mine.py").write_text("VALUE = 3\n")
@@ -375,7 +485,9 @@ def test_model_files(tmp_path):
 
 
 def test_demo_data():
-    """Sizes, both classes, what is scaled is scaled by the training rows only, and columns that are constant there go."""
+    """Sizes, both classes, what is scaled is scaled by the training rows only, and columns that are
+    constant there go.
+    """
     for data, size, columns in ((digits_3_5(0), 365, 54), (breast_cancer(0), 569, 30)):
         assert len(data.X) == len(data.y) == size and set(data.y) == {0, 1}
         Z, full = principal_components(data.X, 2, 150), standardised(data.X, 300)
@@ -391,7 +503,11 @@ def test_demo_data():
 
 def test_demo_refuses_to_leave_nothing_for_testing(tmp_path):
     result = run("demo", "--model", MODEL, "--num-train", 360, "--out", tmp_path)
-    assert result.exit_code == 2 and "--num-train 360 of 365 rows" in result.stderr and "at most 345" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "--num-train 360 of 365 rows" in result.stderr
+        and "at most 345" in result.stderr
+    )
 
 
 def test_long_sentences_are_broken():
@@ -402,16 +518,24 @@ def test_long_sentences_are_broken():
 
 def test_draws_that_have_not_mixed_judge_nothing(small_fit):
     """The sentence on EP compares it with NUTS where that has converged, and only there."""
-    for result, compared in ((pg.errors.Result.converged, True), (pg.errors.Result.not_mixed, False)):
+    for result, compared in (
+        (pg.errors.Result.converged, True),
+        (pg.errors.Result.not_mixed, False),
+    ):
         recorder = cli_run.Recorder.__new__(cli_run.Recorder)
-        fits = {"ep": small_fit("ep"), "nuts": dataclasses.replace(small_fit("nuts"), result=result)}
+        fits = {
+            "ep": small_fit("ep"),
+            "nuts": dataclasses.replace(small_fit("nuts"), result=result),
+        }
         recorder.comparison = pg.compare(fits, X[:7], y[:7], num_importance_samples=1000)
         assert ("sd at most from nuts" in recorder.sentences()[0]) is compared
 
 
 @pytest.mark.slow
 def test_demo(tmp_path):
-    """The whole demo on few rows and draws: every file, a sentence for every method, no line too long for a terminal."""
+    """The whole demo on few rows and draws: every file, a sentence for every method, no line too
+    long for a terminal.
+    """
     args = ("--num-train", 30, "--num-warmup", 50, "--num-samples", 50, "--out", tmp_path)
     result = run("demo", "--model", MODEL, *args)
     assert result.exit_code == 0, result.output
@@ -419,7 +543,12 @@ def test_demo(tmp_path):
         files = {p.name for p in (tmp_path / name).iterdir()}
         pictures = {"evidence.png", "forest.png", "calibration.png", "surface.png"}
         assert files >= {"table.csv", "nuts.nc", "ep.nc", *pictures}
-        assert [row["method"] for row in rows(tmp_path / name / "table.csv")] == ["laplace", "ep", "vi", "nuts"]
+        assert [row["method"] for row in rows(tmp_path / name / "table.csv")] == [
+            "laplace",
+            "ep",
+            "vi",
+            "nuts",
+        ]
     text = result.stdout
     assert text.count("What can be trusted") == 2 and text.count("\n- ep: ") == 2
     assert text.count("nats with a length scale a column") == 2

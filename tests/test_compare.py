@@ -37,7 +37,9 @@ def test_columns_are_what_the_fits_say(comparison, small_fit):
     ep, fit = row(comparison, "ep"), small_fit("ep")
     log_density = np.asarray(fit.log_density(X_test, y_test))
     np.testing.assert_allclose(ep["log_density"], log_density.mean(), rtol=1e-12)
-    np.testing.assert_allclose(ep["log_density_se"], log_density.std(ddof=1) / np.sqrt(7), rtol=1e-12)
+    np.testing.assert_allclose(
+        ep["log_density_se"], log_density.std(ddof=1) / np.sqrt(7), rtol=1e-12
+    )
     assert ep["error"] == np.mean((np.asarray(fit.predict(X_test).probs) > 0.5) != y_test)
     assert ep["error_name"] == "misclassified" and ep["calibration_name"] == "ECE"
     assert ep["log_evidence"] == fit.log_evidence and ep["result"] == "converged"
@@ -69,7 +71,9 @@ def test_distances_to_the_reference(comparison, small_fit):
 
 def test_a_reference_without_an_effective_number_of_draws_has_no_error(comparison):
     nuts = comparison.fits["nuts"]
-    blank = dataclasses.replace(comparison, fits={"nuts": dataclasses.replace(nuts, stats={"ess": float("nan")})})
+    blank = dataclasses.replace(
+        comparison, fits={"nuts": dataclasses.replace(nuts, stats={"ess": float("nan")})}
+    )
     assert blank.reference_error is None and "Monte Carlo error" not in blank._caption
 
 
@@ -96,15 +100,25 @@ def test_renderings(comparison, tmp_path):
 
 def filled(name, result="not_mixed"):
     """A row of the table with every quantity, as wide as they get."""
-    names = {"method": name, "result": result, "error_name": "misclassified", "calibration_name": "coverage gap"}
-    numbers = ("compile_seconds run_seconds log_evidence truth truth_se log_density log_density_se error calibration khat efficiency "
-               "share khat_datum elpd_loo elpd_loo_se mean_distance sd_distance")  # fmt: skip
+    names = {
+        "method": name,
+        "result": result,
+        "error_name": "misclassified",
+        "calibration_name": "coverage gap",
+    }
+    numbers = (
+        "compile_seconds run_seconds log_evidence truth truth_se log_density log_density_se "
+        "error calibration khat efficiency share khat_datum elpd_loo elpd_loo_se mean_distance "
+        "sd_distance"
+    )
     return names | dict.fromkeys(numbers.split(), -1234.56789)
 
 
 @pytest.mark.parametrize("names", [demo.METHODS, NAMES, tuple(reversed(NAMES))])
 def test_the_table_fits_a_terminal(names):
-    """100 columns for any methods of the command line, each of which is there; the demo's stand side by side."""
+    """100 columns for any methods of the command line, each of which is there; the demo's stand
+    side by side.
+    """
     text = table.as_text([filled(name) for name in names], "sparse-nuts", "word " * 50)
     assert max(map(len, text.splitlines())) <= table.WIDTH == 100
     heads = [line.split() for line in text.splitlines() if line.startswith("┃")]
@@ -145,18 +159,25 @@ def test_mixed_problems(small_fit):
 
 
 def test_a_loaded_fit_is_scored_without_its_data(small_fit, tmp_path):
-    """Predictions and distances are there; what needs the observations is not, and the note says so."""
+    """Predictions and distances are there; what needs the observations is not, and the note says
+    so.
+    """
     from ppl_gp.results.load import load
 
     path = tmp_path / "ep.fit"
     small_fit("ep").save(path)
     comparison = compare(
-        {"ep": small_fit("ep"), "again": load(path, classifier)}, X_test, y_test, num_importance_samples=4000
+        {"ep": small_fit("ep"), "again": load(path, classifier)},
+        X_test,
+        y_test,
+        num_importance_samples=4000,
     )
     again, ep = row(comparison, "again"), row(comparison, "ep")
     np.testing.assert_allclose(again["log_density"], ep["log_density"], rtol=1e-10)
     assert again["truth"] is None and again["elpd_loo"] is None
-    assert len(comparison.notes["again"]) == 2 and all("observations" in note for note in comparison.notes["again"])
+    assert len(comparison.notes["again"]) == 2 and all(
+        "observations" in note for note in comparison.notes["again"]
+    )
 
 
 def prediction(mean=None, variance=None, probs=None):
@@ -172,14 +193,18 @@ def test_scores_of_classification():
     np.testing.assert_allclose(scores.calibration(p, seen).value, want, rtol=1e-12)
     three = prediction(probs=np.array([[0.7, 0.2, 0.1], [0.1, 0.2, 0.7], [0.2, 0.5, 0.3]]))
     assert scores.error(three, np.array([0, 2, 0])).value == 1 / 3
-    np.testing.assert_allclose(scores.calibration(three, np.array([0, 2, 0])).value, (2 * 0.3 + 0.5) / 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        scores.calibration(three, np.array([0, 2, 0])).value, (2 * 0.3 + 0.5) / 3, rtol=1e-12
+    )
 
 
 def test_scores_of_regression():
     rng = np.random.default_rng(0)
     z = rng.normal(size=20_000)
     true, narrow = prediction(0 * z, 4.0 + 0 * z), prediction(0 * z, 1.0 + 0 * z)
-    np.testing.assert_allclose(scores.error(true, 2 * z).value, 2 * np.sqrt(np.mean(z**2)), rtol=1e-12)
+    np.testing.assert_allclose(
+        scores.error(true, 2 * z).value, 2 * np.sqrt(np.mean(z**2)), rtol=1e-12
+    )
     assert scores.error(true, z).name == "RMSE"
     assert scores.calibration(true, 2 * z).value < 0.01
     # Half the true scale: level 0.5 covers P(|z| < 0.674 / 2) = 0.264.
@@ -188,16 +213,36 @@ def test_scores_of_regression():
 
 def test_verdicts():
     sound = {
-        "method": "ep", "result": "converged", "log_evidence": -10.02, "truth": -10.0, "truth_se": 0.01,
-        "khat": 0.4, "efficiency": 0.95, "mean_distance": 0.1, "sd_distance": 0.1,
-    }  # fmt: skip
+        "method": "ep",
+        "result": "converged",
+        "log_evidence": -10.02,
+        "truth": -10.0,
+        "truth_se": 0.01,
+        "khat": 0.4,
+        "efficiency": 0.95,
+        "mean_distance": 0.1,
+        "sd_distance": 0.1,
+    }
     text = verdict(sound, "nuts", 0.05)
-    assert text.count("trust") == 2 and "not" not in text and "0.02 nats below" in text and "k-hat 0.40" in text
-    assert "do not trust its log evidence (0.52 nats below" in verdict({**sound, "log_evidence": -10.52}, "nuts", 0.05)
+    assert (
+        text.count("trust") == 2
+        and "not" not in text
+        and "0.02 nats below" in text
+        and "k-hat 0.40" in text
+    )
+    assert "do not trust its log evidence (0.52 nats below" in verdict(
+        {**sound, "log_evidence": -10.52}, "nuts", 0.05
+    )
     assert "needs importance weights" in verdict({**sound, "khat": 0.8}, "nuts", 0.05)
-    assert "too far from the posterior" in verdict({**sound, "khat": 0.8, "efficiency": 0.2}, "nuts", 0.05)
-    assert "do not trust every latent means" in verdict({**sound, "mean_distance": 0.4}, "nuts", 0.05)
-    assert "do not trust it, it ended as 'max_steps'" in verdict({**sound, "result": "max_steps"}, "nuts", 0.05)
+    assert "too far from the posterior" in verdict(
+        {**sound, "khat": 0.8, "efficiency": 0.2}, "nuts", 0.05
+    )
+    assert "do not trust every latent means" in verdict(
+        {**sound, "mean_distance": 0.4}, "nuts", 0.05
+    )
+    assert "do not trust it, it ended as 'max_steps'" in verdict(
+        {**sound, "result": "max_steps"}, "nuts", 0.05
+    )
     nuts = {**sound, "method": "nuts", "truth": None, "khat": None, "mean_distance": None}
     assert "trust them to about 0.05" in verdict(nuts, "nuts", 0.05)
 
@@ -207,4 +252,6 @@ def test_every_method(small_fit):
     """All six in one table, ten scores each."""
     comparison = pg.compare({name: small_fit(name) for name in methods()}, X_test, y_test)
     assert len(comparison.table) == 6
-    assert all(np.isfinite(row["log_density"]) and np.isfinite(row["elpd_loo"]) for row in comparison.table)
+    assert all(
+        np.isfinite(row["log_density"]) and np.isfinite(row["elpd_loo"]) for row in comparison.table
+    )

@@ -1,4 +1,6 @@
-"""What is read off a model in training: which axes, plates and arguments are the data's, whatever sizes coincide; and what follows."""
+"""What is read off a model in training: which axes, plates and arguments are the data's, whatever
+sizes coincide; and what follows.
+"""
 
 import functools
 import re
@@ -95,7 +97,11 @@ def weighted(X, w, y=None):
 def in_containers(X, extra=None, y=None):
     f = numpyro.sample("f", pg.GP(K, jnp.stack([X["a"], X["b"]], -1)))
     with numpyro.plate("data", X["a"].shape[0]):
-        numpyro.sample("y", dist.Poisson(extra["exposure"] * jnp.exp(f)), obs=None if y is None else y["counts"])
+        numpyro.sample(
+            "y",
+            dist.Poisson(extra["exposure"] * jnp.exp(f)),
+            obs=None if y is None else y["counts"],
+        )
 
 
 def latent(X, y=None):
@@ -138,7 +144,9 @@ READINGS = [  # model, arguments, observations, {site: its axis of the data}, {a
 ]
 
 
-@pytest.mark.parametrize("model, args, y, axes, rows", READINGS, ids=lambda x: getattr(x, "__name__", None))
+@pytest.mark.parametrize(
+    "model, args, y, axes, rows", READINGS, ids=lambda x: getattr(x, "__name__", None)
+)
 def test_the_data_are_what_grows(model, args, y, axes, rows):
     reading = read_off(model, args, {"y": y})
     assert {k: a for k, a in reading.axes if k != "f"} == axes
@@ -146,8 +154,17 @@ def test_the_data_are_what_grows(model, args, y, axes, rows):
 
 
 def test_roles_of_arguments():
-    reading = read_off(in_containers, ({"a": Y, "b": Y},), {"extra": {"exposure": np.ones(N)}, "y": {"counts": PLACES}})
-    assert dict(reading.rows) == {"X['a']": 0, "X['b']": 0, "extra['exposure']": 0, "y['counts']": 0}
+    reading = read_off(
+        in_containers,
+        ({"a": Y, "b": Y},),
+        {"extra": {"exposure": np.ones(N)}, "y": {"counts": PLACES}},
+    )
+    assert dict(reading.rows) == {
+        "X['a']": 0,
+        "X['b']": 0,
+        "extra['exposure']": 0,
+        "y['counts']": 0,
+    }
     assert reading.needed == ("extra['exposure']",) and reading.predicted == ("y",)
     assert read_off(blanks, (X, np.zeros(3)), {"y": Y}).predicted == ("y",)
     assert read_off(table, (X, np.zeros(3), PLACES), {"y": Y}).needed == ("place",)
@@ -163,7 +180,9 @@ ONE_NUMBER_OF_ROWS = [
 
 
 @pytest.mark.parametrize(
-    "model, hyper, args, shape, axis", ONE_NUMBER_OF_ROWS, ids=lambda x: getattr(x, "__name__", None)
+    "model, hyper, args, shape, axis",
+    ONE_NUMBER_OF_ROWS,
+    ids=lambda x: getattr(x, "__name__", None),
 )
 def test_a_row_is_predicted_alike_whatever_the_number_of_rows(model, hyper, args, shape, axis):
     inputs, y = np.linspace(-1.0, 1.0, 5)[:, None], np.random.default_rng(0).normal(size=shape)
@@ -179,7 +198,9 @@ def test_a_row_is_predicted_alike_whatever_the_number_of_rows(model, hyper, args
         for a, b in zip(first(M), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9)
     draws = np.asarray(fit.sample(0, inputs[:3], 4000).y)
-    spread = draws.std(0).take(0, axis) / np.sqrt(np.asarray(fit.predict(inputs[:3]).variance).take(0, axis))
+    spread = draws.std(0).take(0, axis) / np.sqrt(
+        np.asarray(fit.predict(inputs[:3]).variance).take(0, axis)
+    )
     np.testing.assert_allclose(spread, 1.0, atol=0.06)  # standard error 0.011
 
 
@@ -197,18 +218,24 @@ def test_exposures_are_asked_for_however_they_were_passed():
     ):
         with pytest.raises(pg.DataError, match="exposure"):
             fit.predict(X[:2])
-        by_position, by_name = fit.predict(X[:2], E[:2]).mean, fit.predict(X[:2], exposure=E[:2]).mean
+        by_position, by_name = (
+            fit.predict(X[:2], E[:2]).mean,
+            fit.predict(X[:2], exposure=E[:2]).mean,
+        )
         np.testing.assert_allclose(by_position, by_name, rtol=1e-12)
         np.testing.assert_allclose(by_position, fit.predict(X, E).mean[:2], rtol=1e-9)
     # One number for all data is no array of the data, whatever its type.
     remembered = [
-        pg.fit(counts, FIXED, 0, X, e, y=y).predict(X[:2]).mean for e in (50.0, np.float64(50.0), jnp.asarray(50.0))
+        pg.fit(counts, FIXED, 0, X, e, y=y).predict(X[:2]).mean
+        for e in (50.0, np.float64(50.0), jnp.asarray(50.0))
     ]
     np.testing.assert_allclose(remembered, [by_position] * 3, rtol=1e-9)
 
 
 def test_arguments_have_the_shape_that_they_had_in_training():
-    """A column in place of a vector would be broadcast against f: M values of y for each of M rows."""
+    """A column in place of a vector would be broadcast against f: M values of y for each of M
+    rows.
+    """
 
     def counts(X, exposure, more, *, weights=None, y=None):
         f = _f(X)
@@ -225,10 +252,16 @@ def test_arguments_have_the_shape_that_they_had_in_training():
         "more['b'][0]": {"more": {**more, "b": (np.zeros((N, 4)),)}},
         "weights": {"weights": np.zeros((N, 1))},
     }
-    ask = (fit.predict, lambda x, **k: fit.log_density(x, y, **k), lambda x, **k: fit.sample(0, x, 2, **k))
+    ask = (
+        fit.predict,
+        lambda x, **k: fit.log_density(x, y, **k),
+        lambda x, **k: fit.sample(0, x, 2, **k),
+    )
     for name, change in wrong.items():
         for question in ask:
-            with pytest.raises(pg.DataError, match=f"argument '{re.escape(name)}' has shape .* in training"):
+            with pytest.raises(
+                pg.DataError, match=f"argument '{re.escape(name)}' has shape .* in training"
+            ):
                 question(X, **{**right, **change})
     np.testing.assert_allclose(
         fit.predict(X, **{**right, "exposure": 5.0}).mean, fit.predict(X, **right).mean, rtol=1e-12
@@ -239,7 +272,9 @@ def test_containers_are_trees_of_arguments(tmp_path):
     rng = np.random.default_rng(0)
     inputs = {"a": rng.normal(size=6), "b": rng.normal(size=6)}
     exposure, counts = rng.uniform(5.0, 9.0, 6), rng.poisson(5.0, 6)
-    fit = pg.fit(in_containers, FIXED, 0, inputs, extra={"exposure": exposure}, y={"counts": counts})
+    fit = pg.fit(
+        in_containers, FIXED, 0, inputs, extra={"exposure": exposure}, y={"counts": counts}
+    )
     with pytest.raises(pg.DataError, match="extra"):
         fit.predict(inputs)
     some = np.array([4, 1])
@@ -247,7 +282,9 @@ def test_containers_are_trees_of_arguments(tmp_path):
     whole = fit.predict(inputs, {"exposure": exposure})
     np.testing.assert_allclose(fit.predict(new, extra=extra).mean, whole.mean[some], rtol=1e-9)
     density = fit.log_density(inputs, {"counts": counts}, extra={"exposure": exposure})
-    np.testing.assert_allclose(fit.log_density(new, {"counts": counts[some]}, extra), density[some], rtol=1e-8)
+    np.testing.assert_allclose(
+        fit.log_density(new, {"counts": counts[some]}, extra), density[some], rtol=1e-8
+    )
     with pytest.raises(pg.DataError, match="nan"):
         pg.fit(
             in_containers,
@@ -274,14 +311,20 @@ def test_several_observed_sites_from_a_dictionary_are_predicted():
     f = fit.predict(X)
     grid = np.linspace(-8.0, 8.0, 4001)[:, None]
     q = np.exp(-0.5 * (grid - f.f_mean) ** 2 / f.f_variance) / np.sqrt(2 * np.pi * f.f_variance)
-    both = dist.Normal(grid, 0.3).log_prob(Y) + dist.Poisson(np.exp(grid)).log_prob(np.array([0, 1, 3]))
+    both = dist.Normal(grid, 0.3).log_prob(Y) + dist.Poisson(np.exp(grid)).log_prob(
+        np.array([0, 1, 3])
+    )
     expected = np.log(np.trapezoid(q * np.exp(both), grid[:, 0], axis=0))
-    np.testing.assert_allclose(fit.log_density(X, {"u": Y, "v": np.array([0, 1, 3])}), expected, atol=1e-7)
+    np.testing.assert_allclose(
+        fit.log_density(X, {"u": Y, "v": np.array([0, 1, 3])}), expected, atol=1e-7
+    )
 
 
 def test_inputs_may_be_passed_by_keyword():
     fit = pg.fit(plain, FIXED, 0, X=X, y=Y)
-    np.testing.assert_allclose(fit.predict(X).mean, pg.fit(plain, FIXED, 0, X, y=Y).predict(X).mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        fit.predict(X).mean, pg.fit(plain, FIXED, 0, X, y=Y).predict(X).mean, rtol=1e-12
+    )
 
 
 # What cannot be answered is refused
@@ -292,14 +335,23 @@ def test_a_row_that_sees_its_companions_has_no_prediction_of_its_own():
         plain((X - X.mean(0)) / X.std(0), y)
 
     fit = pg.fit(standardised, FIXED, 0, X, y=Y)
-    for ask in (lambda: fit.predict(X[:2]), lambda: fit.log_density(X, Y), lambda: fit.sample(0, X, 2)):
+    for ask in (
+        lambda: fit.predict(X[:2]),
+        lambda: fit.log_density(X, Y),
+        lambda: fit.sample(0, X, 2),
+    ):
         with pytest.raises(pg.ModelError, match="standardised"):
             ask()
     assert not pg.check(standardised, X, y=Y).ok and pg.check(plain, X, y=Y).ok
 
 
 @pytest.mark.parametrize(
-    "coupling", [lambda f: jnp.where(f > f.mean(), 1.0, -1.0), lambda f: jnp.sign(jnp.median(f)), lambda f: f[::-1]]
+    "coupling",
+    [
+        lambda f: jnp.where(f > f.mean(), 1.0, -1.0),
+        lambda f: jnp.sign(jnp.median(f)),
+        lambda f: f[::-1],
+    ],
 )
 def test_steps_and_looked_up_rows_couple_the_data(coupling):
     def model(X, y=None):
@@ -323,7 +375,9 @@ def groups(X, g, y=None, base=dist.Normal):
 
 
 def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
-    """A gamma frailty of unknown shape: its density grows with the shape, and a prior with a heavy tail does not stop it."""
+    """A gamma frailty of unknown shape: its density grows with the shape, and a prior with a heavy
+    tail does not stop it.
+    """
 
     def frailty(X, g, y=None):
         a = numpyro.sample("a", dist.HalfCauchy(10.0))
@@ -334,16 +388,26 @@ def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
             numpyro.sample("y", dist.Poisson(jnp.exp(f) * u[g]), obs=y)
 
     with pytest.raises(
-        pg.FitError, match="a maximum may not exist: 'u' has a variance that is computed from \\['a'\\]"
+        pg.FitError,
+        match="a maximum may not exist: 'u' has a variance that is computed from \\['a'\\]",
     ):
-        pg.fit(frailty, pg.Laplace(hyper=pg.MAP(max_steps=20)), 0, X, np.array([0, 1, 1]), y=np.array([1, 2, 3]))
+        pg.fit(
+            frailty,
+            pg.Laplace(hyper=pg.MAP(max_steps=20)),
+            0,
+            X,
+            np.array([0, 1, 1]),
+            y=np.array([1, 2, 3]),
+        )
 
 
 def test_effects_are_not_maximised_together_with_their_scale():
     g, y = np.array([0, 1, 1]), np.array([1, 2, 3])
     for method in (pg.Laplace(), pg.EP(), pg.SVGP(num_inducing=2, max_steps=1)):
         for base in (dist.Normal, dist.LogNormal, dist.Cauchy):
-            with pytest.raises(pg.ModelError, match="'u' has a spread that is computed from \\['tau'\\]"):
+            with pytest.raises(
+                pg.ModelError, match="'u' has a spread that is computed from \\['tau'\\]"
+            ):
                 pg.fit(groups, method, 0, X, g, y=y, base=base)
     mixed = lambda loc, tau: dist.MixtureSameFamily(  # noqa: E731
         dist.Categorical(jnp.ones(2) / 2), dist.Normal(loc, tau * jnp.array([1.0, 2.0]))
@@ -390,7 +454,11 @@ def test_masked_arrays_are_refused():
 
 def test_options_stay_what_they_are():
     def model(X, columns=None, widths=(), y=None):
-        assert isinstance(columns, list) and columns[0] == "a" and all(isinstance(w, int) for w in widths)
+        assert (
+            isinstance(columns, list)
+            and columns[0] == "a"
+            and all(isinstance(w, int) for w in widths)
+        )
         plain(X, y)
 
     fit = pg.fit(model, FIXED, np.int64(0), X, columns=["a", "b"], widths=[1, 2], y=Y)
@@ -427,11 +495,17 @@ def test_a_penalty_is_no_density_of_y_and_a_censored_datum_is():
     def by_distribution(X, censored=None, y=None):
         f = _f(X)
         with _data(X):
-            numpyro.sample("y", dist.RightCensoredDistribution(dist.Normal(f, 0.3), censored), obs=y)
+            numpyro.sample(
+                "y", dist.RightCensoredDistribution(dist.Normal(f, 0.3), censored), obs=y
+            )
 
-    one, two = (pg.fit(m, FIXED, 0, X, censored=censored, y=Y) for m in (by_factor, by_distribution))
+    one, two = (
+        pg.fit(m, FIXED, 0, X, censored=censored, y=Y) for m in (by_factor, by_distribution)
+    )
     assert one.log_evidence == pytest.approx(two.log_evidence, abs=1e-8)
-    assert one.loo().elpd == pytest.approx(two.loo().elpd, abs=1e-6) and one.loo().n_data_points == N
+    assert (
+        one.loo().elpd == pytest.approx(two.loo().elpd, abs=1e-6) and one.loo().n_data_points == N
+    )
 
 
 # What is compiled is keyed by what the model reads
@@ -451,7 +525,9 @@ def test_a_changed_constant_gives_the_new_answer(monkeypatch):
     old = before.predict(X).mean
     for target, name, value in (("tests_scale", "SCALE", 9.0), ("noise", "noise", 1.5)):
         with monkeypatch.context() as patch:
-            patch.setitem(globals(), name, value) if target == "tests_scale" else patch.setattr(SETTINGS, name, value)
+            patch.setitem(globals(), name, value) if target == "tests_scale" else patch.setattr(
+                SETTINGS, name, value
+            )
             after = pg.fit(reading_globals, FIXED, 0, X, y=Y)
             S = np.asarray(SCALE * K(X, X)) + (SETTINGS.noise**2 + 1e-8 * SCALE) * np.eye(N)
             exact = dist.MultivariateNormal(np.zeros(N), S).log_prob(Y)
@@ -474,7 +550,10 @@ def test_a_closure_and_a_partial_are_told_by_their_values():
         make(noise)(X, y)
 
     evidence = [pg.fit(make(s), FIXED, 0, X, y=Y).log_evidence for s in (0.3, 1.5, 0.3)]
-    partial = [pg.fit(functools.partial(with_option, noise=s), FIXED, 0, X, y=Y).log_evidence for s in (0.3, 1.5)]
+    partial = [
+        pg.fit(functools.partial(with_option, noise=s), FIXED, 0, X, y=Y).log_evidence
+        for s in (0.3, 1.5)
+    ]
     np.testing.assert_allclose(evidence, [partial[0], partial[1], partial[0]], rtol=1e-10)
     again = pg.fit(make(0.3), FIXED, 0, X, y=Y)
     assert again.stats["compilations"] == 0  # the same code with the same values
@@ -524,7 +603,9 @@ NOT_ALONE = {  # what a row sees beside its own arguments
     "the median of distances": lambda X, y=None: _gp(X, y, RBF(1.0, jnp.median(jnp.abs(X - X.T)))),
     "the range": lambda X, y=None: _gp(X, y, RBF(1.0, jnp.ptp(X))),
     "the number of rows, in the kernel": lambda X, y=None: _gp(X, y, RBF(1.0, 4.0 / X.shape[0])),
-    "the other inputs, in the mean": lambda X, y=None: _gp(X, y, mean=lambda x: x[:, 0] - x[:, 0].mean()),
+    "the other inputs, in the mean": lambda X, y=None: _gp(
+        X, y, mean=lambda x: x[:, 0] - x[:, 0].mean()
+    ),
     "y, in the mean": lambda X, y=None: _gp(X, y, mean=0.0 if y is None else jnp.mean(y)),
     "y, in the kernel": lambda X, y=None: _gp(X, y, RBF(1.0 if y is None else jnp.var(y), 1.0)),
     "its number, as an input": lambda X, y=None: _gp(X, y, inputs=jnp.arange(X.shape[0]) * 1.0),
@@ -544,7 +625,9 @@ TABLE = np.array([0.5, 1.0, 2.0])
 
 
 def _offsets(A, B):
-    """A kernel over numbered groups that refuses any other number where it sees the values, and holds few rows at once."""
+    """A kernel over numbered groups that refuses any other number where it sees the values, and
+    holds few rows at once.
+    """
     groups = [x[:, 1] for x in (A, B)]
     for group in groups:
         if not isinstance(group, jax.core.Tracer):
@@ -606,7 +689,13 @@ def test_new_rows_are_not_paired_with_arrays_that_a_model_holds():
         with pytest.raises(pg.DataError, match="holds arrays of its own"):
             fit.predict(X[::-1])
         with pytest.raises(pg.DataError, match="holds arrays of its own"):
-            pg.fit(model, pg.SVGP(num_inducing=2, batch_size=2, max_steps=1, hyper=pg.Fixed({})), 0, X, y=Y)
+            pg.fit(
+                model,
+                pg.SVGP(num_inducing=2, batch_size=2, max_steps=1, hyper=pg.Fixed({})),
+                0,
+                X,
+                y=Y,
+            )
     fit = pg.fit(given, FIXED, 0, X, noise, y=Y)
     with pytest.raises(pg.DataError, match="'noise' has shape \\(3,\\) and X_new 2"):
         fit.predict(X[:2], noise)

@@ -1,4 +1,6 @@
-"""Layers and copies: what feeds what, the doubly stochastic bound against closed forms and NumPy, draws joint over copies."""
+"""Layers and copies: what feeds what, the doubly stochastic bound against closed forms and NumPy,
+draws joint over copies.
+"""
 
 import contextlib
 import functools
@@ -65,9 +67,10 @@ STRUCTURES = {
     "deep3": (functools.partial(deep, depth=3), (("f_1", "f_2", "f"), ("f_1", "f_2"), (), ())),
     "latent": (latent, (("f",), (), ("h",), ("f",))),
     "latent_deep": (
-        functools.partial(latent_deep, depth=3), (("f_1", "f_2", "f"), ("f_1", "f_2"), ("h",), ("f_1", "f_2", "f")),
+        functools.partial(latent_deep, depth=3),
+        (("f_1", "f_2", "f"), ("f_1", "f_2"), ("h",), ("f_1", "f_2", "f")),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "found"), STRUCTURES.values(), ids=STRUCTURES)
@@ -90,7 +93,13 @@ def test_layers_of_a_gplvm_and_of_a_latent_that_one_branch_alone_sees():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dist.Normal(b + c, 1.0), obs=y)
 
-    assert tuple(layers_of(branches, (X,), {"y": Y})) == (("a", "b", "c"), ("a",), ("h",), ("b",), ("a",))
+    assert tuple(layers_of(branches, (X,), {"y": Y})) == (
+        ("a", "b", "c"),
+        ("a",),
+        ("h",),
+        ("b",),
+        ("a",),
+    )
 
 
 def test_a_kernel_or_mean_computed_from_another_gp_is_refused():
@@ -118,7 +127,11 @@ def test_a_layer_normalised_over_rows_is_refused():
         pg.fit(normalised, pg.SVGP(num_inducing=3, max_steps=1), 0, X, y=Y)
 
 
-LAST = {"lengthscale": jnp.array([1.0, 2.0]), "variance": jnp.asarray(1.3), "noise_scale": jnp.asarray(0.4)}
+LAST = {
+    "lengthscale": jnp.array([1.0, 2.0]),
+    "variance": jnp.asarray(1.3),
+    "noise_scale": jnp.asarray(0.4),
+}
 
 
 def last_layer(inputs, hyper=LAST):
@@ -148,7 +161,9 @@ def test_a_latent_that_nothing_sees_leaves_the_shallow_bound(num_importance):
     q = {"h": FreeGaussian(jnp.zeros((6, 2)))}
     variational = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)}, q)
     of = layers_of(unseen, (X,), {"y": Y})
-    t = jax.jit(lambda v: terms(unseen, HOW, Sampling(num_importance), of, LAST, v, batch_of()))(variational)
+    t = jax.jit(lambda v: terms(unseen, HOW, Sampling(num_importance), of, LAST, v, batch_of()))(
+        variational
+    )
     assert of.latents == ("h",) and abs(t.bound - last_layer(X).bound) < 1e-9
 
 
@@ -158,27 +173,39 @@ def test_depth_one_is_svgp():
     model = functools.partial(deep, depth=1)
     ours = jax.jit(lambda v: terms(model, HOW, Sampling(), of, LAST, v, batch_of()))(variational)
     theirs = last_layer(X)
-    assert abs(ours.bound - theirs.bound) < 1e-10 and abs(ours.kl - theirs.kl) < 1e-10 and ours.kl > 1.0
+    assert (
+        abs(ours.bound - theirs.bound) < 1e-10
+        and abs(ours.kl - theirs.kl) < 1e-10
+        and ours.kl > 1.0
+    )
 
 
 def test_an_inner_layer_without_noise_is_a_change_of_inputs():
-    """Prior variance 0: the identity. q(v) = delta at Z = X: the values R v. Then the bound is the shallow one there."""
+    """Prior variance 0: the identity. q(v) = delta at Z = X: the values R v. Then the bound is the
+    shallow one there.
+    """
     of = layers_of(deep, (X,), {"y": Y})
     inner = {"lengthscale_1": jnp.ones(2), "variance_1": jnp.asarray(1e-16)}
     q = {"f_1": gaussian(3, 2, 4), "f": gaussian(2, 4)}
     variational = Variational({"f_1": Points(Z), "f": Points(Z)}, q)
-    t = jax.jit(lambda v: terms(deep, HOW, Sampling(), of, {**inner, **LAST}, v, batch_of()))(variational)
+    t = jax.jit(lambda v: terms(deep, HOW, Sampling(), of, {**inner, **LAST}, v, batch_of()))(
+        variational
+    )
     assert abs(t.expected - last_layer(X).expected) < 1e-6
 
     def known(X, y=None):
         with numpyro.plate("units", 2):
-            H = numpyro.sample("f_1", pg.GP(pg.kernels.Matern12(1.0, 0.5), X, pg.means.Identity(), 1e-16))
+            H = numpyro.sample(
+                "f_1", pg.GP(pg.kernels.Matern12(1.0, 0.5), X, pg.means.Identity(), 1e-16)
+            )
         deep(H.T, y, depth=1)
 
     v = gaussian(4, 2, 6).loc
     root = np.linalg.cholesky(np.asarray(pg.kernels.Matern12(1.0, 0.5)(X, X)))
     moved = X + jnp.asarray(root @ np.asarray(v).T)
-    variational = Variational({"f_1": Points(X), "f": Points(Z)}, {"f_1": Values(v), "f": gaussian(2, 4)})
+    variational = Variational(
+        {"f_1": Points(X), "f": Points(Z)}, {"f_1": Values(v), "f": gaussian(2, 4)}
+    )
     of = layers_of(known, (X,), {"y": Y})
     t = jax.jit(lambda v: terms(known, HOW, Sampling(), of, LAST, v, batch_of()))(variational)
     exact = last_layer(moved)
@@ -191,7 +218,9 @@ def rbf(A, B, variance, lengthscale):
 
 
 def moments(x, Z, m, L, variance, lengthscale):
-    """Mean (..., K) and covariance (..., K, K) of q(f(x)), zero prior mean, x (..., K, D), dense formulas."""
+    """Mean (..., K) and covariance (..., K, K) of q(f(x)), zero prior mean, x (..., K, D), dense
+    formulas.
+    """
     jitter = 1e-8 * variance
     R = np.linalg.cholesky(rbf(Z, Z, variance, lengthscale) + jitter * np.eye(len(Z)))
     A = rbf(x, Z, variance, lengthscale) @ np.linalg.inv(R).T
@@ -201,7 +230,9 @@ def moments(x, Z, m, L, variance, lengthscale):
 
 
 def by_numpy(q_f1, q_f, packed, hyper, Z1, Z2, S, K, seed=0):
-    """S draws of the importance-weighted sum over data of models.latent_deep on one column of X, depth 2."""
+    """S draws of the importance-weighted sum over data of models.latent_deep on one column of X,
+    depth 2.
+    """
     rng = np.random.default_rng(seed)
     x, y, N = np.asarray(X[:, 0]), np.asarray(Y), len(X)
     m, s = packed[:, 0], np.exp(packed[:, 1])
@@ -211,33 +242,57 @@ def by_numpy(q_f1, q_f, packed, hyper, Z1, Z2, S, K, seed=0):
     below = []
     for unit in range(2):
         mean, cov = moments(
-            inputs, Z1, *(np.asarray(p[unit]) for p in q_f1), hyper["variance_1"], hyper["lengthscale_1"]
+            inputs,
+            Z1,
+            *(np.asarray(p[unit]) for p in q_f1),
+            hyper["variance_1"],
+            hyper["lengthscale_1"],
         )
-        draw = mean + np.einsum("...ij,...j->...i", np.linalg.cholesky(cov), rng.normal(size=mean.shape))
+        draw = mean + np.einsum(
+            "...ij,...j->...i", np.linalg.cholesky(cov), rng.normal(size=mean.shape)
+        )
         below.append(inputs[..., unit] + draw)
-    mean, cov = moments(np.stack(below, -1), Z2, *map(np.asarray, q_f), hyper["variance"], hyper["lengthscale"])
+    mean, cov = moments(
+        np.stack(below, -1), Z2, *map(np.asarray, q_f), hyper["variance"], hyper["lengthscale"]
+    )
     variance, noise = np.diagonal(cov, axis1=-2, axis2=-1), hyper["noise_scale"] ** 2
-    expected = -0.5 * np.log(2 * np.pi * noise) - 0.5 * ((y[:, None] - mean) ** 2 + variance) / noise
+    expected = (
+        -0.5 * np.log(2 * np.pi * noise) - 0.5 * ((y[:, None] - mean) ** 2 + variance) / noise
+    )
     return np.sum(logsumexp(expected + log_ratio, -1) - np.log(K), -1)
 
 
 def test_the_bound_averages_to_what_numpy_gives():
     K, packed = 3, np.concatenate([RNG.normal(size=(6, 1)), RNG.normal(-0.5, 0.2, size=(6, 1))], 1)
-    hyper = {k: np.asarray(v) for k, v in LAST.items()} | {"lengthscale_1": np.array([0.8, 1.5]), "variance_1": 0.7}
+    hyper = {k: np.asarray(v) for k, v in LAST.items()} | {
+        "lengthscale_1": np.array([0.8, 1.5]),
+        "variance_1": 0.7,
+    }
     q1, q2 = gaussian(6, 2, 4), gaussian(7, 4)
     q = Variational(
-        {"f_1": Points(Z), "f": Points(Z[:, ::-1])}, {"f_1": q1, "f": q2}, {"h": FreeGaussian(jnp.asarray(packed))}
+        {"f_1": Points(Z), "f": Points(Z[:, ::-1])},
+        {"f_1": q1, "f": q2},
+        {"h": FreeGaussian(jnp.asarray(packed))},
     )
     of = layers_of(latent_deep, (X[:, :1],), {"y": Y})
     given = {k: jnp.asarray(v) for k, v in hyper.items()}
 
     def one(key):
-        return terms(latent_deep, HOW, Sampling(K), of, given, q, batch_of(inputs=X[:, :1])._replace(key=key)).expected
+        return terms(
+            latent_deep, HOW, Sampling(K), of, given, q, batch_of(inputs=X[:, :1])._replace(key=key)
+        ).expected
 
     ours = np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(0), 4000)))
     lower = [np.tril(np.asarray(p)) for p in (q1.scale_tril, q2.scale_tril)]
     theirs = by_numpy(
-        (q1.loc, lower[0]), (q2.loc, lower[1]), packed, hyper, np.asarray(Z), np.asarray(Z[:, ::-1]), 4000, K
+        (q1.loc, lower[0]),
+        (q2.loc, lower[1]),
+        packed,
+        hyper,
+        np.asarray(Z),
+        np.asarray(Z[:, ::-1]),
+        4000,
+        K,
     )
     error = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
     assert abs(ours.mean() - theirs.mean()) < 4 * error and error < 0.02 * abs(theirs.mean())
@@ -247,7 +302,11 @@ def test_the_bound_averages_to_what_numpy_gives():
 def processes():
     """A posterior process of every form, by name, for inputs with one column."""
     prior = pg.GP(pg.kernels.Matern32(1.4, 0.8), jnp.zeros((1, 1)), 0.3)
-    points, full, many = Points(jnp.linspace(-2.0, 2.0, 5)[:, None]), gaussian(1, 5), gaussian(2, 3, 5)
+    points, full, many = (
+        Points(jnp.linspace(-2.0, 2.0, 5)[:, None]),
+        gaussian(1, 5),
+        gaussian(2, 3, 5),
+    )
     whiten = lambda q, u: q.whitened(u.root(prior), u, prior)  # noqa: E731
     features = pg.features.LaplacianFeatures(5, -3.0, 3.0)
     diagonal = Whitened(full.loc, jnp.linspace(0.1, 0.9, 5), jnp.zeros(()))
@@ -291,7 +350,9 @@ def drawn(process, inputs, key):
 
 def test_draws_of_copies_have_that_covariance_and_rows_are_apart():
     process, S = processes()["points"], 20_000
-    f = np.asarray(jax.jit(jax.vmap(lambda k: drawn(process, COPIES, k)))(random.split(random.key(0), S)))
+    f = np.asarray(
+        jax.jit(jax.vmap(lambda k: drawn(process, COPIES, k)))(random.split(random.key(0), S))
+    )
     mean, covariance = (np.asarray(x) for x in _over_copies(process, process.at(COPIES[0]), COPIES))
     variance = np.diagonal(covariance, axis1=-2, axis2=-1)  # (B, K)
     assert np.all(np.abs(f.mean(0).T - mean) < 4 * np.sqrt(variance / S))
@@ -309,16 +370,26 @@ def test_copies_at_one_input_have_one_value_and_finite_gradients():
     f = drawn(process, same, random.key(0))
     sd = float(np.sqrt(1.4 * 1e-8))  # of the prior's jitter
     assert f.shape == (4, 3, 3) and np.ptp(np.asarray(f), 0).max() < 12 * sd
-    assert np.ptp(np.asarray(draw_rows(process, process.at(same[0]), random.key(0))), -1).max() > 100 * sd
-    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(drawn(p, x, random.key(0)))), (0, 1))(process, same)
-    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient)) and np.abs(gradient[1]).max() > 1e-3
+    assert (
+        np.ptp(np.asarray(draw_rows(process, process.at(same[0]), random.key(0))), -1).max()
+        > 100 * sd
+    )
+    gradient = jax.grad(lambda p, x: jnp.sum(jnp.sin(drawn(p, x, random.key(0)))), (0, 1))(
+        process, same
+    )
+    assert (
+        all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+        and np.abs(gradient[1]).max() > 1e-3
+    )
 
 
 LEVELS = jnp.asarray(3.0 * (-1.0) ** np.arange(10))
 
 
 def level(X, y=None):
-    """One unknown level: f does not see the latent, nor x. log p(y) = -5 log 2 pi - log(11) / 2 - 45."""
+    """One unknown level: f does not see the latent, nor x. log p(y) = -5 log 2 pi - log(11) / 2 -
+    45.
+    """
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
     f = numpyro.sample("f", pg.GP(pg.kernels.Constant(1.0), jnp.concatenate([X, h], -1)))
@@ -330,11 +401,17 @@ def level_bounds(K, num=4000):
     inputs = jnp.zeros((10, 1))
     of = layers_of(level, (inputs,), {"y": LEVELS})
     prior = FullGaussian(jnp.zeros(1), jnp.eye(1))
-    q = Variational({"f": Points(jnp.zeros((1, 2)))}, {"f": prior}, {"h": FreeGaussian(jnp.zeros((10, 2)))})
+    q = Variational(
+        {"f": Points(jnp.zeros((1, 2)))}, {"f": prior}, {"h": FreeGaussian(jnp.zeros((10, 2)))}
+    )
     batch = Batch((inputs,), {"y": LEVELS}, jnp.ones(10), random.key(0))
     sampling = Sampling(K, expected_last=False)
     one = lambda key: terms(level, HOW, sampling, of, {}, q, batch._replace(key=key)).bound  # noqa: E731
-    return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=200))(random.split(random.key(2), num)))
+    return np.asarray(
+        jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=200))(
+            random.split(random.key(2), num)
+        )
+    )
 
 
 EVIDENCE = -5 * np.log(2 * np.pi) - 0.5 * np.log(11.0) - 45.0
@@ -361,7 +438,9 @@ def test_copies_of_separate_functions_would_not(monkeypatch):
 
 
 def shuffled(latents):
-    """(bound, gradient in q(h)) of all data and of the batches of one epoch, with q(h) nearly points."""
+    """(bound, gradient in q(h)) of all data and of the batches of one epoch, with q(h) nearly
+    points.
+    """
     N, B = 12, 4
     rng = np.random.default_rng(3)
     inputs, y = rng.normal(size=(N, 1)), rng.normal(size=N)
@@ -375,7 +454,9 @@ def shuffled(latents):
     value_and_grad = jax.jit(jax.value_and_grad(bound))
     source = ArraySource((inputs,), {"y": y}, B, 0)
     rows = [source.indices(i) for i in range(N // B)]
-    parts = [value_and_grad(latents, as_batch(source.rows(r), random.key(i))) for i, r in enumerate(rows)]
+    parts = [
+        value_and_grad(latents, as_batch(source.rows(r), random.key(i))) for i, r in enumerate(rows)
+    ]
     whole = ArraySource((inputs,), {"y": y}, N, 0)
     return value_and_grad(latents, as_batch(whole.rows(np.arange(N)), random.key(9))), parts, rows
 
@@ -411,7 +492,9 @@ def test_the_divergence_of_a_vector_latent_is_in_closed_form():
     site = run(latent, (X,), {"y": Y}, {})["h"]
     q = FreeGaussian(jnp.asarray(RNG.normal(size=(6, 2)))).at(site, None, (X,), {})
     m, s = q.mean[:, 0], jnp.sqrt(q.variance[:, 0])
-    np.testing.assert_allclose(kl_divergence(q, site["fn"]), 0.5 * (s**2 + m**2 - 1) - jnp.log(s), rtol=1e-10)
+    np.testing.assert_allclose(
+        kl_divergence(q, site["fn"]), 0.5 * (s**2 + m**2 - 1) - jnp.log(s), rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("units", [None, 3], ids=["no plate", "another plate"])

@@ -1,4 +1,6 @@
-"""Weighted draws: a draw of weight k / n is k of n equal draws, in everything that is asked of a fit."""
+"""Weighted draws: a draw of weight k / n is k of n equal draws, in everything that is asked of a
+fit.
+"""
 
 import dataclasses
 
@@ -19,7 +21,9 @@ X, Y, X_NEW = small_fits.classification()
 
 
 def stacked(fits):
-    """Fits of one setting of the hyperparameters as the draws of one fit, each as often as `COPIES` says."""
+    """Fits of one setting of the hyperparameters as the draws of one fit, each as often as `COPIES`
+    says.
+    """
     return jax.tree.map(lambda *x: jnp.concatenate(x), *(fit.draws for fit in fits))
 
 
@@ -42,7 +46,11 @@ def weighted_and_copied(fit, draws):
 @pytest.fixture(scope="module", params=["pseudo", "draws"])
 def pair(request, settings):
     """(a weighted fit, the same with copies of its draws)."""
-    fit = settings[0] if request.param == "pseudo" else made_fit(classifier, HYPER, X, y=Y, num_draws=3)
+    fit = (
+        settings[0]
+        if request.param == "pseudo"
+        else made_fit(classifier, HYPER, X, y=Y, num_draws=3)
+    )
     return weighted_and_copied(fit, stacked(settings) if request.param == "pseudo" else fit.draws)
 
 
@@ -57,7 +65,9 @@ def test_predictions_are_those_of_copies(pair):
 def test_the_posterior_process_is_that_of_copies(pair):
     at = np.linspace(-1.0, 1.0, len(X_NEW))
     np.testing.assert_allclose(*(fit.posterior(X_NEW).log_prob(at) for fit in pair), rtol=1e-10)
-    np.testing.assert_allclose(*(fit.posterior(X_NEW, joint=True).log_prob(at) for fit in pair), rtol=1e-9)
+    np.testing.assert_allclose(
+        *(fit.posterior(X_NEW, joint=True).log_prob(at) for fit in pair), rtol=1e-9
+    )
 
 
 def test_moments_at_the_training_inputs_are_those_of_copies(pair):
@@ -70,13 +80,16 @@ def test_draws_are_in_proportion_to_the_weights():
     fit = made_fit(classifier, HYPER, X, y=Y, num_draws=3)
     f = np.asarray(fit.latent["f"].mean)
     weighted, _ = weighted_and_copied(fit, fit.draws)
-    drawn = np.asarray(weighted.sample(0, X, 12).f)  # without noise, so f at the training inputs is the draw itself
+    # without noise, so f at the training inputs is the draw itself
+    drawn = np.asarray(weighted.sample(0, X, 12).f)
     which = np.argmin(np.abs(drawn[:, None] - f).max(-1), 1)
     np.testing.assert_array_equal(np.bincount(which), 2 * COPIES)
     tree = weighted.to_datatree(num_draws=12)
     assert tree["posterior"].sizes["draw"] == 12 and tree["posterior"].sizes["chain"] == 1
     found = np.searchsorted(np.sort(fit.hyper["variance"]), tree["posterior"]["variance"].values[0])
-    np.testing.assert_array_equal(np.bincount(found)[np.argsort(np.argsort(fit.hyper["variance"]))], 2 * COPIES)
+    np.testing.assert_array_equal(
+        np.bincount(found)[np.argsort(np.argsort(fit.hyper["variance"]))], 2 * COPIES
+    )
 
 
 def test_leave_one_out_weighs_by_what_each_draw_left_out(settings):

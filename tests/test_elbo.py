@@ -1,4 +1,6 @@
-"""Bounds as NumPyro ELBO objects: against TraceMeanField_ELBO, against SVGP's bound, with minibatches, without any GP."""
+"""Bounds as NumPyro ELBO objects: against TraceMeanField_ELBO, against SVGP's bound, with
+minibatches, without any GP.
+"""
 
 import functools
 
@@ -86,10 +88,17 @@ def q_of(seed, *shape):
 
 PARAMS = {
     "flat": dict(zip(("f_loc", "f_scale_tril"), q_of(1, 4), strict=True)),
-    "hidden": dict(zip(("f_loc", "f_scale_tril"), q_of(1, 4), strict=True)) | {"h_packed": jnp.asarray(HIDDEN)},
+    "hidden": dict(zip(("f_loc", "f_scale_tril"), q_of(1, 4), strict=True))
+    | {"h_packed": jnp.asarray(HIDDEN)},
 }
-PARAMS["layered"] = PARAMS["hidden"] | dict(zip(("g_loc", "g_scale_tril"), q_of(2, 2, 4), strict=True))
-MODELS = {"flat": (flat, {"f": Z1}), "hidden": (hidden, {"f": Z2}), "layered": (layered, {"g": Z2, "f": Z2})}
+PARAMS["layered"] = PARAMS["hidden"] | dict(
+    zip(("g_loc", "g_scale_tril"), q_of(2, 2, 4), strict=True)
+)
+MODELS = {
+    "flat": (flat, {"f": Z1}),
+    "hidden": (hidden, {"f": Z2}),
+    "layered": (layered, {"g": Z2, "f": Z2}),
+}
 
 
 @functools.cache
@@ -128,12 +137,16 @@ def svgp(name, sampling, num=2000):
     latents = {"h": FreeGaussian(params["h_packed"])} if "h_packed" in params else {}
     variational = Variational({k: Points(Z) for k, Z in points.items()}, q, latents)
     trace = run(model, (X,), {"y": Y}, hyper)
-    of = structure(roles(trace), trace, lambda values: run(model, (X,), {"y": Y}, {**hyper, **values}))
+    of = structure(
+        roles(trace), trace, lambda values: run(model, (X,), {"y": Y}, {**hyper, **values})
+    )
     batch = Batch((X,), {"y": Y}, jnp.ones(N), random.key(0))
     log_p = sum(float(trace[k]["fn"].log_prob(v)) for k, v in hyper.items())
 
     def one(key):
-        return terms(model, Expectation(), sampling, of, hyper, variational, batch._replace(key=key)).bound
+        return terms(
+            model, Expectation(), sampling, of, hyper, variational, batch._replace(key=key)
+        ).bound
 
     return log_p + np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(2), num)))
 
@@ -157,7 +170,9 @@ def test_the_elbo_is_numpyros_and_svgps_on_average(name):
     assert same_mean(bounds(pg.ELBO(expected_last=False), name), ours)
 
 
-@pytest.mark.parametrize(("name", "expected_last"), [("hidden", True), ("hidden", False), ("layered", True)])
+@pytest.mark.parametrize(
+    ("name", "expected_last"), [("hidden", True), ("hidden", False), ("layered", True)]
+)
 def test_importance_weighted_bounds_are_svgps_on_average(name, expected_last):
     elbo = pg.ImportanceWeightedELBO(5, expected_last=expected_last)
     assert same_mean(bounds(elbo, name), svgp(name, Sampling(5, expected_last=expected_last)))
@@ -165,16 +180,28 @@ def test_importance_weighted_bounds_are_svgps_on_average(name, expected_last):
 
 def test_a_joint_draw_of_the_last_layer_is_the_tighter_bound():
     """log-mean-exp is convex: E log mean_k exp(l_k(f)) is at least log mean_k exp(E l_k(f))."""
-    explicit, joint = (bounds(pg.ImportanceWeightedELBO(10, expected_last=e), "hidden", 4000) for e in (True, False))
+    explicit, joint = (
+        bounds(pg.ImportanceWeightedELBO(10, expected_last=e), "hidden", 4000)
+        for e in (True, False)
+    )
     assert joint.mean() - explicit.mean() > 4 * np.sqrt((joint.var() + explicit.var()) / 4000)
     assert explicit.mean() > elbos("hidden").mean() + 0.5
 
 
 def test_one_copy_is_the_elbo_and_options_that_leave_the_value_alone():
-    np.testing.assert_allclose(bounds(pg.ImportanceWeightedELBO(1), "hidden"), elbos("hidden"), rtol=1e-12)
-    plain, doubly = (bounds(pg.ImportanceWeightedELBO(4, doubly_reparameterised=d), "hidden", 5) for d in (False, True))
+    np.testing.assert_allclose(
+        bounds(pg.ImportanceWeightedELBO(1), "hidden"), elbos("hidden"), rtol=1e-12
+    )
+    plain, doubly = (
+        bounds(pg.ImportanceWeightedELBO(4, doubly_reparameterised=d), "hidden", 5)
+        for d in (False, True)
+    )
     np.testing.assert_allclose(plain, doubly, rtol=1e-12)
-    by_beta = [bounds(pg.ELBO(beta=0.0), "hidden"), elbos("hidden"), bounds(pg.ELBO(beta=2.0), "hidden")]
+    by_beta = [
+        bounds(pg.ELBO(beta=0.0), "hidden"),
+        elbos("hidden"),
+        bounds(pg.ELBO(beta=2.0), "hidden"),
+    ]
     np.testing.assert_allclose(by_beta[2] - by_beta[1], by_beta[1] - by_beta[0], rtol=1e-9)
     many = bounds(pg.ELBO(num_particles=8), "hidden", 500)
     assert same_mean(many, elbos("hidden"))
@@ -199,19 +226,40 @@ def chain_guide(X, y=None):
 
 @pytest.mark.parametrize("name", ["hidden", "network", "chained"])
 def test_the_doubly_reparameterised_gradient_has_the_same_mean(name):
-    """Through a GP's inputs, through a network, and from one latent to another that depends on it."""
-    model = {"hidden": hidden, "network": functools.partial(network, latent=True), "chained": chained}[name]
-    guide = {"hidden": guide_of("hidden"), "network": pg.guide(model, {}, AutoNormal), "chained": chain_guide}[name]
-    params = params_of(name) if name == "hidden" else SVI(model, guide, optax.adam(0.1), pg.ELBO()).run(
-        random.key(0), 50, X, y=Y, progress_bar=False).params  # fmt: skip
+    """Through a GP's inputs, through a network, and from one latent to another that depends on
+    it.
+    """
+    model = {
+        "hidden": hidden,
+        "network": functools.partial(network, latent=True),
+        "chained": chained,
+    }[name]
+    guide = {
+        "hidden": guide_of("hidden"),
+        "network": pg.guide(model, {}, AutoNormal),
+        "chained": chain_guide,
+    }[name]
+    params = (
+        params_of(name)
+        if name == "hidden"
+        else SVI(model, guide, optax.adam(0.1), pg.ELBO())
+        .run(random.key(0), 50, X, y=Y, progress_bar=False)
+        .params
+    )
 
     def gradients(doubly):
         elbo = pg.ImportanceWeightedELBO(20, doubly_reparameterised=doubly)
 
         def one(key):
-            return ravel_pytree(jax.grad(lambda p: elbo.loss(key, p, model, guide, X, y=Y))(params))[0]
+            return ravel_pytree(
+                jax.grad(lambda p: elbo.loss(key, p, model, guide, X, y=Y))(params)
+            )[0]
 
-        return np.asarray(jax.jit(lambda keys: lax.map(one, keys, batch_size=50))(random.split(random.key(2), 1500)))
+        return np.asarray(
+            jax.jit(lambda keys: lax.map(one, keys, batch_size=50))(
+                random.split(random.key(2), 1500)
+            )
+        )
 
     plain, doubly = gradients(False), gradients(True)
     error = np.sqrt((plain.var(0) + doubly.var(0)) / len(plain))
@@ -295,7 +343,9 @@ def test_a_neural_network_with_a_latent_input_gains_from_copies():
     guide = pg.guide(model, {}, AutoNormal)
     params, losses = trained(guide, pg.ImportanceWeightedELBO(5), model)
     assert losses[-50:].mean() < losses[:10].mean() - 1.0
-    one, many = (bounds(pg.ImportanceWeightedELBO(K), "", 4000, params, model, guide) for K in (1, 20))
+    one, many = (
+        bounds(pg.ImportanceWeightedELBO(K), "", 4000, params, model, guide) for K in (1, 20)
+    )
     assert many.mean() - one.mean() > 4 * np.sqrt((one.var() + many.var()) / 4000)
     assert same_mean(one, bounds(TraceMeanField_ELBO(), "", 4000, params, model, guide))
 
@@ -319,7 +369,14 @@ def test_a_scale_around_a_site_weighs_its_divergence():
     svi = SVI(annealed, guide, optax.adam(0.01), pg.ELBO())
     params = svi.get_params(svi.init(random.key(0), X, y=Y)) | PARAMS["hidden"]
     ours, numpyros, plain = (
-        bounds(elbo, "", 2000, params, functools.partial(annealed, scale=s), functools.partial(guide, scale=s))
+        bounds(
+            elbo,
+            "",
+            2000,
+            params,
+            functools.partial(annealed, scale=s),
+            functools.partial(guide, scale=s),
+        )
         for elbo, s in ((pg.ELBO(), 0.1), (TraceMeanField_ELBO(), 0.1), (pg.ELBO(), 1.0))
     )
     assert same_mean(ours, numpyros) and ours.mean() > plain.mean() + 1.0
@@ -327,15 +384,20 @@ def test_a_scale_around_a_site_weighs_its_divergence():
     variational = Variational({"f": Points(Z2)}, {"f": q}, {"h": FreeGaussian(params["h_packed"])})
     hyper = {"noise": params["noise_auto_loc"]}
     trace = run(annealed, (X,), {"y": Y}, hyper)
-    of = structure(roles(trace), trace, lambda values: run(annealed, (X,), {"y": Y}, {**hyper, **values}))
+    of = structure(
+        roles(trace), trace, lambda values: run(annealed, (X,), {"y": Y}, {**hyper, **values})
+    )
     batch = Batch((X,), {"y": Y}, jnp.ones(N), random.key(0))
 
     def one(key):
-        return terms(annealed, Expectation(), Sampling(), of, hyper, variational, batch._replace(key=key)).bound
+        return terms(
+            annealed, Expectation(), Sampling(), of, hyper, variational, batch._replace(key=key)
+        ).bound
 
     svgp = np.asarray(jax.jit(jax.vmap(one))(random.split(random.key(2), 2000)))
     log_p = float(dist.LogNormal(-1.0, 1.0).log_prob(hyper["noise"]))
-    assert same_mean(ours, svgp + log_p)  # NumPyro's KL of a point has the guide's scale, which is 1
+    # NumPyro's KL of a point has the guide's scale, which is 1
+    assert same_mean(ours, svgp + log_p)
     np.testing.assert_allclose(log_prior(annealed, (X,), {"y": Y}, hyper), 0.3 * log_p, rtol=1e-12)
 
 
@@ -352,9 +414,13 @@ def outputs(X, y=None, as_vector=False):
         numpyro.sample("y", dist.Normal((X @ weights).T, s), obs=y)
 
 
-@pytest.mark.parametrize("elbo", [pg.ELBO(400), pg.ImportanceWeightedELBO(5, 400)], ids=["elbo", "copies"])
+@pytest.mark.parametrize(
+    "elbo", [pg.ELBO(400), pg.ImportanceWeightedELBO(5, 400)], ids=["elbo", "copies"]
+)
 def test_a_hyperparameter_of_an_output_enters_once(elbo):
-    """Whether it stands in a plate of outputs or is a vector: 29 divergences of 20 nats were added."""
+    """Whether it stands in a plate of outputs or is a vector: 29 divergences of 20 nats were
+    added.
+    """
     found = {}
     for as_vector in (False, True):
         model = functools.partial(outputs, as_vector=as_vector)
@@ -363,7 +429,10 @@ def test_a_hyperparameter_of_an_output_enters_once(elbo):
         y = jnp.stack([Y, 2 * Y, -Y])
         params = svi.get_params(svi.init(random.key(0), X, y=y))
         start = {k: jnp.zeros_like(v) if k.endswith("loc") else v for k, v in params.items()}
-        losses = (e.loss(random.key(1), start, model, guide, X, y=y) for e in (elbo, TraceMeanField_ELBO(400)))
+        losses = (
+            e.loss(random.key(1), start, model, guide, X, y=y)
+            for e in (elbo, TraceMeanField_ELBO(400))
+        )
         found[as_vector] = tuple(map(float, losses))
     (plate, numpyros), (vector, _) = found[False], found[True]
     assert abs(plate - numpyros) < 0.5 and abs(plate - vector) < 0.5
@@ -376,26 +445,39 @@ def test_an_outputs_plate_of_as_many_members_as_data_is_not_the_datas():
     x, y = X[:3], jnp.stack([Y, 2 * Y, -Y])[:, :3]
     svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
     params = svi.get_params(svi.init(random.key(0), x, y=y))
-    ours, numpyros = (e.loss(random.key(1), params, model, guide, x, y=y) for e in (pg.ELBO(), TraceMeanField_ELBO()))
+    ours, numpyros = (
+        e.loss(random.key(1), params, model, guide, x, y=y)
+        for e in (pg.ELBO(), TraceMeanField_ELBO())
+    )
     assert np.isfinite(ours) and np.isfinite(numpyros)
     copies = pg.ImportanceWeightedELBO(3).loss(random.key(1), params, model, guide, x, y=y)
     assert abs(copies - ours) < 1e-6 * abs(ours)
     whole = pg.guide(model, {}, AutoNormal)
-    params = SVI(model, whole, optax.adam(0.01), pg.ELBO()).run(random.key(0), 1, x, y=y, progress_bar=False).params
+    params = (
+        SVI(model, whole, optax.adam(0.01), pg.ELBO())
+        .run(random.key(0), 1, x, y=y, progress_bar=False)
+        .params
+    )
     assert np.isfinite(pg.ELBO().loss(random.key(1), params, model, whole, x, y=y))
 
 
 def test_what_a_guide_alone_draws_counts():
-    """`AutoMultivariateNormal` draws one joint vector: the bound has its density, as NumPyro's has."""
+    """`AutoMultivariateNormal` draws one joint vector: the bound has its density, as NumPyro's
+    has.
+    """
     guide = AutoMultivariateNormal(network)
     svi = SVI(network, guide, optax.adam(0.01), pg.ELBO())
     params = svi.get_params(svi.init(random.key(0), X, y=Y))
-    ours, numpyros = (bounds(e, "", 2000, params, network, guide) for e in (pg.ELBO(), TraceMeanField_ELBO()))
+    ours, numpyros = (
+        bounds(e, "", 2000, params, network, guide) for e in (pg.ELBO(), TraceMeanField_ELBO())
+    )
     assert same_mean(ours, numpyros) and ours.std() < 3 * numpyros.std()
 
 
 def test_the_default_encoder_of_a_guide_is_svgps():
-    """A model that does not use its first argument's values has nothing to tell an encoder but y."""
+    """A model that does not use its first argument's values has nothing to tell an encoder but
+    y.
+    """
 
     def gplvm(X, y=None):
         with numpyro.plate("data", N):
@@ -410,7 +492,9 @@ def test_the_default_encoder_of_a_guide_is_svgps():
         return guide.local["h"].sees
 
     assert sees(gplvm, Z1) == "y" and sees(hidden, Z2) == "xy"
-    with pytest.raises(pg.DataError, match=r"latents=.*entries for \['z'\], and none for the latent 'h'"):
+    with pytest.raises(
+        pg.DataError, match=r"latents=.*entries for \['z'\], and none for the latent 'h'"
+    ):
         pg.fit(gplvm, pg.SVGP(inducing=Z1, latents={"z": pg.Free()}), 0, X, y=Y)
 
 
@@ -425,7 +509,9 @@ def test_what_does_not_fit_is_a_typed_error():
         bounds(pg.ImportanceWeightedELBO(3, doubly_reparameterised=True), "layered", 1)
 
     def bare(X, y=None):
-        numpyro.sample("y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([N]).to_event(1), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([N]).to_event(1), obs=y
+        )
 
     with pytest.raises(pg.ModelError, match="in a plate"):
         pg.ELBO().loss(random.key(0), {}, bare, AutoNormal(bare), X, y=Y)

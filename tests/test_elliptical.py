@@ -1,4 +1,6 @@
-"""Elliptical slice sampling against exact answers: a conjugate model, and a slice whose likelihood must see the proposal."""
+"""Elliptical slice sampling against exact answers: a conjugate model, and a slice whose likelihood
+must see the proposal.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,9 @@ from ppl_gp.infer.mcmc.elliptical import elliptical_slice
 
 
 def conjugate(X, y=None):
-    """Gaussian noise of known variance, and one hyperparameter that the likelihood hardly informs."""
+    """Gaussian noise of known variance, and one hyperparameter that the likelihood hardly
+    informs.
+    """
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.01))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), X))
     with numpyro.plate("data", X.shape[0]):
@@ -45,6 +49,8 @@ def test_one_update_leaves_the_posterior_invariant():
         return v, v["a"]
 
     start = {"a": jnp.zeros(2)}
-    _, draws = jax.jit(lambda keys: lax.scan(step, start, keys))(random.split(random.key(0), 20_000))
+    _, draws = jax.jit(lambda keys: lax.scan(step, start, keys))(
+        random.split(random.key(0), 20_000)
+    )
     np.testing.assert_allclose(draws[500:].mean(0), 1.5, atol=0.05)
     np.testing.assert_allclose(draws[500:].var(0), 0.5, atol=0.05)

@@ -1,5 +1,6 @@
-"""The same posterior by different routes: orders of update, forms of the algebra, limits, permutations,
-transformations."""
+"""The same posterior by different routes: orders of update, forms of the algebra, limits,
+permutations, transformations.
+"""
 
 import equinox as eqx
 import jax
@@ -34,8 +35,12 @@ def test_sequential_is_parallel_ep(by_method):
     assert Result.from_code(solution.code) == "converged"
     parallel = by_method["EP"]
     np.testing.assert_allclose(log_z, parallel.log_z, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(solution.sites.nat2, parallel.solution.sites.nat2, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(solution.marginals.mean, parallel.solution.marginals.mean, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        solution.sites.nat2, parallel.solution.sites.nat2, rtol=1e-6, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        solution.marginals.mean, parallel.solution.marginals.mean, rtol=0, atol=1e-6
+    )
 
 
 def test_small_power_is_vi(by_method):
@@ -46,10 +51,15 @@ def test_small_power_is_vi(by_method):
     # The difference vanishes in proportion to the power.
     for small, full in (
         (log_z - vi.log_z, ep.log_z - vi.log_z),
-        (solution.marginals.variance[0] - vi.solution.marginals.variance[0], _variance(ep) - _variance(vi)),
+        (
+            solution.marginals.variance[0] - vi.solution.marginals.variance[0],
+            _variance(ep) - _variance(vi),
+        ),
     ):
         assert 0.4 * power < small / full < 2.5 * power
-    np.testing.assert_allclose(solution.marginals.mean, vi.solution.marginals.mean, rtol=0, atol=2e-3)
+    np.testing.assert_allclose(
+        solution.marginals.mean, vi.solution.marginals.mean, rtol=0, atol=2e-3
+    )
 
 
 def _variance(at):
@@ -61,10 +71,16 @@ def test_permuted_data(method, by_method):
     order = np.random.default_rng(0).permutation(ROWS)
     X, data = padded(X40, Y40, "logit")
     at = by_method[type(method).__name__]
-    shuffled = solve(switched, method, HYPER, X[order], data._replace(y=data.y[order], mask=data.mask[order]))
+    shuffled = solve(
+        switched, method, HYPER, X[order], data._replace(y=data.y[order], mask=data.mask[order])
+    )
     np.testing.assert_allclose(shuffled.log_z, at.log_z, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(shuffled.solution.marginals.mean, at.solution.marginals.mean[order], rtol=0, atol=1e-7)
-    np.testing.assert_allclose(shuffled.gradient["lengthscale"], at.gradient["lengthscale"], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(
+        shuffled.solution.marginals.mean, at.solution.marginals.mean[order], rtol=0, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        shuffled.gradient["lengthscale"], at.gradient["lengthscale"], rtol=0, atol=1e-7
+    )
 
 
 @eqx.filter_jit
@@ -85,7 +101,9 @@ def test_eight_settings_in_one_compiled_call_are_the_loop(method):
 def test_eager_is_jit(by_method):
     X, data = padded(X40, Y40, "logit")
     factors = pg.read(switched, X, data, hyper=HYPER)
-    value, _ = pg.log_evidence(pg.Laplace(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik)
+    value, _ = pg.log_evidence(
+        pg.Laplace(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
+    )
     np.testing.assert_allclose(value, by_method["Laplace"].log_z, rtol=0, atol=1e-10)
 
 
@@ -115,7 +133,9 @@ def test_signed_form_is_the_positive_form():
     rng = np.random.default_rng(1)
     A = rng.normal(size=(20, 20))
     K, mean = jnp.asarray(A @ A.T / 20 + 0.1 * np.eye(20)), jnp.asarray(rng.normal(size=20))
-    sites = Sites(jnp.asarray(rng.normal(size=20)), jnp.asarray(rng.uniform(0.1, 5.0, 20)).at[3].set(0.0))
+    sites = Sites(
+        jnp.asarray(rng.normal(size=20)), jnp.asarray(rng.uniform(0.1, 5.0, 20)).at[3].set(0.0)
+    )
     forced = Sites(sites.nat1, sites.nat2.at[3].set(-1e-14))
     positive, signed = _conditioned(K, mean, sites), _conditioned(K, mean, forced)
     for a, b in zip(jax.tree.leaves(positive), jax.tree.leaves(signed), strict=True):
@@ -127,10 +147,14 @@ def test_signed_form_with_really_negative_precisions_is_the_dense_formula():
     A = rng.normal(size=(20, 20))
     K, mean = A @ A.T / 20 + 0.1 * np.eye(20), rng.normal(size=20)
     nat1, nat2 = rng.normal(size=20), np.where(np.arange(20) % 4 == 0, -0.02, 1.0)
-    q = _conditioned(jnp.asarray(K), jnp.asarray(mean), Sites(jnp.asarray(nat1), jnp.asarray(nat2)))[0]
+    q = _conditioned(
+        jnp.asarray(K), jnp.asarray(mean), Sites(jnp.asarray(nat1), jnp.asarray(nat2))
+    )[0]
     covariance = np.linalg.inv(np.linalg.inv(K) + np.diag(nat2))
     np.testing.assert_allclose(q.variance, np.diag(covariance), rtol=1e-9)
-    np.testing.assert_allclose(q.mean, covariance @ (nat1 + np.linalg.solve(K, mean)), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        q.mean, covariance @ (nat1 + np.linalg.solve(K, mean)), rtol=0, atol=1e-9
+    )
     b = nat1 + np.linalg.solve(K, mean)
     log_z = 0.5 * (
         np.linalg.slogdet(covariance)[1]

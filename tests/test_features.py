@@ -1,4 +1,6 @@
-"""Inter-domain inducing variables and derivatives: against integrals, closed forms, dense algebra, exact regression."""
+"""Inter-domain inducing variables and derivatives: against integrals, closed forms, dense algebra,
+exact regression.
+"""
 
 from functools import partial
 
@@ -16,7 +18,12 @@ import ppl_gp as pg
 from ppl_gp import kernels, means
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
-from ppl_gp.kernels.derivative import MeanWithDerivatives, WithDerivatives, derivative_inputs, value_inputs
+from ppl_gp.kernels.derivative import (
+    MeanWithDerivatives,
+    WithDerivatives,
+    derivative_inputs,
+    value_inputs,
+)
 from ppl_gp.sparse.features import (
     Additive,
     Concatenated,
@@ -85,11 +92,26 @@ CASES = {
     "fourier32": (FourierFeatures(5, 0.0, 3.0), 2.0 * kernels.Matern32(1.3, 0.7), LINE),
     "fourier52": (FourierFeatures(5, 0.5, 2.0), kernels.Matern52(1.3, np.array([0.7])), LINE),
     "mercer": (MercerFeatures(9, 1.5, 0.8), kernels.RBF(1.3, 0.7), LINE),
-    "mercer2": (MercerFeatures((4, 3), (1.0, 0.8), 0.8), 3.0 * kernels.RBF(1.3, np.array([0.7, 0.5])), PLANE),
-    "laplacian2": (LaplacianFeatures(11, -1.0, (3.0, 4.0)), kernels.Matern32(1.3, np.array([0.7, 1.1])), PLANE),
+    "mercer2": (
+        MercerFeatures((4, 3), (1.0, 0.8), 0.8),
+        3.0 * kernels.RBF(1.3, np.array([0.7, 0.5])),
+        PLANE,
+    ),
+    "laplacian2": (
+        LaplacianFeatures(11, -1.0, (3.0, 4.0)),
+        kernels.Matern32(1.3, np.array([0.7, 1.1])),
+        PLANE,
+    ),
     "additive": (
-        Additive([FourierFeatures(3, 0.0, 2.0), MercerFeatures(4, 1.0, 0.5), Points(jnp.asarray(PLANE[:1]))]),
-        2.0 * (kernels.Matern32(1.3, 0.7, active_dims=0) + kernels.RBF(0.4, 0.9, active_dims=1)) + 0.3,
+        Additive(
+            [
+                FourierFeatures(3, 0.0, 2.0),
+                MercerFeatures(4, 1.0, 0.5),
+                Points(jnp.asarray(PLANE[:1])),
+            ]
+        ),
+        2.0 * (kernels.Matern32(1.3, 0.7, active_dims=0) + kernels.RBF(0.4, 0.9, active_dims=1))
+        + 0.3,
         PLANE,
     ),
     "kronecker": (
@@ -97,7 +119,11 @@ CASES = {
         kernels.Matern32(1.3, 0.7, active_dims=0) * kernels.RBF(0.4, 0.9, active_dims=1) * 1.5,
         PLANE,
     ),
-    "derivatives": (Derivatives(jnp.asarray(PLANE[:5]), 1), kernels.Matern52(1.3, np.array([0.7, 0.5])), PLANE),
+    "derivatives": (
+        Derivatives(jnp.asarray(PLANE[:5]), 1),
+        kernels.Matern52(1.3, np.array([0.7, 0.5])),
+        PLANE,
+    ),
     "concatenated": (
         Concatenated([Points(jnp.asarray(PLANE[:4])), Derivatives(jnp.asarray(PLANE[3:6]), 0)]),
         kernels.RBF(1.3, 0.4),
@@ -123,7 +149,11 @@ def test_every_kind_is_whitened_exactly_and_explains_a_part_of_the_prior(case):
     X = np.concatenate([X, X + 1.7, X - 1.7])
     got = {key: np.asarray(value) for key, value in computed(features, prior(kernel, X), X).items()}
     C = got["C"]
-    assert C.shape == (features.num, len(X)) and got["mean"].shape == (features.num,) and got["added"] == 0.0
+    assert (
+        C.shape == (features.num, len(X))
+        and got["mean"].shape == (features.num,)
+        and got["added"] == 0.0
+    )
     # whiten is the inverse of color, and Q is what dense algebra makes of K_uu.
     np.testing.assert_allclose(got["again"], C, atol=1e-8 * np.abs(C).max())
     np.testing.assert_allclose(got["Q"], C.T @ np.linalg.solve(got["K_uu"], C), atol=1e-6)
@@ -137,14 +167,19 @@ def test_every_kind_is_whitened_exactly_and_explains_a_part_of_the_prior(case):
 def test_gradients_against_finite_differences(case):
     _, features, kernel, X = case
     weights = jnp.asarray(RNG.normal(size=(len(X), len(X))))
-    flat, unflatten = ravel_pytree(jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf, float), kernel))
+    flat, unflatten = ravel_pytree(
+        jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf, float), kernel)
+    )
     h = 1e-5 * jnp.eye(flat.size)
 
     def total(flat):
         return jnp.sum(weights * explained(features, prior(unflatten(flat), X), X))
 
     values, gradient = jax.jit(
-        lambda flat: (jax.lax.map(total, jnp.concatenate([flat + h, flat - h])), jax.grad(total)(flat))
+        lambda flat: (
+            jax.lax.map(total, jnp.concatenate([flat + h, flat - h])),
+            jax.grad(total)(flat),
+        )
     )(flat)
     up, down = jnp.split(values, 2)
     np.testing.assert_allclose(gradient, (up - down) / 2e-5, rtol=1e-5, atol=1e-5)
@@ -153,7 +188,8 @@ def test_gradients_against_finite_differences(case):
 
 @pytest.mark.parametrize("order", MATERN)
 def test_fourier_covariances_are_rkhs_inner_products(order):
-    # <g, h> is the limit of g(T)^T K(T, T)^-1 h(T) on grids T of the box, and <phi, k(., x)> with it, x anywhere.
+    # <g, h> is the limit of g(T)^T K(T, T)^-1 h(T) on grids T of the box, and <phi, k(., x)> with
+    # it, x anywhere.
     kernel, features = MATERN[order](1.7, 0.8), FourierFeatures(3, -0.5, 1.5)
     outside = np.array([-1.3, -0.6, 1.55, 2.4])
     gp = prior(kernel, outside)
@@ -164,9 +200,13 @@ def test_fourier_covariances_are_rkhs_inner_products(order):
         weights = np.linalg.solve(np.asarray(kernel(T, T)), phi.T)
         return phi @ weights, weights.T @ np.asarray(kernel(T, outside))
 
-    # The error on a grid is of order h^2 for the first and h for the others, whose slope at the ends has to be found.
+    # The error on a grid is of order h^2 for the first and h for the others, whose slope at the
+    # ends has to be found.
     q = 2 if order == 1 else 1
-    limits = [(2**q * fine - coarse) / (2**q - 1) for coarse, fine in zip(on_grid(101), on_grid(201), strict=True)]
+    limits = [
+        (2**q * fine - coarse) / (2**q - 1)
+        for coarse, fine in zip(on_grid(101), on_grid(201), strict=True)
+    ]
     K = np.asarray(covariance(features, gp))
     sd = np.sqrt(np.diag(K))
     np.testing.assert_allclose(K / sd / sd[:, None], limits[0] / sd / sd[:, None], atol=1e-3)
@@ -174,7 +214,9 @@ def test_fourier_covariances_are_rkhs_inner_products(order):
     x = np.array([-0.5, 0.1, 1.2])
     w = np.pi * (x + 0.5)
     np.testing.assert_allclose(
-        cross(features, gp, x)[jnp.array([0, 2, 4])], [1 + 0 * w, np.cos(2 * w), np.sin(w)], atol=1e-12
+        cross(features, gp, x)[jnp.array([0, 2, 4])],
+        [1 + 0 * w, np.cos(2 * w), np.sin(w)],
+        atol=1e-12,
     )
 
 
@@ -182,7 +224,10 @@ def test_fourier_covariances_are_rkhs_inner_products(order):
 def test_fourier_features_converge_at_the_rate_of_the_spectrum(order):
     kernel, x, M = MATERN[order](2.0, 0.5), np.array([4.9, 5.0, 5.3]), 100
     gp = prior(kernel, x)
-    errors = [kernel.diag(x) - jnp.diagonal(explained(FourierFeatures(m, 0.0, 10.0), gp, x)) for m in (M, 2 * M)]
+    errors = [
+        kernel.diag(x) - jnp.diagonal(explained(FourierFeatures(m, 0.0, 10.0), gp, x))
+        for m in (M, 2 * M)
+    ]
     np.testing.assert_allclose(np.log2(errors[0] / errors[1]), 2 * order - 1, rtol=0.1)
 
 
@@ -197,15 +242,21 @@ def test_fourier_error_at_an_end_stays():
 def test_additive_sums_and_kronecker_multiplies():
     k1, k2 = kernels.Matern32(1.3, 0.7, active_dims=0), kernels.Matern52(0.4, 0.9, active_dims=1)
     parts = [FourierFeatures(3, 0.0, 2.0), FourierFeatures(2, -0.5, 2.5)]
-    Q1, Q2 = (explained(part, prior(k, PLANE), PLANE) for part, k in zip(parts, (k1, k2), strict=True))
+    Q1, Q2 = (
+        explained(part, prior(k, PLANE), PLANE) for part, k in zip(parts, (k1, k2), strict=True)
+    )
     np.testing.assert_allclose(
         explained(Additive(parts), prior(2.0 * (k1 + k2), PLANE), PLANE), 2 * (Q1 + Q2), rtol=1e-9
     )
     kronecker = prior(k1 * k2 * 3.0, PLANE)
-    np.testing.assert_allclose(explained(Kronecker(parts), kronecker, PLANE), 3 * Q1 * Q2, rtol=1e-9)
+    np.testing.assert_allclose(
+        explained(Kronecker(parts), kronecker, PLANE), 3 * Q1 * Q2, rtol=1e-9
+    )
     assert Additive(parts).num == 12 and Kronecker(parts).num == 35
     K1, K2 = (covariance(part, prior(k, PLANE)) for part, k in zip(parts, (k1, k2), strict=True))
-    np.testing.assert_allclose(covariance(Kronecker(parts), prior(k1 * k2, PLANE)), np.kron(K1, K2), atol=1e-9)
+    np.testing.assert_allclose(
+        covariance(Kronecker(parts), prior(k1 * k2, PLANE)), np.kron(K1, K2), atol=1e-9
+    )
 
 
 def hermite_rule(mean, scale, n=150):
@@ -234,10 +285,17 @@ def test_mercer_recurrence_survives_high_order_and_underflow():
     kernel, features = kernels.RBF(1.0, 0.05), MercerFeatures(200, 0.0, 1.0)
     x = np.array([0.0, 0.3, 2.5, 4.0])
     double = features.cross(prior(kernel, x), x)
-    single = features.cross(prior(kernels.RBF(np.float32(1.0), np.float32(0.05)), x.astype("f4")), x.astype("f4"))
-    assert single.dtype == jnp.float32 and double[0, 3] < 1e-60 and np.abs(double[150:, 3]).max() > 1e-3
+    single = features.cross(
+        prior(kernels.RBF(np.float32(1.0), np.float32(0.05)), x.astype("f4")), x.astype("f4")
+    )
+    assert (
+        single.dtype == jnp.float32
+        and double[0, 3] < 1e-60
+        and np.abs(double[150:, 3]).max() > 1e-3
+    )
     np.testing.assert_allclose(single, double, atol=2e-4)
-    # m = 100 against an independent form: orthogonal under the measure, with the eigenvalue as its norm.
+    # m = 100 against an independent form: orthogonal under the measure, with the eigenvalue as its
+    # norm.
     t = np.linspace(-15.0, 15.0, 8001)
     w = np.exp(-0.5 * t**2) / np.sqrt(2 * np.pi) * (t[1] - t[0])
     rows = np.asarray(MercerFeatures(101, 0.0, 1.0).cross(prior(kernels.RBF(1.0, 0.4), t), t))
@@ -251,14 +309,20 @@ def test_mercer_recurrence_survives_high_order_and_underflow():
 
 def test_multi_indices():
     degree = lambda d, j: float(j)  # noqa: E731
-    np.testing.assert_array_equal(multi_indices(4, 2, degree, "F"), [[0, 0], [0, 1], [1, 0], [0, 2]])
-    np.testing.assert_array_equal(multi_indices((2, 2), 2, degree, "F"), [[0, 0], [0, 1], [1, 0], [1, 1]])
+    np.testing.assert_array_equal(
+        multi_indices(4, 2, degree, "F"), [[0, 0], [0, 1], [1, 0], [0, 2]]
+    )
+    np.testing.assert_array_equal(
+        multi_indices((2, 2), 2, degree, "F"), [[0, 0], [0, 1], [1, 0], [1, 1]]
+    )
     # On a box four times as wide in column 1 the first eigenvalues vary along it.
     box = lambda d, j: ((j + 1) / (1.0, 4.0)[d]) ** 2  # noqa: E731
     np.testing.assert_array_equal(multi_indices(4, 2, box, "F"), [[0, 0], [0, 1], [0, 2], [0, 3]])
 
 
-@pytest.mark.parametrize("kernel", [kernels.RBF, kernels.Matern12, kernels.Matern32, kernels.Matern52])
+@pytest.mark.parametrize(
+    "kernel", [kernels.RBF, kernels.Matern12, kernels.Matern32, kernels.Matern52]
+)
 def test_laplacian_features_approximate_the_kernel(kernel):
     k, num = kernel(1.4, np.array([0.8, 1.2])), 40
     X = RNG.uniform(-1.0, 1.0, (6, 2))
@@ -273,12 +337,16 @@ def test_laplacian_features_approximate_the_kernel(kernel):
 def test_laplacian_features_converge_at_the_rate_of_the_spectrum(order):
     kernel, x, M = MATERN[order](2.0, 0.5), np.array([-0.37, 0.41, 0.9]), 120
     gp = prior(kernel, x)
-    errors = [kernel.diag(x) - jnp.diagonal(explained(LaplacianFeatures(m, -5.0, 5.0), gp, x)) for m in (M, 2 * M)]
+    errors = [
+        kernel.diag(x) - jnp.diagonal(explained(LaplacianFeatures(m, -5.0, 5.0), gp, x))
+        for m in (M, 2 * M)
+    ]
     np.testing.assert_allclose(np.log2(errors[0] / errors[1]), 2 * order - 1, rtol=0.1)
 
 
 def test_what_holds_for_laplacian_features():
-    # Variances never exceed the prior's, in a box of any width; only for Matern12 is u a functional of f.
+    # Variances never exceed the prior's, in a box of any width; only for Matern12 is u a functional
+    # of f.
     x = np.linspace(-1.0, 1.0, 41)
     for kernel in (kernels.RBF, kernels.Matern12, kernels.Matern32, kernels.Matern52):
         for lengthscale in (0.3, 1.0, 5.0):
@@ -324,8 +392,11 @@ def test_derivative_kernel_closed_form_matern():
     first = -1.3 * 5 / ell**2 * difference * (1 + s) / 3 * np.exp(-s)
     np.testing.assert_allclose(k(D, V), first, atol=1e-12)
     np.testing.assert_allclose(k(V, D), -first, atol=1e-12)
-    np.testing.assert_allclose(k(D, D), 1.3 * 5 / (3 * ell**2) * (1 + s - s**2) * np.exp(-s), atol=1e-12)
-    # Once differentiable in mean square: Var[f'] = 3 variance / lengthscale^2, and finite at equal points.
+    np.testing.assert_allclose(
+        k(D, D), 1.3 * 5 / (3 * ell**2) * (1 + s - s**2) * np.exp(-s), atol=1e-12
+    )
+    # Once differentiable in mean square: Var[f'] = 3 variance / lengthscale^2, and finite at equal
+    # points.
     k, s = WithDerivatives(kernels.Matern32(1.3, ell)), np.sqrt(3) * np.abs(difference) / ell
     np.testing.assert_allclose(k(D, D), 1.3 * 3 / ell**2 * (1 - s) * np.exp(-s), atol=1e-6)
 
@@ -333,8 +404,10 @@ def test_derivative_kernel_closed_form_matern():
 @pytest.mark.parametrize(
     "base",
     [
-        kernels.Periodic(1.2, 0.8, 1.1) * kernels.Linear(0.7) + kernels.RationalQuadratic(0.5, 0.9, 2.0),
-        kernels.Polynomial(0.3, 3, 0.5, active_dims=1) + 2.0 * kernels.Matern52(1.0, 0.6, active_dims=0),
+        kernels.Periodic(1.2, 0.8, 1.1) * kernels.Linear(0.7)
+        + kernels.RationalQuadratic(0.5, 0.9, 2.0),
+        kernels.Polynomial(0.3, 3, 0.5, active_dims=1)
+        + 2.0 * kernels.Matern52(1.0, 0.6, active_dims=0),
     ],
 )
 def test_derivative_kernel_against_differences(base):
@@ -344,19 +417,29 @@ def test_derivative_kernel_against_differences(base):
     k, compiled = WithDerivatives(base), eqx.filter_jit(lambda k, X, Y: k(X, Y))
     base = partial(compiled, base)
     one = (base(X + h * unit, Y) - base(X - h * unit, Y)) / (2 * h)
-    np.testing.assert_allclose(compiled(k, derivative_inputs(X, 1), value_inputs(Y)), one, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        compiled(k, derivative_inputs(X, 1), value_inputs(Y)), one, rtol=1e-4, atol=1e-4
+    )
     other = lambda Y: (base(X + h * unit, Y) - base(X - h * unit, Y)) / (2 * h)  # noqa: E731
     two = (other(Y + h * unit) - other(Y - h * unit)) / (2 * h)
-    np.testing.assert_allclose(compiled(k, derivative_inputs(X, 1), derivative_inputs(Y, 1)), two, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        compiled(k, derivative_inputs(X, 1), derivative_inputs(Y, 1)), two, rtol=1e-4, atol=1e-4
+    )
     both = np.concatenate([value_inputs(X), derivative_inputs(X)])
-    np.testing.assert_allclose(eqx.filter_jit(k.diag)(both), np.diagonal(compiled(k, both, both)), atol=1e-10)
+    np.testing.assert_allclose(
+        eqx.filter_jit(k.diag)(both), np.diagonal(compiled(k, both, both)), atol=1e-10
+    )
 
 
 def test_training_moves_inputs_and_leaves_the_column():
     Z = jnp.concatenate([value_inputs(PLANE[:3]), derivative_inputs(PLANE[:2], 0)])
     k = WithDerivatives(kernels.Matern32(1.0, 0.5))
     gradient = jax.jit(jax.grad(lambda Z: jnp.sum(jnp.sin(k(Z, Z)) + k.diag(Z)[:, None])))(Z)
-    assert np.all(np.isfinite(gradient)) and np.all(gradient[:, 2] == 0) and np.abs(gradient[:, :2]).max() > 0.1
+    assert (
+        np.all(np.isfinite(gradient))
+        and np.all(gradient[:, 2] == 0)
+        and np.abs(gradient[:, :2]).max() > 0.1
+    )
     # A column that is slightly off, as after a step of weight decay, means the same.
     K = jax.jit(lambda Z2: k(Z2, Z))
     np.testing.assert_array_equal(K(Z * jnp.array([1.0, 1.0, 0.9])), K(Z))
@@ -367,7 +450,9 @@ def test_mean_with_derivatives():
     mean = MeanWithDerivatives(lambda X: jnp.sin(X[:, 0]) * X[:, 1])
     got = jax.jit(lambda mean: mean(X))(mean)
     x, y = PLANE[:2].T
-    np.testing.assert_allclose(got, np.concatenate([np.sin(x) * y, np.cos(x) * y, np.sin(x)]), atol=1e-12)
+    np.testing.assert_allclose(
+        got, np.concatenate([np.sin(x) * y, np.cos(x) * y, np.sin(x)]), atol=1e-12
+    )
     np.testing.assert_array_equal(MeanWithDerivatives(means.Constant(2.0))(X), [2, 2, 0, 0, 0, 0])
 
 
@@ -375,7 +460,9 @@ SLOPE = np.array([0.5, -2.0])
 
 
 def observing_gradients(X, y=None):
-    f = numpyro.sample("f", GP(WithDerivatives(RBF2), X, MeanWithDerivatives(means.Linear(SLOPE)), jitter=0.0))
+    f = numpyro.sample(
+        "f", GP(WithDerivatives(RBF2), X, MeanWithDerivatives(means.Linear(SLOPE)), jitter=0.0)
+    )
     numpyro.sample("y", dist.Normal(f, jnp.where(X[:, -1] == 0, 0.1, 0.3)), obs=y)
 
 
@@ -388,11 +475,16 @@ def test_regression_on_values_and_gradients_is_exact_conditioning():
     got = fit.posterior(new)
 
     def truth(A, B):
-        return np.array([[rbf_closed_form(a[:2], int(a[2]), b[:2], int(b[2])) for b in B] for a in A])
+        return np.array(
+            [[rbf_closed_form(a[:2], int(a[2]), b[:2], int(b[2])) for b in B] for a in A]
+        )
 
     A, B, noise = np.asarray(X), np.asarray(new), np.diag([0.1**2] * 4 + [0.3**2] * 6)
     gain = np.linalg.solve(truth(A, A) + noise, truth(A, B)).T
-    m_A, m_B = np.concatenate([values @ SLOPE, np.repeat(SLOPE, 3)]), np.array([*(PLANE[7:9] @ SLOPE), SLOPE[1]])
+    m_A, m_B = (
+        np.concatenate([values @ SLOPE, np.repeat(SLOPE, 3)]),
+        np.array([*(PLANE[7:9] @ SLOPE), SLOPE[1]]),
+    )
     np.testing.assert_allclose(got.mean, m_B + gain @ (y - m_A), atol=1e-7)
     np.testing.assert_allclose(got.variance, np.diag(truth(B, B) - gain @ truth(A, B)), atol=1e-7)
 
@@ -404,7 +496,10 @@ METHODS = {
     "vi": (pg.VI(), 1e-6),
     "svgp": (pg.SVGP(inducing=SLOPED, train_inducing=False, max_steps=30), 1e-4),
     "collapsed": (pg.SVGP(inducing=SLOPED, train_inducing=False, collapsed=True), 1e-4),
-    "minibatch": (pg.SVGP(inducing=SLOPED, train_inducing=False, batch_size=4, max_steps=1000), 0.02),
+    "minibatch": (
+        pg.SVGP(inducing=SLOPED, train_inducing=False, batch_size=4, max_steps=1000),
+        0.02,
+    ),
     "nuts": (pg.NUTS(200, 400, 1), None),  # as its draws allow
 }
 
@@ -426,7 +521,8 @@ def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_pa
     mean, variance = gain @ y, np.diag(k(new, new) - gain @ k(SLOPED, new)) + 0.01
     fit = pg.fit(observing_slopes, method, 0, SLOPED, y=y, throw=False)
     fit.save(tmp_path / "q.fit")
-    share = 0.0 if tol is not None else 5.0 / np.sqrt(fit.independent_draws)  # five standard errors, of variance one
+    # five standard errors, of variance one
+    share = 0.0 if tol is not None else 5.0 / np.sqrt(fit.independent_draws)
     allowed = tol or 0.0
     for known in (fit, pg.load(tmp_path / "q.fit", observing_slopes)):
         got = known.predict(new)
@@ -434,7 +530,9 @@ def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_pa
         assert np.all(np.abs(got.variance - variance) <= allowed + share * np.sqrt(2.0) * variance)
         density, error = known.log_density(new, mean, with_error=True)
         exact = -0.5 * np.log(2 * np.pi * variance)
-        assert np.all(np.abs(density - exact) <= max(allowed, 1e-3) + (5.0 * error if share else 0.0))
+        assert np.all(
+            np.abs(density - exact) <= max(allowed, 1e-3) + (5.0 * error if share else 0.0)
+        )
     assert np.all(np.isfinite(fit.loo().elpd))
 
 
@@ -446,7 +544,10 @@ def test_the_checklist_says_that_rows_of_derivatives_stand_alone():
 def test_derivative_inducing_variables_are_those_of_the_joint_process():
     Z, Z2 = jnp.asarray(PLANE[:4]), jnp.asarray(PLANE[3:6])
     gp = prior(RBF2, PLANE, mean=means.Linear(np.array([2.0, -3.0]), 1.0))
-    joint, kernel = jnp.concatenate([value_inputs(Z), derivative_inputs(Z2, 1)]), WithDerivatives(RBF2)
+    joint, kernel = (
+        jnp.concatenate([value_inputs(Z), derivative_inputs(Z2, 1)]),
+        WithDerivatives(RBF2),
+    )
     both = Concatenated([Points(Z), Derivatives(Z2, 1)])
     K, C = jax.jit(lambda joint: (kernel(joint, joint), kernel(joint, value_inputs(PLANE))))(joint)
     got = computed(both, gp, PLANE)
@@ -481,7 +582,9 @@ def test_concatenated_features_and_points_explain_more_than_either():
 
 def test_absolute_jitter_is_on_values_alone():
     gp = prior(RBF2, PLANE, jitter=0.5)
-    K = covariance(Concatenated([Points(jnp.asarray(PLANE[:2])), Derivatives(jnp.asarray(PLANE[:2]), 0)]), gp)
+    K = covariance(
+        Concatenated([Points(jnp.asarray(PLANE[:2])), Derivatives(jnp.asarray(PLANE[:2]), 0)]), gp
+    )
     np.testing.assert_allclose(np.diag(K), [2.2, 2.2, 1.7 / 0.36, 1.7 / 0.36], rtol=1e-6)
 
 
@@ -494,27 +597,65 @@ ODD = prior(kernels.RationalQuadratic(), PLANE)
         (lambda: FourierFeatures(3, 1.0, 1.0), DataError, "low=1.0"),
         (lambda: FourierFeatures(0, 0.0, 1.0), DataError, "positive integer"),
         (lambda: FourierFeatures(3, (0.0, 0.0), 1.0), DataError, "Additive"),
-        (lambda: jax.jit(lambda x: FourierFeatures(3, x, 1.0).num)(0.0), DataError, "outside of jit"),
-        (lambda: FourierFeatures(3, 0, 1).root(ODD), ModelError, "RationalQuadratic.*Points"),
-        (lambda: FourierFeatures(3, 0, 1).cross(prior(kernels.Matern12(), PLANE), PLANE), ModelError, "active_dims"),
         (
-            lambda: FourierFeatures(3, 0, 1).root(prior(kernels.Matern12() + kernels.Matern12(), LINE)),
+            lambda: jax.jit(lambda x: FourierFeatures(3, x, 1.0).num)(0.0),
+            DataError,
+            "outside of jit",
+        ),
+        (lambda: FourierFeatures(3, 0, 1).root(ODD), ModelError, "RationalQuadratic.*Points"),
+        (
+            lambda: FourierFeatures(3, 0, 1).cross(prior(kernels.Matern12(), PLANE), PLANE),
+            ModelError,
+            "active_dims",
+        ),
+        (
+            lambda: FourierFeatures(3, 0, 1).root(
+                prior(kernels.Matern12() + kernels.Matern12(), LINE)
+            ),
             ModelError,
             "Additive",
         ),
-        (lambda: MercerFeatures(3).root(prior(kernels.RBF() * kernels.RBF(), LINE)), ModelError, "Kronecker"),
+        (
+            lambda: MercerFeatures(3).root(prior(kernels.RBF() * kernels.RBF(), LINE)),
+            ModelError,
+            "Kronecker",
+        ),
         (lambda: MercerFeatures(3, 0.0, -1.0), DataError, "scale=-1.0"),
-        (lambda: MercerFeatures((3, 2)).cross(prior(kernels.RBF(), LINE), LINE), DataError, "2 input column"),
-        (lambda: MercerFeatures(3, (0.0, 1.0)).cross(prior(kernels.RBF(), LINE), LINE), DataError, "2 numbers"),
+        (
+            lambda: MercerFeatures((3, 2)).cross(prior(kernels.RBF(), LINE), LINE),
+            DataError,
+            "2 input column",
+        ),
+        (
+            lambda: MercerFeatures(3, (0.0, 1.0)).cross(prior(kernels.RBF(), LINE), LINE),
+            DataError,
+            "2 numbers",
+        ),
         (lambda: LaplacianFeatures(3, 0.0, 1.0).cross(ODD, PLANE), ModelError, "RationalQuadratic"),
-        (lambda: Additive([MercerFeatures(3)] * 3).root(prior(kernels.RBF() + 1.0, LINE)), ModelError, r"3 part\(s\)"),
+        (
+            lambda: Additive([MercerFeatures(3)] * 3).root(prior(kernels.RBF() + 1.0, LINE)),
+            ModelError,
+            r"3 part\(s\)",
+        ),
         (lambda: Kronecker([]), DataError, "no parts"),
-        (lambda: Concatenated([MercerFeatures(3), FourierFeatures(3, 0, 1)]), DataError, "at most one"),
+        (
+            lambda: Concatenated([MercerFeatures(3), FourierFeatures(3, 0, 1)]),
+            DataError,
+            "at most one",
+        ),
         (lambda: Concatenated([LaplacianFeatures(3, 0, 1)]), DataError, "is_exact"),
         (lambda: Derivatives(jnp.ones((2, 2)), 2), DataError, "dim=2"),
         (lambda: Derivatives(jnp.ones((0, 2))), DataError, "M >= 1"),
-        (lambda: Derivatives(jnp.ones(2)).root(prior(2.0 * kernels.Matern12(), LINE)), ModelError, "Matern12"),
-        (lambda: Derivatives(jnp.ones(2)).root(prior(WithDerivatives(kernels.RBF()), PLANE)), ModelError, "Points"),
+        (
+            lambda: Derivatives(jnp.ones(2)).root(prior(2.0 * kernels.Matern12(), LINE)),
+            ModelError,
+            "Matern12",
+        ),
+        (
+            lambda: Derivatives(jnp.ones(2)).root(prior(WithDerivatives(kernels.RBF()), PLANE)),
+            ModelError,
+            "Points",
+        ),
         (lambda: WithDerivatives(kernels.RBF() + kernels.White()), ModelError, "White"),
         (lambda: WithDerivatives(kernels.RBF())(LINE, LINE), DataError, "value_inputs"),
         (lambda: WithDerivatives(kernels.RBF()).diag(np.array([[0.0, 2.0]])), DataError, "2.0"),

@@ -1,4 +1,6 @@
-"""What compiled code is keyed by: a changed value that the model reads changes the key, and nothing else does."""
+"""What compiled code is keyed by: a changed value that the model reads changes the key, and nothing
+else does.
+"""
 
 import dataclasses
 import functools
@@ -43,7 +45,8 @@ link = Link(0.5)
 def make(slope):
     def model(x, y=3.0, *, z=4.0):
         inner = lambda t: t * slope
-        return SCALE * jnp.sum(TABLE) + helper(x) + inner(x) + y + z + settings.DEPTH + link(x) + sum(OPTIONS["a"]) + PRIOR.loc
+        own = helper(x) + inner(x) + y + z + settings.DEPTH + link(x)
+        return SCALE * jnp.sum(TABLE) + own + sum(OPTIONS["a"]) + PRIOR.loc
     return model
 
 model = make(7.0)
@@ -81,7 +84,9 @@ CHANGES = {
     "closure 'slope'": lambda c: _set_cell(c.scope["model"], "slope", 8.0),
     "default 'y'": lambda c: setattr(c.scope["model"], "__defaults__", (3.5,)),
     "default 'z'": lambda c: c.scope["model"].__kwdefaults__.update(z=4.5),
-    "code of 'helper'": lambda c: setattr(c.scope["helper"], "__code__", (lambda x: x - 1).__code__),
+    "code of 'helper'": lambda c: setattr(
+        c.scope["helper"], "__code__", (lambda x: x - 1).__code__
+    ),
 }
 
 
@@ -179,11 +184,37 @@ def test_cycles_and_values_of_every_kind():
     loop = [1.0]
     loop.append(loop)
     values = [
-        loop, {"a": loop}, (1, True), (1, 1.0), (1,), "1", b"1", None, {1, 2}, {1, 3}, 1j, slice(1), slice(2), range(3), float("nan"),
-        np.float32(1.0), np.float64(1.0), np.ones(2), np.ones((2, 1)), np.ones(2, int), np.array(["a", "b"]), jnp.ones(2),
-        np.ma.masked_array([1.0, 2.0], [True, False]), np.ma.masked_array([1.0, 2.0], [False, True]), jax.random.key(0),
-        jax.random.key(1), dist.Normal(0.0, 1.0), dist.Normal(0.0, 2.0), np.datetime64("2020-01-01"), np.array([None, 1], object),
-    ]  # fmt: skip
+        loop,
+        {"a": loop},
+        (1, True),
+        (1, 1.0),
+        (1,),
+        "1",
+        b"1",
+        None,
+        {1, 2},
+        {1, 3},
+        1j,
+        slice(1),
+        slice(2),
+        range(3),
+        float("nan"),
+        np.float32(1.0),
+        np.float64(1.0),
+        np.ones(2),
+        np.ones((2, 1)),
+        np.ones(2, int),
+        np.array(["a", "b"]),
+        jnp.ones(2),
+        np.ma.masked_array([1.0, 2.0], [True, False]),
+        np.ma.masked_array([1.0, 2.0], [False, True]),
+        jax.random.key(0),
+        jax.random.key(1),
+        dist.Normal(0.0, 1.0),
+        dist.Normal(0.0, 2.0),
+        np.datetime64("2020-01-01"),
+        np.array([None, 1], object),
+    ]
     digests = [digest(v) for v in values]
     assert len(set(digests)) == len(values)
     assert [digest(v) for v in values] == digests
@@ -203,7 +234,9 @@ def test_objects_that_cannot_be_read_have_to_be_the_same():
 
     lock = (x for x in ())
     assert keyed(make(lock)) == keyed(make(lock)) != keyed(make(x for x in ()))
-    assert fingerprint(make(lock)) == fingerprint(make(x for x in ())), "no address enters the fingerprint"
+    assert fingerprint(make(lock)) == fingerprint(make(x for x in ())), (
+        "no address enters the fingerprint"
+    )
 
 
 def test_what_a_model_writes_itself_is_no_change_once_settled():
@@ -232,7 +265,11 @@ def test_a_keyed_model_passes_for_the_function():
     model.note = "attribute"
     key = keyed(model)
     assert key(1, y=2) == (1, 2, "logit") and key.note == "attribute"
-    assert (key.__name__, key.__qualname__, key.__module__) == (model.__name__, model.__qualname__, model.__module__)
+    assert (key.__name__, key.__qualname__, key.__module__) == (
+        model.__name__,
+        model.__qualname__,
+        model.__module__,
+    )
     assert inspect.signature(key) == inspect.signature(model) and key.__wrapped__ is model
     assert keyed(key).__wrapped__ is model and keyed(key) == key
     partial = functools.partial(model, link="probit")
@@ -276,10 +313,15 @@ print(fingerprint(scope["model"]))
 def test_processes_agree(cell):
     text = (
         TEXT
-        + "\nHELD = {'a', 'b', 'c'}\ninner = model\ndef model(x):\n    return inner(x) if 'a' in HELD else x in {'x', 'y', 'z'}\n"
+        + "\nHELD = {'a', 'b', 'c'}\ninner = model\ndef model(x):\n    return inner(x) if 'a' in "
+        "HELD else x in {'x', 'y', 'z'}\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", _OTHER, text], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _OTHER, text],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split()[-1] == fingerprint(cell(text).scope["model"])
     assert "class 'Link'" in reads(cell(text).scope["model"])

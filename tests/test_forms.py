@@ -1,4 +1,6 @@
-"""What is compiled for the signs of a pseudo-likelihood: forms against dense inverses, each other, and a driver that tries again."""
+"""What is compiled for the signs of a pseudo-likelihood: forms against dense inverses, each other,
+and a driver that tries again.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,9 @@ def robust(X, y=None):
 
 
 @pytest.mark.parametrize(
-    "form, low", [(Sites, 0.2), (Sites, -0.05), (Positive, 0.2)], ids=["plain", "signed", "positive"]
+    "form, low",
+    [(Sites, 0.2), (Sites, -0.05), (Positive, 0.2)],
+    ids=["plain", "signed", "positive"],
 )
 def test_a_factor_answers_as_the_dense_inverse(form, low):
     nat2 = np.where(np.arange(N) % 3 == 0, low, 1.5)
@@ -46,7 +50,9 @@ def test_a_factor_answers_as_the_dense_inverse(form, low):
         R = jnp.diag(root.diagonal) + root.sign * root.W.T @ root.W
         return factor.half_log_det(), factor.solve(r), inverse.variance(), inverse.precision(), R
 
-    half, solved, variance, precision, R = asked(jnp.asarray(K), form(jnp.zeros(N), jnp.asarray(nat2)), ask)
+    half, solved, variance, precision, R = asked(
+        jnp.asarray(K), form(jnp.zeros(N), jnp.asarray(nat2)), ask
+    )
     T = np.diag(nat2)
     dense = T @ np.linalg.inv(np.eye(N) + K @ T)  # (K + T^-1)^-1
     np.testing.assert_allclose(half, 0.5 * np.linalg.slogdet(np.eye(N) + K @ T)[1], rtol=1e-10)
@@ -67,7 +73,8 @@ def test_known_signs_change_no_answer(method):
     def solved(init):
         factors = pg.read(poisson, X, y=COUNTS, hyper={"variance": 2.0})
         both = jax.value_and_grad(
-            lambda K: pg.log_evidence(method, K, factors.prior.mean, factors.log_lik, init), has_aux=True
+            lambda K: pg.log_evidence(method, K, factors.prior.mean, factors.log_lik, init),
+            has_aux=True,
         )
         (value, solution), slope = both(factors.prior.covariance_matrix)
         return value, slope, solution.sites.nat1, solution.sites.nat2, solution.code
@@ -84,14 +91,22 @@ class Picky(pg.Laplace):
     def solve(self, K, mean, log_lik, init=None):
         """Laplace's, called a failure for sites that are known to be positive."""
         solution = super().solve(K, mean, log_lik, init)
-        return solution._replace(code=jnp.int32(Result.nonfinite.code)) if isinstance(init, Positive) else solution
+        return (
+            solution._replace(code=jnp.int32(Result.nonfinite.code))
+            if isinstance(init, Positive)
+            else solution
+        )
 
 
 @pytest.mark.parametrize(
-    "hyper", [pg.MAP(), pg.MAP(restarts=2), pg.Fixed({"variance": 2.0})], ids=["map", "restarts", "fixed"]
+    "hyper",
+    [pg.MAP(), pg.MAP(restarts=2), pg.Fixed({"variance": 2.0})],
+    ids=["map", "restarts", "fixed"],
 )
 def test_what_fails_without_the_general_form_is_tried_with_it(hyper):
-    picky, laplace = (pg.fit(poisson, method(hyper=hyper), 0, X, y=COUNTS) for method in (Picky, pg.Laplace))
+    picky, laplace = (
+        pg.fit(poisson, method(hyper=hyper), 0, X, y=COUNTS) for method in (Picky, pg.Laplace)
+    )
     assert picky.result == laplace.result == Result.converged
     np.testing.assert_allclose(picky.log_evidence, laplace.log_evidence, rtol=1e-9)
     np.testing.assert_allclose(picky.hyper["variance"], laplace.hyper["variance"], rtol=1e-6)

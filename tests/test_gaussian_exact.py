@@ -1,5 +1,6 @@
-"""With a Gaussian likelihood every local method is exact GP regression: evidence, gradient, means, covariances, to
-1e-8."""
+"""With a Gaussian likelihood every local method is exact GP regression: evidence, gradient, means,
+covariances, to 1e-8.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,9 @@ def _exact_evidence(h, X, y):
 
 
 def _exact_posterior(h, X, y, new):
-    solve_with = jnp.linalg.solve(_rbf(h, X, X) + (1e-9 + h["s"] ** 2) * jnp.eye(len(X)), _rbf(h, X, new))
+    solve_with = jnp.linalg.solve(
+        _rbf(h, X, X) + (1e-9 + h["s"] ** 2) * jnp.eye(len(X)), _rbf(h, X, new)
+    )
     mean = h["slope"] * new[:, 0] + solve_with.T @ (y - h["slope"] * X[:, 0])
     return mean, _rbf(h, new, new) + 1e-9 * jnp.eye(len(new)) - _rbf(h, new, X) @ solve_with
 
@@ -67,7 +70,9 @@ def test_evidence_and_its_gradient_in_every_parameter(solved, problem):
 
 def test_posterior_at_new_inputs_and_at_the_masked_rows(solved, problem):
     X, y, seen, _ = problem
-    posterior = condition_on_sites(solved.prior, solved.solution.marginals.alpha, solved.solution.sites)
+    posterior = condition_on_sites(
+        solved.prior, solved.solution.marginals.alpha, solved.solution.sites
+    )
     joint = posterior(NEW, joint=True)
     mean, covariance = _exact_posterior(HYPER, X[seen], y[seen], NEW)
     np.testing.assert_allclose(joint.mean, mean, rtol=0, atol=1e-8)
@@ -81,9 +86,13 @@ def test_posterior_at_new_inputs_and_at_the_masked_rows(solved, problem):
 
 def regression(X, y=None):
     """The same as an ordinary model: a Normal site, no mask."""
-    variance, lengthscale, s = (numpyro.sample(k, dist.LogNormal()) for k in ("variance", "lengthscale", "s"))
+    variance, lengthscale, s = (
+        numpyro.sample(k, dist.LogNormal()) for k in ("variance", "lengthscale", "s")
+    )
     slope = numpyro.sample("slope", dist.Normal())
-    f = numpyro.sample("f", pg.GP(kernels.RBF(variance, lengthscale), X, lambda X: slope * X[:, 0], jitter=1e-9))
+    f = numpyro.sample(
+        "f", pg.GP(kernels.RBF(variance, lengthscale), X, lambda X: slope * X[:, 0], jitter=1e-9)
+    )
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, s), obs=y)
 

@@ -1,4 +1,6 @@
-"""The GP as a NumPyro distribution: density, draws, and everything NumPyro does to an ordinary sample site."""
+"""The GP as a NumPyro distribution: density, draws, and everything NumPyro does to an ordinary
+sample site.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +69,8 @@ def test_float32():
         site = pg.GP(kernels.RBF(jnp.float32(1.3), jnp.float32(0.8)), X.astype(np.float32))
         draw = site.sample(random.key(0))
         assert draw.dtype == jnp.float32 and site.log_prob(draw).dtype == jnp.float32
-    # In the 64-bit mode a table in float32 is computed with in float64, as everything that it meets is.
+    # In the 64-bit mode a table in float32 is computed with in float64, as everything that it meets
+    # is.
     assert pg.GP(KERNEL, X.astype(np.float32)).X.dtype == jnp.float64
     double = pg.GP(KERNEL, X, jitter=float(site.jitter or site._jitter(site.kernel.diag(site.X))))
     np.testing.assert_allclose(site.log_prob(draw), double.log_prob(draw.astype(float)), rtol=1e-3)
@@ -79,10 +82,14 @@ def test_a_tinygp_kernel_in_its_place():
     value = random.normal(random.key(2), (N,))
     np.testing.assert_allclose(site.variance, SITE.variance, rtol=1e-12)
     np.testing.assert_allclose(
-        site.log_prob(value), pg.GP(foreign, X, lambda X: 0.5 * X[:, 0], 1e-6).log_prob(value), rtol=1e-12
+        site.log_prob(value),
+        pg.GP(foreign, X, lambda X: 0.5 * X[:, 0], 1e-6).log_prob(value),
+        rtol=1e-12,
     )
     L1 = tinygp.kernels.ExpSquared(scale=0.8, distance=tinygp.kernels.distance.L2Distance())
-    np.testing.assert_allclose(pg.GP(1.3 * L1, X, jitter=1e-6).covariance_matrix, SITE.covariance_matrix, rtol=1e-9)
+    np.testing.assert_allclose(
+        pg.GP(1.3 * L1, X, jitter=1e-6).covariance_matrix, SITE.covariance_matrix, rtol=1e-9
+    )
 
 
 def binary(X, y=None):
@@ -118,7 +125,9 @@ def test_masks_and_scales_on_the_site():
     assert float(log_density(model, (), {}, {"f": jnp.ones(N)})[0]) == 0.0
     scaled = handlers.scale(lambda: numpyro.sample("f", SITE), scale=3.0)
     np.testing.assert_allclose(
-        log_density(scaled, (), {}, {"f": jnp.ones(N)})[0], 3 * SAME.log_prob(jnp.ones(N)), rtol=1e-9
+        log_density(scaled, (), {}, {"f": jnp.ones(N)})[0],
+        3 * SAME.log_prob(jnp.ones(N)),
+        rtol=1e-9,
     )
 
 
@@ -129,7 +138,9 @@ def test_plates_expand_the_site():
 
     f = handlers.seed(model, 0)()
     assert f.shape == (3, N)
-    np.testing.assert_allclose(log_density(model, (), {}, {"f": f})[0], SAME.log_prob(f).sum(), rtol=1e-9)
+    np.testing.assert_allclose(
+        log_density(model, (), {}, {"f": f})[0], SAME.log_prob(f).sum(), rtol=1e-9
+    )
     assert SITE.expand([2, 3]).sample(random.key(0)).shape == (2, 3, N)
     assert not np.allclose(f[0], f[1])
 
@@ -145,17 +156,25 @@ def test_whitening_is_a_change_of_variables(in_plate):
     whitened = handlers.reparam(model, config={"f": pg.Whiten()})
     shape = (3, N) if in_plate else (N,)
     v = random.normal(random.key(3), shape)
-    trace = handlers.trace(handlers.substitute(handlers.seed(whitened, 0), {"f_base": v})).get_trace()
+    trace = handlers.trace(
+        handlers.substitute(handlers.seed(whitened, 0), {"f_base": v})
+    ).get_trace()
     f = trace["f"]["value"]
     np.testing.assert_allclose(f, SAME.mean + v @ SAME.scale_tril.T, atol=1e-9)
     log_jacobian = jnp.sum(jnp.log(jnp.diagonal(SAME.scale_tril))) * (3 if in_plate else 1)
     white = log_density(whitened, (), {}, {"f_base": v})[0]
-    np.testing.assert_allclose(white, log_density(model, (), {}, {"f": f})[0] + log_jacobian, rtol=1e-9)
+    np.testing.assert_allclose(
+        white, log_density(model, (), {}, {"f": f})[0] + log_jacobian, rtol=1e-9
+    )
 
 
 def test_whitening_leaves_an_observed_site_alone_and_names_a_wrong_one():
-    whitened = handlers.reparam(lambda: numpyro.sample("f", SITE, obs=jnp.zeros(N)), config={"f": pg.Whiten()})
-    np.testing.assert_allclose(log_density(whitened, (), {}, {})[0], SAME.log_prob(jnp.zeros(N)), rtol=1e-9)
+    whitened = handlers.reparam(
+        lambda: numpyro.sample("f", SITE, obs=jnp.zeros(N)), config={"f": pg.Whiten()}
+    )
+    np.testing.assert_allclose(
+        log_density(whitened, (), {}, {})[0], SAME.log_prob(jnp.zeros(N)), rtol=1e-9
+    )
     wrong = handlers.reparam(lambda: numpyro.sample("z", dist.Normal()), config={"z": pg.Whiten()})
     with pytest.raises(DataError, match="'z' is a Normal"):
         handlers.seed(wrong, 0)()
@@ -180,10 +199,13 @@ def test_jit_vmap_and_pytree():
     one_by_one = jnp.stack([log_prob(v) for v in variances])
     np.testing.assert_allclose(jax.vmap(log_prob)(variances), one_by_one, rtol=1e-9)
     np.testing.assert_allclose(jax.jit(jax.vmap(log_prob))(variances), one_by_one, rtol=1e-9)
-    through = jax.jit(lambda gp: gp.log_prob(value))(SITE)  # the distribution itself crosses jit as a pytree
+    # the distribution itself crosses jit as a pytree
+    through = jax.jit(lambda gp: gp.log_prob(value))(SITE)
     np.testing.assert_allclose(through, SITE.log_prob(value), rtol=1e-12)
     batch = jax.vmap(lambda v: pg.GP(kernels.RBF(v, 0.8), X))(variances)
-    np.testing.assert_allclose(jax.vmap(lambda gp: gp.log_prob(value))(batch), one_by_one, rtol=1e-9)
+    np.testing.assert_allclose(
+        jax.vmap(lambda gp: gp.log_prob(value))(batch), one_by_one, rtol=1e-9
+    )
 
 
 def test_gradient_in_hyperparameters_is_finite_differences():
@@ -196,7 +218,9 @@ def test_gradient_in_hyperparameters_is_finite_differences():
     gradient = jax.grad(log_prob)(at)
     for i in range(3):
         e = jnp.zeros(3).at[i].set(h)
-        np.testing.assert_allclose(gradient[i], (log_prob(at + e) - log_prob(at - e)) / (2 * h), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            gradient[i], (log_prob(at + e) - log_prob(at - e)) / (2 * h), rtol=1e-6, atol=1e-7
+        )
 
 
 def additive(X, y=None):
@@ -214,7 +238,9 @@ def test_an_additive_model_under_nuts_and_prior_draws():
     mcmc = MCMC(NUTS(whitened), num_warmup=20, num_samples=20, progress_bar=False)
     mcmc.run(random.key(1), X, y=Y)
     draws = mcmc.get_samples()
-    assert draws["f"].shape == draws["g"].shape == (20, N) and bool(jnp.all(jnp.isfinite(draws["f"])))
+    assert draws["f"].shape == draws["g"].shape == (20, N) and bool(
+        jnp.all(jnp.isfinite(draws["f"]))
+    )
     f = draws["f_base"] @ pg.GP(kernels.RBF(1.0, 1.0, active_dims=[0]), X).scale_tril.T
     np.testing.assert_allclose(draws["f"], f, atol=1e-9)
 

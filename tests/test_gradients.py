@@ -1,5 +1,6 @@
-"""Gradients of the log evidence against finite differences of the re-converged evidence, in kernel and likelihood
-parameters."""
+"""Gradients of the log evidence against finite differences of the re-converged evidence, in kernel
+and likelihood parameters.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,9 @@ def _observations(name, n=20):
     return X, y
 
 
-@pytest.mark.parametrize("likelihood, scale", [("logit", 2.5), ("poisson", 1.0), ("student_t", 1.0), ("gaussian", 1.0)])
+@pytest.mark.parametrize(
+    "likelihood, scale", [("logit", 2.5), ("poisson", 1.0), ("student_t", 1.0), ("gaussian", 1.0)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_gradient_is_the_finite_difference(method, likelihood, scale):
     X, y = _observations(likelihood)
@@ -48,9 +51,13 @@ def test_gradient_is_the_finite_difference(method, likelihood, scale):
     solved = solve(switched, METHODS[method], at, *args)
     assert Result.from_code(solved.solution.code) == "converged"
     for name in at:
-        wanted = _finite_difference(lambda h: solve(switched, METHODS[method], h, *args).log_z, at, name)
+        wanted = _finite_difference(
+            lambda h: solve(switched, METHODS[method], h, *args).log_z, at, name
+        )
         np.testing.assert_allclose(solved.gradient[name], wanted, rtol=1e-6, atol=2e-6)
-    used = {"variance", "lengthscale", "slope"} | ({"s"} if likelihood in ("student_t", "gaussian") else set())
+    used = {"variance", "lengthscale", "slope"} | (
+        {"s"} if likelihood in ("student_t", "gaussian") else set()
+    )
     assert all(abs(float(solved.gradient[name])) > 1e-3 for name in used)
 
 
@@ -63,7 +70,9 @@ def test_student_t_has_sites_of_negative_precision():
         at = hyper(variance=1.3, lengthscale=0.9, s=0.45)
         solved = solve(switched, method, at, *args)
         assert float(solved.solution.sites.nat2[4]) < 0
-        wanted = _finite_difference(lambda h, method=method: solve(switched, method, h, *args).log_z, at, "s")
+        wanted = _finite_difference(
+            lambda h, method=method: solve(switched, method, h, *args).log_z, at, "s"
+        )
         np.testing.assert_allclose(solved.gradient["s"], wanted, rtol=1e-6, atol=2e-6)
 
 
@@ -71,7 +80,9 @@ def affine_logit(X, y=None, weight=1.0):
     """Logits a f + b: parameters inside the likelihood that the local bound reads off."""
     at = {k: numpyro.sample(k, dist.LogNormal()) for k in ("variance", "lengthscale", "a")}
     b = numpyro.sample("b", dist.Normal())
-    f = numpyro.sample("f", pg.GP(kernels.RBF(at["variance"], at["lengthscale"]), X, lambda X: 0.3 * X[:, 1]))
+    f = numpyro.sample(
+        "f", pg.GP(kernels.RBF(at["variance"], at["lengthscale"]), X, lambda X: 0.3 * X[:, 1])
+    )
     with numpyro.plate("data", X.shape[0]), numpyro.handlers.scale(scale=weight):
         numpyro.sample("y", dist.Binomial(total_count=3, logits=at["a"] * f + b), obs=y)
 
@@ -84,7 +95,9 @@ def test_local_bound_gradient_in_every_parameter():
     solved = solve(affine_logit, pg.LocalBound(), at, jnp.asarray(X), **kwargs)
     for name in at:
         wanted = _finite_difference(
-            lambda h: solve(affine_logit, pg.LocalBound(), h, jnp.asarray(X), **kwargs).log_z, at, name
+            lambda h: solve(affine_logit, pg.LocalBound(), h, jnp.asarray(X), **kwargs).log_z,
+            at,
+            name,
         )
         np.testing.assert_allclose(solved.gradient[name], wanted, rtol=1e-6, atol=2e-6)
         assert abs(wanted) > 1e-3
@@ -97,7 +110,9 @@ def test_a_second_derivative_raises_instead_of_being_wrong(method):
 
     def gradient(variance):
         at = {**hyper(), "variance": variance}
-        return jax.grad(lambda h: evidence.__wrapped__(switched, method, h, *args)[0])(at)["variance"]
+        return jax.grad(lambda h: evidence.__wrapped__(switched, method, h, *args)[0])(at)[
+            "variance"
+        ]
 
     for derivative in (jax.grad, jax.jacfwd):
         with pytest.raises((TypeError, ValueError, NotImplementedError, RuntimeError)):
@@ -115,6 +130,7 @@ def test_gradient_in_the_inputs():
     gradient = jax.grad(value)(inputs)
     move = jnp.zeros((ROWS, 2)).at[2, 0].set(STEP)
     difference = (
-        8 * (value(inputs + move) - value(inputs - move)) - (value(inputs + 2 * move) - value(inputs - 2 * move))
+        8 * (value(inputs + move) - value(inputs - move))
+        - (value(inputs + 2 * move) - value(inputs - 2 * move))
     ) / 12
     np.testing.assert_allclose(gradient[2, 0], difference / STEP, rtol=1e-6, atol=2e-6)

@@ -1,4 +1,6 @@
-"""Autoguides over the hyperparameters of `SVGP`: every kind of site, and nothing that an earlier call left behind."""
+"""Autoguides over the hyperparameters of `SVGP`: every kind of site, and nothing that an earlier
+call left behind.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +33,18 @@ def optional(X, y=None, extra=False, most=None):
 
 
 def in_a_plate(X, y=None, plate=True, param=True):
-    """One length scale a column, in a plate or as a vector; the noise a parameter without a prior, or fixed at what it starts from."""
+    """One length scale a column, in a plate or as a vector; the noise a parameter without a prior,
+    or fixed at what it starts from.
+    """
     prior = dist.LogNormal(0.0, 1.0)
     if plate:
         with numpyro.plate("columns", 2):
             lengthscale = numpyro.sample("lengthscale", prior)
     else:
         lengthscale = numpyro.sample("lengthscale", prior.expand([2]).to_event(1))
-    noise = numpyro.param("noise", jnp.asarray(0.5), constraint=constraints.positive) if param else 0.5
+    noise = (
+        numpyro.param("noise", jnp.asarray(0.5), constraint=constraints.positive) if param else 0.5
+    )
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
@@ -56,7 +62,9 @@ def test_a_fit_does_not_depend_on_the_calls_before_it():
     assert alone.log_evidence == again.log_evidence
     assert abs(larger.log_evidence - alone.log_evidence) < 5.0  # its q(variance) is no free entropy
     narrow, wide = fitted(optional, most=0.5), fitted(optional, most=3.0)
-    assert np.all(narrow.hyper["noise"] < 0.5) and np.any(wide.hyper["noise"] != narrow.hyper["noise"])
+    assert np.all(narrow.hyper["noise"] < 0.5) and np.any(
+        wide.hyper["noise"] != narrow.hyper["noise"]
+    )
 
 
 def test_hyperparameters_in_a_plate_are_those_of_a_vector():
@@ -105,7 +113,8 @@ def group_effect(X, y=None):
 def point_at_one(model):
     """A guide of one's own that is a point."""
     return lambda *args, **kwargs: numpyro.sample(
-        "lengthscale", dist.Delta(numpyro.param("at", lambda key: 1.0 + 0.0 * jax.random.normal(key)))
+        "lengthscale",
+        dist.Delta(numpyro.param("at", lambda key: 1.0 + 0.0 * jax.random.normal(key))),
     )
 
 
@@ -135,7 +144,9 @@ def in_parts(*point):
         (lambda model: model.no_such_name, "makes no guide"),
     ],
 )
-def test_guides_that_stand_for_another_distribution_than_they_are_trained_as_are_refused(make, told, method):
+def test_guides_that_stand_for_another_distribution_than_they_are_trained_as_are_refused(
+    make, told, method
+):
     with pytest.raises(pg.PplGpError, match=told):
         if method == "fit":
             fitted(optional, make)
@@ -147,11 +158,15 @@ def test_guides_that_stand_for_another_distribution_than_they_are_trained_as_are
 def test_a_point_is_judged_without_its_prior_whichever_way_it_is_asked_for():
     """One number for one value, the bound there; `Fixed` at that value is the second route."""
     options = {"inducing": X[:6], "train_inducing": False, "max_steps": 600}
-    point, mode = (pg.fit(optional, pg.SVGP(hyper=h, **options), 0, X, y=Y) for h in (AutoDelta, pg.MAP()))
+    point, mode = (
+        pg.fit(optional, pg.SVGP(hyper=h, **options), 0, X, y=Y) for h in (AutoDelta, pg.MAP())
+    )
     held = pg.fit(optional, pg.SVGP(hyper=pg.Fixed(point.hyper), **options), 0, X, y=Y)
     assert np.shape(point.hyper["lengthscale"]) == () and "log_evidence_se" not in point.stats
     np.testing.assert_allclose(point.hyper["lengthscale"], mode.hyper["lengthscale"], rtol=1e-2)
-    np.testing.assert_allclose([point.log_evidence, mode.log_evidence], held.log_evidence, atol=1e-2)
+    np.testing.assert_allclose(
+        [point.log_evidence, mode.log_evidence], held.log_evidence, atol=1e-2
+    )
     own = pg.fit(optional, pg.SVGP(hyper=point_at_one, **{**options, "max_steps": 3}), 0, X, y=Y)
     assert np.shape(own.hyper["lengthscale"]) == ()
 
@@ -179,9 +194,13 @@ def smooth(X, y=None):
 
 
 @pytest.mark.parametrize("make", [AutoNormal, AutoMultivariateNormal])
-@pytest.mark.parametrize("bound", [pg.ELBO(2), pg.ImportanceWeightedELBO(2)], ids=["elbo", "weighted"])
+@pytest.mark.parametrize(
+    "bound", [pg.ELBO(2), pg.ImportanceWeightedELBO(2)], ids=["elbo", "weighted"]
+)
 def test_bounds_under_an_autoguide_train_in_svi(bound, make):
-    """The gradient passes K_uu batched over draws of the hyperparameters; it is that of finite differences."""
+    """The gradient passes K_uu batched over draws of the hyperparameters; it is that of finite
+    differences.
+    """
     x, y = jnp.asarray(X[:5]), jnp.asarray(Y[:5])
     guide = pg.guide(smooth, {"f": pg.SparsePosterior(X[:3])}, hyper=make)
     svi = SVI(smooth, guide, optax.adam(0.01), bound)
@@ -207,11 +226,17 @@ def test_global_weights_under_an_autoguide_average_to_the_evidence():
     params = svi.get_params(svi.init(jax.random.key(0), x, y=y))
     params |= {"lengthscale_auto_loc": jnp.zeros(()), "lengthscale_auto_scale": jnp.asarray(0.5)}
     weights = pg.GlobalImportanceWeightedELBO(20_000).log_weights
-    found = np.exp(jax.jit(lambda key: weights(key, params, smooth, guide, x, y=y))(jax.random.key(2)))
+    found = np.exp(
+        jax.jit(lambda key: weights(key, params, smooth, guide, x, y=y))(jax.random.key(2))
+    )
     nodes, share = np.polynomial.hermite_e.hermegauss(30)
     distances = np.sum((X[:4, None] - X[:4]) ** 2, -1)
     density = [
-        np.exp(dist.MultivariateNormal(0.0, np.exp(-0.5 * distances / np.exp(z)) + np.eye(4)).log_prob(y))
+        np.exp(
+            dist.MultivariateNormal(0.0, np.exp(-0.5 * distances / np.exp(z)) + np.eye(4)).log_prob(
+                y
+            )
+        )
         for z in nodes
     ]
     truth, error = np.sum(share / share.sum() * np.array(density)), np.std(found) / np.sqrt(20_000)

@@ -1,4 +1,6 @@
-"""The architecture as a test: imports go one way, one file factorises matrices, importing computes nothing."""
+"""The architecture as a test: imports go one way, one file factorises matrices, importing computes
+nothing.
+"""
 
 import ast
 import os
@@ -10,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "ppl_gp"
 FILES = sorted(ROOT.rglob("*.py"))
-# A layer imports from those before it, and from itself. The layer of a file is the longest name here that its path begins with: a
-# folder, or a file that stands between two folders. (`infer` returns a `Fit`, which `results` defines.)
+# A layer imports from those before it, and from itself. The layer of a file is the longest name
+# here that its path begins with: a folder, or a file that stands between two folders. (`infer`
+# returns a `Fit`, which `results` defines.)
 LAYERS = [
     "errors",
     "threads",
@@ -78,19 +81,27 @@ def parts(path):
 
 
 def imported(tree):
-    """(module, name or None) of every import in a file, wherever it stands, and the names that are bound by it."""
+    """(module, name or None) of every import in a file, wherever it stands, and the names that are
+    bound by it.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None, alias.asname or alias.name) for alias in node.names)
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
+            yield from (
+                (node.module, alias.name, alias.asname or alias.name) for alias in node.names
+            )
 
 
 def layer_of(module):
-    """The longest name of LAYERS that a module's name begins with, `None` for the package itself."""
+    """The longest name of LAYERS that a module's name begins with, `None` for the package
+    itself.
+    """
     inside = module.split(".")[1:]
-    return next((n for i in range(len(inside), 0, -1) if (n := ".".join(inside[:i])) in LAYERS), None)
+    return next(
+        (n for i in range(len(inside), 0, -1) if (n := ".".join(inside[:i])) in LAYERS), None
+    )
 
 
 def layers_imported(tree):
@@ -112,7 +123,9 @@ def test_imports_go_one_way(source):
         return
     layer = layer_of(".".join(parts(path)).removesuffix(".__init__"))
     assert layer in LAYERS, f"{'/'.join(parts(path))} has no place in LAYERS"
-    above = sorted(x for x in set(layers_imported(tree)) if x and LAYERS.index(x) > LAYERS.index(layer))
+    above = sorted(
+        x for x in set(layers_imported(tree)) if x and LAYERS.index(x) > LAYERS.index(layer)
+    )
     assert not above, f"{path.name} (layer {layer}) imports {above}"
 
 
@@ -156,23 +169,32 @@ def test_no_array_function_is_called_at_import(source):
     for node in run_at_import(tree):
         if isinstance(node, ast.Call):
             root = ast.unparse(node.func).split(".")[0]
-            assert root not in bound, f"{path.name}:{node.lineno} calls {ast.unparse(node.func)} at import"
+            assert root not in bound, (
+                f"{path.name}:{node.lineno} calls {ast.unparse(node.func)} at import"
+            )
 
 
 def test_importing_starts_no_backend():
     # With a platform that does not exist, the first array of any kind would raise.
     environment = os.environ | {"JAX_PLATFORMS": "none_such"}
     done = subprocess.run(
-        [sys.executable, "-c", "import ppl_gp"], env=environment, cwd=ROOT.parent, capture_output=True, text=True
+        [sys.executable, "-c", "import ppl_gp"],
+        env=environment,
+        cwd=ROOT.parent,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_the_checks_can_fail():
     tree = ast.parse(
-        "from jax import numpy as jnp\nclass A:\n    x = jnp.zeros(3)\ndef f(y=jnp.ones(2)):\n    jnp.eye(2)\n"
+        "from jax import numpy as jnp\nclass A:\n    x = jnp.zeros(3)\ndef f(y=jnp.ones(2)):\n   "
+        " jnp.eye(2)\n"
     )
     calls = [ast.unparse(node) for node in run_at_import(tree) if isinstance(node, ast.Call)]
     assert calls == ["jnp.zeros(3)", "jnp.ones(2)"]
-    tree = ast.parse("def f():\n    from ppl_gp.infer.fit import fit\n    from ppl_gp.results import compare\n")
+    tree = ast.parse(
+        "def f():\n    from ppl_gp.infer.fit import fit\n    from ppl_gp.results import compare\n"
+    )
     assert list(layers_imported(tree)) == ["infer.fit", "results.compare"]

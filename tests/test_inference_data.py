@@ -1,4 +1,6 @@
-"""The ArviZ tree of every kind of fit: groups, dimensions, draws and densities, and that files of it can be written."""
+"""The ArviZ tree of every kind of fit: groups, dimensions, draws and densities, and that files of
+it can be written.
+"""
 
 import arviz_stats
 import jax.numpy as jnp
@@ -24,10 +26,17 @@ def test_every_method_has_the_same_groups_and_dimensions(small_fit, name):
     tree = fit.to_datatree(num_draws=40)
     chains, draws = (2, 25) if name in SAMPLED else (1, 40)
     posterior = tree["posterior"]
-    assert posterior["f"].dims == ("chain", "draw", "data") and posterior["f"].shape == (chains, draws, NUM)
+    assert posterior["f"].dims == ("chain", "draw", "data") and posterior["f"].shape == (
+        chains,
+        draws,
+        NUM,
+    )
     assert posterior["lengthscale"].dims == posterior["variance"].dims == ("chain", "draw")
     assert tree["log_likelihood"]["y"].dims == ("chain", "draw", "data")
-    assert tree["observed_data"]["y"].dims == ("data",) and tree["constant_data"]["X"].dims[0] == "data"
+    assert (
+        tree["observed_data"]["y"].dims == ("data",)
+        and tree["constant_data"]["X"].dims[0] == "data"
+    )
     np.testing.assert_array_equal(tree["observed_data"]["y"], Y)
     np.testing.assert_array_equal(tree["constant_data"]["X"], X)
     assert set(tree["constant_data"].data_vars) == {"X"}
@@ -35,7 +44,9 @@ def test_every_method_has_the_same_groups_and_dimensions(small_fit, name):
     expected = special.log_expit((2 * Y - 1) * logits)
     np.testing.assert_allclose(tree["log_likelihood"]["y"], expected, rtol=1e-9, atol=1e-14)
     assert tree.attrs["inference_library"] == "ppl_gp" and tree.attrs["result"] == str(fit.result)
-    assert tree.attrs["method"] == repr(fit.method) and tree.attrs["seconds"] == fit.stats["seconds"]
+    assert (
+        tree.attrs["method"] == repr(fit.method) and tree.attrs["seconds"] == fit.stats["seconds"]
+    )
     assert tree.attrs.get("log_evidence") == fit.log_evidence
 
 
@@ -47,10 +58,14 @@ def test_point_estimates_draw_f_jointly_and_repeat_the_hyperparameters(small_fit
     sd = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose(q.variance, sd**2, rtol=1e-6)
     assert np.all(np.abs(f.mean(0) - q.mean) < 5 * sd / np.sqrt(20_000))
-    np.testing.assert_allclose(np.cov(f.T) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.04)
+    np.testing.assert_allclose(
+        np.cov(f.T) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.04
+    )
     tree = fit.to_datatree(num_draws=30)
     assert np.all(tree["posterior"]["lengthscale"] == HYPER["lengthscale"])
-    assert not np.array_equal(tree["posterior"]["f"], fit.to_datatree(num_draws=30, rng_key=1)["posterior"]["f"])
+    assert not np.array_equal(
+        tree["posterior"]["f"], fit.to_datatree(num_draws=30, rng_key=1)["posterior"]["f"]
+    )
     with pytest.raises(DataError, match="num_draws=0"):
         fit.to_datatree(num_draws=0)
 
@@ -58,22 +73,30 @@ def test_point_estimates_draw_f_jointly_and_repeat_the_hyperparameters(small_fit
 def test_sampled_hyperparameters_come_with_their_own_f(small_fit):
     fit = small_fit("laplace_sample")
     tree = fit.to_datatree()
-    np.testing.assert_array_equal(tree["posterior"]["lengthscale"].values.ravel(), fit.hyper["lengthscale"])
+    np.testing.assert_array_equal(
+        tree["posterior"]["lengthscale"].values.ravel(), fit.hyper["lengthscale"]
+    )
     latent = fit.latent["f"]
     z = (tree["posterior"]["f"].values.reshape(-1, NUM) - latent.mean) / np.sqrt(latent.variance)
-    assert 0.9 < np.std(z) < 1.1 and abs(np.mean(z)) < 5 / np.sqrt(50)  # rows of z are correlated: 50 draws
+    # rows of z are correlated: 50 draws
+    assert 0.9 < np.std(z) < 1.1 and abs(np.mean(z)) < 5 / np.sqrt(50)
     stats_group = tree["sample_stats"]
     assert {"diverging", "acceptance_rate", "n_steps", "energy"} <= set(stats_group.data_vars)
-    assert stats_group["inner_steps"].shape == (2, 25) and np.all(stats_group["inner_residual"] < 1e-6)
+    assert stats_group["inner_steps"].shape == (2, 25) and np.all(
+        stats_group["inner_residual"] < 1e-6
+    )
     assert np.all(stats_group["inner_code"] == 0)
 
 
 def test_draws_are_kept_as_they_are(small_fit):
     fit = small_fit("nuts")
     tree = fit.to_datatree()
-    np.testing.assert_array_equal(tree["posterior"]["f"].values.reshape(-1, NUM), fit.latent["f"].mean)
+    np.testing.assert_array_equal(
+        tree["posterior"]["f"].values.reshape(-1, NUM), fit.latent["f"].mean
+    )
     energy = tree["sample_stats"]["energy"]
-    # The Hamiltonian's energy, so that ArviZ's BFMI means what it says: well above zero for a sampler that works.
+    # The Hamiltonian's energy, so that ArviZ's BFMI means what it says: well above zero for a
+    # sampler that works.
     assert energy.dims == ("chain", "draw") and np.all(arviz_stats.bfmi(tree)["energy"] > 0.1)
 
 
@@ -90,7 +113,9 @@ def test_trees_of_all_methods_can_be_summarised_and_written(small_fit, tmp_path)
 
 
 def several(X, y=None, z=None, mask=None, weights=1.0):
-    """Plates of several kinds, an unplated and a masked site, a factor, and a plate with an input's name."""
+    """Plates of several kinds, an unplated and a masked site, a factor, and a plate with an input's
+    name.
+    """
     with numpyro.plate("columns", 2):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("functions", 3):
@@ -108,7 +133,9 @@ def test_dimensions_masks_scales_and_factors():
     tree = fit.to_datatree()
     assert tree["posterior"]["lengthscale"].dims == ("chain", "draw", "columns")
     assert tree["posterior"]["f"].dims == ("chain", "draw", "functions", "X_dim")
-    assert tree["observed_data"]["z"].dims == ("X_dim",) and tree["observed_data"]["y"].dims == ("X_dim",)
+    assert tree["observed_data"]["z"].dims == ("X_dim",) and tree["observed_data"]["y"].dims == (
+        "X_dim",
+    )
     assert set(tree["log_likelihood"].data_vars) == {"y", "z"}
     assert set(tree["constant_data"].data_vars) == {"X", "weights"}
     f = fit.latent["f"].mean

@@ -1,4 +1,6 @@
-"""Kernels against closed forms in NumPy loops, their algebra, and derivatives that are finite and right everywhere."""
+"""Kernels against closed forms in NumPy loops, their algebra, and derivatives that are finite and
+right everywhere.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +42,10 @@ CASES = {
     "Matern12": (K.Matern12(VARIANCE, ARD), lambda x, z: np.exp(-r(x, z))),
     "Matern32": (K.Matern32(VARIANCE, ARD), matern32),
     "Matern52": (K.Matern52(VARIANCE, ARD), matern52),
-    "RationalQuadratic": (K.RationalQuadratic(VARIANCE, ARD, 0.7), lambda x, z: (1 + r(x, z) ** 2 / 1.4) ** -0.7),
+    "RationalQuadratic": (
+        K.RationalQuadratic(VARIANCE, ARD, 0.7),
+        lambda x, z: (1 + r(x, z) ** 2 / 1.4) ** -0.7,
+    ),
     "Periodic": (K.Periodic(VARIANCE, ARD, 0.8), periodic),
     "Linear": (K.Linear(VARIANCE), lambda x, z: x @ z),
     "LinearARD": (K.Linear(VARIANCE * ARD), lambda x, z: np.sum(ARD * x * z)),
@@ -90,7 +95,9 @@ def test_one_dimensional_inputs_integers_and_defaults():
     assert K.Matern32(active_dims=0)(x, x[:2]).shape == (3, 2)
     assert K.White(2).diag(x).dtype == jnp.result_type(float)
     single = jnp.asarray(x, jnp.float32)
-    assert K.RBF(1.0, 2.0)(single, single).dtype == jnp.float32 == K.RBF(1.0, 2.0).diag(single).dtype
+    assert (
+        K.RBF(1.0, 2.0)(single, single).dtype == jnp.float32 == K.RBF(1.0, 2.0).diag(single).dtype
+    )
 
 
 def test_algebra_is_pointwise_and_takes_numbers_from_both_sides():
@@ -119,7 +126,10 @@ def test_white_sees_values_not_array_objects():
 
 def slope(function, x, step=2e-4):
     """Central difference of fourth order: its error is about 1e-9 for the functions here."""
-    near, far = function(x + step) - function(x - step), function(x + 2 * step) - function(x - 2 * step)
+    near, far = (
+        function(x + step) - function(x - step),
+        function(x + 2 * step) - function(x - 2 * step),
+    )
     return (8 * near - far) / (12 * step)
 
 
@@ -130,24 +140,37 @@ def test_derivatives_match_finite_differences_and_are_finite_at_equal_rows(name)
     weight = jnp.asarray(rng.normal(size=(7, 5)))
 
     def value(log_scale, shift):
-        # All parameters move with exp(log_scale), X1 moves with shift; at shift = 0 some rows of X1 and X2 are equal.
-        kernel = jax.tree_util.tree_unflatten(structure, [leaf * jnp.exp(log_scale) for leaf in leaves])
+        # All parameters move with exp(log_scale), X1 moves with shift; at shift = 0 some rows of X1
+        # and X2 are equal.
+        kernel = jax.tree_util.tree_unflatten(
+            structure, [leaf * jnp.exp(log_scale) for leaf in leaves]
+        )
         return jnp.vdot(weight, kernel(X1 + shift * X1[:, ::-1], X2))
 
-    # Compiled, since XLA computes a distance anew for every use of it, and must get away with rounding it differently.
-    value, gradient, hessian = (jax.jit(f) for f in (value, jax.grad(value, (0, 1)), jax.hessian(value, (0, 1))))
+    # Compiled, since XLA computes a distance anew for every use of it, and must get away with
+    # rounding it differently.
+    value, gradient, hessian = (
+        jax.jit(f) for f in (value, jax.grad(value, (0, 1)), jax.hessian(value, (0, 1)))
+    )
     for shift in (0.0, 0.05):
         by_scale = gradient(0.1, shift)[0]
-        np.testing.assert_allclose(by_scale, slope(lambda s, x=shift: value(s, x), 0.1), rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(
+            by_scale, slope(lambda s, x=shift: value(s, x), 0.1), rtol=1e-8, atol=1e-9
+        )
         numeric = slope(lambda s, x=shift: gradient(s, x)[0], 0.1)
         np.testing.assert_allclose(hessian(0.1, shift)[0][0], numeric, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(gradient(0.1, 0.05)[1], slope(lambda s: value(0.1, s), 0.05), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        gradient(0.1, 0.05)[1], slope(lambda s: value(0.1, s), 0.05), rtol=1e-8, atol=1e-9
+    )
     assert np.all(np.isfinite(hessian(0.1, 0.0)))
 
 
-@pytest.mark.parametrize("kernel", [K.RBF(VARIANCE, 0.6), K.Matern32(VARIANCE, 0.6), K.Matern52(VARIANCE, 0.6)])
+@pytest.mark.parametrize(
+    "kernel", [K.RBF(VARIANCE, 0.6), K.Matern32(VARIANCE, 0.6), K.Matern52(VARIANCE, 0.6)]
+)
 def test_derivative_process_has_its_variance_at_equal_inputs(kernel):
-    # Var f'(x) = d^2 k / dx dx' at x = x' is -2 rho'(0) variance / lengthscale^2, with rho' taken in r^2.
+    # Var f'(x) = d^2 k / dx dx' at x = x' is -2 rho'(0) variance / lengthscale^2, with rho' taken
+    # in r^2.
     factor = {"RBF": 1.0, "Matern32": 3.0, "Matern52": 5.0 / 3.0}[type(kernel).__name__]
 
     def k(x, z):
@@ -163,12 +186,16 @@ def test_jit_eager_and_a_batch_of_kernels_agree():
     def build(v, ell):
         return K.RBF(v, ell) * K.Periodic(v, 1.0, 2.0) + K.Matern12(v, ell) + 0.1
 
-    eager = jnp.stack([build(v, ell)(X1, X2) for v, ell in zip(variances, lengthscales, strict=True)])
+    eager = jnp.stack(
+        [build(v, ell)(X1, X2) for v, ell in zip(variances, lengthscales, strict=True)]
+    )
     batched = jax.vmap(lambda v, ell: build(v, ell)(X1, X2))(variances, lengthscales)
     np.testing.assert_allclose(batched, eager, rtol=1e-14)
     # A kernel with batched parameters is itself something to map over.
     mapped = jax.jit(jax.vmap(lambda kernel: kernel(X1, X2)))(K.RBF(variances, lengthscales))
-    direct = jnp.stack([K.RBF(v, ell)(X1, X2) for v, ell in zip(variances, lengthscales, strict=True)])
+    direct = jnp.stack(
+        [K.RBF(v, ell)(X1, X2) for v, ell in zip(variances, lengthscales, strict=True)]
+    )
     np.testing.assert_allclose(mapped, direct, rtol=1e-14)
 
 
@@ -176,7 +203,9 @@ def test_jit_eager_and_a_batch_of_kernels_agree():
 def test_distance_formulas_agree_far_from_the_origin(D):
     A, B = rng.normal(size=(6, D)) + 1e3, rng.normal(size=(4, D)) + 1e3
     expected = np.sum((A[:, None] - B[None]) ** 2, -1)
-    np.testing.assert_allclose(squared_distance(jnp.asarray(A), jnp.asarray(B)), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        squared_distance(jnp.asarray(A), jnp.asarray(B)), expected, rtol=1e-12
+    )
     itself = squared_distance(jnp.asarray(A), jnp.asarray(A), True)
     assert np.all(np.diag(itself) == 0.0) and np.all(itself >= 0.0)
     # The derivative's products and the difference written out, in forward and in reverse mode.
@@ -184,10 +213,18 @@ def test_distance_formulas_agree_far_from_the_origin(D):
     value, pullback = jax.vjp(squared_distance, jnp.asarray(A), jnp.asarray(B))
     difference = 2 * (A[:, None] - B[None])
     by_A, by_B = pullback(jnp.asarray(weight))
-    np.testing.assert_allclose(by_A, np.einsum("ij,ijd->id", weight, difference), rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(by_B, -np.einsum("ij,ijd->jd", weight, difference), rtol=1e-10, atol=1e-10)
-    forward = jax.jvp(lambda A: squared_distance(A, jnp.asarray(B)), (jnp.asarray(A),), (jnp.asarray(tangent),))[1]
-    np.testing.assert_allclose(forward, np.einsum("ijd,id->ij", difference, tangent), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        by_A, np.einsum("ij,ijd->id", weight, difference), rtol=1e-10, atol=1e-10
+    )
+    np.testing.assert_allclose(
+        by_B, -np.einsum("ij,ijd->jd", weight, difference), rtol=1e-10, atol=1e-10
+    )
+    forward = jax.jvp(
+        lambda A: squared_distance(A, jnp.asarray(B)), (jnp.asarray(A),), (jnp.asarray(tangent),)
+    )[1]
+    np.testing.assert_allclose(
+        forward, np.einsum("ijd,id->ij", difference, tangent), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_many_columns_keep_the_diagonal_exact():
@@ -199,7 +236,14 @@ def test_many_columns_keep_the_diagonal_exact():
 def test_nan_inputs_are_not_hidden():
     X = X1.copy()
     X[2, 1] = np.nan
-    for kernel in (K.RBF(), K.Matern12(), K.Matern32(), K.Matern52(), K.Periodic(), K.RationalQuadratic()):
+    for kernel in (
+        K.RBF(),
+        K.Matern12(),
+        K.Matern32(),
+        K.Matern52(),
+        K.Periodic(),
+        K.RationalQuadratic(),
+    ):
         matrix = np.asarray(kernel(X, X))
         assert np.all(np.isnan(matrix[2])) and np.isfinite(matrix[0, 0])
 
@@ -216,7 +260,9 @@ def test_tinygp_kernel_serves_as_a_kernel_and_keeps_its_parameters():
     def slope(make):
         return jax.grad(lambda s: jnp.sum(K.as_kernel(make(s))(X1[:, 0], X1[:, 0])))(0.8)
 
-    np.testing.assert_allclose(slope(tinygp.kernels.ExpSquared), slope(lambda s: K.RBF(1.0, s)), rtol=1e-12)
+    np.testing.assert_allclose(
+        slope(tinygp.kernels.ExpSquared), slope(lambda s: K.RBF(1.0, s)), rtol=1e-12
+    )
     # Its parameters are leaves: the wrapped kernel crosses jit as an argument.
     np.testing.assert_allclose(evaluate(kernel, X1, X2)[0], ours(X1, X2), rtol=1e-13)
 
@@ -227,7 +273,9 @@ def test_plain_functions_and_foreign_objects_serve_as_kernels():
 
     wrapped = K.as_kernel(cosine)
     np.testing.assert_allclose(wrapped.diag(X1), np.ones(7), rtol=1e-15)
-    np.testing.assert_allclose(evaluate(wrapped + K.RBF(), X1, X2)[0], cosine(X1, X2) + K.RBF()(X1, X2), rtol=1e-14)
+    np.testing.assert_allclose(
+        evaluate(wrapped + K.RBF(), X1, X2)[0], cosine(X1, X2) + K.RBF()(X1, X2), rtol=1e-14
+    )
 
     class Foreign:
         def __call__(self, X1, X2):
@@ -243,16 +291,34 @@ def test_plain_functions_and_foreign_objects_serve_as_kernels():
 
 
 BAD = {
-    "length scales for other columns": (lambda: K.RBF(1.0, np.ones(2))(X1, X2), r"lengthscale.*shape \(2,\).*3 input"),
-    "length scales and active_dims": (lambda: K.RBF(1.0, ARD, active_dims=0)(X1, X2), r"lengthscale.*1 input column"),
-    "a vector of variances": (lambda: K.Matern32(np.ones(4))(X1, X2), r"Matern32\(variance.*shape \(4,\).*vmap"),
+    "length scales for other columns": (
+        lambda: K.RBF(1.0, np.ones(2))(X1, X2),
+        r"lengthscale.*shape \(2,\).*3 input",
+    ),
+    "length scales and active_dims": (
+        lambda: K.RBF(1.0, ARD, active_dims=0)(X1, X2),
+        r"lengthscale.*1 input column",
+    ),
+    "a vector of variances": (
+        lambda: K.Matern32(np.ones(4))(X1, X2),
+        r"Matern32\(variance.*shape \(4,\).*vmap",
+    ),
     "a vector of variances, diagonal": (lambda: K.White(np.ones(4)).diag(X1), r"White\(variance"),
     "period": (lambda: K.Periodic(1.0, 1.0, np.ones(2))(X1, X2), r"Periodic\(period"),
-    "alpha": (lambda: K.RationalQuadratic(1.0, 1.0, np.ones(3))(X1, X2), r"RationalQuadratic\(alpha"),
+    "alpha": (
+        lambda: K.RationalQuadratic(1.0, 1.0, np.ones(3))(X1, X2),
+        r"RationalQuadratic\(alpha",
+    ),
     "linear variances": (lambda: K.Linear(np.ones(2)).diag(X1), r"Linear\(variance"),
     "columns differ": (lambda: K.RBF()(X1, X2[:, :2]), "X1 has 3.*X2 has 2"),
-    "active_dims out of range": (lambda: K.RBF(active_dims=3)(X1, X2), r"active_dims=\(3,\).*3 column"),
-    "active_dims negative": (lambda: K.Linear(active_dims=(0, -1)).diag(X1), r"active_dims=\(0, -1\)"),
+    "active_dims out of range": (
+        lambda: K.RBF(active_dims=3)(X1, X2),
+        r"active_dims=\(3,\).*3 column",
+    ),
+    "active_dims negative": (
+        lambda: K.Linear(active_dims=(0, -1)).diag(X1),
+        r"active_dims=\(0, -1\)",
+    ),
     "active_dims empty": (lambda: K.RBF(active_dims=()), r"active_dims=\(\)"),
     "three axes": (lambda: K.RBF()(X1[None], X1[None]), r"X1 has shape \(1, 7, 3\)"),
     "no axis": (lambda: K.RBF().diag(1.0), r"X has shape \(\)"),

@@ -1,4 +1,6 @@
-"""Latents that stand one a datum: bounds against quadrature and probabilistic PCA, gradients, errors, prediction."""
+"""Latents that stand one a datum: bounds against quadrature and probabilistic PCA, gradients,
+errors, prediction.
+"""
 
 import functools
 
@@ -29,18 +31,32 @@ from ppl_gp.sparse.inducing import Points
 
 RNG = np.random.default_rng(0)
 X, Y = jnp.asarray(RNG.normal(size=(5, 1))), jnp.asarray(RNG.normal(size=5))
-HYPER = {"lengthscale": jnp.array([1.0, 0.7]), "variance": jnp.asarray(1.2), "noise_scale": jnp.asarray(0.5)}
+HYPER = {
+    "lengthscale": jnp.array([1.0, 0.7]),
+    "variance": jnp.asarray(1.2),
+    "noise_scale": jnp.asarray(0.5),
+}
 Z, LOC = jnp.asarray(RNG.normal(size=(4, 2))), jnp.asarray(1.5 * RNG.normal(size=4))
 SCALE = jnp.asarray(np.tril(0.2 * RNG.normal(size=(4, 4))) + 0.4 * np.eye(4))
 OF = Structure(("f",), (), ("h",), ("f",), ())
-FREE = FreeGaussian(jnp.asarray(np.stack([0.5 * RNG.normal(size=5), RNG.normal(-0.3, 0.2, size=5)], 1)))
+FREE = FreeGaussian(
+    jnp.asarray(np.stack([0.5 * RNG.normal(size=5), RNG.normal(-0.3, 0.2, size=5)], 1))
+)
 ENCODED = Encoded(mlp_encoder(jnp.stack([X[:, 0], Y], 1), 1, 4, 1, random.key(4)), "xy")
 
 
 def bound(sampling, h, key, q=None, model=latent, of=OF):
     q = q or FullGaussian(LOC, SCALE)
     batch = Batch((X,), {"y": Y}, jnp.ones(5), key)
-    return terms(model, Expectation(), sampling, of, HYPER, Variational({"f": Points(Z)}, {"f": q}, {"h": h}), batch)
+    return terms(
+        model,
+        Expectation(),
+        sampling,
+        of,
+        HYPER,
+        Variational({"f": Points(Z)}, {"f": q}, {"h": h}),
+        batch,
+    )
 
 
 compiled = jax.jit(bound, static_argnums=0)
@@ -55,7 +71,9 @@ def over_keys(one, num, batch_size=200):
 @functools.cache
 def expected(K, num):
     """Estimates of the sum over data of the log weights' mean, under FREE."""
-    return over_keys(lambda key: bound(Sampling(K), FREE, key).expected, num, 10 if K > 100 else 200)
+    return over_keys(
+        lambda key: bound(Sampling(K), FREE, key).expected, num, 10 if K > 100 else 200
+    )
 
 
 def standard_error(x):
@@ -70,7 +88,10 @@ def log_weights(h):
     A = rbf(inputs, np.asarray(Z)) @ np.linalg.inv(R).T
     m, L = np.asarray(LOC), np.asarray(SCALE)
     variance = 1.2 * (1 + 1e-8) - np.sum(A**2, -1) + np.sum((A @ L) ** 2, -1)
-    return -0.5 * np.log(2 * np.pi * 0.25) - 0.5 * ((np.asarray(Y)[:, None] - A @ m) ** 2 + variance) / 0.25
+    return (
+        -0.5 * np.log(2 * np.pi * 0.25)
+        - 0.5 * ((np.asarray(Y)[:, None] - A @ m) ** 2 + variance) / 0.25
+    )
 
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
@@ -79,7 +100,9 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 @functools.cache
 def evidence():
-    """sum_n log of the integral of exp(E_q(f)[log p(y_n | f, h)]) over the prior of h: the limit of many copies."""
+    """sum_n log of the integral of exp(E_q(f)[log p(y_n | f, h)]) over the prior of h: the limit of
+    many copies.
+    """
     return np.sum(logsumexp(log_weights(np.broadcast_to(NODES, (5, 120))), b=WEIGHTS, axis=1))
 
 
@@ -94,18 +117,24 @@ def test_one_copy_is_the_elbo():
 def test_more_copies_tighten_the_bound_up_to_the_evidence():
     bounds = [expected(1, 4000), expected(5, 4000), expected(25, 2000), expected(1000, 60)]
     for loose, tight in zip(bounds[:2], bounds[1:3], strict=True):
-        assert tight.mean() - loose.mean() > 4 * np.hypot(standard_error(loose), standard_error(tight))
+        assert tight.mean() - loose.mean() > 4 * np.hypot(
+            standard_error(loose), standard_error(tight)
+        )
     assert bounds[2].mean() < evidence() + 4 * standard_error(bounds[2])
     assert abs(bounds[3].mean() - evidence()) < 4 * standard_error(bounds[3]) + 1e-2
     assert evidence() - bounds[0].mean() > 0.1
 
 
 def test_paths_average_and_beta_is_linear_at_one_copy():
-    one, two, three = (compiled(Sampling(beta=b), FREE, random.key(3)).bound for b in (0.0, 1.0, 2.0))
+    one, two, three = (
+        compiled(Sampling(beta=b), FREE, random.key(3)).bound for b in (0.0, 1.0, 2.0)
+    )
     assert abs((three - two) - (two - one)) < 1e-9 and one - two > 1.0
     many = over_keys(lambda key: bound(Sampling(5, num_paths=20), FREE, key).expected, 200)
     single = expected(5, 4000)
-    assert abs(many.mean() - single.mean()) < 4 * np.hypot(standard_error(many), standard_error(single))
+    assert abs(many.mean() - single.mean()) < 4 * np.hypot(
+        standard_error(many), standard_error(single)
+    )
     np.testing.assert_allclose(many.std(), single.std() / np.sqrt(20), rtol=0.25)
 
 
@@ -116,7 +145,9 @@ def gradients(doubly):
     def one(key):
         def value(encoder, loc):
             sampling = Sampling(50, doubly_reparameterised=doubly)
-            return bound(sampling, eqx.combine(encoder, rest), key, FullGaussian(loc, SCALE)).expected
+            return bound(
+                sampling, eqx.combine(encoder, rest), key, FullGaussian(loc, SCALE)
+            ).expected
 
         trained, rest = eqx.partition(ENCODED, eqx.is_inexact_array)
         of_encoder, of_loc = jax.grad(value, (0, 1))(trained, LOC)
@@ -130,13 +161,16 @@ def test_the_doubly_reparameterised_gradient_has_the_same_mean_and_less_variance
     for a, b in zip(plain, doubly, strict=True):
         error = np.sqrt((a.var(0) + b.var(0)) / len(a))
         assert np.all(np.abs(a.mean(0) - b.mean(0)) <= 4 * error + 1e-12)
-    assert np.abs(doubly[0].mean(0)).max() > 10 * np.sqrt(doubly[0].var(0) / 2000).max()  # there is a signal
+    # there is a signal
+    assert np.abs(doubly[0].mean(0)).max() > 10 * np.sqrt(doubly[0].var(0) / 2000).max()
     assert doubly[0].var(0).sum() < 0.5 * plain[0].var(0).sum()
 
 
 def test_the_doubly_reparameterised_bound_is_the_same_number():
     key = random.key(5)
-    plain, doubly = (compiled(Sampling(6, doubly_reparameterised=d), FREE, key).bound for d in (False, True))
+    plain, doubly = (
+        compiled(Sampling(6, doubly_reparameterised=d), FREE, key).bound for d in (False, True)
+    )
     assert abs(plain - doubly) < 1e-12
 
 
@@ -147,7 +181,8 @@ YS = YS - YS.mean(0)
 VALUES, AXES = (x[..., ::-1] for x in np.linalg.eigh(YS.T @ YS / 20))
 NOISE = VALUES[2]
 W = AXES[:, :2] * np.sqrt(VALUES[:2] - NOISE)
-PPCA = -10 * (3 * np.log(2 * np.pi) + np.sum(np.log(VALUES)) + 3)  # the maximum (Tipping & Bishop 1999, eq. 4 and 8)
+# the maximum (Tipping & Bishop 1999, eq. 4 and 8)
+PPCA = -10 * (3 * np.log(2 * np.pi) + np.sum(np.log(VALUES)) + 3)
 
 
 def linear(variance, lengthscale):
@@ -168,13 +203,17 @@ def pca_bound(K, h, key):
     """Of models.gplvm with a linear kernel, u = f(e_1), f(e_2) known: f_d(h) = (W h)_d."""
     v = Values(jnp.asarray(W) / jnp.sqrt(1 + 1e-8))
     hyper = {"lengthscale": jnp.ones(2), "variance": jnp.ones(()), "noise_scale": jnp.sqrt(NOISE)}
-    batch = Batch((jnp.arange(20.0),), {"y": jnp.asarray(YS)}, jnp.ones(20), key, {}, jnp.arange(20))
+    batch = Batch(
+        (jnp.arange(20.0),), {"y": jnp.asarray(YS)}, jnp.ones(20), key, {}, jnp.arange(20)
+    )
     variational = Variational({"f": Points(jnp.eye(2))}, {"f": v}, {"h": h})
     return terms(PCA, Expectation(3), Sampling(K), OF, hyper, variational, batch).bound
 
 
 PCA = functools.partial(gplvm, kernel=linear)
-POSTERIOR = np.concatenate([YS @ W / VALUES[:2], np.broadcast_to(0.5 * np.log(NOISE / VALUES[:2]), (20, 2))], 1)
+POSTERIOR = np.concatenate(
+    [YS @ W / VALUES[:2], np.broadcast_to(0.5 * np.log(NOISE / VALUES[:2]), (20, 2))], 1
+)
 
 
 def test_the_exact_posterior_gives_the_likelihood_of_probabilistic_pca():
@@ -227,18 +266,36 @@ def stream():
 
 SVGP = functools.partial(pg.SVGP, num_inducing=3, max_steps=1)
 BAD = {
-    "encoder": (latent, {"latents": pg.Amortised(encoder=lambda row: jnp.zeros(3))}, pg.DataError, "2 are needed"),
+    "encoder": (
+        latent,
+        {"latents": pg.Amortised(encoder=lambda row: jnp.zeros(3))},
+        pg.DataError,
+        "2 are needed",
+    ),
     "no copies": (latent, {"num_importance": 0}, pg.DataError, "num_importance=0"),
     "no paths": (latent, {"num_paths": 0}, pg.DataError, "num_paths=0"),
     "no latents": (deep, {"num_importance": 5}, pg.ModelError, "no latent"),
-    "free shape": (latent, {"latents": pg.Free(init=np.zeros((5, 2)))}, pg.DataError, r"needs \(5, 1\)"),
+    "free shape": (
+        latent,
+        {"latents": pg.Free(init=np.zeros((5, 2)))},
+        pg.DataError,
+        r"needs \(5, 1\)",
+    ),
     "free stream": (latent, {"latents": pg.Free()}, pg.DataError, "Stream needs an encoder"),
     "discrete": (discrete, {}, pg.ModelError, "discrete"),
-    "inner": (latent_deep, {"num_importance": 2, "doubly_reparameterised": True}, pg.ModelError, "doubly"),
-    "drawn": (
-        latent, {"num_importance": 2, "doubly_reparameterised": True, "expected_last": False}, pg.ModelError, "doubly",
+    "inner": (
+        latent_deep,
+        {"num_importance": 2, "doubly_reparameterised": True},
+        pg.ModelError,
+        "doubly",
     ),
-}  # fmt: skip
+    "drawn": (
+        latent,
+        {"num_importance": 2, "doubly_reparameterised": True, "expected_last": False},
+        pg.ModelError,
+        "doubly",
+    ),
+}
 
 
 @pytest.mark.parametrize(("model", "options", "error", "words"), BAD.values(), ids=BAD)
@@ -249,7 +306,8 @@ def test_what_does_not_fit_is_a_typed_error(model, options, error, words):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: pg.Free(scale=0.0), lambda: pg.Amortised(sees="z"), lambda: pg.Amortised(width=0)]
+    "make",
+    [lambda: pg.Free(scale=0.0), lambda: pg.Amortised(sees="z"), lambda: pg.Amortised(width=0)],
 )
 def test_configurations_outside_their_range(make):
     with pytest.raises(pg.DataError, match="scale=0.0|sees='z'|width=0"):
@@ -269,14 +327,16 @@ X_NEW, Y_NEW = np.array([[-1.5], [0.0], [1.2]]), np.array([0.3, -0.5, 1.0])
 
 
 def averaged(fit, mean, scale, num=100_000):
-    """(log p(y | x), its standard error) by draws of h, in NumPy; f and the noise are integrated."""
+    """(log p(y | x), its standard error) by draws of h, in NumPy; f and the noise are
+    integrated.
+    """
     h = mean + scale * np.random.default_rng(0).normal(size=(num, 3))
     inputs = np.stack([np.broadcast_to(X_NEW[:, 0], h.shape), h], -1).reshape(-1, 2)
     f = fit.posterior(jnp.asarray(inputs))
     variance = np.asarray(f.variance).reshape(h.shape) + float(fit.hyper["noise_scale"]) ** 2
-    density = np.exp(-0.5 * (Y_NEW - np.asarray(f.mean).reshape(h.shape)) ** 2 / variance) / np.sqrt(
-        2 * np.pi * variance
-    )
+    density = np.exp(
+        -0.5 * (Y_NEW - np.asarray(f.mean).reshape(h.shape)) ** 2 / variance
+    ) / np.sqrt(2 * np.pi * variance)
     return np.log(density.mean(0)), density.std(0) / density.mean(0)
 
 

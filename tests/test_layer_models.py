@@ -1,4 +1,6 @@
-"""Every declared model with layers or latents runs as an ordinary NumPyro program, and through the whole of a sparse fit."""
+"""Every declared model with layers or latents runs as an ordinary NumPyro program, and through the
+whole of a sparse fit.
+"""
 
 import functools
 
@@ -30,7 +32,8 @@ MODELS = {
     "gplvm": (gplvm, {"num_outputs": 3}, {"f": (3,)}, (3,)),
 }
 every = pytest.mark.parametrize("name", MODELS)
-sampled = pytest.mark.parametrize("name", [k for k in MODELS if k != "deep_binary"])  # compiling takes seconds
+# compiling takes seconds
+sampled = pytest.mark.parametrize("name", [k for k in MODELS if k != "deep_binary"])
 
 
 @functools.cache
@@ -70,7 +73,11 @@ def test_plain_nuts(name):
     kernel = numpyro.infer.NUTS(model, max_tree_depth=3)
     mcmc = numpyro.infer.MCMC(kernel, num_warmup=0, num_samples=5, progress_bar=False)
     mcmc.run(random.key(1), X, y=data(name), **kwargs)
-    assert np.isfinite(mcmc.get_samples()["f"]).all() and mcmc.get_samples()["f"].shape == (5, *gps["f"], N)
+    assert np.isfinite(mcmc.get_samples()["f"]).all() and mcmc.get_samples()["f"].shape == (
+        5,
+        *gps["f"],
+        N,
+    )
 
 
 @pytest.mark.slow
@@ -82,7 +89,9 @@ def test_svi(name):
     posteriors = {k: pg.SparsePosterior(rng.normal(size=(5, D))) for k, D in inputs.items()}
     svi = SVI(model, pg.guide(model, posteriors), optax.adam(0.01), pg.ImportanceWeightedELBO(2))
     result = svi.run(random.key(2), 3, jnp.asarray(X), y=data(name), progress_bar=False, **kwargs)
-    assert np.isfinite(result.losses).all() and all(np.isfinite(v).all() for v in jax.tree.leaves(result.params))
+    assert np.isfinite(result.losses).all() and all(
+        np.isfinite(v).all() for v in jax.tree.leaves(result.params)
+    )
     assert {f"{k}_loc" for k in gps} <= set(result.params)
 
 
@@ -90,19 +99,25 @@ def test_svi(name):
 def test_a_fit_predicts_scores_draws_and_is_kept(name, tmp_path):
     model, kwargs, gps, shape = MODELS[name]
     fit = fitted(name)
-    assert fit.result == "completed" and np.isfinite(fit.log_evidence) and set(fit.latent) == set(gps)
+    assert (
+        fit.result == "completed" and np.isfinite(fit.log_evidence) and set(fit.latent) == set(gps)
+    )
     bounds = fit.stats["bounds"]
     assert np.mean(bounds[-5:]) > np.mean(bounds[:5])
     prediction = fit.predict(X_NEW)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(prediction))
     assert all(np.all(v > 0) for v in jax.tree.leaves(prediction.f_variance))
-    assert prediction.mean.shape == (NEW, *shape) and (prediction.probs is None) == (name != "deep_binary")
+    assert prediction.mean.shape == (NEW, *shape) and (prediction.probs is None) == (
+        name != "deep_binary"
+    )
     density = fit.log_density(X_NEW, data(name)[:NEW])
     assert density.shape == (NEW,) and np.isfinite(density).all()
     draws = fit.sample(1, X_NEW, 4)
     assert draws.y.shape == (4, NEW, *shape)
     again = pg.load(fit.save(tmp_path / "a.fit"), model)
-    for ours, theirs in zip(jax.tree.leaves(again.predict(X_NEW)), jax.tree.leaves(prediction), strict=True):
+    for ours, theirs in zip(
+        jax.tree.leaves(again.predict(X_NEW)), jax.tree.leaves(prediction), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-10)
     np.testing.assert_allclose(again.log_density(X_NEW, data(name)[:NEW]), density, atol=1e-10)
 
@@ -119,11 +134,19 @@ def test_two_fits_are_compared_by_their_density_at_new_data(name):
 def test_depth_one_is_regression():
     """The same numbers as the shallow model with these priors' values."""
     y = data("deep")
-    method = pg.SVGP(inducing=X[:6], train_inducing=False, max_steps=10, hyper=pg.Fixed(
-        {"lengthscale": np.array([1.0, 2.0]), "variance": 1.3, "noise_scale": 0.4}))  # fmt: skip
+    method = pg.SVGP(
+        inducing=X[:6],
+        train_inducing=False,
+        max_steps=10,
+        hyper=pg.Fixed({"lengthscale": np.array([1.0, 2.0]), "variance": 1.3, "noise_scale": 0.4}),
+    )
     fit = pg.fit(functools.partial(deep, depth=1), method, 0, X, y=y)
     K = np.asarray(pg.kernels.RBF(1.3, np.array([1.0, 2.0]))(X, X)) + 1.3e-8 * np.eye(N)
     Q = K[:, :6] @ np.linalg.solve(K[:6, :6], K[:6])
     C = Q + 0.16 * np.eye(N)
-    titsias = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1] - np.trace(K - Q) / 0.32
+    titsias = (
+        -0.5 * y @ np.linalg.solve(C, y)
+        - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
+        - np.trace(K - Q) / 0.32
+    )
     assert abs(fit.log_evidence - titsias) < 1e-5

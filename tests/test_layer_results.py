@@ -1,4 +1,6 @@
-"""What a fit with layers or latents gives: latents of new data, trees that line up, evidence, one set of nodes for several outputs."""
+"""What a fit with layers or latents gives: latents of new data, trees that line up, evidence, one
+set of nodes for several outputs.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,13 @@ y = np.sin(2.0 * X[:, 0]) * np.where(np.arange(N) % 2, 1.0, -1.0) + 0.1 * rng.no
 
 @pytest.fixture(scope="module", params=[pg.Amortised(), pg.Free()], ids=["encoder", "free"])
 def latent_fit(request):
-    return pg.fit(latent, pg.SVGP(num_inducing=12, max_steps=200, latents=request.param, num_importance=3), 0, X, y=y)
+    return pg.fit(
+        latent,
+        pg.SVGP(num_inducing=12, max_steps=200, latents=request.param, num_importance=3),
+        0,
+        X,
+        y=y,
+    )
 
 
 def test_latents_of_new_data_are_the_posterior(latent_fit):
@@ -39,7 +47,9 @@ def test_latents_of_new_data_are_the_posterior(latent_fit):
     for n in range(4):
         q = latent_fit.posterior(np.stack([np.full_like(grid, new[n, 0]), grid], 1))
         noise = float(latent_fit.hyper["noise_scale"])
-        log_p = stats.norm.logpdf(seen[n], np.asarray(q.loc), np.sqrt(np.asarray(q.variance) + noise**2))
+        log_p = stats.norm.logpdf(
+            seen[n], np.asarray(q.loc), np.sqrt(np.asarray(q.variance) + noise**2)
+        )
         p = np.exp(log_p + stats.norm.logpdf(grid))
         p /= p.sum()
         mean, sd = p @ grid, np.sqrt(p @ grid**2 - (p @ grid) ** 2)
@@ -65,7 +75,9 @@ def test_every_method_has_the_same_variables_and_dimensions(model):
         pg.SparseNUTS(num_inducing=5, num_warmup=4, num_samples=4, num_chains=1),
         pg.SVGP(num_inducing=5, max_steps=4),
     )
-    trees = [pg.fit(model, method, 0, X, y=y, throw=False).to_datatree(num_draws=4) for method in methods]
+    trees = [
+        pg.fit(model, method, 0, X, y=y, throw=False).to_datatree(num_draws=4) for method in methods
+    ]
     for tree in trees:
         assert set(tree.posterior) == set(trees[0].posterior)
         for name, values in tree.posterior.items():
@@ -88,7 +100,9 @@ def test_global_weights_estimate_the_evidence():
     svi = SVI(regression, guide, optax.adam(0.01), pg.ELBO())
     args = (jnp.asarray(few),)
     params = svi.get_params(svi.init(random.key(0), *args, y=jnp.asarray(seen)))
-    log_w = np.asarray(elbo.log_weights(random.key(1), params, regression, guide, *args, y=jnp.asarray(seen)))
+    log_w = np.asarray(
+        elbo.log_weights(random.key(1), params, regression, guide, *args, y=jnp.asarray(seen))
+    )
     K = np.asarray(pg.kernels.RBF(1.0, 1.0)(few, few)) + 0.64 * np.eye(5)
     exact = stats.multivariate_normal.logpdf(seen, np.zeros(5), K)
     w = np.exp(log_w - exact)
@@ -98,7 +112,12 @@ def test_global_weights_estimate_the_evidence():
 
 def test_outputs_of_their_own_share_their_nodes():
     Y = jnp.asarray(rng.normal(size=(N, 2)))
-    hyper = {"lengthscale": jnp.ones(2), "variance": 1.0, "noise_scale": 0.3, "h": jnp.zeros((N, 2))}
+    hyper = {
+        "lengthscale": jnp.ones(2),
+        "variance": 1.0,
+        "noise_scale": 0.3,
+        "h": jnp.zeros((N, 2)),
+    }
     log_lik = JointLogLikelihood(gplvm, N, hyper, (jnp.asarray(X),), {"y": Y, "num_outputs": 2})
     mean, variance = {"f": jnp.asarray(rng.normal(size=(2, N)))}, {"f": jnp.full((2, N), 0.5)}
     one, product = (
@@ -114,7 +133,9 @@ def test_outputs_of_their_own_share_their_nodes():
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f[0], jnp.exp(f[1])), obs=y)
 
-    assert not is_additive(JointLogLikelihood(noisy, N, {}, (jnp.asarray(X),), {"y": jnp.asarray(y)}), {"f": (2, N)})
+    assert not is_additive(
+        JointLogLikelihood(noisy, N, {}, (jnp.asarray(X),), {"y": jnp.asarray(y)}), {"f": (2, N)}
+    )
 
 
 def test_layers_whose_means_have_no_spread_find_inducing_points():

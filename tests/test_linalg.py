@@ -98,14 +98,19 @@ def test_triangular_solve_alone_and_in_batches(trans, columns):
     np.testing.assert_allclose(solve(L[0], b[0]), dense(L[0], b[0]), rtol=1e-10)
     for axes in ((0, 0), (None, 0), (0, None)):
         args = [x if axis == 0 else x[0] for x, axis in zip((L, b), axes, strict=True)]
-        np.testing.assert_allclose(jax.vmap(solve, axes)(*args), jax.vmap(dense, axes)(*args), rtol=1e-10)
-        gradient, wanted = (jax.vmap(jax.grad(total(f), (0, 1)), axes)(*args) for f in (solve, dense))
+        np.testing.assert_allclose(
+            jax.vmap(solve, axes)(*args), jax.vmap(dense, axes)(*args), rtol=1e-10
+        )
+        gradient, wanted = (
+            jax.vmap(jax.grad(total(f), (0, 1)), axes)(*args) for f in (solve, dense)
+        )
         for a, w in zip(gradient, wanted, strict=True):
             np.testing.assert_allclose(a, w, rtol=1e-9, atol=1e-12)
 
 
 def test_several_batched_factors_in_one_program_come_to_an_end():
-    # With jax.numpy.linalg.cholesky in its place this program never ends on two cores (jaxlib 0.10.2).
+    # With jax.numpy.linalg.cholesky in its place this program never ends on two cores (jaxlib
+    # 0.10.2).
     code = """
 import jax, jax.numpy as jnp
 from ppl_gp.numerics.lapack import cholesky
@@ -131,4 +136,6 @@ def test_default_jitter_follows_scale_and_precision():
 
 def test_add_diagonal_takes_a_number_or_a_vector():
     np.testing.assert_array_equal(add_diagonal(jnp.zeros((2, 2)), 3.0), 3.0 * np.eye(2))
-    np.testing.assert_array_equal(add_diagonal(jnp.zeros((2, 2)), jnp.array([1.0, 2.0])), np.diag([1.0, 2.0]))
+    np.testing.assert_array_equal(
+        add_diagonal(jnp.zeros((2, 2)), jnp.array([1.0, 2.0])), np.diag([1.0, 2.0])
+    )

@@ -1,4 +1,6 @@
-"""Long sparse runs: minibatches add up to all data; memory maps, streams, checkpoints, Ctrl-C; nothing computed is lost."""
+"""Long sparse runs: minibatches add up to all data; memory maps, streams, checkpoints, Ctrl-C;
+nothing computed is lost.
+"""
 
 import dataclasses
 import functools
@@ -84,7 +86,9 @@ def same(a, b):
 
 
 def with_checkpoints(folder, **settings):
-    config = pg.Checkpoint(folder, every=CHUNK, **{k: settings.pop(k) for k in ("keep", "resume") if k in settings})
+    config = pg.Checkpoint(
+        folder, every=CHUNK, **{k: settings.pop(k) for k in ("keep", "resume") if k in settings}
+    )
     return dataclasses.replace(METHOD, checkpoint=config, **settings)
 
 
@@ -108,7 +112,9 @@ def test_epochs_are_without_replacement():
     source = ArraySource((X,), {"y": y}, B, seed=1)
     epochs = [np.concatenate([source.indices(3 * e + k) for k in range(3)]) for e in range(2)]
     assert all(sorted(e) == list(range(N)) for e in epochs) and not np.array_equal(*epochs)
-    np.testing.assert_array_equal(source.indices(4), ArraySource((X,), {"y": y}, B, seed=1).indices(4))
+    np.testing.assert_array_equal(
+        source.indices(4), ArraySource((X,), {"y": y}, B, seed=1).indices(4)
+    )
     assert not np.array_equal(source.indices(4), ArraySource((X,), {"y": y}, B, seed=2).indices(4))
 
 
@@ -127,7 +133,9 @@ def test_arrays_with_n_rows_are_split_and_others_are_not():
     chosen = np.sort(source.indices(0))
     np.testing.assert_array_equal(rows.args[0], X[chosen])
     np.testing.assert_array_equal(rows.kwargs["y"], y[chosen])
-    assert rows.args[1] is table and rows.kwargs["scalar"] is scalar and rows.kwargs["word"] == "logit"
+    assert (
+        rows.args[1] is table and rows.kwargs["scalar"] is scalar and rows.kwargs["word"] == "logit"
+    )
     np.testing.assert_array_equal(rows.weights, np.full(B, N / B))
 
 
@@ -191,7 +199,9 @@ def test_sweep_sums_to_the_full_bound_whatever_the_sizes(kind):
         source = ArraySource((X,), {"y": y}, B, 0, plate, N)
     rows = list(source.sweep(16))
     assert len(rows) == (3 if kind == "plate" else 4)
-    np.testing.assert_allclose(sum(evaluated(model, r)[0] for r in rows), full_bound()[0], rtol=1e-11)
+    np.testing.assert_allclose(
+        sum(evaluated(model, r)[0] for r in rows), full_bound()[0], rtol=1e-11
+    )
 
 
 def test_sweep_of_a_subsampling_model_counts_overlapping_rows_once():
@@ -209,16 +219,24 @@ def bound_of(hyper, latent):
     X, y = map(jnp.asarray, data())
     q = FullGaussian(latent.mean, jnp.linalg.cholesky(jnp.eye(8) - latent.reduction))
     batch = Batch((X,), {"y": y}, jnp.ones(N), jax.random.key(0))
-    return terms(classifier, Expectation(), hyper, Variational({"f": latent.inducing}, {"f": q}), batch).bound
+    return terms(
+        classifier, Expectation(), hyper, Variational({"f": latent.inducing}, {"f": q}), batch
+    ).bound
 
 
 @pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])
 def test_log_evidence_is_the_bound_over_all_data(kind):
     X, y = data()
-    fits = {"arrays": array_fit, "stream": stream_fit, "plate": lambda: pg.fit(subsampled, METHOD, 0, X, y=y)}
+    fits = {
+        "arrays": array_fit,
+        "stream": stream_fit,
+        "plate": lambda: pg.fit(subsampled, METHOD, 0, X, y=y),
+    }
     fit = fits[kind]()
     assert fit.stats["batch_size"] == B and fit.result == Result.completed
-    np.testing.assert_allclose(fit.log_evidence, float(bound_of(fit.hyper, fit.latent["f"].draw(0))), rtol=1e-8)
+    np.testing.assert_allclose(
+        fit.log_evidence, float(bound_of(fit.hyper, fit.latent["f"].draw(0))), rtol=1e-8
+    )
 
 
 # Memory maps
@@ -245,9 +263,15 @@ def test_nan_late_in_a_memory_map_loses_nothing(tmp_path):
     X[row, 1] = np.nan
     told = rf"batch 2 .*nan in positional argument 0 at row {row} of the data, column 1"
     with pytest.raises(FitError, match=told) as caught:
-        fitted(on_disk(tmp_path, X, y)[0], y=y, method=dataclasses.replace(METHOD, inducing="kmeans"))
+        fitted(
+            on_disk(tmp_path, X, y)[0], y=y, method=dataclasses.replace(METHOD, inducing="kmeans")
+        )
     fit = caught.value.fit
-    assert fit.result == Result.nonfinite and fit.stats["steps"] == 2 and "batch 2" in fit.stats["bad_batch"]
+    assert (
+        fit.result == Result.nonfinite
+        and fit.stats["steps"] == 2
+        and "batch 2" in fit.stats["bad_batch"]
+    )
     assert np.isfinite(fit.predict(X_NEW).probs).all()
 
 
@@ -302,7 +326,9 @@ def test_stream_gives_the_fit_of_arrays():
     """The batches that arrays are cut into, as a stream."""
     X, y = data()
     source = ArraySource((X,), {"y": y}, B, array_seed())
-    items = [(r.args[0], r.kwargs["y"]) for _, r in zip(range(STEPS), source.batches(0), strict=False)]
+    items = [
+        (r.args[0], r.kwargs["y"]) for _, r in zip(range(STEPS), source.batches(0), strict=False)
+    ]
     # Of a stream one batch is known at the start: the points' scales would differ.
     method = dataclasses.replace(METHOD, inducing=X[:8], train_inducing=False)
     stream, arrays = fitted(Stream(items, N), method=method), fitted(X, y=y, method=method)
@@ -314,27 +340,37 @@ def test_generator_that_ends_early():
     with pytest.raises(FitError, match="stream_ended") as caught:
         fitted(Stream(iter(batches(7)), N))
     fit = caught.value.fit
-    assert fit.result == Result.stream_ended and fit.stats["steps"] == 7 and fit.log_evidence is None
+    assert (
+        fit.result == Result.stream_ended and fit.stats["steps"] == 7 and fit.log_evidence is None
+    )
     np.testing.assert_allclose(fit.stats["bounds"], stream_fit().stats["bounds"][:7], rtol=1e-12)
     assert np.isfinite(fit.predict(X_NEW).probs).all()
 
 
 def test_smaller_last_batch_counts_as_its_rows_do():
-    """45 rows in batches of 20: each row stands for three, and the average over a pass is the full bound."""
+    """45 rows in batches of 20: each row stands for three, and the average over a pass is the full
+    bound.
+    """
     X, y = (a[:45] for a in data())
-    source = StreamSource(Stream([(X[i : i + B], y[i : i + B]) for i in range(0, 45, B)], 45), classifier)
+    source = StreamSource(
+        Stream([(X[i : i + B], y[i : i + B]) for i in range(0, 45, B)], 45), classifier
+    )
     rows = [batch for _, batch in zip(range(3), source.batches(0), strict=False)]
     assert rows[-1].args[0].shape == (B, 2) and np.count_nonzero(rows[-1].weights) == 5
     whole = Batch((jnp.asarray(X),), {"y": jnp.asarray(y)}, jnp.ones(45), jax.random.key(0))
     want = float(parts(classifier, whole)[1])
-    np.testing.assert_allclose(np.mean([evaluated(classifier, r)[1] for r in rows]), want, rtol=1e-11)
+    np.testing.assert_allclose(
+        np.mean([evaluated(classifier, r)[1] for r in rows]), want, rtol=1e-11
+    )
 
 
 def regression(X, y=None, shift=0.0, table=None, order=None, place=None, scaled=False):
     """GP regression of unit scales; what else it may be given, and what its batches must not do."""
     inputs = X if place is None else table[place]
     inputs = (inputs - inputs.mean(0)) / inputs.std(0) if scaled == "inputs" else inputs
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, X.std() if scaled == "kernel" else 1.0), inputs))
+    f = numpyro.sample(
+        "f", pg.GP(pg.kernels.RBF(1.0, X.std() if scaled == "kernel" else 1.0), inputs)
+    )
     f = f if order is None else f[order]
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f + jax.tree.reduce(jnp.add, shift), 0.5), obs=y)
@@ -349,7 +385,9 @@ def line():
 
 def held(X, **options):
     """q(u) alone is trained, with points at some inputs."""
-    return pg.SVGP(inducing=X[::4], train_inducing=False, hyper=pg.Fixed({}), **{"max_steps": 300, **options})
+    return pg.SVGP(
+        inducing=X[::4], train_inducing=False, hyper=pg.Fixed({}), **{"max_steps": 300, **options}
+    )
 
 
 def test_an_outlier_that_ends_a_stream_counts_once():
@@ -373,7 +411,9 @@ def test_covariates_in_containers_are_split_with_the_rows(kind):
     else:
         cut = lambda i: jax.tree.map(lambda v: v[i::4] if np.ndim(v) else v, (X, y, shift))  # noqa: E731
         part = pg.fit(regression, held(X), 0, Stream([cut(i) for i in range(4)], 32))
-    np.testing.assert_allclose(part.predict(X, shift=shift).f_mean, whole.predict(X, shift=shift).f_mean, atol=0.05)
+    np.testing.assert_allclose(
+        part.predict(X, shift=shift).f_mean, whole.predict(X, shift=shift).f_mean, atol=0.05
+    )
 
 
 def test_observations_with_the_data_last_are_split_along_the_data():
@@ -393,7 +433,10 @@ def test_observations_with_the_data_last_are_split_along_the_data():
 @pytest.mark.parametrize(
     "kwargs, words",
     [
-        ({"order": np.arange(32)[::-1].copy()}, "sees other values of a latent function than its own"),
+        (
+            {"order": np.arange(32)[::-1].copy()},
+            "sees other values of a latent function than its own",
+        ),
         ({"scaled": "inputs"}, "the inputs of 'f' depends"),
         ({"scaled": "kernel"}, "the kernel of 'f' depends"),
     ],
@@ -464,7 +507,7 @@ def _wild(step):
         (lambda: Stream([(data()[0].astype(str), data()[1])], N), "convert them to numbers"),
         (lambda: Stream([(data()[0], data()[1] - 5)], N), "outside the support"),
     ],
-)  # fmt: skip
+)
 def test_first_batches_that_cannot_be_used(stream, words):
     with pytest.raises(DataError, match=words):
         fitted(stream())
@@ -489,7 +532,9 @@ def test_late_batches_that_cannot_be_used_lose_nothing(bad, words):
     assert fit.stats["steps"] == 7 and np.isfinite(fit.predict(X_NEW).probs).all()
 
 
-@pytest.mark.parametrize("bad", [lambda X, y: (X[:, :1], y), lambda X, y: (X * np.nan, y)], ids=["shape", "nan"])
+@pytest.mark.parametrize(
+    "bad", [lambda X, y: (X[:, :1], y), lambda X, y: (X * np.nan, y)], ids=["shape", "nan"]
+)
 def test_bad_batch_of_a_list_loses_nothing(bad):
     """Which would be met again where the bound is summed over all data."""
     items = batches(9)
@@ -497,7 +542,11 @@ def test_bad_batch_of_a_list_loses_nothing(bad):
     with pytest.raises(FitError, match="batch 7 ") as caught:
         fitted(Stream(items, 9 * B))
     fit = caught.value.fit
-    assert fit.stats["steps"] == 7 and fit.log_evidence is None and np.isfinite(fit.predict(X_NEW).probs).all()
+    assert (
+        fit.stats["steps"] == 7
+        and fit.log_evidence is None
+        and np.isfinite(fit.predict(X_NEW).probs).all()
+    )
 
 
 def test_error_of_the_users_stream_loses_nothing():
@@ -515,7 +564,11 @@ def test_nan_late_in_a_stream_loses_nothing(which, name):
     with pytest.raises(FitError, match=f"batch 8 .*nan in {name}") as caught:
         fitted(Stream(iter(items), N))
     fit = caught.value.fit
-    assert fit.result == Result.nonfinite and fit.stats["steps"] == 8 and name in fit.stats["bad_batch"]
+    assert (
+        fit.result == Result.nonfinite
+        and fit.stats["steps"] == 8
+        and name in fit.stats["bad_batch"]
+    )
     np.testing.assert_allclose(fit.stats["bounds"], stream_fit().stats["bounds"][:8], rtol=1e-12)
     assert np.isfinite(fit.predict(X_NEW).probs).all()
 
@@ -555,11 +608,16 @@ def test_checkpoints_change_nothing_and_keep_the_newest(tmp_path):
     X, y = data()
     fit = fitted(X, y=y, method=with_checkpoints(tmp_path, keep=3))
     assert same(fit, array_fit()) and "checkpoint_error" not in fit.stats
-    assert [p.name for p in sorted(tmp_path.iterdir())] == [f"step-{n:09d}.ckpt" for n in (10, 15, 20)]
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [
+        f"step-{n:09d}.ckpt" for n in (10, 15, 20)
+    ]
 
 
 def interrupted(folder, step=12, **settings):
-    fit = fitted(Stream(stopping_at(step, KeyboardInterrupt()), N), method=with_checkpoints(folder, **settings))
+    fit = fitted(
+        Stream(stopping_at(step, KeyboardInterrupt()), N),
+        method=with_checkpoints(folder, **settings),
+    )
     assert fit.result == Result.interrupted and fit.stats["steps"] == step // CHUNK * CHUNK
     return fit
 
@@ -575,18 +633,20 @@ def test_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings, tmp_path)
 def test_run_that_was_killed_is_resumed(tmp_path):
     """SIGKILL in the middle of a run in another process."""
     code = (
-        "import sys, time; sys.path.insert(0, 'tests')\n"
-        "import test_long_runs as t, ppl_gp as pg; from ppl_gp.infer.svgp import run as long_run; long_run.CHUNK = t.CHUNK\n"
-        "def slow():\n"
-        "    for batch in t.batches(3):\n"
-        "        yield batch; time.sleep(0.3)\n"
-        "t.fitted(t.Stream(slow, t.N), method=t.with_checkpoints(sys.argv[1]))\n"
+        "import sys, time; sys.path.insert(0, 'tests')\nimport test_long_runs as t, ppl_gp as "
+        "pg; from ppl_gp.infer.svgp import run as long_run; long_run.CHUNK = t.CHUNK\ndef "
+        "slow():\n    for batch in t.batches(3):\n        yield batch; "
+        "time.sleep(0.3)\nt.fitted(t.Stream(slow, t.N), method=t.with_checkpoints(sys.argv[1]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1], env=os.environ
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*10.ckpt")) and time.monotonic() < deadline and process.poll() is None:
+    while (
+        not list(tmp_path.glob("*10.ckpt"))
+        and time.monotonic() < deadline
+        and process.poll() is None
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     assert process.wait(30) == -signal.SIGKILL and not list(tmp_path.glob("*20.ckpt"))
@@ -708,7 +768,9 @@ def test_checkpoint_of_another_run(saved, tmp_path):
         "method was .*max_steps=20.*max_steps=19": lambda: fitted(
             X, y=y, method=dataclasses.replace(method, max_steps=19)
         ),
-        "method was .*learning_rate": lambda: fitted(X, y=y, method=dataclasses.replace(method, learning_rate=0.1)),
+        "method was .*learning_rate": lambda: fitted(
+            X, y=y, method=dataclasses.replace(method, learning_rate=0.1)
+        ),
         "data was .* and": lambda: fitted(X, y=y, link="probit", method=method),
         "inducing=greedy.* and is .*inducing=kmeans": lambda: fitted(
             X, y=y, method=dataclasses.replace(method, inducing="kmeans")
@@ -717,11 +779,17 @@ def test_checkpoint_of_another_run(saved, tmp_path):
             X, y=y, method=dataclasses.replace(method, inducing=X[:8])
         ),
         "key was": lambda: pg.fit(classifier, method, 1, X, y=y),
-        "model was .*": lambda: pg.fit(functools.partial(classifier, link="probit"), method, 0, X, y=y),
-        "data was  *.*": lambda: fitted(X, y=np.where(_is_in_first_batch(X, y), y, 1 - y), method=method),
+        "model was .*": lambda: pg.fit(
+            functools.partial(classifier, link="probit"), method, 0, X, y=y
+        ),
+        "data was  *.*": lambda: fitted(
+            X, y=np.where(_is_in_first_batch(X, y), y, 1 - y), method=method
+        ),
     }
     for words, call in others.items():
-        with pytest.raises(StoreError, match=rf"step-0+20.ckpt belongs to another run.*{words}.*resume=False"):
+        with pytest.raises(
+            StoreError, match=rf"step-0+20.ckpt belongs to another run.*{words}.*resume=False"
+        ):
             call()
 
 
@@ -731,7 +799,10 @@ def test_checkpoint_of_another_run(saved, tmp_path):
         (lambda path: path.write_bytes(path.read_bytes()[:-500]), "damaged"),
         (lambda path: path.write_bytes(b""), "damaged"),
         (lambda path: path.write_bytes(b"PK of another program"), "damaged"),
-        (lambda path: with_header(path, lambda h: {**h, "version": 99}), "version 99; this installation reads"),
+        (
+            lambda path: with_header(path, lambda h: {**h, "version": 99}),
+            "version 99; this installation reads",
+        ),
         (lambda path: with_header(path, lambda h: {**h, "format": "other"}), "format 'other'"),
         (lambda path: with_header(path, lambda h: [h]), "damaged"),
     ],
@@ -740,7 +811,9 @@ def test_checkpoint_of_another_run(saved, tmp_path):
 def test_checkpoint_that_cannot_be_read(damage, words, saved, tmp_path):
     X, y = data()
     damage(copied(saved, tmp_path))
-    with pytest.raises(StoreError, match=rf"step-0+20.ckpt .*{words}.*Give another folder, delete this one"):
+    with pytest.raises(
+        StoreError, match=rf"step-0+20.ckpt .*{words}.*Give another folder, delete this one"
+    ):
         fitted(X, y=y, method=with_checkpoints(tmp_path))
 
 
@@ -767,7 +840,9 @@ def test_full_disk_does_not_end_the_run(what, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, what, full)
-    with pytest.warns(UserWarning, match="cannot write a checkpoint.*No space left.*The run goes on"):
+    with pytest.warns(
+        UserWarning, match="cannot write a checkpoint.*No space left.*The run goes on"
+    ):
         fit = fitted(X, y=y, method=with_checkpoints(tmp_path))
     assert same(fit, array_fit())
     assert "No space left" in fit.stats["checkpoint_error"] and list(tmp_path.iterdir()) == []
@@ -803,7 +878,9 @@ def test_half_written_files_of_a_killed_run_are_removed(saved, tmp_path):
     half = tmp_path / ".step-000000020.ckpt.0123456789abcdef"
     half.write_bytes(saved.read_bytes()[:1000])
     X, y = data()
-    assert same(fitted(X, y=y, method=with_checkpoints(tmp_path)), array_fit()) and not half.exists()
+    assert (
+        same(fitted(X, y=y, method=with_checkpoints(tmp_path)), array_fit()) and not half.exists()
+    )
 
 
 # How a run ends
@@ -853,11 +930,15 @@ def test_every_step_has_its_own_key(monkeypatch):
 def test_patience_ends_a_run_that_no_longer_gains():
     """The bound's average over five steps fell: by a learning rate that is far too large."""
     X, y = data()
-    fit = fitted(X, y=y, method=dataclasses.replace(METHOD, patience=2, natural_rate=1.0, learning_rate=1.0))
+    fit = fitted(
+        X, y=y, method=dataclasses.replace(METHOD, patience=2, natural_rate=1.0, learning_rate=1.0)
+    )
     bounds = fit.stats["bounds"]
     assert fit.result == Result.converged and len(bounds) < STEPS
     assert np.mean(bounds[-2:]) <= np.mean(bounds[-4:-2])
-    assert fitted(X, y=y, method=dataclasses.replace(METHOD, patience=STEPS)).stats["steps"] == STEPS
+    assert (
+        fitted(X, y=y, method=dataclasses.replace(METHOD, patience=STEPS)).stats["steps"] == STEPS
+    )
 
 
 def test_warm_up_holds_hyperparameters_and_inducing_points():
@@ -867,9 +948,14 @@ def test_warm_up_holds_hyperparameters_and_inducing_points():
     held = fitted(X, y=y, method=method)
     np.testing.assert_allclose([held.hyper[k] for k in start], list(start.values()), rtol=1e-12)
     np.testing.assert_allclose(held.inducing.Z, Z, rtol=1e-12)
-    assert held.stats["bounds"][-1] > held.stats["bounds"][0] and np.abs(held.latent["f"].mean).max() > 0.1
+    assert (
+        held.stats["bounds"][-1] > held.stats["bounds"][0]
+        and np.abs(held.latent["f"].mean).max() > 0.1
+    )
     moved = fitted(X, y=y, method=dataclasses.replace(method, warm_up=STEPS - 1))
-    assert abs(moved.hyper["lengthscale"] - 0.7) > 1e-4 and np.abs(moved.inducing.Z - Z).max() > 1e-4
+    assert (
+        abs(moved.hyper["lengthscale"] - 0.7) > 1e-4 and np.abs(moved.inducing.Z - Z).max() > 1e-4
+    )
 
 
 def _constant(step):
@@ -884,7 +970,9 @@ def test_schedules():
     decay = optax.exponential_decay(0.1, STEPS, 0.1)
     same_rates = dataclasses.replace(METHOD, learning_rate=cosine, natural_rate=decay)
     np.testing.assert_allclose(fitted(X, y=y, method=same_rates).stats["bounds"], plain, rtol=1e-10)
-    other = fitted(X, y=y, method=dataclasses.replace(METHOD, learning_rate=_constant)).stats["bounds"]
+    other = fitted(X, y=y, method=dataclasses.replace(METHOD, learning_rate=_constant)).stats[
+        "bounds"
+    ]
     np.testing.assert_allclose(other[:2], plain[:2], rtol=1e-10)
     assert np.abs(other[-1] - plain[-1]) > 1e-4
 
@@ -901,7 +989,9 @@ def test_progress_is_drawn_on_stderr_when_asked(capsys, monkeypatch):
 
 
 def test_chunks():
-    """All batches once, in order; a chunk's length has a divisor near the largest, or single steps at the end."""
+    """All batches once, in order; a chunk's length has a divisor near the largest, or single steps
+    at the end.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_run, "CHUNK", 20)
         assert [long_run.chunk_size(n) for n in (3000, 997, 1, 7, 30, 34)] == [20, 20, 1, 7, 15, 17]

@@ -1,4 +1,6 @@
-"""Leave-one-out densities: exact for Gaussian likelihoods, against refits, against PSIS, and as ArviZ's own object."""
+"""Leave-one-out densities: exact for Gaussian likelihoods, against refits, against PSIS, and as
+ArviZ's own object.
+"""
 
 import dataclasses
 
@@ -73,9 +75,12 @@ def test_ep_probit_is_close_to_refits_without_each_datum():
         fit = pg.fit(classifier, method, 0, x[keep], y=y[keep], link="probit")
         refits.append(float(fit.log_density(x[[n]], y[[n]])[0]))
     error = np.abs(result.elpd_i.values - refits)
-    # The cavity ignores that the other sites move when y_n leaves, an effect of second order. Measured: 0.025 nats at
-    # most, in all 2.6 % of the distance between the densities of data left in and left out.
-    assert error.sum() < 0.05 * np.sum(np.abs(np.asarray(in_sample) - refits)) and error.max() < 0.05
+    # The cavity ignores that the other sites move when y_n leaves, an effect of second order.
+    # Measured: 0.025 nats at most, in all 2.6 % of the distance between the densities of data left
+    # in and left out.
+    assert (
+        error.sum() < 0.05 * np.sum(np.abs(np.asarray(in_sample) - refits)) and error.max() < 0.05
+    )
 
 
 def hyperless(X, y=None, mask=None):
@@ -113,7 +118,9 @@ def test_sampled_hyperparameters_are_reweighted(small_fit):
     np.testing.assert_allclose(result.elpd_i.values[low], harmonic[low], atol=0.01)
     assert low.sum() > 15 and result.elpd < result.elpd + result.p < np.mean(kept) + 1.0
     # Averaging the left-out densities would ignore that leaving y_n out changes p(theta).
-    assert np.all(result.elpd_i.values <= special.logsumexp(left_out, 0) - np.log(len(left_out)) + 1e-9)
+    assert np.all(
+        result.elpd_i.values <= special.logsumexp(left_out, 0) - np.log(len(left_out)) + 1e-9
+    )
 
 
 def test_masked_data_do_not_count():
@@ -130,9 +137,11 @@ def test_improper_cavities_are_reported():
     sites = (jnp.zeros(len(X)), jnp.full(len(X), 1.0))
     fit = made_fit(hyperless, {}, X, y=Y, sites=sites)
     latent = fit.latent["f"]
-    wide = dataclasses.replace(latent, variance=jnp.full_like(latent.variance, 1.5))  # 1 / 1.5 < site precision
+    # 1 / 1.5 < site precision
+    wide = dataclasses.replace(latent, variance=jnp.full_like(latent.variance, 1.5))
     moments = cavity(training_prior(fit, "f", {}), wide.draw(0))
-    assert np.all(moments.variance > 0)  # read off R where the marginal says that the site is most of it
+    # read off R where the marginal says that the site is most of it
+    assert np.all(moments.variance > 0)
     flat = dataclasses.replace(latent, variance=-latent.variance)
     result = dataclasses.replace(fit, draws=Draws.one(fit.hyper, {"f": flat})).loo()
     assert result.warning and np.all(np.isnan(result.elpd_i))

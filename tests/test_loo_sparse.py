@@ -54,13 +54,17 @@ def test_softmax():
 
 
 def test_outputs_of_gaussian_noise():
-    """Here the weights correct nothing, and leaving out a row of all three outputs is a Gaussian conditional."""
+    """Here the weights correct nothing, and leaving out a row of all three outputs is a Gaussian
+    conditional.
+    """
     y = np.sin(X + np.arange(C)) + 2.0 * np.random.default_rng(2).normal(size=(N, C))
     A = np.asarray(pg.kernels.RBF(2.0, 0.8)(X, X)) + (1e-8 + 4.0) * np.eye(N)
     inverse = np.linalg.inv(A)
     variance = 1.0 / np.diag(inverse)  # R&W 5.10-5.12
     residual = (inverse @ y) * variance[:, None]
-    exact = np.sum(-0.5 * np.log(2 * np.pi * variance)[:, None] - 0.5 * residual**2 / variance[:, None], 1)
+    exact = np.sum(
+        -0.5 * np.log(2 * np.pi * variance)[:, None] - 0.5 * residual**2 / variance[:, None], 1
+    )
     fit = pg.fit(outputs, METHOD, 0, X, y=y)
     loo = fit.loo()
     good = loo.pareto_k.values < loo.good_k

@@ -1,4 +1,6 @@
-"""MAP estimates against the closed form of a Gaussian likelihood: where they end, from where, and what they say of it."""
+"""MAP estimates against the closed form of a Gaussian likelihood: where they end, from where, and
+what they say of it.
+"""
 
 import equinox as eqx
 import jax
@@ -29,7 +31,9 @@ def evidence(y, mean, variance, lengthscale, noise, x=X):
     """log N(y; mean, RBF + noise^2), nats, by SciPy."""
     Z = np.reshape(x, (len(x), -1)) / lengthscale
     K = variance * np.exp(-0.5 * np.sum((Z[:, None] - Z) ** 2, -1))
-    return multivariate_normal(mean, K + (noise**2 + JITTER) * np.eye(len(y)), allow_singular=True).logpdf(y)
+    return multivariate_normal(
+        mean, K + (noise**2 + JITTER) * np.eye(len(y)), allow_singular=True
+    ).logpdf(y)
 
 
 def slopes(objective, values, h=1e-5):
@@ -39,42 +43,69 @@ def slopes(objective, values, h=1e-5):
         x = np.asarray(x, float)
         steps = h * np.eye(x.size).reshape(x.size, *x.shape)
         found[name] = [
-            (objective(**{**values, name: x + s}) - objective(**{**values, name: x - s})) / (2 * h) for s in steps
+            (objective(**{**values, name: x + s}) - objective(**{**values, name: x - s})) / (2 * h)
+            for s in steps
         ]
     return found
 
 
-# --- one model with a hyperparameter of every kind -----------------------------------------------------------------------------
+# --- one model with a hyperparameter of every kind
+# -----------------------------------------------------------------------------
 
 
 def priors():
-    """A vector with its prior weighed by 1/2, one whose prior is masked out, one with an improper prior."""
+    """A vector with its prior weighed by 1/2, one whose prior is masked out, one with an improper
+    prior.
+    """
     with handlers.scale(scale=0.5):
-        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+        lengthscale = numpyro.sample(
+            "lengthscale", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1)
+        )
     with handlers.mask(mask=False):
         variance = numpyro.sample("variance", dist.LogNormal(3.0, 0.1))
-    return lengthscale, variance, numpyro.sample("noise", dist.ImproperUniform(constraints.positive, (), ()))
+    return (
+        lengthscale,
+        variance,
+        numpyro.sample("noise", dist.ImproperUniform(constraints.positive, (), ())),
+    )
 
 
 def every_kind(X, y=None):
-    """Beside `priors`: a param, and a param that is a tree (a network as the mean), which have no prior."""
+    """Beside `priors`: a param, and a param that is a tree (a network as the mean), which have no
+    prior.
+    """
     lengthscale, variance, noise = priors()
-    shift, net = numpyro.param("shift", 0.1, constraint=constraints.positive), eqx_module("net", NET)
+    shift, net = (
+        numpyro.param("shift", 0.1, constraint=constraints.positive),
+        eqx_module("net", NET),
+    )
     f = numpyro.sample(
-        "f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, lambda X: jax.vmap(net)(X) + shift**2, jitter=JITTER)
+        "f",
+        pg.GP(
+            pg.kernels.RBF(variance, lengthscale),
+            X,
+            lambda X: jax.vmap(net)(X) + shift**2,
+            jitter=JITTER,
+        ),
     )
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
 INIT = {
-    "lengthscale": [1, 2], "variance": np.float32(1.5), "noise": 1, "shift": np.float64(0.5), "net$params": NET,
-}  # fmt: skip
+    "lengthscale": [1, 2],
+    "variance": np.float32(1.5),
+    "noise": 1,
+    "shift": np.float64(0.5),
+    "net$params": NET,
+}
 
 
 def log_posterior(lengthscale, variance, noise, weight, bias):
     """What MAP of `every_kind` maximises; the mean's constant is bias + shift^2."""
-    log_p = 0.5 * np.sum(-0.5 * np.log(lengthscale) ** 2 - np.log(lengthscale) - 0.5 * np.log(2 * np.pi))
+    log_p = 0.5 * np.sum(
+        -0.5 * np.log(lengthscale) ** 2 - np.log(lengthscale) - 0.5 * np.log(2 * np.pi)
+    )
     return evidence(Y, X @ weight + bias, variance, lengthscale, noise) + log_p
 
 
@@ -113,7 +144,9 @@ def test_a_param_that_is_a_tree_stays_one(fit):
 def test_log_prior_is_the_target_of_nuts(fit):
     hyper = {k: fit.hyper[k] for k in ("lengthscale", "variance", "noise")}
     expected = log_density(priors, (), {}, hyper)[0]
-    assert float(log_prior(every_kind, (X,), {"y": Y}, fit.hyper)) == pytest.approx(float(expected), abs=1e-10)
+    assert float(log_prior(every_kind, (X,), {"y": Y}, fit.hyper)) == pytest.approx(
+        float(expected), abs=1e-10
+    )
     assert expected != 0.0
 
 
@@ -122,7 +155,9 @@ def test_a_warm_start_and_another_start_end_at_the_same_optimum(fit):
         every_kind, pg.Laplace(hyper=pg.MAP(init=INIT)), 0, X, y=Y
     )  # compiled functions may be let go of between tests
     other = {**INIT, "lengthscale": [0.7, 4.0], "noise": 0.1, "variance": 3.0}
-    again = pg.fit(every_kind, pg.Laplace(hyper=pg.MAP(init=other, tol=1e-5, max_steps=300)), 0, X, y=Y)
+    again = pg.fit(
+        every_kind, pg.Laplace(hyper=pg.MAP(init=other, tol=1e-5, max_steps=300)), 0, X, y=Y
+    )
     assert again.stats["compilations"] == 0, "starts and settings are no part of what is compiled"
     assert again.log_evidence == pytest.approx(fit.log_evidence, abs=1e-4)
     values = _values(again.hyper)
@@ -136,18 +171,26 @@ def test_reading_a_model_with_an_improper_prior(fit):
 
 
 @pytest.mark.parametrize(
-    "hyper", [pg.MAP(), pg.MAP(init=INIT, restarts=2), pg.Sample(2, 2, 1)], ids=["MAP", "restarts", "Sample"]
+    "hyper",
+    [pg.MAP(), pg.MAP(init=INIT, restarts=2), pg.Sample(2, 2, 1)],
+    ids=["MAP", "restarts", "Sample"],
 )
 def test_an_improper_prior_has_nothing_to_start_from(hyper):
     with pytest.raises(ModelError, match="'noise' has the improper prior ImproperUniform.*init="):
         pg.fit(every_kind, pg.Laplace(hyper=hyper), 0, X, y=Y)
 
 
-@pytest.mark.parametrize("make", [pg.Fixed, lambda values: pg.MAP(init=values)], ids=["Fixed", "MAP"])
+@pytest.mark.parametrize(
+    "make", [pg.Fixed, lambda values: pg.MAP(init=values)], ids=["Fixed", "MAP"]
+)
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"lengthscale": 1.0}, DataError, r"\['lengthscale'\] has shape \(\), and the site \(2,\); .*numpy.full"),
+        (
+            {"lengthscale": 1.0},
+            DataError,
+            r"\['lengthscale'\] has shape \(\), and the site \(2,\); .*numpy.full",
+        ),
         ({"lengthscale": [1.0, 2.0, 3.0]}, DataError, r"has shape \(3,\), and the site \(2,\)"),
         ({"lengthscale": [1.0, -2.0]}, DataError, r"\['lengthscale'\] = .* is outside its support"),
         ({"noise": np.nan}, DataError, r"\['noise'\] = nan is not finite"),
@@ -165,7 +208,13 @@ def test_given_values_are_checked_before_any_work(make, change, error, message):
 
 def test_a_missing_value_is_named():
     with pytest.raises(ModelError, match=r"missing \['noise'\]"):
-        pg.fit(every_kind, pg.Laplace(hyper=pg.Fixed({k: v for k, v in INIT.items() if k != "noise"})), 0, X, y=Y)
+        pg.fit(
+            every_kind,
+            pg.Laplace(hyper=pg.Fixed({k: v for k, v in INIT.items() if k != "noise"})),
+            0,
+            X,
+            y=Y,
+        )
 
 
 def test_configurations_with_arrays_compare_by_value():
@@ -179,13 +228,18 @@ def test_configurations_with_arrays_compare_by_value():
     assert pg.MAP() == pg.MAP() != pg.MAP(restarts=2) and pg.Fixed({}) != pg.MAP()
 
 
-# --- two basins, and a model that cannot be evaluated ----------------------------------------------------------------------------
+# --- two basins, and a model that cannot be evaluated
+# ----------------------------------------------------------------------------
 
 
 def two_basins(X, shift, y=None):
-    """A constant mean with a prior of two modes, the wider one (weight 0.3) near -3; a `shift` below -1 spoils the kernel."""
+    """A constant mean with a prior of two modes, the wider one (weight 0.3) near -3; a `shift`
+    below -1 spoils the kernel.
+    """
     modes = dist.Normal(jnp.array([-3.0, 3.0]), 0.5)
-    level = numpyro.sample("level", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.3, 0.7])), modes))
+    level = numpyro.sample(
+        "level", dist.MixtureSameFamily(dist.Categorical(jnp.array([0.3, 0.7])), modes)
+    )
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0 + shift, 1.0), X, pg.means.Constant(level)))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, 3.0), obs=y)
@@ -204,7 +258,11 @@ def test_the_given_start_decides_the_basin_and_restarts_keep_the_best():
     many = _basin(restarts=6)
     ends = many.stats["restart_log_posteriors"]
     assert np.ptp(ends) > 0.5, "the restarts end in both basins"
-    assert many.stats["log_posterior"] == ends.max() == pytest.approx(high.stats["log_posterior"], abs=1e-4)
+    assert (
+        many.stats["log_posterior"]
+        == ends.max()
+        == pytest.approx(high.stats["log_posterior"], abs=1e-4)
+    )
     np.testing.assert_allclose(many.hyper["level"], high.hyper["level"], atol=1e-3)
 
 
@@ -217,14 +275,16 @@ def test_how_the_best_restart_ended_counts():
     def ended(losses, done):
         nothing, losses = jnp.zeros(2), jnp.asarray(losses)
         return _result(
-            _Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)), int(np.argmin(losses))
+            _Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)),
+            int(np.argmin(losses)),
         )
 
     assert ended([1.0, 5.0], [True, False]) == Result.converged
     assert ended([5.0, 1.0], [True, False]) == Result.max_steps
 
 
-# --- a support that depends on another hyperparameter ----------------------------------------------------------------------------
+# --- a support that depends on another hyperparameter
+# ----------------------------------------------------------------------------
 
 LINE = np.linspace(-2.0, 2.0, 12)
 
@@ -250,19 +310,40 @@ def _on_a_grid(scale, y):
     return total[i, j], a[i], a[i] * share[j]
 
 
-@pytest.mark.parametrize("scale, at_bound", [(3.0, []), (0.3, ["lengthscale"])], ids=["inside", "at the edge"])
+@pytest.mark.parametrize(
+    "scale, at_bound", [(3.0, []), (0.3, ["lengthscale"])], ids=["inside", "at the edge"]
+)
 def test_a_support_that_depends_on_a_hyperparameter(scale, at_bound):
     y = np.sin(2.0 * LINE)
     fit = pg.fit(dependent, pg.Laplace(), 0, LINE[:, None], jnp.asarray(scale), y=y)
     best, a, lengthscale = _on_a_grid(scale, y)
     assert fit.result == Result.converged and fit.stats["at_bound"] == at_bound
-    assert best - 1e-3 < fit.stats["log_posterior"] < best + 0.02  # a grid has no better point, and it is coarse
-    np.testing.assert_allclose([fit.hyper["a"], fit.hyper["lengthscale"]], [a, lengthscale], rtol=0.02)
+    # a grid has no better point, and it is coarse
+    assert best - 1e-3 < fit.stats["log_posterior"] < best + 0.02
+    np.testing.assert_allclose(
+        [fit.hyper["a"], fit.hyper["lengthscale"]], [a, lengthscale], rtol=0.02
+    )
 
 
 def test_fixed_values_are_checked_against_the_support_that_they_have():
     y, scale = np.sin(2.0 * LINE), jnp.asarray(1.0)
-    fit = pg.fit(dependent, pg.Laplace(hyper=pg.Fixed({"a": 5.0, "lengthscale": 3.0})), 0, LINE[:, None], scale, y=y)
-    assert fit.log_evidence == pytest.approx(evidence(y, np.zeros(12), 1.0, 3.0, 0.1, LINE), abs=1e-5)
+    fit = pg.fit(
+        dependent,
+        pg.Laplace(hyper=pg.Fixed({"a": 5.0, "lengthscale": 3.0})),
+        0,
+        LINE[:, None],
+        scale,
+        y=y,
+    )
+    assert fit.log_evidence == pytest.approx(
+        evidence(y, np.zeros(12), 1.0, 3.0, 0.1, LINE), abs=1e-5
+    )
     with pytest.raises(DataError, match=r"\['lengthscale'\] = 3.0 is outside its support"):
-        pg.fit(dependent, pg.Laplace(hyper=pg.Fixed({"a": 2.0, "lengthscale": 3.0})), 0, LINE[:, None], scale, y=y)
+        pg.fit(
+            dependent,
+            pg.Laplace(hyper=pg.Fixed({"a": 2.0, "lengthscale": 3.0})),
+            0,
+            LINE[:, None],
+            scale,
+            y=y,
+        )

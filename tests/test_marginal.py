@@ -1,4 +1,6 @@
-"""`marginal`: the model with f integrated out, as a NumPyro model over the hyperparameters alone."""
+"""`marginal`: the model with f integrated out, as a NumPyro model over the hyperparameters
+alone.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +32,9 @@ ONE_LAYER = Structure(("f",), (), (), (), ("f",))
 
 
 def _trace(model, **kwargs):
-    return handlers.trace(handlers.substitute(handlers.seed(model, 0), HYPER)).get_trace(X, y=Y, **kwargs)
+    return handlers.trace(handlers.substitute(handlers.seed(model, 0), HYPER)).get_trace(
+        X, y=Y, **kwargs
+    )
 
 
 def test_sites_are_the_hyperparameters_and_the_inner_state():
@@ -38,7 +42,10 @@ def test_sites_are_the_hyperparameters_and_the_inner_state():
     latent = [k for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]]
     assert set(latent) == set(HYPER)
     assert trace["f_mean"]["value"].shape == trace["f_nat2"]["value"].shape == (N,)
-    assert Result.from_code(trace["f_code"]["value"]) == "converged" and int(trace["f_steps"]["value"]) > 1
+    assert (
+        Result.from_code(trace["f_code"]["value"]) == "converged"
+        and int(trace["f_steps"]["value"]) > 1
+    )
     assert float(trace["f_residual"]["value"]) < 1e-8
     assert "y" not in trace and "f" not in trace and "data" not in trace
 
@@ -58,7 +65,9 @@ def test_gradient_through_the_handlers():
     gradient, h = jax.grad(value)(HYPER), 1e-5
     for name in ("lengthscale", "variance"):
         up, down = ({**HYPER, name: HYPER[name] + d} for d in (h, -h))
-        np.testing.assert_allclose(gradient[name], (value(up) - value(down)) / (2 * h), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(
+            gradient[name], (value(up) - value(down)) / (2 * h), rtol=1e-6, atol=1e-7
+        )
 
 
 def test_an_inner_iteration_that_did_not_converge_is_nan_and_never_a_bias():
@@ -72,7 +81,9 @@ def test_shared_terms_and_params_and_missing_data():
 
     def model(X, y=None):
         variance = numpyro.sample("variance", dist.LogNormal())
-        lengthscale = numpyro.param("lengthscale", jnp.asarray(0.9), constraint=dist.constraints.positive)
+        lengthscale = numpyro.param(
+            "lengthscale", jnp.asarray(0.9), constraint=dist.constraints.positive
+        )
         numpyro.sample("measured", dist.Normal(variance, 0.1), obs=1.3)
         f = numpyro.sample("f", pg.GP(kernels.RBF(variance, lengthscale), X, jitter=1e-8))
         with numpyro.plate("data", X.shape[0]):
@@ -110,14 +121,20 @@ def test_errors_are_those_of_read():
 
 
 def test_samplers_see_the_jacobian_of_their_transforms():
-    """NumPyro's samplers add log |dx/du| through the handlers; hiding it would change the prior that is sampled from."""
+    """NumPyro's samplers add log |dx/du| through the handlers; hiding it would change the prior
+    that is sampled from.
+    """
     X, y, _ = (jnp.asarray(a) for a in small_fits.classification())
     free = {"lengthscale": jnp.log(1.2), "variance": jnp.log(2.0)}
     hyper = {k: jnp.exp(v) for k, v in free.items()}
     white = {"f_base": jnp.linspace(-1.0, 1.0, len(X))}
     cases = (
         (pg.marginal(small_fits.classifier, pg.Laplace()), (X,), {}),
-        (sparse_model(small_fits.classifier, Expectation(), ONE_LAYER), ({"f": pg.Points(X)}, X), white),
+        (
+            sparse_model(small_fits.classifier, Expectation(), ONE_LAYER),
+            ({"f": pg.Points(X)}, X),
+            white,
+        ),
     )
     for model, args, more in cases:
         density, _ = log_density(model, args, {"y": y}, {**hyper, **more})
@@ -132,7 +149,9 @@ def test_sampled_hyperparameters_are_those_of_joint_nuts_where_the_approximation
     rng = np.random.default_rng(0)
     X = rng.normal(size=(12, 1))
     y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=12)
-    sampled = pg.fit(regression, pg.Laplace(hyper=pg.Sample(num_warmup=300, num_samples=1000)), 0, X, y=y)
+    sampled = pg.fit(
+        regression, pg.Laplace(hyper=pg.Sample(num_warmup=300, num_samples=1000)), 0, X, y=y
+    )
     joint = pg.fit(regression, pg.NUTS(num_warmup=300, num_samples=1000, num_chains=1), 1, X, y=y)
     assert min(sampled.stats["ess"], joint.stats["ess"]) > 150
     for name in sampled.hyper:

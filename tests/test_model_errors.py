@@ -1,4 +1,6 @@
-"""What a model raises while it is run is told as an error of this package, with the line of the model."""
+"""What a model raises while it is run is told as an error of this package, with the line of the
+model.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,15 +46,26 @@ def test_numpy_on_arguments_is_named_with_its_line(case, verb):
         "fit": lambda: pg.fit(model, pg.Laplace(hyper=FIXED), 0, X, GROUPS, y=Y),
         "check": lambda: pg.check(model, X, GROUPS, y=Y),
     }
-    with pytest.raises(pg.ModelError, match=r"(lambda|if_value).*line \d+.*jnp.asarray\(table\)\[index\]"):
+    with pytest.raises(
+        pg.ModelError, match=r"(lambda|if_value).*line \d+.*jnp.asarray\(table\)\[index\]"
+    ):
         act[verb]()
 
 
 def test_the_remedy_works():
-    fit = pg.fit(counts(lambda f, g: jnp.asarray(TABLE)[g] * jnp.exp(f)), pg.Laplace(hyper=FIXED), 0, X, GROUPS, y=Y)
+    fit = pg.fit(
+        counts(lambda f, g: jnp.asarray(TABLE)[g] * jnp.exp(f)),
+        pg.Laplace(hyper=FIXED),
+        0,
+        X,
+        GROUPS,
+        y=Y,
+    )
     assert fit.result == "converged"
 
 
 def test_a_parameter_out_of_range_is_told_as_bad_data():
     with pytest.raises(pg.DataError, match="Poisson distribution got invalid rate parameter.*line"):
-        pg.fit(counts(lambda f, g: jnp.exp(f) * (g - 0.5)), pg.Laplace(hyper=FIXED), 0, X, GROUPS, y=Y)
+        pg.fit(
+            counts(lambda f, g: jnp.exp(f) * (g - 0.5)), pg.Laplace(hyper=FIXED), 0, X, GROUPS, y=Y
+        )

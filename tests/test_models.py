@@ -1,4 +1,6 @@
-"""Every declared model runs as an ordinary NumPyro program, draws its own data, and is read by the local methods."""
+"""Every declared model runs as an ordinary NumPyro program, draws its own data, and is read by the
+local methods.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +49,9 @@ def test_prior_predictive(model, kwargs):
 
 @sampled_models
 def test_plain_nuts(model, kwargs):
-    mcmc = numpyro.infer.MCMC(numpyro.infer.NUTS(model), num_warmup=5, num_samples=5, progress_bar=False)
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(model), num_warmup=5, num_samples=5, progress_bar=False
+    )
     mcmc.run(random.key(1), X, y=drawn(model, kwargs), **kwargs)
     assert np.all(np.isfinite(mcmc.get_samples()["f"]))
 
@@ -63,10 +67,15 @@ def test_svi(model, kwargs):
 def test_likelihood_is_pointwise(model, kwargs):
     """`read` finds one GP and N terms that sum to the model's own density of y given f."""
     y = drawn(model, kwargs)
-    hyper = {k: v for k, v in Predictive(model, num_samples=1)(random.key(3), X, **kwargs).items() if k not in "yf"}
+    hyper = {
+        k: v
+        for k, v in Predictive(model, num_samples=1)(random.key(3), X, **kwargs).items()
+        if k not in "yf"
+    }
     hyper = {k: v[0] for k, v in hyper.items()}
     log_lik = pg.read(model, X, y=y, hyper=hyper, **kwargs).log_lik
-    f = jnp.sin(1.0 + jnp.arange(N))  # not 0, where NumPyro's derivative of log Bernoulli(logits=0) is not the true one
+    # not 0, where NumPyro's derivative of log Bernoulli(logits=0) is not the true one
+    f = jnp.sin(1.0 + jnp.arange(N))
     slopes = jax.jacobian(log_lik)(f)
     assert np.all(np.asarray(slopes)[~np.eye(N, dtype=bool)] == 0)
     assert np.all(np.diag(slopes) != 0)
@@ -76,7 +85,9 @@ def test_likelihood_is_pointwise(model, kwargs):
     )
     prior = pg.read(model, X, y=y, hyper=hyper, **kwargs).prior
     zero = jnp.sum(log_lik(0 * f)) + prior.log_prob(0 * f)
-    np.testing.assert_allclose(total - without, jnp.sum(log_lik(f)) + prior.log_prob(f) - zero, rtol=1e-9)
+    np.testing.assert_allclose(
+        total - without, jnp.sum(log_lik(f)) + prior.log_prob(f) - zero, rtol=1e-9
+    )
 
 
 def test_unknown_link():
@@ -105,7 +116,9 @@ def test_coal_series():
 
 
 def test_coal_rates():
-    """Over many seeds, the events before and after the change have the declared Poisson means (within 4 s.e.)."""
+    """Over many seeds, the events before and after the change have the declared Poisson means
+    (within 4 s.e.).
+    """
     before = np.array([np.searchsorted(counts.event_times(seed), 1890.5) for seed in range(200)])
     after = np.array([len(counts.event_times(seed)) for seed in range(200)]) - before
     for events, mean in ((before, 3.1 * 39.3), (after, 0.9 * 71.7)):

@@ -1,4 +1,6 @@
-"""Integrals of likelihoods with several modes, jumps and kinks, against a grid of 800 001 points: right, or told to be wrong."""
+"""Integrals of likelihoods with several modes, jumps and kinks, against a grid of 800 001 points:
+right, or told to be wrong.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ N = dist.Normal
 
 
 def _mixture(f, centres, scale):
-    return logsumexp(jnp.stack([N(f - c, scale).log_prob(0.0) for c in centres]), 0) - np.log(len(centres))
+    return logsumexp(jnp.stack([N(f - c, scale).log_prob(0.0) for c in centres]), 0) - np.log(
+        len(centres)
+    )
 
 
 # name -> (log p of one f, mean and variance of f).
@@ -40,7 +44,11 @@ CASES = {
     "saturated": (lambda f: N(jnp.minimum(f, 2.0), 0.2).log_prob(2.3), 1.0, 1.0),
     "laplace": (lambda f: dist.Laplace(f, 0.01).log_prob(0.5), 0.0, 1.0),
     "broad abs": (lambda f: N(jnp.abs(f), 0.5).log_prob(0.1), 0.3, 1.0),
-    "clutter": (lambda f: jnp.logaddexp(N(f, 0.1).log_prob(5.0), N(0.0, 10.0).log_prob(5.0)), 0.0, 4.0),
+    "clutter": (
+        lambda f: jnp.logaddexp(N(f, 0.1).log_prob(5.0), N(0.0, 10.0).log_prob(5.0)),
+        0.0,
+        4.0,
+    ),
     "student": (lambda f: dist.StudentT(4.0, f, 0.05).log_prob(0.7), 0.0, 1.0),
     "steep logit": (lambda f: jax.nn.log_sigmoid(500.0 * f), -0.3, 1.0),
     "logit": (lambda f: jax.nn.log_sigmoid(f), 0.7, 2.0),
@@ -77,7 +85,9 @@ def truth():
 
 @pytest.fixture(scope="module")
 def by_nodes():
-    run = jax.jit(lambda m, v, num: tilted_quadrature(every, m, v, num=num, breaks=num > 96), static_argnums=2)
+    run = jax.jit(
+        lambda m, v, num: tilted_quadrature(every, m, v, num=num, breaks=num > 96), static_argnums=2
+    )
     return {num: run(MEAN, VARIANCE, num) for num in (96, 384)}
 
 
@@ -140,7 +150,9 @@ def folded(X, y=None):
 
 
 def test_a_fit_tells_the_error_of_its_integrals():
-    fitted = lambda model, y: pg.fit(model, pg.EP(), 0, np.zeros((1, 1)), y=np.array([y]), throw=False)  # noqa: E731
+    def fitted(model, y):
+        return pg.fit(model, pg.EP(), 0, np.zeros((1, 1)), y=np.array([y]), throw=False)  # noqa: E731
+
     with pytest.warns(UserWarning, match="num_nodes=96.*nats"):
         assert fitted(folded, 1.0).stats["quadrature_error"] > TOLERANCE
     assert 0.0 <= fitted(counts, 3).stats["quadrature_error"] < TOLERANCE
@@ -185,14 +197,19 @@ def test_a_sparse_fit_tells_the_error_of_its_nodes():
     )
 
     nodes, w = np.polynomial.hermite_e.hermegauss(20)
-    ours = sum(w / w.sum() @ stats.t.logpdf(t, 4.0, m + s * nodes, 0.02) for m, s, t in zip(mean, sd, y, strict=True))
+    ours = sum(
+        w / w.sum() @ stats.t.logpdf(t, 4.0, m + s * nodes, 0.02)
+        for m, s, t in zip(mean, sd, y, strict=True)
+    )
     np.testing.assert_allclose(fit.stats["expectation_error"], ours - exact, rtol=1e-3)
     assert abs(ours - exact) > 0.1 and q.mean.shape == (3,)
 
 
 @pytest.mark.filterwarnings("ignore:SVGP")
 def test_the_error_of_nodes_does_not_depend_on_the_order_of_the_data():
-    """Sorted data whose likelihood is narrow in the second half only: as from the other end, up to which rows were looked at."""
+    """Sorted data whose likelihood is narrow in the second half only: as from the other end, up to
+    which rows were looked at.
+    """
 
     def model(X, scale, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 0.1), X))
@@ -201,7 +218,9 @@ def test_the_error_of_nodes_does_not_depend_on_the_order_of_the_data():
     X, scale = np.linspace(0.0, 5.0, 4002)[:, None], np.repeat([3.0, 0.02], 2001)
     method = pg.SVGP(hyper=pg.Fixed({}), num_inducing=3, max_steps=2)
     told = [
-        pg.fit(model, method, 0, X[::turn], scale[::turn], y=np.zeros(4002), throw=False).stats["expectation_error"]
+        pg.fit(model, method, 0, X[::turn], scale[::turn], y=np.zeros(4002), throw=False).stats[
+            "expectation_error"
+        ]
         for turn in (1, -1)
     ]
     assert abs(told[0]) > 10.0
@@ -215,5 +234,7 @@ def test_gaussian_noise_needs_no_finer_nodes():
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
         numpyro.sample("y", dist.Normal(f, 0.3).to_event(1), obs=y)
 
-    fit = pg.fit(model, pg.SVGP(hyper=pg.Fixed({}), num_inducing=4, max_steps=5), 0, X, y=np.sin(X[:, 0]))
+    fit = pg.fit(
+        model, pg.SVGP(hyper=pg.Fixed({}), num_inducing=4, max_steps=5), 0, X, y=np.sin(X[:, 0])
+    )
     assert fit.stats["expectation_error"] == 0.0

@@ -35,7 +35,10 @@ def test_second_call_compiles_nothing(name):
         return pg.fit(small_fits.classifier, METHODS[name], seed, X, y=y, throw=False)
 
     first, second = fitted(0), fitted(1)
-    assert second.stats["compilations"] == 0, (first.stats["compilations"], second.stats["compilations"])
+    assert second.stats["compilations"] == 0, (
+        first.stats["compilations"],
+        second.stats["compilations"],
+    )
     assert not np.allclose(first.latent["f"].mean, second.latent["f"].mean)
 
 
@@ -48,7 +51,13 @@ def test_other_fixed_values_compile_nothing(name):
     X, y = _data(0)
     values = [1.0, 1.5, np.float32(2.0), np.array(1.5), 1]
     fits = [
-        pg.fit(small_fits.classifier, LOCAL[name](hyper=pg.Fixed({"lengthscale": 1.2, "variance": v})), 0, X, y=y)
+        pg.fit(
+            small_fits.classifier,
+            LOCAL[name](hyper=pg.Fixed({"lengthscale": 1.2, "variance": v})),
+            0,
+            X,
+            y=y,
+        )
         for v in values
     ]
     assert [fit.stats["compilations"] for fit in fits[1:]] == [0] * 4
@@ -63,29 +72,55 @@ def test_other_starts_and_settings_of_map_compile_nothing():
         {"init": {"lengthscale": 2.0, "variance": np.array(1.0)}},
         {"init": {"lengthscale": 1.0, "variance": np.array(2.0)}, "tol": 1e-3, "max_steps": 1},
     ]
-    fits = [pg.fit(small_fits.classifier, pg.EP(hyper=pg.MAP(**s)), 0, X, y=y, throw=False) for s in settings]
+    fits = [
+        pg.fit(small_fits.classifier, pg.EP(hyper=pg.MAP(**s)), 0, X, y=y, throw=False)
+        for s in settings
+    ]
     assert [fit.stats["compilations"] for fit in fits[1:]] == [0, 0]
-    assert fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-4) and fits[2].result == "max_steps"
+    assert (
+        fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-4)
+        and fits[2].result == "max_steps"
+    )
 
 
 def test_other_rates_compile_nothing():
-    """Numbers are arguments of the compiled step: rates, the KL's weight, tolerances, fixed hyperparameters."""
+    """Numbers are arguments of the compiled step: rates, the KL's weight, tolerances, fixed
+    hyperparameters.
+    """
     X, y = _data(0)
     plain = pg.SVGP(num_inducing=5, max_steps=4, learning_rate=0.01, natural_rate=0.5)
-    others = [{"learning_rate": 0.02}, {"natural_rate": 0.25}, {"beta": 2.0}, {"tol": 1e-3}, {"patience": 50}]
-    held = [{"hyper": pg.Fixed(small_fits.HYPER)}, {"hyper": pg.Fixed({k: 2.0 for k in small_fits.HYPER})}]
+    others = [
+        {"learning_rate": 0.02},
+        {"natural_rate": 0.25},
+        {"beta": 2.0},
+        {"tol": 1e-3},
+        {"patience": 50},
+    ]
+    held = [
+        {"hyper": pg.Fixed(small_fits.HYPER)},
+        {"hyper": pg.Fixed({k: 2.0 for k in small_fits.HYPER})},
+    ]
     for first, changes in ((plain, others), (dataclasses.replace(plain, **held[0]), held[1:])):
         before = pg.fit(small_fits.classifier, first, 0, X, y=y)
         for change in changes:
             fit = pg.fit(small_fits.classifier, dataclasses.replace(first, **change), 0, X, y=y)
             assert fit.stats["compilations"] == 0, change
             ours = (fit.hyper, fit.latent["f"].mean)
-            same = all(map(np.array_equal, *map(jax.tree.leaves, (ours, (before.hyper, before.latent["f"].mean)))))
-            assert same == (not change.keys() & {"learning_rate", "natural_rate", "beta", "hyper"}), change
+            same = all(
+                map(
+                    np.array_equal,
+                    *map(jax.tree.leaves, (ours, (before.hyper, before.latent["f"].mean))),
+                )
+            )
+            assert same == (
+                not change.keys() & {"learning_rate", "natural_rate", "beta", "hyper"}
+            ), change
 
 
 def test_compilations_are_counted():
     """The count that the test above trusts is not always zero."""
     X, y = _data(0)
-    fit = pg.fit(small_fits.classifier, pg.Laplace(hyper=pg.Fixed(small_fits.HYPER)), 0, X[:8], y=y[:8])
+    fit = pg.fit(
+        small_fits.classifier, pg.Laplace(hyper=pg.Fixed(small_fits.HYPER)), 0, X[:8], y=y[:8]
+    )
     assert fit.stats["compilations"] > 0 and fit.stats["compile_seconds"] > 0

@@ -1,4 +1,6 @@
-"""The notebooks: each paired script runs with small settings to its last cell, whose assertions test its claim."""
+"""The notebooks: each paired script runs with small settings to its last cell, whose assertions
+test its claim.
+"""
 
 import os
 import re
@@ -14,8 +16,18 @@ SCRIPTS = sorted((ROOT / "notebooks").glob("*.py"))
 
 
 def test_there_are_notebooks():
-    names = ["01_one_model_every_posterior", "02_laplace_ep_vi_nuts", "03_sparse_gps", "04_large_data"]
-    names += ["05_latent_inputs_and_encoders", "06_deep_gps", "07_importance_weighting", "08_four_models_of_letters"]
+    names = [
+        "01_one_model_every_posterior",
+        "02_laplace_ep_vi_nuts",
+        "03_sparse_gps",
+        "04_large_data",
+    ]
+    names += [
+        "05_latent_inputs_and_encoders",
+        "06_deep_gps",
+        "07_importance_weighting",
+        "08_four_models_of_letters",
+    ]
     assert [path.stem for path in SCRIPTS] == names
 
 
@@ -24,7 +36,11 @@ def test_there_are_notebooks():
 def test_the_claim_holds_with_small_settings(path):
     settings = {"PPL_GP_NOTEBOOK_SIZE": "small", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, path.name], cwd=path.parent, env={**os.environ, **settings}, capture_output=True, text=True
+        [sys.executable, path.name],
+        cwd=path.parent,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -38,5 +54,8 @@ def test_a_notebook_opens_with_a_claim_and_ends_with_its_test(path):
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_script_and_notebook_are_the_same(path):
-    pair = [[cell.source.strip() for cell in jupytext.read(p).cells] for p in (path, path.with_suffix(".ipynb"))]
+    pair = [
+        [cell.source.strip() for cell in jupytext.read(p).cells]
+        for p in (path, path.with_suffix(".ipynb"))
+    ]
     assert pair[0] == pair[1]

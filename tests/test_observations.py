@@ -1,4 +1,6 @@
-"""Probit and ordinal probit against SciPy and their definitions, in the tails above all, and inside NumPyro models."""
+"""Probit and ordinal probit against SciPy and their definitions, in the tails above all, and inside
+NumPyro models.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,8 @@ from ppl_gp.numerics.normal import inverse_mills, log_ndtr
 from ppl_gp.observations import BernoulliProbit, OrdinalProbit
 
 CUTPOINTS = jnp.array([-1.0, 0.2, 1.5])
-# h = N(x; 0, 1) / Phi(x) and -h (x + h) at x = -40 and -8, computed with mpmath 1.4 in 60-digit arithmetic.
+# h = N(x; 0, 1) / Phi(x) and -h (x + h) at x = -40 and -8, computed with mpmath 1.4 in 60-digit
+# arithmetic.
 REFERENCE = {
     "first": [40.0249688472072637, 8.12136811223611268],
     "second": [-0.99937733162140861, -0.98567511655665908],
@@ -36,7 +39,8 @@ def value_and_two_derivatives(function, x):
 def test_log_ndtr_has_full_relative_precision_up_to_the_second_derivative():
     x = np.array([-1e3, -40.0, -20.0, -20.001, -5.001, -4.999, -1.0, 0.0, 1.0, 5.0, 7.76, 15.0])
     value, first, second = value_and_two_derivatives(log_ndtr, x)
-    # Reference: erfcx for x < 0 (SciPy's, another implementation), the upper tail's probability for x > 0.
+    # Reference: erfcx for x < 0 (SciPy's, another implementation), the upper tail's probability for
+    # x > 0.
     tail = special.erfcx(-x / np.sqrt(2))
     with np.errstate(over="ignore", divide="ignore"):
         log_p = np.where(x < 0, np.log(tail / 2) - x**2 / 2, np.log1p(-stats.norm.sf(x)))
@@ -99,7 +103,9 @@ def test_ordinal_is_its_definition_and_sums_to_one():
     np.testing.assert_allclose(p.sum(0), 1.0, rtol=1e-14)
     mean = (np.arange(4)[:, None] * expected).sum(0)
     np.testing.assert_allclose(site.mean, mean, rtol=1e-12)
-    np.testing.assert_allclose(site.variance, (np.arange(4)[:, None] ** 2 * expected).sum(0) - mean**2, rtol=1e-11)
+    np.testing.assert_allclose(
+        site.variance, (np.arange(4)[:, None] ** 2 * expected).sum(0) - mean**2, rtol=1e-11
+    )
 
 
 def test_ordinal_tails_mirror_and_stay_finite():
@@ -122,7 +128,9 @@ def test_ordinal_tails_mirror_and_stay_finite():
     np.testing.assert_allclose(value, mirrored, rtol=1e-14)
     # The middle of a class 1e-6 wide holds its density times its width.
     narrow = OrdinalProbit(0.3, jnp.array([0.25, 0.25 + 1e-6])).log_prob(1)
-    np.testing.assert_allclose(narrow, stats.norm.logpdf(0.25 + 5e-7 - 0.3) + np.log(1e-6), rtol=1e-10)
+    np.testing.assert_allclose(
+        narrow, stats.norm.logpdf(0.25 + 5e-7 - 0.3) + np.log(1e-6), rtol=1e-10
+    )
 
 
 def test_ordinal_with_two_classes_is_probit():
@@ -145,7 +153,9 @@ def test_ordinal_batches_samples_and_support():
         OrdinalProbit(f, 1.0)
 
 
-@pytest.mark.parametrize("make", [BernoulliProbit, lambda f: OrdinalProbit(f, CUTPOINTS)], ids=["probit", "ordinal"])
+@pytest.mark.parametrize(
+    "make", [BernoulliProbit, lambda f: OrdinalProbit(f, CUTPOINTS)], ids=["probit", "ordinal"]
+)
 def test_lives_in_numpyro_models_under_jit_and_vmap(make):
     f = jnp.linspace(-2.0, 2.0, 6)
 
@@ -159,6 +169,8 @@ def test_lives_in_numpyro_models_under_jit_and_vmap(make):
     np.testing.assert_allclose(total, make(f).log_prob(drawn[0]).sum(), rtol=1e-13)
     # A distribution is a pytree: it crosses jit and vmap as an argument and as a result.
     site = jax.jit(jax.vmap(make))(f)
-    np.testing.assert_allclose(jax.jit(jax.vmap(lambda d, y: d.log_prob(y)))(site, drawn[0]).sum(), total, rtol=1e-13)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(lambda d, y: d.log_prob(y)))(site, drawn[0]).sum(), total, rtol=1e-13
+    )
     with handlers.mask(mask=False):
         assert log_density(model, (), {"y": drawn[0]}, {})[0] == 0.0

@@ -1,4 +1,6 @@
-"""A kernel is a function of two rows: what reads one row a datum beside them has a training covariance and no prediction."""
+"""A kernel is a function of two rows: what reads one row a datum beside them has a training
+covariance and no prediction.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,9 @@ PAIRS = {  # functions of two rows
     "a callable": lambda A, B: jnp.exp(-jnp.abs(A - B.T)),
     "composed with a callable": K + (lambda A, B: jnp.ones((len(A), len(B)))),
     "a table": lambda A, B: jnp.asarray(D)[A[:, 0].astype(int)][:, B[:, 0].astype(int)],
-    "narrow, by inner products": lambda A, B: jnp.exp(-1e6 * ((A**2).sum(1)[:, None] + (B**2).sum(1) - 2.0 * A @ B.T)),
+    "narrow, by inner products": lambda A, B: jnp.exp(
+        -1e6 * ((A**2).sum(1)[:, None] + (B**2).sum(1) - 2.0 * A @ B.T)
+    ),
     "derivatives": kernels.WithDerivatives(kernels.RBF(1.0, 1.0)),
 }
 NO_PAIRS = {
@@ -59,7 +63,9 @@ NO_PAIRS = {
     "distances in a product": K * (lambda A, B: jnp.exp(-jnp.asarray(D))),
     "weights": lambda A, B: W[:, None] * W * K(A, B),
     "the first rows": lambda A, B: jnp.exp(-D[: len(A), : len(B)]),
-    "rows by number": lambda A, B: jnp.exp(-jnp.asarray(D)[jnp.arange(len(A))][:, jnp.arange(len(B))]),
+    "rows by number": lambda A, B: jnp.exp(
+        -jnp.asarray(D)[jnp.arange(len(A))][:, jnp.arange(len(B))]
+    ),
     "the mean of the rows": lambda A, B: (A - A.mean(0)) @ (B - B.mean(0)).T,
     "the number of rows": lambda A, B: K(A, B) / len(A),
 }
@@ -107,12 +113,16 @@ def test_given_distances_are_fitted_and_not_predicted(by_distances, tmp_path):
 
 def test_weights_of_the_rows_are_refused_by_every_method():
     fit = pg.fit(weighted, FIXED, 0, X, W, y=Y)
-    np.testing.assert_allclose(kernels.as_kernel(NO_PAIRS["weights"]).diag(INPUTS), 0.8 * W**2, rtol=1e-12)
+    np.testing.assert_allclose(
+        kernels.as_kernel(NO_PAIRS["weights"]).diag(INPUTS), 0.8 * W**2, rtol=1e-12
+    )
     with pytest.raises(pg.ModelError, match="kernel of GP site 'f'"):
         fit.predict(X, W)
     with pytest.raises(pg.ModelError, match="kernel of GP site 'f'"):
         pg.fit(weighted, pg.SVGP(inducing=X, hyper=pg.Fixed({}), max_steps=1), 0, X, W, y=Y)
-    assert any("kernel of GP site 'f'" in item.message for item in pg.check(weighted, X, W, y=Y).items)
+    assert any(
+        "kernel of GP site 'f'" in item.message for item in pg.check(weighted, X, W, y=Y).items
+    )
 
 
 def test_one_datum_cannot_hide_what_a_kernel_reads():

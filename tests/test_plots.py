@@ -1,4 +1,6 @@
-"""Every picture: what is drawn is what the fits say, and the words that make it legible are there."""
+"""Every picture: what is drawn is what the fits say, and the words that make it legible are
+there.
+"""
 
 import matplotlib
 
@@ -47,7 +49,10 @@ def test_band():
     vertices = figure.axes[0].collections[0].get_paths()[0].vertices
     p = fit.predict(new)
     np.testing.assert_allclose(vertices[:, 1].max(), np.max(p.f_mean + 2 * np.sqrt(p.f_variance)))
-    assert all(word in words(figure) for word in ("ep", "time (s)", "±2 standard deviations", "mean", "data"))
+    assert all(
+        word in words(figure)
+        for word in ("ep", "time (s)", "±2 standard deviations", "mean", "data")
+    )
     observed = plots.plot_band(fit, x, values, new, observed=True)
     np.testing.assert_allclose(observed.axes[0].lines[1].get_ydata(), values)
     assert "EP" in words(observed)
@@ -55,22 +60,35 @@ def test_band():
 
 def test_surface():
     fit = made_fit(classifier, HYPER, X, y=y)
-    figure = plots.plot_surface({"ep": fit}, X, y, labels=("width (cm)", "height (cm)"), classes=("no", "yes"), num=5)
+    figure = plots.plot_surface(
+        {"ep": fit}, X, y, labels=("width (cm)", "height (cm)"), classes=("no", "yes"), num=5
+    )
     text = words(figure)
-    assert all(word in text for word in ("ep", "width (cm)", "height (cm)", "p(yes)", "no", "boundary 1/2"))
-    drawn = [c for c in figure.axes[0].collections if len(c.get_offsets()) in (np.sum(y == 0), np.sum(y == 1))]
+    assert all(
+        word in text for word in ("ep", "width (cm)", "height (cm)", "p(yes)", "no", "boundary 1/2")
+    )
+    drawn = [
+        c
+        for c in figure.axes[0].collections
+        if len(c.get_offsets()) in (np.sum(y == 0), np.sum(y == 1))
+    ]
     np.testing.assert_allclose(drawn[-1].get_offsets(), X[y == 1])
 
 
 def test_evidence(small_fit):
     comparison = compare(
-        {k: small_fit(k) for k in ("laplace", "ep", "nuts")}, X_test, y_test, num_importance_samples=4000
+        {k: small_fit(k) for k in ("laplace", "ep", "nuts")},
+        X_test,
+        y_test,
+        num_importance_samples=4000,
     )
     figure = plots.plot_evidence(comparison)
     values = [row["log_evidence"] for row in comparison.table[:2]]
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), values)
     gap = values[0] - comparison.table[0]["truth"]
-    assert f"{gap:+.2f}" in words(figure) and "nats" in words(figure) and "nuts" not in words(figure)
+    assert (
+        f"{gap:+.2f}" in words(figure) and "nats" in words(figure) and "nuts" not in words(figure)
+    )
     with pytest.raises(DataError, match="no fit has a log evidence"):
         plots.plot_evidence(compare({"nuts": small_fit("nuts")}, X_test, y_test))
 
@@ -78,18 +96,24 @@ def test_evidence(small_fit):
 def test_forest(small_fit):
     figure = plots.plot_forest({k: small_fit(k) for k in ("ep", "nuts")}, num_latents=3)
     text = words(figure)
-    assert all(word in text for word in ("lengthscale", "variance", "ep", "nuts", "intervals", "12"))
+    assert all(
+        word in text for word in ("lengthscale", "variance", "ep", "nuts", "intervals", "12")
+    )
 
 
 def test_calibration():
     fit = made_fit(classifier, HYPER, X, y=y)
     figure = plots.plot_calibration({"ep": fit}, X_test, y_test)
     stated, observed, _ = scores.reliability(fit.predict(X_test), y_test)
-    np.testing.assert_allclose(figure.axes[0].lines[1].get_xydata(), np.stack([stated, observed], 1))
+    np.testing.assert_allclose(
+        figure.axes[0].lines[1].get_xydata(), np.stack([stated, observed], 1)
+    )
     assert "ECE" in words(figure) and "7 test rows" in words(figure)
     fit, x, values = curve()
     figure = plots.plot_calibration(fit, x, values)
-    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), scores.coverage(fit.predict(x), values))
+    np.testing.assert_allclose(
+        figure.axes[0].lines[1].get_ydata(), scores.coverage(fit.predict(x), values)
+    )
     assert "coverage" in words(figure)
 
 

@@ -26,14 +26,21 @@ X, Y, X_NEW = classification()
 
 
 def gaussian_integral(function, mean, sd):
-    """E[function(f)], f ~ N(mean, sd^2), by adaptive quadrature in pieces, with the edge near zero resolved."""
+    """E[function(f)], f ~ N(mean, sd^2), by adaptive quadrature in pieces, with the edge near zero
+    resolved.
+    """
     low, high = mean - 12 * sd, mean + 12 * sd
-    edges = np.unique(np.clip(np.r_[np.linspace(low, high, 25), -30, -5, -1, 0, 1, 5, 30], low, high))
+    edges = np.unique(
+        np.clip(np.r_[np.linspace(low, high, 25), -30, -5, -1, 0, 1, 5, 30], low, high)
+    )
 
     def integrand(f):
         return function(f) * stats.norm.pdf(f, mean, sd)
 
-    return sum(integrate.quad(integrand, a, b, epsabs=1e-14)[0] for a, b in zip(edges[:-1], edges[1:], strict=True))
+    return sum(
+        integrate.quad(integrand, a, b, epsabs=1e-14)[0]
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    )
 
 
 def expectations(function, fit_prediction):
@@ -119,10 +126,15 @@ def test_gaussian_and_student_log_density():
 def test_probabilities_over_a_finite_support():
     p = toy("binomial").predict(X_NEW)
     assert p.probs.shape == (NUM_NEW, 6)
-    truth = np.stack([expectations(lambda f, k=k: stats.binom.pmf(k, 5, special.expit(f)), p) for k in range(6)], 1)
+    truth = np.stack(
+        [expectations(lambda f, k=k: stats.binom.pmf(k, 5, special.expit(f)), p) for k in range(6)],
+        1,
+    )
     np.testing.assert_allclose(p.probs, truth, atol=1e-11)
     np.testing.assert_allclose(p.mean, truth @ np.arange(6), rtol=1e-10)
-    np.testing.assert_allclose(p.variance, truth @ np.arange(6) ** 2 - (truth @ np.arange(6)) ** 2, rtol=1e-9)
+    np.testing.assert_allclose(
+        p.variance, truth @ np.arange(6) ** 2 - (truth @ np.arange(6)) ** 2, rtol=1e-9
+    )
 
 
 def test_ordinal_probabilities_have_their_closed_form():
@@ -140,7 +152,9 @@ def test_ordinal_probabilities_have_their_closed_form():
 
 
 def two_outputs(X, y=None, z=None):
-    """Two observed sites on one function: counts, and two repeated measurements a datum, under a scale handler."""
+    """Two observed sites on one function: counts, and two repeated measurements a datum, under a
+    scale handler.
+    """
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
     with numpyro.plate("data", X.shape[0]), numpyro.handlers.scale(scale=3.0):
         numpyro.sample("y", dist.Bernoulli(logits=2 * f), obs=y)
@@ -153,7 +167,9 @@ def test_several_observed_sites_share_the_integral_over_f():
     p = fit.predict(X_NEW)
     assert p.f_mean.shape == p.probs["y"].shape == (NUM_NEW,) and p.probs["z"] is None
     np.testing.assert_allclose(p.mean["z"], np.stack([p.f_mean] * 2), rtol=1e-11)
-    np.testing.assert_allclose(p.variance["z"], p.f_variance + np.array([[0.25], [1.0]]), rtol=1e-11)
+    np.testing.assert_allclose(
+        p.variance["z"], p.f_variance + np.array([[0.25], [1.0]]), rtol=1e-11
+    )
     y, z = np.arange(NUM_NEW) % 2, np.stack([np.linspace(-1, 1, NUM_NEW)] * 2) + [[0.1], [-0.3]]
 
     def likelihood(f, n):
@@ -161,7 +177,10 @@ def test_several_observed_sites_share_the_integral_over_f():
         return bernoulli * stats.norm.pdf(z[0, n], f, 0.5) * stats.norm.pdf(z[1, n], f, 1.0)
 
     m, s = np.asarray(p.f_mean), np.sqrt(p.f_variance)
-    exact = [np.log(gaussian_integral(lambda f, n=n: likelihood(f, n), m[n], s[n])) for n in range(NUM_NEW)]
+    exact = [
+        np.log(gaussian_integral(lambda f, n=n: likelihood(f, n), m[n], s[n]))
+        for n in range(NUM_NEW)
+    ]
     np.testing.assert_allclose(fit.log_density(X_NEW, y, z=z), exact, rtol=1e-9)
 
 
@@ -173,7 +192,9 @@ def test_a_likelihood_written_as_a_factor_predicts_f_alone():
 
     fit = made_fit(factor, {}, X, y=X[:, 0])
     p = fit.predict(X_NEW)
-    assert p.mean is None and p.variance is None and p.probs is None and p.f_mean.shape == (NUM_NEW,)
+    assert (
+        p.mean is None and p.variance is None and p.probs is None and p.f_mean.shape == (NUM_NEW,)
+    )
     exact = stats.norm.logpdf(X_NEW[:, 0], p.f_mean, np.sqrt(p.f_variance + 0.25))
     np.testing.assert_allclose(fit.log_density(X_NEW, X_NEW[:, 0]), exact, rtol=1e-10)
     assert fit.sample(0, X_NEW, 2).y is None
@@ -200,7 +221,9 @@ def test_sampled_fits_predict_the_mixture_over_all_draws(small_fit, name):
     np.testing.assert_allclose(mixed.probs, probs.mean(0), rtol=1e-9)
     np.testing.assert_allclose(mixed.variance, probs.mean(0) * (1 - probs.mean(0)), rtol=1e-9)
     densities = np.array([f.log_density(X_NEW, y) for f in each])
-    np.testing.assert_allclose(fit.log_density(X_NEW, y), special.logsumexp(densities, 0) - np.log(50), rtol=1e-9)
+    np.testing.assert_allclose(
+        fit.log_density(X_NEW, y), special.logsumexp(densities, 0) - np.log(50), rtol=1e-9
+    )
     assert np.std(means, 0).max() > 0.05  # the draws do differ
 
 
@@ -231,7 +254,9 @@ def additive(X, y=None):
 
 
 def exact_mixture(fit, weights):
-    """Mean and variance of y = sum of weights x functions + noise 0.3, from the conditionals of each posterior draw."""
+    """Mean and variance of y = sum of weights x functions + noise 0.3, from the conditionals of
+    each posterior draw.
+    """
     case = case_at(fit, X_NEW, (), {})
     means, variances = [], []
 
@@ -243,12 +268,16 @@ def exact_mixture(fit, weights):
     for s in range(case.draws.num):
         given = conditionals(case, case.draws.at(s))
         means.append(sum(w @ jnp.atleast_2d(given[k].mean) for k, w in weights.items()))
-        variances.append(sum(w**2 @ jnp.atleast_2d(given[k].variance) for k, w in weights.items()) + 0.09)
+        variances.append(
+            sum(w**2 @ jnp.atleast_2d(given[k].variance) for k, w in weights.items()) + 0.09
+        )
     return np.mean(means, 0), np.mean(variances, 0) + np.var(means, 0)
 
 
 def test_the_error_of_a_log_density_is_its_scatter_over_sets_of_draws():
-    """Draws of the posterior are themselves few: their part of the error is told, also where quadrature does the rest."""
+    """Draws of the posterior are themselves few: their part of the error is told, also where
+    quadrature does the rest.
+    """
     found = [
         made_fit(classifier, HYPER, X, y=Y, num_draws=20, seed=s).log_density(
             X_NEW, np.ones(NUM_NEW, int), with_error=True
@@ -276,7 +305,11 @@ def test_several_gp_sites_and_several_functions_at_a_site():
     np.testing.assert_allclose(p.variance, variance, rtol=1e-6)
     assert p.mean_error is None
     density, error = one_draw(fit, 0).log_density(X_NEW, mean, with_error=True)
-    assert density.shape == error.shape == (NUM_NEW,) and np.all(np.isfinite(density)) and np.all(error < 2e-2)
+    assert (
+        density.shape == error.shape == (NUM_NEW,)
+        and np.all(np.isfinite(density))
+        and np.all(error < 2e-2)
+    )
     draws = fit.sample(0, X_NEW, 6)
     assert draws.f["g"].shape == (6, 2, NUM_NEW) and draws.y.shape == (6, NUM_NEW)
 
@@ -291,16 +324,23 @@ def chained(X, y=None):
 
 
 def test_a_gp_fed_by_a_gp_and_local_latents_are_drawn_at_the_new_inputs():
-    num_new = len(X)  # as many as in training, where the local latents' shape alone would not give them away
+    # as many as in training, where the local latents' shape alone would not give them away
+    num_new = len(X)
     X_new = np.resize(X_NEW, (num_new, 2))
     fit = made_fit(chained, {"extra": np.ones(len(X))}, X, num_draws=5)
     p = fit.predict(X_new)
-    # The local latents' prior, not their training values: variance 4 + 0.25 on top of f's, mean zero.
+    # The local latents' prior, not their training values: variance 4 + 0.25 on top of f's, mean
+    # zero.
     np.testing.assert_allclose(p.variance, p.f_variance["f"] + 4.25, rtol=0.25)
     assert np.all(np.abs(p.mean - p.f_mean["f"]) < 5 * np.sqrt(p.variance / 1000))
-    assert p.f_variance["f"].shape == (num_new,) and fit.sample(1, X_new, 3).f["h"].shape == (3, num_new)
+    assert p.f_variance["f"].shape == (num_new,) and fit.sample(1, X_new, 3).f["h"].shape == (
+        3,
+        num_new,
+    )
     # The layer below has its prior mean, x_1, where data are far away.
-    np.testing.assert_allclose(fit.predict(X_new + 100.0).f_mean["h"], X_new[:, 0] + 100.0, atol=1e-6)
+    np.testing.assert_allclose(
+        fit.predict(X_new + 100.0).f_mean["h"], X_new[:, 0] + 100.0, atol=1e-6
+    )
     with pytest.raises(ModelError, match="fed by another .*fit.predict"):
         fit.posterior(X_new)
 
@@ -336,7 +376,9 @@ def test_joint_draws_have_the_process_covariance():
     sd = np.sqrt(np.diag(process.covariance_matrix))
     assert np.all(np.abs(draws.f.mean(0) - process.mean) < 5 * sd / np.sqrt(20_000))
     np.testing.assert_allclose(
-        np.cov(draws.f.T) / np.outer(sd, sd), process.covariance_matrix / np.outer(sd, sd), atol=0.04
+        np.cov(draws.f.T) / np.outer(sd, sd),
+        process.covariance_matrix / np.outer(sd, sd),
+        atol=0.04,
     )
     assert set(np.unique(draws.y)) == {0, 1}
     assert np.all(np.abs(draws.y.mean(0) - fit.predict(X_NEW).probs) < 5 * 0.5 / np.sqrt(20_000))
@@ -376,7 +418,9 @@ def test_mackay_approximation_says_where_it_does_not_apply():
     with pytest.raises(DataError, match="link_approximation='probit'.*'mackay'"):
         made_fit(classifier, HYPER, X, y=Y).predict(X_NEW, link_approximation="probit")
     with pytest.raises(ModelError, match="logits affine in f"):
-        made_fit(classifier, HYPER, X, y=Y, link="probit").predict(X_NEW, link_approximation="mackay")
+        made_fit(classifier, HYPER, X, y=Y, link="probit").predict(
+            X_NEW, link_approximation="mackay"
+        )
 
     def bent(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
@@ -428,25 +472,34 @@ def shifted(X, offset, y=None, noise=None, flag=True, mask=None):
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
     shift = offset if flag else -offset
     with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(f + shift, 0.1 if noise is None else noise), obs=y, obs_mask=mask)
+        numpyro.sample(
+            "y", dist.Normal(f + shift, 0.1 if noise is None else noise), obs=y, obs_mask=mask
+        )
 
 
 def test_arrays_are_given_again_and_other_arguments_remembered():
     offset, mask = np.full(len(X), 5.0), np.arange(len(X)) > 2
-    fit = made_fit(shifted, {}, X, offset=offset, noise=np.full(len(X), 0.2), flag=False, y=X[:, 0], mask=mask)
+    fit = made_fit(
+        shifted, {}, X, offset=offset, noise=np.full(len(X), 0.2), flag=False, y=X[:, 0], mask=mask
+    )
     new = {"offset": np.full(NUM_NEW, 7.0), "noise": np.full(NUM_NEW, 0.3)}
     p = fit.predict(X_NEW, **new)
     np.testing.assert_allclose(p.mean, p.f_mean - 7.0, rtol=1e-11)
     np.testing.assert_allclose(p.variance, p.f_variance + 0.09, rtol=1e-9)
     np.testing.assert_allclose(
-        fit.predict(X_NEW, new["offset"], noise=new["noise"], flag=True).mean, p.f_mean + 7.0, rtol=1e-11
+        fit.predict(X_NEW, new["offset"], noise=new["noise"], flag=True).mean,
+        p.f_mean + 7.0,
+        rtol=1e-11,
     )
-    # The mask of training is no input: it may be left out, and where it is given it leaves rows out of the score.
+    # The mask of training is no input: it may be left out, and where it is given it leaves rows out
+    # of the score.
     score = fit.log_density(X_NEW, X_NEW[:, 0], **new)
     masked = fit.log_density(X_NEW, X_NEW[:, 0], **new, mask=np.arange(NUM_NEW) > 2)
     np.testing.assert_allclose(masked[:3], 0.0, atol=1e-12)
     np.testing.assert_allclose(masked[3:], score[3:], rtol=1e-10)
-    np.testing.assert_allclose(fit.predict(X_NEW, **new, mask=np.arange(NUM_NEW) > 2).mean, p.mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        fit.predict(X_NEW, **new, mask=np.arange(NUM_NEW) > 2).mean, p.mean, rtol=1e-12
+    )
     for missing in ("offset", "noise"):
         with pytest.raises(DataError, match=f"predicting needs.*{missing}"):
             fit.predict(X_NEW, **{k: v for k, v in new.items() if k != missing})
@@ -474,10 +527,15 @@ def test_float32_is_kept_and_close_to_float64():
     fit = made_fit(classifier, HYPER, X, y=Y)
     exact = fit.predict(X_NEW)
     with jax.enable_x64(False):
-        draws, args = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float32)), (fit.draws, fit.args))
+        draws, args = jax.tree.map(
+            lambda x: jnp.asarray(np.asarray(x, np.float32)), (fit.draws, fit.args)
+        )
         single = dataclasses.replace(fit, draws=draws, args=args)
         p = single.predict(X_NEW)
-        density, draws = single.log_density(X_NEW, np.ones(NUM_NEW, int)), single.sample(0, X_NEW, 3)
+        density, draws = (
+            single.log_density(X_NEW, np.ones(NUM_NEW, int)),
+            single.sample(0, X_NEW, 3),
+        )
         assert p.f_mean.dtype == p.probs.dtype == density.dtype == draws.f.dtype == jnp.float32
         np.testing.assert_allclose(p.probs, exact.probs, atol=1e-4)
         np.testing.assert_allclose(density, np.log(exact.probs), atol=1e-3)

@@ -1,7 +1,8 @@
-"""Thirty generated models: every answer is that of a second route in NumPy, also where two sizes are equal by chance.
+"""Thirty generated models: every answer is that of a second route in NumPy, also where two sizes
+are equal by chance.
 
-`model_generator.Spec` names the parts of a model, `generated_problem.Problem` is the model and its mathematics,
-`property_checks` compares. `test_properties_slow.py` asks more of more models.
+`model_generator.Spec` names the parts of a model, `generated_problem.Problem` is the model and its
+mathematics, `property_checks` compares. `test_properties_slow.py` asks more of more models.
 """
 
 import copy
@@ -82,7 +83,9 @@ def test_a_rows_answers_do_not_depend_on_the_number_the_order_and_the_values_of_
     check.check_companions(spec)
 
 
-ROW_WISE = [Spec("poisson", exposure=e) for e in ("positional", "keyword", "default", "default_keyword")]
+ROW_WISE = [
+    Spec("poisson", exposure=e) for e in ("positional", "keyword", "default", "default_keyword")
+]
 
 
 @pytest.mark.parametrize("spec", ROW_WISE, ids=str)
@@ -104,7 +107,12 @@ def test_masks_can_be_left_out_at_prediction_and_then_every_entry_counts(layout)
     unmasked = copy.copy(problem)
     unmasked.mask = np.ones_like(problem.mask)
     expected = check.integrated_density(unmasked, rows, free.f_mean, free.f_variance)
-    check.close(fit.log_density(problem.x[rows], problem.to_site(problem.y[rows])), expected, spec, "log density")
+    check.close(
+        fit.log_density(problem.x[rows], problem.to_site(problem.y[rows])),
+        expected,
+        spec,
+        "log density",
+    )
 
 
 def test_densities_of_a_model_with_a_penalty_integrate_to_one():
@@ -140,7 +148,9 @@ def test_the_mode_of_the_evidence_times_the_priors_has_no_slope_and_restarts_kee
 
 
 def two_modes(X, y=None):
-    """The evidence knows a^2 only, so that the mode that is found is the one on the side of the start."""
+    """The evidence knows a^2 only, so that the mode that is found is the one on the side of the
+    start.
+    """
     a = numpyro.sample("a", dist.Normal(0.0, 2.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(VARIANCE, LENGTHSCALE), X, jitter=JITTER))
     with numpyro.plate("data", X.shape[0]):
@@ -151,12 +161,16 @@ def two_modes(X, y=None):
 def test_the_search_starts_where_init_says(start):
     problem = Problem(Spec())
     X, y = problem.x[:8], problem.y[:8, 0, 0] + 3.0
-    found = float(pg.fit(two_modes, pg.Laplace(hyper=pg.MAP(init={"a": start})), 0, X, y=y).hyper["a"])
+    found = float(
+        pg.fit(two_modes, pg.Laplace(hyper=pg.MAP(init={"a": start})), 0, X, y=y).hyper["a"]
+    )
     assert found * start > 1.0
 
 
 def effects_of_groups(X, group, y=None):
-    """Effects with a scale that is sampled too: jointly, their density has no bound where both go to zero."""
+    """Effects with a scale that is sampled too: jointly, their density has no bound where both go
+    to zero.
+    """
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(VARIANCE, LENGTHSCALE), X))
     with numpyro.plate("groups", 3):
@@ -166,18 +180,24 @@ def effects_of_groups(X, group, y=None):
 
 
 @pytest.mark.parametrize(
-    "method", [pg.Laplace(), pg.EP(), pg.VI(), pg.SVGP(num_inducing=4, max_steps=5)], ids=lambda m: type(m).__name__
+    "method",
+    [pg.Laplace(), pg.EP(), pg.VI(), pg.SVGP(num_inducing=4, max_steps=5)],
+    ids=lambda m: type(m).__name__,
 )
 def test_effects_are_not_maximised_together_with_their_scale(method):
     problem = Problem(Spec())
     with pytest.raises(pg.ModelError, match=r"\bu\b"):
-        pg.fit(effects_of_groups, method, 0, problem.x[:9], problem.group[:9], y=problem.y[:9, 0, 0])
+        pg.fit(
+            effects_of_groups, method, 0, problem.x[:9], problem.group[:9], y=problem.y[:9, 0, 0]
+        )
 
 
 NOISE = 0.3
 
 
-def test_a_number_that_the_model_reads_from_outside_is_that_of_the_fit_and_not_of_an_earlier_one(monkeypatch):
+def test_a_number_that_the_model_reads_from_outside_is_that_of_the_fit_and_not_of_an_earlier_one(
+    monkeypatch,
+):
     variance = VARIANCE
 
     def model(X, y=None):
@@ -195,7 +215,9 @@ def test_a_number_that_the_model_reads_from_outside_is_that_of_the_fit_and_not_o
 
 def exact_evidence(X, y, variance, noise):
     """log N(y; 0, K + noise^2 I), nats."""
-    K = variance * np.exp(-0.5 * (X - X.T) ** 2 / LENGTHSCALE**2) + (JITTER + noise**2) * np.eye(len(y))
+    K = variance * np.exp(-0.5 * (X - X.T) ** 2 / LENGTHSCALE**2) + (JITTER + noise**2) * np.eye(
+        len(y)
+    )
     return -0.5 * (y @ np.linalg.solve(K, y) + np.linalg.slogdet(K)[1] + len(y) * np.log(2 * np.pi))
 
 
@@ -208,7 +230,10 @@ def test_inducing_variables_at_the_data_give_the_exact_posterior_at_every_number
     spec = Spec(layout="outputs_inner", noise="outputs", outputs=3, num=6, rows=(3,))
     problem = Problem(spec)
     method = pg.SVGP(
-        inducing=jnp.asarray(problem.x[:6]), train_inducing=False, hyper=pg.Fixed(problem.hyper), max_steps=30
+        inducing=jnp.asarray(problem.x[:6]),
+        train_inducing=False,
+        hyper=pg.Fixed(problem.hyper),
+        max_steps=30,
     )
     of_method.check_sparse(problem, check.fit_of(problem, method), check.posterior_of(problem))
 

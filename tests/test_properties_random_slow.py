@@ -1,4 +1,5 @@
-"""Generated models of several parts at random: every answer is that of a second route, also at as many rows as some size.
+"""Generated models of several parts at random: every answer is that of a second route, also at as
+many rows as some size.
 
 As `test_properties_slow.py`, which has each part by itself.
 """

@@ -1,6 +1,8 @@
-"""Generated models: every answer is that of a second route, also at as many rows as some size of the model.
+"""Generated models: every answer is that of a second route, also at as many rows as some size of
+the model.
 
-As `test_properties.py`, which names the tools. Each part of a model by itself; `test_properties_random_slow.py` has parts together.
+As `test_properties.py`, which names the tools. Each part of a model by itself;
+`test_properties_random_slow.py` has parts together.
 """
 
 from dataclasses import replace
@@ -40,15 +42,40 @@ PARTS = [
         for f, P in _EQUAL
         for noise in (("global", "outputs") if layout in OUTPUTS else ("global",))
     ),
-    *(Spec("poisson", exposure=e) for e in ("positional", "keyword", "default", "default_keyword", "scalar")),
+    *(
+        Spec("poisson", exposure=e)
+        for e in ("positional", "keyword", "default", "default_keyword", "scalar")
+    ),
     *(Spec("negative_binomial", exposure=e) for e in ("zero_dim", "option")),
-    *(Spec("poisson", inputs=i, exposure="inside", columns=D) for i in ("dict", "tuple") for D in (2, 3)),
-    *(Spec("bernoulli", inputs=i, columns=3) for i in ("vector", "wide", "dict", "tuple", "float32")),
+    *(
+        Spec("poisson", inputs=i, exposure="inside", columns=D)
+        for i in ("dict", "tuple")
+        for D in (2, 3)
+    ),
+    *(
+        Spec("bernoulli", inputs=i, columns=3)
+        for i in ("vector", "wide", "dict", "tuple", "float32")
+    ),
     *(Spec(inputs="stations", groups=G, num=G) for G in (4, 7)),
-    *(Spec(noise="table", layout=o, outputs=5, num=5) for o in ("outputs_inner", "outputs_outer", "bare_outer")),
-    *(Spec("poisson", o, mask=m) for m in ("handler", "obs_mask") for o in ("plain", "outputs_inner", "repeats_outer")),
-    *(Spec(layout=o, scale=s) for s in ("constant", "rows") for o in ("plain", "outputs_inner", "repeats_outer")),
-    *(Spec(f, factor=x) for f in ("normal", "bernoulli") for x in ("penalty", "shared", "observing")),
+    *(
+        Spec(noise="table", layout=o, outputs=5, num=5)
+        for o in ("outputs_inner", "outputs_outer", "bare_outer")
+    ),
+    *(
+        Spec("poisson", o, mask=m)
+        for m in ("handler", "obs_mask")
+        for o in ("plain", "outputs_inner", "repeats_outer")
+    ),
+    *(
+        Spec(layout=o, scale=s)
+        for s in ("constant", "rows")
+        for o in ("plain", "outputs_inner", "repeats_outer")
+    ),
+    *(
+        Spec(f, factor=x)
+        for f in ("normal", "bernoulli")
+        for x in ("penalty", "shared", "observing")
+    ),
     *(Spec(second=s, num=n) for s in ("blanks", "keyword", "dict", "tuple") for n in (5, 6)),
     *(Spec("poisson", effect="groups", groups=G, num=n) for G, n in ((3, 8), (6, 6))),
     *(Spec(inputs="wide", effect="columns", columns=D, num=n) for D, n in ((2, 8), (5, 5))),
@@ -65,7 +92,9 @@ def spec(request):
 
 def test_every_kind_of_size_is_a_number_of_rows_somewhere():
     asked = {name for s in SPECS for name in s.used if getattr(s, name) in s.rows}
-    assert asked == {"num", "outputs", "repeats", "blanks", "groups", "columns"} and all(map(is_model, SPECS))
+    assert asked == {"num", "outputs", "repeats", "blanks", "groups", "columns"} and all(
+        map(is_model, SPECS)
+    )
 
 
 MODES = [
@@ -95,13 +124,19 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize("method", [pg.NUTS(30, 20, 1), pg.EllipticalSlice(30, 20, 1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [pg.NUTS(30, 20, 1), pg.EllipticalSlice(30, 20, 1)], ids=lambda m: type(m).__name__
+)
 @pytest.mark.parametrize("sampled", SAMPLED, ids=str)
-def test_answers_of_samplers_are_the_mixture_over_their_own_draws_at_every_number_of_rows(sampled, method):
+def test_answers_of_samplers_are_the_mixture_over_their_own_draws_at_every_number_of_rows(
+    sampled, method
+):
     of_method.check_mixture(sampled, method)
 
 
-_GAUSSIAN = [s for s in PARTS if s.family == "normal" and s.layout in ("plain", *OUTPUTS) and s.num == 5]
+_GAUSSIAN = [
+    s for s in PARTS if s.family == "normal" and s.layout in ("plain", *OUTPUTS) and s.num == 5
+]
 SPARSE = [replace(s, num=6) for s in _GAUSSIAN[:6]]
 
 
@@ -110,7 +145,10 @@ def test_inducing_variables_at_the_data_give_the_exact_posterior_at_every_number
     problem = Problem(sparse)
     rows = np.arange(sparse.num)
     method = pg.SVGP(
-        inducing=jnp.asarray(problem.x[rows]), train_inducing=False, hyper=pg.Fixed(problem.hyper), max_steps=30
+        inducing=jnp.asarray(problem.x[rows]),
+        train_inducing=False,
+        hyper=pg.Fixed(problem.hyper),
+        max_steps=30,
     )
     of_method.check_sparse(problem, check.fit_of(problem, method), check.posterior_of(problem))
 
@@ -126,17 +164,28 @@ def level_and_spread(X, y=None):
 def test_answers_with_two_functions_are_integrals_over_both_at_every_number_of_rows():
     problem = Problem(Spec())
     X, y = problem.x, problem.y[:, 0, 0]
-    fit = pg.fit(level_and_spread, pg.SVGP(num_inducing=6, max_steps=60, batch_size=None), 0, X[:12], y=y[:12])
+    fit = pg.fit(
+        level_and_spread,
+        pg.SVGP(num_inducing=6, max_steps=60, batch_size=None),
+        0,
+        X[:12],
+        y=y[:12],
+    )
     for M in (1, 2, 3):
         rows = np.arange(10, 10 + M)
         found = fit.predict(X[rows])
         m, v = ({k: np.asarray(x[k]) for k in "fg"} for x in (found.f_mean, found.f_variance))
         g, weights = route.on_grid(m["g"], v["g"])
         spread = np.exp(2 * g - 2.0)
-        given_g = np.exp(-0.5 * (y[rows] - m["f"]) ** 2 / (v["f"] + spread)) / np.sqrt(2 * np.pi * (v["f"] + spread))
+        given_g = np.exp(-0.5 * (y[rows] - m["f"]) ** 2 / (v["f"] + spread)) / np.sqrt(
+            2 * np.pi * (v["f"] + spread)
+        )
         density = np.sum(weights * given_g, 0)
-        error = np.sqrt(np.sum(weights * (given_g - density) ** 2, 0) / 1000) / density + 0.06  # f may be drawn too
-        np.testing.assert_array_less(np.abs(fit.log_density(X[rows], y[rows]) - np.log(density)), 4 * error)
+        # f may be drawn too
+        error = np.sqrt(np.sum(weights * (given_g - density) ** 2, 0) / 1000) / density + 0.06
+        np.testing.assert_array_less(
+            np.abs(fit.log_density(X[rows], y[rows]) - np.log(density)), 4 * error
+        )
         noise = np.sum(weights * spread, 0)
         allowed = 5 * np.sqrt(2.0 / 1000) * (v["f"] + 3 * noise)
         np.testing.assert_array_less(np.abs(found.variance - v["f"] - noise), allowed)

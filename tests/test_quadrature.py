@@ -1,4 +1,6 @@
-"""One-dimensional quadrature and tilted moments against closed forms and brute force, from sharp to very broad."""
+"""One-dimensional quadrature and tilted moments against closed forms and brute force, from sharp to
+very broad.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,8 @@ def _check(moments, log_z, mean, variance, tol):
     np.testing.assert_allclose(moments.variance / variance, 1.0, atol=tol)
 
 
-# The hardest cell (a probit edge 3.3 standard deviations of 30 away) is good to 9e-8 with the methods' own 96 nodes and
+# The hardest cell (a probit edge 3.3 standard deviations of 30 away) is good to 9e-8 with the
+# methods' own 96 nodes and
 # converges geometrically: 2e-9 with 128.
 @pytest.mark.parametrize("num, tol", [(96, 1e-7), (128, 1e-8)])
 def test_probit_closed_form_is_quadrature(num, tol):
@@ -37,7 +40,9 @@ def test_probit_closed_form_is_quadrature(num, tol):
 def test_gaussian_closed_form_is_quadrature():
     y, scale = jnp.linspace(-3.0, 3.0, 20), jnp.full(20, 0.6)
     closed = tilted_gaussian(MEAN, VARIANCE, jnp.full(20, 1.3), jnp.full(20, -0.4), y, scale)
-    moments = tilted_quadrature(lambda f: dist.Normal(1.3 * f - 0.4, scale).log_prob(y), MEAN, VARIANCE, num=96)
+    moments = tilted_quadrature(
+        lambda f: dist.Normal(1.3 * f - 0.4, scale).log_prob(y), MEAN, VARIANCE, num=96
+    )
     _check(moments, closed.log_z, closed.mean, closed.variance, 1e-8)
 
 
@@ -50,10 +55,14 @@ LIKELIHOODS = {
 
 
 def _brute_force(log_lik, n):
-    """log normaliser, mean and variance of one tilted distribution by the trapezoidal rule on 100 001 points."""
+    """log normaliser, mean and variance of one tilted distribution by the trapezoidal rule on 100
+    001 points.
+    """
     m, sd = MEANS[n], np.sqrt(VARIANCES[n])
     f = m + sd * np.linspace(-14, 14, 100_001)
-    log_p = jax.vmap(lambda x: log_lik(jnp.full(20, x))[n])(jnp.asarray(f)) - 0.5 * ((f - m) / sd) ** 2
+    log_p = (
+        jax.vmap(lambda x: log_lik(jnp.full(20, x))[n])(jnp.asarray(f)) - 0.5 * ((f - m) / sd) ** 2
+    )
     p = np.exp(log_p - log_p.max())
     mean = (p @ f) / p.sum()
     step = f[1] - f[0]
@@ -65,7 +74,8 @@ def _brute_force(log_lik, n):
 def test_quadrature_is_brute_force(name):
     log_lik = LIKELIHOODS[name]
     moments = tilted_quadrature(log_lik, MEAN, VARIANCE, num=96)
-    # The broadest tilted Poisson distributions are far from Gaussian: their moments are good to fewer digits.
+    # The broadest tilted Poisson distributions are far from Gaussian: their moments are good to
+    # fewer digits.
     tol = 1e-5 if name in ("poisson", "student_t") else 1e-7
     for n in range(0, 20, 3):
         log_z, mean, variance = _brute_force(log_lik, n)
@@ -95,7 +105,8 @@ def test_gauss_hermite_integrates_polynomials_exactly():
 
 
 def test_derivatives_are_right_where_numpyro_has_a_kink():
-    # NumPyro writes log sigma with |f| and max(f, 0), whose derivatives JAX gets wrong at exactly zero.
+    # NumPyro writes log sigma with |f| and max(f, 0), whose derivatives JAX gets wrong at exactly
+    # zero.
     for log_lik, y, total in (
         (lambda f: dist.Bernoulli(logits=f).log_prob(jnp.array([0, 1])), np.array([0, 1]), 1),
         (lambda f: dist.Binomial(5, logits=f).log_prob(jnp.array([2, 4])), np.array([2, 4]), 5),
@@ -106,9 +117,14 @@ def test_derivatives_are_right_where_numpyro_has_a_kink():
 
 
 def test_moments_of_one_row_do_not_depend_on_its_companions():
-    """Nodes that several centres share are found by iteration, which must leave alone what it has found."""
+    """Nodes that several centres share are found by iteration, which must leave alone what it has
+    found.
+    """
     rng = np.random.default_rng(0)
-    mean, variance = jnp.asarray(0.5 * rng.normal(size=200)), jnp.asarray(10 ** rng.uniform(-2.0, 0.0, 200))
+    mean, variance = (
+        jnp.asarray(0.5 * rng.normal(size=200)),
+        jnp.asarray(10 ** rng.uniform(-2.0, 0.0, 200)),
+    )
 
     def moments(row):
         f = Moments(*(x[None] for x in row))

@@ -1,4 +1,6 @@
-"""`read` and the probe: any observed NumPyro site is the likelihood, and what does not fit is a typed error."""
+"""`read` and the probe: any observed NumPyro site is the likelihood, and what does not fit is a
+typed error.
+"""
 
 import re
 
@@ -52,7 +54,9 @@ def test_reads_the_prior_and_the_likelihood():
     factors = pg.read(_model(_bernoulli), X, y=Y)
     np.testing.assert_allclose(factors.log_lik(F), BERNOULLI, rtol=1e-12)
     assert list(factors.priors) == ["f"] and factors.prior.event_shape == (N,)
-    np.testing.assert_allclose(factors.prior.covariance_matrix, kernels.RBF(1.0, 1.0)(X, X), atol=1e-7)
+    np.testing.assert_allclose(
+        factors.prior.covariance_matrix, kernels.RBF(1.0, 1.0)(X, X), atol=1e-7
+    )
     assert float(factors.log_lik.shared()) == 0.0
     probe(factors.log_lik)
 
@@ -156,7 +160,9 @@ def test_observed_hyperparameters_and_scalar_factors_are_shared():
         _bernoulli(f, y)
 
     log_lik = _log_lik(likelihood, hyper={"a": jnp.asarray(0.8)})
-    np.testing.assert_allclose(log_lik.shared(), dist.Normal(0.8, 0.1).log_prob(0.7) - 0.64, rtol=1e-12)
+    np.testing.assert_allclose(
+        log_lik.shared(), dist.Normal(0.8, 0.1).log_prob(0.7) - 0.64, rtol=1e-12
+    )
     np.testing.assert_allclose(log_lik(F), BERNOULLI, rtol=1e-12)
 
 
@@ -175,7 +181,9 @@ def test_param_sites_are_hyperparameters():
         a = numpyro.param("a", jnp.asarray(0.5), constraint=dist.constraints.positive)
         numpyro.sample("y", dist.Normal(a * f, 1.0), obs=y)
 
-    np.testing.assert_allclose(_log_lik(likelihood)(F), dist.Normal(0.5 * F).log_prob(Y), rtol=1e-12)
+    np.testing.assert_allclose(
+        _log_lik(likelihood)(F), dist.Normal(0.5 * F).log_prob(Y), rtol=1e-12
+    )
     given = _log_lik(likelihood, hyper={"a": jnp.asarray(2.0)})
     np.testing.assert_allclose(given(F), dist.Normal(2.0 * F).log_prob(Y), rtol=1e-12)
 

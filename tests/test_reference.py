@@ -1,4 +1,6 @@
-"""Numbers computed by other software or independent code (tests/reference/*.json, which name their sources)."""
+"""Numbers computed by other software or independent code (tests/reference/*.json, which name their
+sources).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -53,8 +55,12 @@ def _log_gradient(at, row):
 def test_laplace_on_binary_data(row, solved):
     at, want = solved(row, "laplace"), row["laplace"]
     np.testing.assert_allclose(at.log_z, want["log_evidence"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(at.solution.marginals.mean[:3], want["mode_first3"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(_log_gradient(at, row), want["grad_log_variance_log_lengthscale"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        at.solution.marginals.mean[:3], want["mode_first3"], rtol=0, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        _log_gradient(at, row), want["grad_log_variance_log_lengthscale"], rtol=0, atol=1e-5
+    )
 
 
 @jax.jit
@@ -65,7 +71,9 @@ def _explicit_gradient(values, X, data, solution):
         return read(switched, X, data, hyper=values)
 
     prior = factors(values).prior
-    bars = LocalMethod.pull_back(pg.Laplace(), prior.covariance_matrix, prior.mean, factors(values).log_lik, solution)
+    bars = LocalMethod.pull_back(
+        pg.Laplace(), prior.covariance_matrix, prior.mean, factors(values).log_lik, solution
+    )
     return jax.vjp(lambda values: factors(values).prior.covariance_matrix, values)[1](bars[0])[0]
 
 
@@ -87,10 +95,15 @@ def test_ep_on_binary_data(row, solved):
     np.testing.assert_allclose(at.log_z, want["log_evidence"], rtol=0, atol=1e-6)
     np.testing.assert_allclose(q.mean[:3], want["mean_first3"], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(q.variance[:3], want["variance_first3"], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(_log_gradient(at, row), want["grad_log_variance_log_lengthscale"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        _log_gradient(at, row), want["grad_log_variance_log_lengthscale"], rtol=0, atol=1e-5
+    )
     point = jnp.zeros((1, 2)).at[0, : 2 if row["data"] == "ring100" else 1].set(0.1)
     new = condition_on_sites(at.prior, q.alpha, at.solution.sites)(point)
-    mean, variance = (want[f"predictive_f_{k}"] for k in ("mean_at_point_with_all_coordinates_0p1", "variance_there"))
+    mean, variance = (
+        want[f"predictive_f_{k}"]
+        for k in ("mean_at_point_with_all_coordinates_0p1", "variance_there")
+    )
     np.testing.assert_allclose(new.mean[0], mean, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(new.variance[0], variance, rtol=1e-6, atol=1e-6)
 
@@ -109,30 +122,42 @@ def test_ep_is_closest_to_the_truth_and_vi_lies_below_it(row, solved):
 
 def binary(X, y=None):
     """A probit classifier that EP recognises: moments in closed form."""
-    variance, lengthscale = (numpyro.param(k, jnp.ones(()), constraint=dist.constraints.positive) for k in LOG)
+    variance, lengthscale = (
+        numpyro.param(k, jnp.ones(()), constraint=dist.constraints.positive) for k in LOG
+    )
     f = numpyro.sample("f", pg.GP(kernels.RBF(variance, lengthscale), X, jitter=1e-8))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", BernoulliProbit(f), obs=y)
 
 
-@pytest.mark.parametrize("row", [r for r in ROWS if r["data"] == "ring100" and r["link"] == "probit"], ids=_row_id)
+@pytest.mark.parametrize(
+    "row", [r for r in ROWS if r["data"] == "ring100" and r["link"] == "probit"], ids=_row_id
+)
 def test_ep_with_closed_form_moments(row):
     X, y = BINARY[row["data"]]()
-    log_z, solution = evidence(binary, pg.EP(), {k: jnp.asarray(row[k]) for k in LOG}, jnp.asarray(X), y=jnp.asarray(y))
+    log_z, solution = evidence(
+        binary, pg.EP(), {k: jnp.asarray(row[k]) for k in LOG}, jnp.asarray(X), y=jnp.asarray(y)
+    )
     np.testing.assert_allclose(log_z, row["ep"]["log_evidence"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(solution.marginals.variance[:3], row["ep"]["variance_first3"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        solution.marginals.variance[:3], row["ep"]["variance_first3"], rtol=0, atol=1e-6
+    )
 
 
 def _five(point, method=None):
     X, y = five_points(point["set"])
-    likelihood = point.get("link") or ("gaussian" if point["likelihood"] == "Gaussian" else "student_t")
+    likelihood = point.get("link") or (
+        "gaussian" if point["likelihood"] == "Gaussian" else "student_t"
+    )
     values = hyper(point.get("sf", 1.0) ** 2, point.get("ell", 1.0))
     name = method or {"EP": "ep", "Laplace": "laplace", "VI, full Gaussian": "vi"}[point["method"]]
     return solve(switched, METHODS[name], values, *padded(X, y, likelihood)), values
 
 
 def _tolerance(value):
-    """A unit of the last digit that the source prints, at least 1e-6: where its iterations stopped."""
+    """A unit of the last digit that the source prints, at least 1e-6: where its iterations
+    stopped.
+    """
     return max(10.0 ** -len(repr(value).split(".")[1]), 1e-6)
 
 
@@ -140,18 +165,23 @@ STORED = SMALL["five_points"]["stored"]
 
 
 @pytest.mark.parametrize(
-    "point", [p for p in STORED if p["set"] != "R"], ids=lambda p: f"{p['set']}-{p['method']}-{p['sf']}"
+    "point",
+    [p for p in STORED if p["set"] != "R"],
+    ids=lambda p: f"{p['set']}-{p['method']}-{p['sf']}",
 )
 def test_five_points_against_gpml(point):
     at, values = _five(point)
-    # The source stopped EP when log Z, which is stationary, had settled: its moments and gradient had not.
+    # The source stopped EP when log Z, which is stationary, had settled: its moments and gradient
+    # had not.
     atol = 1e-3 if point["method"] == "EP" else 1e-6
     for key in ("minus_log_z", "our_minus_log_z", "minus_elbo"):
         if key in point:
             np.testing.assert_allclose(-at.log_z, point[key], rtol=0, atol=_tolerance(point[key]))
     for key in ("mean", "variance"):
         if key in point:
-            np.testing.assert_allclose(getattr(at.solution.marginals, key)[:5], point[key], rtol=0, atol=atol)
+            np.testing.assert_allclose(
+                getattr(at.solution.marginals, key)[:5], point[key], rtol=0, atol=atol
+            )
     for key in ("grad_minus_log_z_log_ell_log_sf", "grad_minus_elbo_log_ell_log_sf"):
         if key in point:
             ours = (
@@ -162,7 +192,9 @@ def test_five_points_against_gpml(point):
 
 
 def _textbook_ep(K, sign, sweeps=100):
-    """Mean and variance by R&W algorithm 3.5 for the probit, one site after another, with plain inverses."""
+    """Mean and variance by R&W algorithm 3.5 for the probit, one site after another, with plain
+    inverses.
+    """
     nu, tau, mean, cov = np.zeros(len(K)), np.zeros(len(K)), np.zeros(len(K)), K
     for i in list(range(len(K))) * sweeps:
         precision = 1 / cov[i, i] - tau[i]
@@ -202,7 +234,9 @@ def test_five_points_against_importance_sampling():
 def test_five_points_of_regression(point):
     want = point.get("minus_log_z", point.get("minus_elbo"))
     for method in METHODS if point["method"] == "exact" else [None]:
-        np.testing.assert_allclose(-_five(point, method)[0].log_z, want, rtol=0, atol=_tolerance(want))
+        np.testing.assert_allclose(
+            -_five(point, method)[0].log_z, want, rtol=0, atol=_tolerance(want)
+        )
 
 
 def test_clutter_needs_negative_precisions():
@@ -211,13 +245,22 @@ def test_clutter_needs_negative_precisions():
     X, data = padded(np.zeros((x.size, 1)), x, "clutter")
     log_z, solution, *_ = solve(switched, METHODS["ep"], hyper(100.0), X, data)
     assert Result.from_code(solution.code) == "converged"
-    assert int(jnp.sum(solution.sites.nat2[: x.size] < 0)) == want["ep"]["factors_with_negative_precision"]
+    assert (
+        int(jnp.sum(solution.sites.nat2[: x.size] < 0))
+        == want["ep"]["factors_with_negative_precision"]
+    )
     np.testing.assert_allclose(log_z, want["ep"]["log_z"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(solution.marginals.mean[: x.size], want["ep"]["mean"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(solution.marginals.variance[: x.size], want["ep"]["variance"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        solution.marginals.mean[: x.size], want["ep"]["mean"], rtol=0, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        solution.marginals.variance[: x.size], want["ep"]["variance"], rtol=0, atol=1e-6
+    )
     log_z, solution, *_ = solve(switched, METHODS["laplace"], hyper(100.0), X, data)
     np.testing.assert_allclose(log_z, want["laplace"]["log_z"], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(solution.marginals.mean[: x.size], want["laplace"]["mean"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        solution.marginals.mean[: x.size], want["laplace"]["mean"], rtol=0, atol=1e-6
+    )
 
 
 def linear_logistic(X, y=None):
@@ -247,7 +290,8 @@ def test_two_poisson_counts():
     args = hyper(1.6**2, 0.45), *padded(X, [1.0, 0.0], "poisson")
     laplace = solve(switched, METHODS["laplace"], *args)
     np.testing.assert_allclose(laplace.log_z, want["laplace_log_evidence"], rtol=0, atol=1e-7)
-    np.testing.assert_allclose(laplace.log_z, -2.53056, rtol=0, atol=1e-4)  # what Stan's own test expects
+    # what Stan's own test expects
+    np.testing.assert_allclose(laplace.log_z, -2.53056, rtol=0, atol=1e-4)
     np.testing.assert_allclose(laplace.solution.marginals.mean[:2], want["mode"], rtol=0, atol=1e-7)
     ep = solve(switched, METHODS["ep"], *args)
     np.testing.assert_allclose(ep.log_z, want["exact_by_grid"], rtol=0, atol=1e-3)

@@ -1,4 +1,6 @@
-"""What samplers are given and what they say of their draws: refusals, the density that is sampled, the verdict, the threads."""
+"""What samplers are given and what they say of their draws: refusals, the density that is sampled,
+the verdict, the threads.
+"""
 
 import equinox as eqx
 import jax
@@ -52,7 +54,9 @@ def sampled_variance():
 def param(constant):
     def kernel():
         variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-        return pg.kernels.RBF(variance, numpyro.param("scale", constant, constraint=dist.constraints.positive))
+        return pg.kernels.RBF(
+            variance, numpyro.param("scale", constant, constraint=dist.constraints.positive)
+        )
 
     return kernel
 
@@ -106,14 +110,20 @@ def test_priors_of_f_that_handlers_change_are_refused(name):
 
 @pytest.mark.parametrize("scale", [1.0, 0.2])
 def test_a_scaled_prior_keeps_its_density_in_whitened_coordinates(scale):
-    """log p(v) = scale x (log of everything declared) + log |df/dv|, the normaliser of N(f)^scale with it."""
+    """log p(v) = scale x (log of everything declared) + log |df/dv|, the normaliser of N(f)^scale
+    with it.
+    """
     model = handlers.scale(model_of(sampled_variance, logistic), scale)
     v, variance = jnp.linspace(-1.0, 1.5, 6), jnp.asarray(1.7)
     L = jnp.linalg.cholesky(pg.GP(pg.kernels.RBF(variance, 1.0), X).covariance_matrix)
-    declared, _ = log_density(model, (jnp.asarray(X),), {"y": Y}, {"f": L @ v, "variance": variance})
+    declared, _ = log_density(
+        model, (jnp.asarray(X),), {"y": Y}, {"f": L @ v, "variance": variance}
+    )
     jacobian = jnp.sum(jnp.log(jnp.diagonal(L)))
     values = {"f_base": v, "variance": variance}
-    white, _ = log_density(whitened(self_contained(model), ("f",)), (jnp.asarray(X),), {"y": Y}, values)
+    white, _ = log_density(
+        whitened(self_contained(model), ("f",)), (jnp.asarray(X),), {"y": Y}, values
+    )
     np.testing.assert_allclose(white, declared + jacobian, rtol=1e-9)
 
 
@@ -134,7 +144,9 @@ def test_a_networks_param_beside_the_priors_of_its_weights_is_no_hindrance():
             logistic(f, y)
 
     fit = pg.fit(kernel, METHODS["NUTS()"], 0, X, y=Y, throw=False)
-    assert {"net/weight", "net/bias"} == set(fit.hyper) and np.ptp(np.asarray(fit.hyper["net/weight"]), 0).all()
+    assert {"net/weight", "net/bias"} == set(fit.hyper) and np.ptp(
+        np.asarray(fit.hyper["net/weight"]), 0
+    ).all()
     with pytest.raises(ModelError, match="net.params"):  # the bias has no prior
         pg.fit(kernel, METHODS["NUTS()"], 0, X, y=Y, prior={"weight": dist.Normal(0.0, 1.0)})
 
@@ -161,14 +173,18 @@ def test_missing_counts_and_labels_integrate_to_one(name):
 
 def test_missing_values_that_another_site_reads_are_refused():
     def chained(f, y):
-        filled = numpyro.sample("y", dist.Normal(f, 1.0), obs=y.astype(float), obs_mask=np.arange(6) < 4)
+        filled = numpyro.sample(
+            "y", dist.Normal(f, 1.0), obs=y.astype(float), obs_mask=np.arange(6) < 4
+        )
         numpyro.sample("z", dist.Normal(filled, 1.0), obs=jnp.zeros(6))
 
     refused(model_of(sampled_variance, chained), "NUTS()", "'y'", "obs_mask")
 
 
 def test_slices_see_factors_and_priors_that_depend_on_f():
-    """y = t + noise, t ~ N(f_0, 1), and exp(-f_0^2 / 2) twice: f_0 is Gaussian, with f_1 of correlation exp(-1/2)."""
+    """y = t + noise, t ~ N(f_0, 1), and exp(-f_0^2 / 2) twice: f_0 is Gaussian, with f_1 of
+    correlation exp(-1/2).
+    """
 
     def model(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
@@ -200,8 +216,17 @@ def bounded(X, y=None):
 @pytest.mark.parametrize("name", ["EllipticalSlice()", "SparseNUTS()"])
 def test_supports_that_depend_on_each_other(name):
     chain = {"num_warmup": 200, "num_samples": 800, "num_chains": 1}
-    method = pg.EllipticalSlice(**chain, num_slices=1) if name[0] == "E" else pg.SparseNUTS(2, **chain)
-    fit = pg.fit(bounded, method, 0, np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]]), y=np.zeros(3), throw=False)
+    method = (
+        pg.EllipticalSlice(**chain, num_slices=1) if name[0] == "E" else pg.SparseNUTS(2, **chain)
+    )
+    fit = pg.fit(
+        bounded,
+        method,
+        0,
+        np.array([[0.0, 0.0], [1.0, 1.0], [0.0, 1.0]]),
+        y=np.zeros(3),
+        throw=False,
+    )
     share = np.asarray(fit.hyper["scales"]) / np.asarray(fit.hyper["top"])[:, None]
     assert share.min() > 0.0 and share.max() < 1.0 and fit.stats["ess"] > 60
     error = 5 / np.sqrt(fit.stats["ess"])
@@ -211,7 +236,9 @@ def test_supports_that_depend_on_each_other(name):
 
 def test_constrained_draws_are_those_of_the_options_given():
     def model(kind):
-        numpyro.sample("a", dist.LogNormal(0.0, 1.0) if kind == "positive" else dist.Uniform(0.0, 1.0))
+        numpyro.sample(
+            "a", dist.LogNormal(0.0, 1.0) if kind == "positive" else dist.Uniform(0.0, 1.0)
+        )
 
     kernel = Kernel(model)
     for kind in ("positive", "unit"):
@@ -230,7 +257,9 @@ def test_a_second_length_of_warm_up_is_not_the_first():
 
     model = model_of(sampled_variance, logistic)
     assert len(fitted(model, 50)) == 25
-    np.testing.assert_array_equal(fitted(model, 25), fitted(model_of(sampled_variance, logistic), 25))
+    np.testing.assert_array_equal(
+        fitted(model, 25), fitted(model_of(sampled_variance, logistic), 25)
+    )
 
 
 def test_other_options_and_other_data_leave_nothing_behind():
@@ -252,7 +281,11 @@ def test_other_options_and_other_data_leave_nothing_behind():
 
 def test_whitening_leaves_ordinary_models_as_they_are():
     plain = handlers.reparam(small_fits.classifier, config={"f": pg.Whiten()})
-    z = {"f_base": jnp.linspace(-1.0, 1.0, 6), "lengthscale": jnp.asarray(0.1), "variance": jnp.asarray(-0.2)}
+    z = {
+        "f_base": jnp.linspace(-1.0, 1.0, 6),
+        "lengthscale": jnp.asarray(0.1),
+        "variance": jnp.asarray(-0.2),
+    }
     ours, theirs = (
         potential_energy(m, (jnp.asarray(X),), {"y": Y}, z)
         for m in (whitened(self_contained(small_fits.classifier), ("f",)), plain)
@@ -265,7 +298,9 @@ def noise(chains, draws, *shape, seed=0):
 
 
 def verdict(**values):
-    draws = Draws(values, {"diverging": np.zeros(np.shape(next(iter(values.values())))[:2], bool)}, False)
+    draws = Draws(
+        values, {"diverging": np.zeros(np.shape(next(iter(values.values())))[:2], bool)}, False
+    )
     return diagnose(draws, tuple(values))
 
 
@@ -278,7 +313,9 @@ def test_entries_that_a_support_holds_fixed_do_not_count():
     x = noise(2, 200, 2, 2)
     x[..., 0, 1] = 0.0
     assert verdict(a=x)[0] == "converged"
-    np.testing.assert_allclose(verdict(a=x)[1]["ess"], verdict(a=x[..., [0, 1, 1], [0, 0, 1]])[1]["ess"])
+    np.testing.assert_allclose(
+        verdict(a=x)[1]["ess"], verdict(a=x[..., [0, 1, 1], [0, 0, 1]])[1]["ess"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,7 +324,8 @@ def test_entries_that_a_support_holds_fixed_do_not_count():
         noise(2, 3),  # halves of a chain have no variance
         np.ones((2, 200)),  # never moved
         np.concatenate([np.zeros((1, 200)), noise(1, 200)]),  # one chain of two never moved
-        np.where(np.arange(50) % 2, 1.0, -1.0)[None] + 1e-3 * noise(1, 50),  # its estimate of ESS is no number of draws
+        # its estimate of ESS is no number of draws
+        np.where(np.arange(50) % 2, 1.0, -1.0)[None] + 1e-3 * noise(1, 50),
     ],
     ids=["short", "constant", "stuck", "alternating"],
 )

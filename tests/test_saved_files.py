@@ -1,4 +1,6 @@
-"""Files of saved fits: those of the first version still predict; a damaged one raises `StoreError`, whatever changed."""
+"""Files of saved fits: those of the first version still predict; a damaged one raises `StoreError`,
+whatever changed.
+"""
 
 import copy
 import functools
@@ -31,15 +33,29 @@ X, Y, X_NEW = classification()
 
 
 def test_a_file_of_the_first_version_predicts_as_its_writer_did():
-    """Laplace with MAP for `binary(link="probit")`, saved and asked by ppl-gp 0.1.0 at commit 9261fc4 (float64)."""
+    """Laplace with MAP for `binary(link="probit")`, saved and asked by ppl-gp 0.1.0 at commit
+    9261fc4 (float64).
+    """
     fit, new = pg.load(FIRST, binary), np.array([[0.0, 0.0], [1.0, -0.5], [-1.5, 0.75]])
     p = fit.predict(new)
-    np.testing.assert_allclose(p.f_mean, [0.4307029428772185, 0.5378090140129028, -0.9706888196213609], rtol=1e-8)
-    np.testing.assert_allclose(p.f_variance, [0.6574098845470627, 1.134002359332507, 0.7701737617160801], rtol=1e-8)
-    np.testing.assert_allclose(p.probs, [0.6310182516748655, 0.6436211455753507, 0.23282390807252867], rtol=1e-8)
+    np.testing.assert_allclose(
+        p.f_mean, [0.4307029428772185, 0.5378090140129028, -0.9706888196213609], rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        p.f_variance, [0.6574098845470627, 1.134002359332507, 0.7701737617160801], rtol=1e-8
+    )
+    np.testing.assert_allclose(
+        p.probs, [0.6310182516748655, 0.6436211455753507, 0.23282390807252867], rtol=1e-8
+    )
     scores = fit.log_density(new, np.array([0, 1, 1]))
-    np.testing.assert_allclose(scores, [-0.9970080986984318, -0.4406450092523677, -1.4574728704918716], rtol=1e-8)
-    assert (fit.log_evidence, fit.result, fit.kwargs) == (-7.331251305065486, OK, {"link": "probit"})
+    np.testing.assert_allclose(
+        scores, [-0.9970080986984318, -0.4406450092523677, -1.4574728704918716], rtol=1e-8
+    )
+    assert (fit.log_evidence, fit.result, fit.kwargs) == (
+        -7.331251305065486,
+        OK,
+        {"link": "probit"},
+    )
 
 
 def latent_classifier(X, y=None):
@@ -47,7 +63,9 @@ def latent_classifier(X, y=None):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("data", X.shape[0]):
         h = numpyro.sample("h", dist.Normal(0.0, 1.0))
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), jnp.concatenate([X, h[:, None]], 1)))
+    f = numpyro.sample(
+        "f", pg.GP(pg.kernels.RBF(variance, 1.0), jnp.concatenate([X, h[:, None]], 1))
+    )
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
@@ -55,13 +73,23 @@ def latent_classifier(X, y=None):
 def sparse(model, hyper, columns, **more):
     """A fit with inducing points as `SVGP` leaves one, made by hand."""
     rng = np.random.default_rng(1)
-    points = jax.tree.map(lambda Z: Z[None], pg.Points(jnp.asarray(rng.normal(size=(5, columns)))))  # one draw
-    latent = FromInducing(inducing=points, mean=jnp.asarray(rng.normal(size=(1, 5))), reduction=jnp.full((1, 5), 0.7))
+    # one draw
+    points = jax.tree.map(lambda Z: Z[None], pg.Points(jnp.asarray(rng.normal(size=(5, columns)))))
+    latent = FromInducing(
+        inducing=points, mean=jnp.asarray(rng.normal(size=(1, 5))), reduction=jnp.full((1, 5), 0.7)
+    )
     hyper = {k: jnp.asarray(v, float) for k, v in hyper.items()}
     return Fit(
-        model=model, method=pg.SVGP(), args=(jnp.asarray(X),), kwargs={"y": jnp.asarray(Y)}, draws=Draws.one(hyper, {"f": latent}),
-        log_evidence=-9.0, result=OK, stats={}, **more,
-    )  # fmt: skip
+        model=model,
+        method=pg.SVGP(),
+        args=(jnp.asarray(X),),
+        kwargs={"y": jnp.asarray(Y)},
+        draws=Draws.one(hyper, {"f": latent}),
+        log_evidence=-9.0,
+        result=OK,
+        stats={},
+        **more,
+    )
 
 
 def encoded():
@@ -71,17 +99,39 @@ def encoded():
 
 KINDS = {
     "laplace": lambda: made_fit(classifier, {"lengthscale": 1.2, "variance": 2.0}, X, y=Y),
-    "nuts": lambda: made_fit(classifier, {"lengthscale": 1.2, "variance": 2.0}, X, num_draws=3, y=Y),
+    "nuts": lambda: made_fit(
+        classifier, {"lengthscale": 1.2, "variance": 2.0}, X, num_draws=3, y=Y
+    ),
     "svgp": lambda: sparse(classifier, {"lengthscale": 1.2, "variance": 2.0}, 2),
     "svgp with latents": encoded,
 }
-VALUES = [None, True, -1, 7, float("nan"), "9", [], {}, [[]], {"a": 1}, {"$array": "nope"}, {"$tuple": 3},
-          {"$module": "Points"}, {"$module": "Points", "Z": 1, "__class__": 2}]  # fmt: skip
+VALUES = [
+    None,
+    True,
+    -1,
+    7,
+    float("nan"),
+    "9",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    {"$array": "nope"},
+    {"$tuple": 3},
+    {"$module": "Points"},
+    {"$module": "Points", "Z": 1, "__class__": 2},
+]
 
 
 def places(node, path=()):
     """Every key and index of a header, outermost first."""
-    for k, v in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for k, v in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         yield (*path, k)
         yield from places(v, (*path, k))
 
@@ -90,7 +140,8 @@ LATENTS = ("local", "latent_sites", "forgotten")
 
 
 def changed_headers(header):
-    """Each place left out, and replaced by values of every kind in turn (all of them at the outermost places).
+    """Each place left out, and replaced by values of every kind in turn (all of them at the
+    outermost places).
 
     A file with q(h) differs from the others in `LATENTS` only.
     """
@@ -125,8 +176,17 @@ def contents(path):
 def changed_arrays(arrays):
     """Each array with NaN, of another shape or type; `None` for one that is missing."""
     for name, a in arrays.items():
-        changes = {"NaN": a * np.nan, "wrapped": a[None], "a word": np.array("a"), "objects": a.astype(object)}
-        changes |= {"short": a[:-1], "flat": a.ravel()[:-1], "empty": a[:0]} if a.ndim else {"vector": a[None]}
+        changes = {
+            "NaN": a * np.nan,
+            "wrapped": a[None],
+            "a word": np.array("a"),
+            "objects": a.astype(object),
+        }
+        changes |= (
+            {"short": a[:-1], "flat": a.ravel()[:-1], "empty": a[:0]}
+            if a.ndim
+            else {"vector": a[None]}
+        )
         for what, change in changes.items():
             yield f"{name}: {what}", {**arrays, name: change}
         yield f"{name}: missing", {k: v for k, v in arrays.items() if k != name}
@@ -135,13 +195,19 @@ def changed_arrays(arrays):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
-    """Every field of the header changed in turn, and every array, under the header's claims and without them."""
+    """Every field of the header changed in turn, and every array, under the header's claims and
+    without them.
+    """
     fit = KINDS[kind]()
     path = fit.save(tmp_path / "good.fit")
     header, arrays = contents(path)
     bare = {**header, "arrays": list(arrays)}  # as the first version's files, which claim no shapes
     cases = [(what, new, arrays) for what, new in changed_headers(bare)]
-    cases += [(f"{what}, {len(h['arrays'])}", h, new) for what, new in changed_arrays(arrays) for h in (bare, header)]
+    cases += [
+        (f"{what}, {len(h['arrays'])}", h, new)
+        for what, new in changed_arrays(arrays)
+        for h in (bare, header)
+    ]
     want, loaded = fit.predict(X_NEW), []
     for what, new, stored in cases:
         try:
@@ -151,7 +217,9 @@ def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
             continue
         found = again.predict(X_NEW)
         for name in ("f_mean", "f_variance", "mean", "probs"):
-            np.testing.assert_allclose(getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=what)
+            np.testing.assert_allclose(
+                getattr(found, name), getattr(want, name), rtol=1e-9, err_msg=what
+            )
         loaded.append(what)
     assert len(loaded) < 0.25 * len(cases), loaded
 
@@ -162,15 +230,24 @@ def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
         (lambda h, a: h.update(version="9"), "format version is '9'"),
         (lambda h, a: h.update(result="dreamt"), "ended as 'dreamt'.*upgrade"),
         (lambda h, a: h.pop("method"), "the header's 'method' is 'None'"),
-        (lambda h, a: a.update({"hyper/variance": np.array(-1.0)}), r"\['variance'\] lie outside their support"),
+        (
+            lambda h, a: a.update({"hyper/variance": np.array(-1.0)}),
+            r"\['variance'\] lie outside their support",
+        ),
         (lambda h, a: a.update({"hyper/variance": np.array(np.nan)}), "hyper hold NaN"),
         (
-            lambda h, a: h.update(arrays=list(a)) or a.update({f"latent/f/{k}": np.zeros((1, 2, 25)) for k in MOMENTS}),
+            lambda h, a: (
+                h.update(arrays=list(a))
+                or a.update({f"latent/f/{k}": np.zeros((1, 2, 25)) for k in MOMENTS})
+            ),
             r"q of 'f' has shape \(1, 2, 25\)",
         ),
         (lambda h, a: a.update({"args/X": X.astype(np.float32)}), "array 'args/X' is float32"),
         (lambda h, a: h["latent"]["f"].update(sites=None), "'f' lacks a part"),
-        (lambda h, a: h["latent"]["f"].update(sites=None, alpha=None), "draws of 'f' have a variance"),
+        (
+            lambda h, a: h["latent"]["f"].update(sites=None, alpha=None),
+            "draws of 'f' have a variance",
+        ),
         (lambda h, a: h.update(sampled=True), "damaged"),
     ],
 )
@@ -182,7 +259,9 @@ def test_what_is_wrong_is_said(change, words, tmp_path):
 
 
 def test_a_draw_outside_its_support_and_bytes_that_are_not_there(tmp_path):
-    """One bad draw of three is found; 80 TB of an array's own header are not reserved; no recursion without end."""
+    """One bad draw of three is found; 80 TB of an array's own header are not reserved; no recursion
+    without end.
+    """
     header, arrays = contents(KINDS["nuts"]().save(tmp_path / "fit.gp"))
     bad = {**arrays, "hyper/variance": arrays["hyper/variance"] * np.array([1, 1, -1])}
     with pytest.raises(StoreError, match=r"\['variance'\] lie outside"):
@@ -212,9 +291,17 @@ def bounded(X, y=None):
 
 
 def test_supports_are_those_of_each_draw_and_bear_rounding(tmp_path):
-    """A length scale of 8 below a top of 9 in the second draw, though the first one's top is 1; a simplex to 1e-5."""
-    hyper = {"top": [1.0, 9.0], "lengthscale": [0.5, 8.0], "weights": [[0.2, 0.3, 0.5 + 1e-5], [0.3, 0.3, 0.4]]}
-    fit = made_fit(bounded, {"top": 1.0, "lengthscale": 0.5, "weights": np.ones(3) / 3}, X, num_draws=2, y=Y)
+    """A length scale of 8 below a top of 9 in the second draw, though the first one's top is 1; a
+    simplex to 1e-5.
+    """
+    hyper = {
+        "top": [1.0, 9.0],
+        "lengthscale": [0.5, 8.0],
+        "weights": [[0.2, 0.3, 0.5 + 1e-5], [0.3, 0.3, 0.4]],
+    }
+    fit = made_fit(
+        bounded, {"top": 1.0, "lengthscale": 0.5, "weights": np.ones(3) / 3}, X, num_draws=2, y=Y
+    )
     fit.hyper = {k: jnp.asarray(v) for k, v in hyper.items()}
     path = fit.save(tmp_path / "fit.gp")
     np.testing.assert_array_equal(pg.load(path, bounded).hyper["lengthscale"], [0.5, 8.0])
@@ -235,9 +322,16 @@ def two_outputs(X, y=None, tables=None, options=None):
 
 
 def test_observations_in_containers_are_not_saved(tmp_path):
-    """Leaves that no distribution and no mask is computed from stay out of the file, and prediction is as before."""
+    """Leaves that no distribution and no mask is computed from stay out of the file, and prediction
+    is as before.
+    """
     num, secret = len(X), 7.25 + np.arange(len(X))
-    tables = {"offset": [np.arange(num) / 9.0], "scale": np.array(0.5), "seen": np.arange(num) > 2, "unused": secret}
+    tables = {
+        "offset": [np.arange(num) / 9.0],
+        "scale": np.array(0.5),
+        "seen": np.arange(num) > 2,
+        "unused": secret,
+    }
     options = {"kinds": ["a", "b"], "size": (1, None), "flag": True}
     y = {"u": secret, "v": (secret.astype(int), secret + 1)}
     fit = made_fit(two_outputs, {}, X, num_draws=2, y=y, tables=tables, options=options)
@@ -250,20 +344,34 @@ def test_observations_in_containers_are_not_saved(tmp_path):
     loaded = pg.load(path, two_outputs)
     assert loaded.kwargs["options"] == options and type(loaded.kwargs["options"]["size"]) is tuple
     np.testing.assert_array_equal(loaded.kwargs["tables"]["seen"], tables["seen"])
-    assert loaded.kwargs["tables"]["unused"] is None and loaded.kwargs["tables"]["scale"].shape == ()
+    assert (
+        loaded.kwargs["tables"]["unused"] is None and loaded.kwargs["tables"]["scale"].shape == ()
+    )
     assert loaded.save(tmp_path / "again.gp").exists()
     new = {k: (v[:7] if np.ndim(v) else v) for k, v in tables.items()} | {"offset": [np.zeros(7)]}
     fit.kwargs["y"] = loaded.kwargs["y"]
     a, b = (g.predict(X_NEW, tables=new) for g in (fit, loaded))
     for name in ("f_mean", "f_variance", "mean"):
-        for x, z in zip(jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True):
+        for x, z in zip(
+            jax.tree.leaves(getattr(a, name)), jax.tree.leaves(getattr(b, name)), strict=True
+        ):
             np.testing.assert_array_equal(x, z)
 
 
 def test_values_come_back_as_they_went():
-    value = {"words": ["a", None], "pair": (1, (2.5, float("inf"))), "none": None, "empty": [{}, ()], "flag": False}
+    value = {
+        "words": ["a", None],
+        "pair": (1, (2.5, float("inf"))),
+        "none": None,
+        "empty": [{}, ()],
+        "flag": False,
+    }
     arrays = {}
-    code = json.loads(json.dumps(encode({**value, "scalar": np.float64(2.5), "zero-d": np.array(3)}, arrays, "w", "n")))
+    code = json.loads(
+        json.dumps(
+            encode({**value, "scalar": np.float64(2.5), "zero-d": np.array(3)}, arrays, "w", "n")
+        )
+    )
     again = decode(code, arrays)
     scalar, array = again.pop("scalar"), again.pop("zero-d")
     assert again == value and (type(scalar), scalar) == (float, 2.5)
@@ -272,7 +380,9 @@ def test_values_come_back_as_they_went():
 
 def test_what_the_header_has_no_word_for_is_refused(tmp_path):
     def takes_anything(X, y=None, more=None):
-        numpyro.sample("z", dist.Normal(jax.random.normal(more) if isinstance(more, jax.Array) else 0.0, 1.0))
+        numpyro.sample(
+            "z", dist.Normal(jax.random.normal(more) if isinstance(more, jax.Array) else 0.0, 1.0)
+        )
         classifier(X, y)
 
     for more, words in [

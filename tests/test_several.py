@@ -1,4 +1,6 @@
-"""Several functions a datum: which of them meet, read off the jaxpr, and integrals over them against closed forms and fine grids."""
+"""Several functions a datum: which of them meet, read off the jaxpr, and integrals over them
+against closed forms and fine grids.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +22,10 @@ F = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
 COUNTS, WHICH = jnp.array([0.0, 1.0, 0.0, 3.0, 2.0]), jnp.array([0, 1, 2, 3, 0])
 # {name: (log likelihood, groups of functions that it couples)}
 LIKELIHOODS = {
-    "outputs": (lambda f: dist.Normal(f.T, 0.1).to_event(1).log_prob(jnp.zeros((5, 4))), ({0}, {1}, {2}, {3})),
+    "outputs": (
+        lambda f: dist.Normal(f.T, 0.1).to_event(1).log_prob(jnp.zeros((5, 4))),
+        ({0}, {1}, {2}, {3}),
+    ),
     "noise scale": (lambda f: dist.Normal(f[0], jnp.exp(f[1])).log_prob(0.3), ({0, 1}, {2}, {3})),
     # Additive for counts above zero, coupled at zero: what counts is what could be observed.
     "zero inflated": (
@@ -28,22 +33,35 @@ LIKELIHOODS = {
         ({0, 3}, {1}, {2}),
     ),
     "softmax": (lambda f: dist.Categorical(logits=f.T).log_prob(WHICH), ({0, 1, 2, 3},)),
-    "one output a row": (lambda f: dist.Normal(f[WHICH, jnp.arange(5)], 0.1).log_prob(0.0), ({0}, {1}, {2}, {3})),
-    "sign": (lambda f: dist.Normal(jnp.where(f[2] > 0, f[1], -f[1]), 0.1).log_prob(0.0), ({0}, {1, 2}, {3})),
-    "sum": (lambda f: dist.Normal(f[0] + f[1], 0.1).log_prob(0.0) + jnp.sin(f[2]), ({0, 1}, {2}, {3})),
+    "one output a row": (
+        lambda f: dist.Normal(f[WHICH, jnp.arange(5)], 0.1).log_prob(0.0),
+        ({0}, {1}, {2}, {3}),
+    ),
+    "sign": (
+        lambda f: dist.Normal(jnp.where(f[2] > 0, f[1], -f[1]), 0.1).log_prob(0.0),
+        ({0}, {1, 2}, {3}),
+    ),
+    "sum": (
+        lambda f: dist.Normal(f[0] + f[1], 0.1).log_prob(0.0) + jnp.sin(f[2]),
+        ({0, 1}, {2}, {3}),
+    ),
 }
 
 
 @pytest.mark.parametrize(("log_lik", "groups"), LIKELIHOODS.values(), ids=LIKELIHOODS)
 def test_coupled_functions_are_read_off_the_jaxpr(log_lik, groups):
     coupled = dependence(log_lik, 4, F).coupled
-    assert all(coupled[i, j] == any({i, j} <= g for g in groups) for i in range(4) for j in range(4))
+    assert all(
+        coupled[i, j] == any({i, j} <= g for g in groups) for i in range(4) for j in range(4)
+    )
 
 
 def test_entries_know_their_functions_beyond_one_word():
     f = jnp.zeros((70, 2))
     (on,), coupled = dependence(lambda f: [jnp.tanh(f).T * 2.0], 70, f)
-    assert np.array_equal(on.any(1), np.eye(70, dtype=bool)) and np.array_equal(coupled, np.eye(70, dtype=bool))
+    assert np.array_equal(on.any(1), np.eye(70, dtype=bool)) and np.array_equal(
+        coupled, np.eye(70, dtype=bool)
+    )
 
 
 def outputs(X, y=None, num=3):
@@ -54,7 +72,9 @@ def outputs(X, y=None, num=3):
 
 
 def test_outputs_with_a_function_each_are_exact():
-    """The density of row n is a product over outputs at each draw, even where a thousand draws would miss it by tens of nats."""
+    """The density of row n is a product over outputs at each draw, even where a thousand draws
+    would miss it by tens of nats.
+    """
     X, X_new = np.linspace(-2.0, 2.0, 12)[:, None], np.linspace(0.0, 6.0, 5)[:, None]
     fit = made_fit(outputs, {}, X, num_draws=2)
     Y = 3.0 * np.random.default_rng(1).normal(size=(5, 3))
@@ -66,7 +86,8 @@ def test_outputs_with_a_function_each_are_exact():
     found, error = fit.log_density(X_new, Y, with_error=True)
     np.testing.assert_allclose(found, exact, rtol=1e-6)
     of_draw = np.exp(stats.norm.logpdf(Y.T, mean, np.sqrt(variance)).sum(1) - exact)
-    np.testing.assert_allclose(error, np.std(of_draw, 0) / np.sqrt(2), atol=1e-6)  # nothing is drawn but the two draws
+    # nothing is drawn but the two draws
+    np.testing.assert_allclose(error, np.std(of_draw, 0) / np.sqrt(2), atol=1e-6)
     p = fit.predict(X_new)
     np.testing.assert_allclose(p.mean, mean.mean(0).T, atol=1e-7)
     assert p.mean_error is None
@@ -74,11 +95,14 @@ def test_outputs_with_a_function_each_are_exact():
 
 @pytest.mark.parametrize("y", [0.0, 3.0])
 def test_two_coupled_functions_against_a_grid(y):
-    """A noise scale that is a function: the ridge gets narrow where the noise is small, and the grid in f is refined with it."""
+    """A noise scale that is a function: the ridge gets narrow where the noise is small, and the
+    grid in f is refined with it.
+    """
     log_g = lambda z: dist.Normal(z[0], jnp.exp(-1.0 + z[1])).log_prob(y)  # noqa: E731
     (found,), (error,) = cubature.log_integral(log_g, 2, jnp.zeros(1), False)
     z = np.linspace(-9.0, 9.0, 20_001)
-    given = stats.norm.logpdf(y, 0.0, np.sqrt(1.0 + np.exp(2.0 * (-1.0 + z))))  # f is integrated in closed form
+    # f is integrated in closed form
+    given = stats.norm.logpdf(y, 0.0, np.sqrt(1.0 + np.exp(2.0 * (-1.0 + z))))
     exact = logsumexp(given + stats.norm.logpdf(z)) + np.log(z[1] - z[0])
     assert abs(found - exact) < 1e-5 and np.sqrt(error) < 1e-4
 
@@ -86,7 +110,8 @@ def test_two_coupled_functions_against_a_grid(y):
 def test_more_functions_are_weighted_draws_with_an_honest_error():
     log_g = lambda z: dist.Normal(jnp.sum(z, 0), 0.1).log_prob(4.0)  # noqa: E731
     found, error = (
-        np.asarray(x)[0] for x in cubature.log_integral_by_draws(log_g, 5, jnp.zeros(1), 1000, random.key(0))
+        np.asarray(x)[0]
+        for x in cubature.log_integral_by_draws(log_g, 5, jnp.zeros(1), 1000, random.key(0))
     )
     exact = stats.norm.logpdf(4.0, 0.0, np.sqrt(5.01))
     assert abs(found - exact) < 4 * np.sqrt(error) and 0 < np.sqrt(error) < 0.1
@@ -112,7 +137,10 @@ def test_counts_are_scored_as_numbers():
     y = np.array([3, 9, 4])
     assert p.probs.shape == (3, 11)
     found = scores.error(p, y)
-    assert found.name == "RMSE" and abs(found.value - np.sqrt(np.mean((np.asarray(p.mean) - y) ** 2))) < 1e-12
+    assert (
+        found.name == "RMSE"
+        and abs(found.value - np.sqrt(np.mean((np.asarray(p.mean) - y) ** 2))) < 1e-12
+    )
     assert scores.calibration(p, y).name == "coverage gap"
     with pytest.raises(pg.DataError, match=r"y_test has shape \(3, 1\)"):
         scores.error(p, y[:, None])
@@ -122,11 +150,15 @@ def test_arguments_that_are_trees_are_compared_by_their_leaves():
     a = {"u": np.arange(3.0), "v": (1, "x")}
     assert _same(a, {"u": np.arange(3.0), "v": (1, "x")})
     assert (
-        not _same(a, {"u": np.arange(3.0) + 1.0, "v": (1, "x")}) and not _same(a, np.arange(3.0)) and not _same(a, None)
+        not _same(a, {"u": np.arange(3.0) + 1.0, "v": (1, "x")})
+        and not _same(a, np.arange(3.0))
+        and not _same(a, None)
     )
 
 
-@pytest.mark.parametrize(("ess", "want"), [(100.0, 0.1), (0.5, None), (np.nan, None), (np.inf, None)])
+@pytest.mark.parametrize(
+    ("ess", "want"), [(100.0, 0.1), (0.5, None), (np.nan, None), (np.inf, None)]
+)
 def test_errors_of_a_reference_without_draws_enough_are_no_numbers(ess, want):
     fit = made_fit(outputs, {}, F.T[:, :1], num_draws=2)
     fit.stats["ess"] = ess

@@ -23,10 +23,18 @@ def one_device():
 
 def start(num_devices, *args):
     """A process that sees so many CPU devices."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
+    flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
+    )
     command = [sys.executable, sharded_fits.__file__, *map(str, args)]
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(pg.__file__).parents[1])}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "PYTHONPATH": str(Path(pg.__file__).parents[1]),
+    }
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def finish(*processes):

@@ -1,4 +1,6 @@
-"""SVGP against what it must equal: full VI where Z = X, exact regression, the collapsed bound, other parameterisations."""
+"""SVGP against what it must equal: full VI where Z = X, exact regression, the collapsed bound,
+other parameterisations.
+"""
 
 import dataclasses
 import functools
@@ -42,7 +44,10 @@ def regression(X, y=None):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
     f = numpyro.sample(
-        "f", pg.GP(pg.kernels.RBF(variance, lengthscale), X, pg.means.Linear(jnp.array([0.5, 0.0])), 1e-6)
+        "f",
+        pg.GP(
+            pg.kernels.RBF(variance, lengthscale), X, pg.means.Linear(jnp.array([0.5, 0.0])), 1e-6
+        ),
     )
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
@@ -62,7 +67,9 @@ def data():
 def on_all_points():
     """SVGP with Z = X, and VI, at the same hyperparameters."""
     X, y, _ = data()
-    sparse = pg.fit(small_fits.classifier, pg.SVGP(inducing=X, num_nodes=64, tol=1e-9, **HELD), 0, X, y=y)
+    sparse = pg.fit(
+        small_fits.classifier, pg.SVGP(inducing=X, num_nodes=64, tol=1e-9, **HELD), 0, X, y=y
+    )
     return sparse, pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
 
 
@@ -89,7 +96,9 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
 
     def full(hyper):
         factors = read(small_fits.classifier, X, y=y, hyper=hyper)
-        return log_evidence(pg.VI(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik, None)[0]
+        return log_evidence(
+            pg.VI(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik, None
+        )[0]
 
     ours, theirs = jax.jit(jax.grad(bound))(vi.hyper), jax.jit(jax.grad(full))(vi.hyper)
     for name in theirs:
@@ -97,17 +106,25 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
 
 
 def test_one_natural_step_turns_the_prior_into_exact_regression():
-    """The numbers of GPflow's documentation, notebook `natural_gradients`: -426.9017 before the step, -139.5641 after."""
+    """The numbers of GPflow's documentation, notebook `natural_gradients`: -426.9017 before the
+    step, -139.5641 after.
+    """
     np.random.seed(0)
     X = np.random.uniform(size=(100, 2))
     y = np.sin(10 * X[:, 0]) + 5 * X[:, 1] ** 2
     fit = pg.fit(noisy, pg.SVGP(inducing=X, train_inducing=False, max_steps=20), 0, X, y=y)
-    np.testing.assert_allclose(fit.stats["bounds"][:3], [-426.9017, -139.5641, -139.5641], atol=2e-4)
+    np.testing.assert_allclose(
+        fit.stats["bounds"][:3], [-426.9017, -139.5641, -139.5641], atol=2e-4
+    )
     K = np.asarray(pg.kernels.Matern52(1.0, 1.0)(X, X))
     C = K + np.eye(100)
-    exact = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(C)[1] - 50 * np.log(2 * np.pi)
+    exact = (
+        -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(C)[1] - 50 * np.log(2 * np.pi)
+    )
     assert abs(fit.log_evidence - exact) < 1e-5
-    np.testing.assert_allclose(fit.predict(X[:5]).f_mean, (K @ np.linalg.solve(C, y))[:5], atol=1e-5)
+    np.testing.assert_allclose(
+        fit.predict(X[:5]).f_mean, (K @ np.linalg.solve(C, y))[:5], atol=1e-5
+    )
 
 
 @functools.cache
@@ -130,7 +147,9 @@ def test_one_natural_step_is_the_collapsed_optimum():
     Kuf, Kuu = np.asarray(pg.kernels.RBF(1.5, 0.8)(Z, X)), K[:12, :12]
     Q = Kuf.T @ np.linalg.solve(Kuu, Kuf)
     r, C = y - 0.5 * X[:, 0], Q + 0.09 * np.eye(60)
-    titsias = -0.5 * r @ np.linalg.solve(C, r) - 0.5 * np.linalg.slogdet(C)[1] - 30 * np.log(2 * np.pi)
+    titsias = (
+        -0.5 * r @ np.linalg.solve(C, r) - 0.5 * np.linalg.slogdet(C)[1] - 30 * np.log(2 * np.pi)
+    )
     titsias -= np.trace(K - Q) / (2 * 0.09)
     assert abs(in_closed_form.log_evidence - titsias) < 1e-6
 
@@ -139,7 +158,11 @@ def test_the_collapsed_bound_has_the_right_gradient():
     X, y = gaussian()
 
     def bound(theta):
-        hyper = {"lengthscale": jnp.exp(theta[0]), "variance": jnp.exp(theta[1]), "noise": jnp.exp(theta[2])}
+        hyper = {
+            "lengthscale": jnp.exp(theta[0]),
+            "variance": jnp.exp(theta[1]),
+            "noise": jnp.exp(theta[2]),
+        }
         variables = {"f": Points(jnp.asarray(X[:12]) + theta[3])}
         return collapsed(regression, hyper, variables, batch_of(X, y)).bound
 
@@ -188,27 +211,37 @@ def test_parameterisations_reach_the_same_optimum(options):
         assert gain > 1e-3
     else:
         assert abs(gain) < 1e-4
-        np.testing.assert_allclose(other.predict(X_new).f_mean, natural.predict(X_new).f_mean, atol=2e-2)
+        np.testing.assert_allclose(
+            other.predict(X_new).f_mean, natural.predict(X_new).f_mean, atol=2e-2
+        )
 
 
 def test_a_diagonal_covariance_is_a_looser_bound():
     X, y, _ = data()
     full = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
-    diagonal = pg.SVGP(inducing=X[:10], covariance="diagonal", learning_rate=0.1, max_steps=1000, **HELD)
-    assert pg.fit(small_fits.classifier, diagonal, 0, X, y=y).log_evidence < full.log_evidence - 0.01
+    diagonal = pg.SVGP(
+        inducing=X[:10], covariance="diagonal", learning_rate=0.1, max_steps=1000, **HELD
+    )
+    assert (
+        pg.fit(small_fits.classifier, diagonal, 0, X, y=y).log_evidence < full.log_evidence - 0.01
+    )
 
 
 def test_more_inducing_points_never_loosen_the_bound():
     X, y, _ = data()
     bounds = [
-        pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:m], **HELD), 0, X, y=y).log_evidence for m in (3, 9, 25)
+        pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:m], **HELD), 0, X, y=y).log_evidence
+        for m in (3, 9, 25)
     ]
     assert bounds[0] < bounds[1] < bounds[2] <= on_all_points()[1].log_evidence + 1e-6
 
 
 def _families(M):
     rng = np.random.default_rng(0)
-    loc, raw = jnp.asarray(rng.normal(size=M)), jnp.asarray(np.tril(rng.normal(size=(M, M))) + 2 * np.eye(M))
+    loc, raw = (
+        jnp.asarray(rng.normal(size=M)),
+        jnp.asarray(np.tril(rng.normal(size=(M, M))) + 2 * np.eye(M)),
+    )
     return loc, raw
 
 
@@ -242,7 +275,9 @@ def test_the_reverse_rules_are_the_derivatives_of_the_plain_formulas():
     def fast(H, C, loc, L):
         root = dense_root(H @ H.T + jnp.eye(M), jnp.asarray(1e-8))
         mean, square = explained(root, C, loc, jnp.eye(M) - L @ L.T)
-        return w1 @ mean + w2 @ square + jnp.sum(jnp.sin(root.whiten(C))) + jnp.sum(root.color(C) ** 3)
+        return (
+            w1 @ mean + w2 @ square + jnp.sum(jnp.sin(root.whiten(C))) + jnp.sum(root.color(C) ** 3)
+        )
 
     def plain(H, C, loc, L):
         R = jnp.linalg.cholesky(H @ H.T + jnp.eye(M))
@@ -251,7 +286,9 @@ def test_the_reverse_rules_are_the_derivatives_of_the_plain_formulas():
         return w1 @ (loc @ A) + w2 @ square + jnp.sum(jnp.sin(A)) + jnp.sum((R @ C) ** 3)
 
     assert abs(fast(H, C, loc, L) - plain(H, C, loc, L)) < 1e-9
-    for ours, theirs in zip(*(jax.grad(f, (0, 1, 2, 3))(H, C, loc, L) for f in (fast, plain)), strict=True):
+    for ours, theirs in zip(
+        *(jax.grad(f, (0, 1, 2, 3))(H, C, loc, L) for f in (fast, plain)), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
@@ -263,12 +300,18 @@ def test_the_reverse_rule_of_a_root_takes_a_batch_of_covariances(order):
 
     def value(H):
         root = dense_root(H @ H.T + jnp.eye(5), jnp.asarray(1e-8))
-        return jnp.sum(jnp.sin(explained(root, C, jnp.ones(5), 0.5 * jnp.eye(5))[1])) + jnp.sum(root.color(C) ** 3)
+        return jnp.sum(jnp.sin(explained(root, C, jnp.ones(5), 0.5 * jnp.eye(5))[1])) + jnp.sum(
+            root.color(C) ** 3
+        )
 
     batched = (
-        jax.vmap(jax.grad(value)) if order == "gradients of each" else jax.grad(lambda H: jax.vmap(value)(H).sum())
+        jax.vmap(jax.grad(value))
+        if order == "gradients of each"
+        else jax.grad(lambda H: jax.vmap(value)(H).sum())
     )
-    np.testing.assert_allclose(batched(H), jnp.stack([jax.grad(value)(h) for h in H]), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        batched(H), jnp.stack([jax.grad(value)(h) for h in H]), rtol=1e-10, atol=1e-10
+    )
 
 
 def test_other_roots_and_several_functions_share_the_projection():
@@ -291,7 +334,9 @@ def test_greedy_selection_is_pivoted_cholesky_and_stops_where_nothing_is_left():
     K = np.asarray(prior.covariance_matrix)
     for i in range(1, 6):
         chosen = np.asarray(rows[:i])
-        left = np.diag(K) - np.sum(K[:, chosen] * np.linalg.solve(K[np.ix_(chosen, chosen)], K[chosen]).T, 1)
+        left = np.diag(K) - np.sum(
+            K[:, chosen] * np.linalg.solve(K[np.ix_(chosen, chosen)], K[chosen]).T, 1
+        )
         assert rows[i] == np.argmax(left) and abs(variance[i] - left.max()) < 1e-6
     few = select("greedy", prior, X, 70, seed=0, tol=1e-4)
     assert 6 < len(few) < 25
@@ -326,13 +371,19 @@ def unseen_latent(X, y=None):
     [
         (unit_regression, {"beta": 4.0}, {}),
         (unit_regression, {}, {"scale": 4.0}),
-        (unit_regression, {"beta": 4.0, "natural": False, "learning_rate": 0.1, "max_steps": 600}, {}),
+        (
+            unit_regression,
+            {"beta": 4.0, "natural": False, "learning_rate": 0.1, "max_steps": 600},
+            {},
+        ),
         (unseen_latent, {"beta": 4.0, "natural_rate": 1.0}, {}),
     ],
     ids=["natural", "handler", "adam", "layers"],
 )
 def test_the_weight_of_the_divergence_tempers_the_likelihood(model, options, kwargs):
-    """E[log p(y | f)] - 4 KL is maximal at the posterior of noise variance 4 x 0.25; `log_evidence` is the ELBO there."""
+    """E[log p(y | f)] - 4 KL is maximal at the posterior of noise variance 4 x 0.25; `log_evidence`
+    is the ELBO there.
+    """
     X, y = gaussian()[0][:16, :1], gaussian()[1][:16]
     K = np.asarray(pg.kernels.RBF(1.0, 1.0)(X, X))
     gain = np.linalg.solve(K + 1.0 * np.eye(16), K).T
@@ -342,9 +393,14 @@ def test_the_weight_of_the_divergence_tempers_the_likelihood(model, options, kwa
     np.testing.assert_allclose(fit.predict(X).f_mean, mean, atol=2e-3)
     np.testing.assert_allclose(fit.predict(X).f_variance, np.diag(S), atol=2e-3)
     if model is unit_regression:
-        # E[log p] / 4 - KL is the log evidence of the likelihood p^(1/4), a normal density of variance 1 times a constant.
+        # E[log p] / 4 - KL is the log evidence of the likelihood p^(1/4), a normal density of
+        # variance 1 times a constant.
         C = K + np.eye(16)
-        tempered = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(C)[1] - 2 * np.log(2 * np.pi * 0.25)
+        tempered = (
+            -0.5 * y @ np.linalg.solve(C, y)
+            - 0.5 * np.linalg.slogdet(C)[1]
+            - 2 * np.log(2 * np.pi * 0.25)
+        )
         expected = -8 * np.log(2 * np.pi * 0.25) - (np.sum((y - mean) ** 2) + np.trace(S)) / 0.5
         kl = expected / 4.0 - tempered
         assert abs(fit.stats["bounds"][-1] - 4.0 * tempered) < 1e-3
@@ -400,8 +456,16 @@ def test_a_likelihood_that_is_nearly_gaussian_has_no_collapsed_bound(likelihood)
 @pytest.mark.parametrize(
     "model, kwargs, words",
     [
-        (functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), size=20), {}, "plate 'data' subsamples"),
-        (functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), units=2), {}, r"'f': \(2, 60\)"),
+        (
+            functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), size=20),
+            {},
+            "plate 'data' subsamples",
+        ),
+        (
+            functools.partial(observed_as, lambda f: dist.Normal(f, 0.5), units=2),
+            {},
+            r"'f': \(2, 60\)",
+        ),
         (latent_regression, {}, r"latents \['h'\]"),
         (unit_regression, {"scale": 4.0}, "handlers.scale"),
     ],
@@ -416,7 +480,12 @@ def test_the_collapsed_bound_is_of_one_function_and_all_data(model, kwargs, word
 @pytest.mark.parametrize(
     "function, found",
     [
-        (lambda f: -0.5 * ((f[::-1] - 1.0) / 3.0) ** 2 + jnp.where(jnp.arange(3) > 1, f, 2.0 * f), 2),
+        (
+            lambda f: (
+                -0.5 * ((f[::-1] - 1.0) / 3.0) ** 2 + jnp.where(jnp.arange(3) > 1, f, 2.0 * f)
+            ),
+            2,
+        ),
         (lambda f: jnp.power(f, 3.0) * f, 4),
         (lambda f: jax.jit(lambda g: g * g)(f) @ jnp.ones(3), 2),
         (lambda f: jax.lax.switch(0, [lambda g: g, lambda g: g**3], f), 3),
@@ -432,7 +501,9 @@ def test_degrees_of_polynomials(function, found):
 
 
 def test_more_functions_than_cubature_serves_make_an_estimate_that_says_so():
-    """Softmax of four classes, all data in a step: the bound is drawn, and never an exact one that stopped rising."""
+    """Softmax of four classes, all data in a step: the bound is drawn, and never an exact one that
+    stopped rising.
+    """
 
     def softmax(X, y=None):
         with numpyro.plate("classes", 4):
@@ -443,9 +514,17 @@ def test_more_functions_than_cubature_serves_make_an_estimate_that_says_so():
     X = gaussian()[0]
     y = np.digitize(X[:, 0], [-0.7, 0.0, 0.7])
     method = pg.SVGP(inducing=X[:8], train_inducing=False, max_steps=60, hyper=pg.Fixed({}))
-    fit, finer = (pg.fit(softmax, m, 0, X, y=y) for m in (method, dataclasses.replace(method, num_draws=100)))
-    assert fit.result == "completed" and fit.stats["failed_steps"] == 0 and 0.0 < fit.stats["log_evidence_se"] < 1.0
+    fit, finer = (
+        pg.fit(softmax, m, 0, X, y=y) for m in (method, dataclasses.replace(method, num_draws=100))
+    )
+    assert (
+        fit.result == "completed"
+        and fit.stats["failed_steps"] == 0
+        and 0.0 < fit.stats["log_evidence_se"] < 1.0
+    )
     gap = fit.log_evidence - finer.log_evidence
-    assert abs(gap) < 0.5 + 5 * np.hypot(fit.stats["log_evidence_se"], finer.stats["log_evidence_se"])
+    assert abs(gap) < 0.5 + 5 * np.hypot(
+        fit.stats["log_evidence_se"], finer.stats["log_evidence_se"]
+    )
     exact = pg.fit(unit_regression, pg.SVGP(num_inducing=5, max_steps=3), 0, X, y=gaussian()[1])
     assert "log_evidence_se" not in exact.stats

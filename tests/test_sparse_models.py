@@ -1,4 +1,6 @@
-"""The same declared models under SVGP, NumPyro's own SVI and SparseNUTS: predictions, trees, files, errors."""
+"""The same declared models under SVGP, NumPyro's own SVI and SparseNUTS: predictions, trees, files,
+errors.
+"""
 
 import functools
 
@@ -69,14 +71,29 @@ def fitted(name):
             method = pg.SVGP(num_inducing=10, max_steps=600, hyper=AutoNormal)
             return pg.fit(small_fits.classifier, method, 0, X, y=y)
         case "nuts":
-            return pg.fit(small_fits.classifier, pg.SparseNUTS(num_inducing=25, **SHORT), 0, X, y=y, throw=False)
+            return pg.fit(
+                small_fits.classifier,
+                pg.SparseNUTS(num_inducing=25, **SHORT),
+                0,
+                X,
+                y=y,
+                throw=False,
+            )
         case "heteroscedastic":
-            return pg.fit(heteroscedastic, pg.SVGP(num_inducing=10, max_steps=100), 0, X, y=np.sin(X[:, 0]))
+            return pg.fit(
+                heteroscedastic, pg.SVGP(num_inducing=10, max_steps=100), 0, X, y=np.sin(X[:, 0])
+            )
         case "softmax":
             labels = (X[:, 0] > 0).astype(int) + (X[:, 1] > 0)
             return pg.fit(softmax, pg.SVGP(num_inducing=10, max_steps=100), 0, X, y=labels)
         case "counts":
-            return pg.fit(counts, pg.SVGP(num_inducing=10, max_steps=100), 0, X, y=rng.poisson(np.exp(1 + X[:, 0])))
+            return pg.fit(
+                counts,
+                pg.SVGP(num_inducing=10, max_steps=100),
+                0,
+                X,
+                y=rng.poisson(np.exp(1 + X[:, 0])),
+            )
 
 
 KINDS = ("svgp", "normal", "nuts", "heteroscedastic", "softmax", "counts")
@@ -97,7 +114,9 @@ def test_every_kind_of_fit_predicts_draws_saves_and_converts(name, tmp_path):
         np.testing.assert_allclose(ours, theirs, atol=1e-10)
     tree = fit.to_datatree(num_draws=20)
     assert {"posterior", "log_likelihood", "observed_data"} <= set(tree.children)
-    assert tree.posterior["f"].dims[:2] == ("chain", "draw") and tree.posterior["f"].shape[-1] == len(X)
+    assert tree.posterior["f"].dims[:2] == ("chain", "draw") and tree.posterior["f"].shape[
+        -1
+    ] == len(X)
 
 
 @pytest.mark.parametrize("name", ["svgp", "nuts"])
@@ -107,7 +126,9 @@ def test_draws_of_f_have_the_predicted_moments(name):
     prediction = fit.predict(X_new)
     sd = np.sqrt(prediction.f_variance)
     num = 4000 if name == "svgp" else 80
-    np.testing.assert_allclose(f.mean(0), prediction.f_mean, atol=5 * float(sd.max()) / np.sqrt(num))
+    np.testing.assert_allclose(
+        f.mean(0), prediction.f_mean, atol=5 * float(sd.max()) / np.sqrt(num)
+    )
     np.testing.assert_allclose(f.std(0), sd, rtol=0.1)
 
 
@@ -131,20 +152,34 @@ def test_a_comparison_takes_sparse_fits():
         {"svgp": fitted("svgp"), "vi": vi, "nuts": fitted("nuts")}, X_new, np.ones(len(X_new), int)
     ).table
     assert table[0]["elpd_loo"] is not None and table[0]["mean_distance"] is None
-    compared = pg.compare({"svgp": fitted("svgp"), "vi": vi}, X_new, np.ones(len(X_new), int), reference="vi").table
+    compared = pg.compare(
+        {"svgp": fitted("svgp"), "vi": vi}, X_new, np.ones(len(X_new), int), reference="vi"
+    ).table
     assert 0 <= compared[0]["mean_distance"] < 5
 
 
 def test_numpyro_svi_reaches_the_bound_that_svgp_reaches():
     X, y, _ = data()
-    model = handlers.condition(small_fits.classifier, {k: jnp.asarray(v) for k, v in small_fits.HYPER.items()})
+    model = handlers.condition(
+        small_fits.classifier, {k: jnp.asarray(v) for k, v in small_fits.HYPER.items()}
+    )
     guide = pg.guide(model, {"f": pg.SparsePosterior(X[:10], train_inducing=False)})
-    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), TraceMeanField_ELBO())
+    svi = SVI(
+        model, guide, optax.adam(optax.cosine_decay_schedule(0.05, 1500)), TraceMeanField_ELBO()
+    )
     result = svi.run(jax.random.key(0), 1500, jnp.asarray(X), y=jnp.asarray(y), progress_bar=False)
-    ours = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], hyper=FIXED, train_inducing=False), 0, X, y=y)
+    ours = pg.fit(
+        small_fits.classifier,
+        pg.SVGP(inducing=X[:10], hyper=FIXED, train_inducing=False),
+        0,
+        X,
+        y=y,
+    )
     constants = sum(dist.LogNormal(0.0, 1.0).log_prob(v) for v in small_fits.HYPER.values())
     losses = np.asarray(result.losses[-300:])
-    assert abs(losses.mean() + ours.log_evidence + constants) < 4 * losses.std() / np.sqrt(300) + 0.01
+    assert (
+        abs(losses.mean() + ours.log_evidence + constants) < 4 * losses.std() / np.sqrt(300) + 0.01
+    )
     assert set(result.params) == {"f_loc", "f_scale_tril"}
 
 
@@ -156,7 +191,10 @@ def test_a_guide_trains_hyperparameters_without_the_full_covariance(hyper):
     svi = SVI(small_fits.classifier, guide, optax.adam(0.02), TraceMeanField_ELBO())
     many = jnp.zeros((3000, 2)), jnp.zeros(3000, int)
     state = svi.init(jax.random.key(0), many[0], y=many[1])
-    assert "3000x3000" not in jax.jit(lambda s: svi.update(s, many[0], y=many[1])).lower(state).as_text()
+    assert (
+        "3000x3000"
+        not in jax.jit(lambda s: svi.update(s, many[0], y=many[1])).lower(state).as_text()
+    )
     guide = pg.guide(small_fits.classifier, {"f": pg.SparsePosterior(X[:6])}, **options)
     svi = SVI(small_fits.classifier, guide, optax.adam(0.02), TraceMeanField_ELBO())
     result = svi.run(jax.random.key(0), 50, jnp.asarray(X), y=jnp.asarray(y), progress_bar=False)
@@ -179,24 +217,31 @@ def test_approximate_draws_sites_from_any_posterior_process():
     X, y, X_new = data()
     vi = pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
     for fit in (fitted("svgp"), vi):
-        model = handlers.condition(pg.approximate(small_fits.classifier, {"f": fit.posterior}), fit.hyper)
+        model = handlers.condition(
+            pg.approximate(small_fits.classifier, {"f": fit.posterior}), fit.hyper
+        )
         draws = Predictive(model, num_samples=3000)(jax.random.key(0), jnp.asarray(X_new))
         prediction = fit.predict(X_new)
         sd = np.sqrt(prediction.f_variance)
         assert np.all(np.abs(draws["f"].mean(0) - prediction.f_mean) < 5 * sd / np.sqrt(3000))
         assert np.all(np.abs(draws["y"].mean(0) - prediction.probs) < 5 * 0.5 / np.sqrt(3000))
     with pytest.raises(pg.DataError, match="does not have"):
-        Predictive(pg.approximate(small_fits.classifier, {"g": vi.posterior}), num_samples=1)(jax.random.key(0), X_new)
+        Predictive(pg.approximate(small_fits.classifier, {"g": vi.posterior}), num_samples=1)(
+            jax.random.key(0), X_new
+        )
 
 
 def test_sparse_nuts_with_all_inputs_agrees_with_nuts():
     X, y, X_new = data()
-    exact = pg.fit(small_fits.classifier, pg.NUTS(num_warmup=300, num_samples=1500, num_chains=1), 0, X, y=y)
+    exact = pg.fit(
+        small_fits.classifier, pg.NUTS(num_warmup=300, num_samples=1500, num_chains=1), 0, X, y=y
+    )
     sparse = pg.SparseNUTS(inducing=X, num_warmup=300, num_samples=1500, num_chains=1)
     sparse = pg.fit(small_fits.classifier, sparse, 1, X, y=y)
     assert sparse.result == "converged" and min(exact.stats["ess"], sparse.stats["ess"]) > 150
     a, b = exact.predict(X_new), sparse.predict(X_new)
-    # Means of 150 or more effective draws: four standard errors of a difference are 0.46 standard deviations.
+    # Means of 150 or more effective draws: four standard errors of a difference are 0.46 standard
+    # deviations.
     assert np.max(np.abs(a.f_mean - b.f_mean) / np.sqrt(a.f_variance)) < 0.46
     for name in ("lengthscale", "variance"):
         ours, theirs = (np.log(np.asarray(f.hyper[name])) for f in (sparse, exact))
@@ -213,9 +258,15 @@ def test_cubature_and_draws_are_the_expectation():
         return dist.Normal(f["f"], jnp.exp(f["g"])).log_prob(y)
 
     square = (y - mean["f"]) ** 2 + variance["f"]
-    exact = -0.5 * jnp.log(2 * jnp.pi) - mean["g"] - 0.5 * square * jnp.exp(-2 * mean["g"] + 2 * variance["g"])
+    exact = (
+        -0.5 * jnp.log(2 * jnp.pi)
+        - mean["g"]
+        - 0.5 * square * jnp.exp(-2 * mean["g"] + 2 * variance["g"])
+    )
     key = jax.random.key(0)
-    np.testing.assert_allclose(expected_log_lik(log_lik, mean, variance, Expectation(), key), exact, rtol=1e-8)
+    np.testing.assert_allclose(
+        expected_log_lik(log_lik, mean, variance, Expectation(), key), exact, rtol=1e-8
+    )
     draws = expected_log_lik(log_lik, mean, variance, Expectation(num_draws=100_000), key)
     np.testing.assert_allclose(draws, exact, rtol=0.02)
 
@@ -234,7 +285,9 @@ def test_natural_gradients_stay_in_the_cone_where_the_likelihood_is_not_log_conc
     X, _, _ = data()
     y = np.sin(X[:, 0])
     y[::5] += 8.0
-    fit = pg.fit(robust, pg.SVGP(inducing=X, train_inducing=False, num_nodes=64, max_steps=200), 0, X, y=y)
+    fit = pg.fit(
+        robust, pg.SVGP(inducing=X, train_inducing=False, num_nodes=64, max_steps=200), 0, X, y=y
+    )
     vi = pg.fit(robust, pg.VI(), 0, X, y=y)
     assert np.isfinite(fit.stats["bounds"]).all()
     assert fit.log_evidence > vi.log_evidence - 0.5
@@ -243,7 +296,13 @@ def test_natural_gradients_stay_in_the_cone_where_the_likelihood_is_not_log_conc
 def test_steep_expectations_settle():
     X, _, _ = data()
     y = np.random.default_rng(3).poisson(np.exp(4 + X[:, 0]))
-    method = pg.SVGP(inducing=X, train_inducing=False, hyper=pg.Fixed({"variance": 4.0}), num_nodes=64, max_steps=400)
+    method = pg.SVGP(
+        inducing=X,
+        train_inducing=False,
+        hyper=pg.Fixed({"variance": 4.0}),
+        num_nodes=64,
+        max_steps=400,
+    )
     fit = pg.fit(counts, method, 0, X, y=y)
     vi = pg.fit(counts, pg.VI(hyper=pg.Fixed({"variance": 4.0})), 0, X, y=y)
     assert fit.result == "converged" and abs(fit.log_evidence - vi.log_evidence) < 1e-4
@@ -320,11 +379,21 @@ def test_models_that_svgp_cannot_fit_are_told_what_can():
 
 def test_more_points_than_data_duplicates_and_singular_kernels_still_answer():
     X, y, _ = data()
-    many = pg.fit(small_fits.classifier, pg.SVGP(num_inducing=500, hyper=FIXED, train_inducing=False), 0, X, y=y)
+    many = pg.fit(
+        small_fits.classifier,
+        pg.SVGP(num_inducing=500, hyper=FIXED, train_inducing=False),
+        0,
+        X,
+        y=y,
+    )
     assert many.stats["num_inducing"] == len(X)
     twice = np.concatenate([X[:8], X[:8]])
-    double = pg.fit(small_fits.classifier, pg.SVGP(inducing=twice, hyper=FIXED, train_inducing=False), 0, X, y=y)
-    once = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:8], hyper=FIXED, train_inducing=False), 0, X, y=y)
+    double = pg.fit(
+        small_fits.classifier, pg.SVGP(inducing=twice, hyper=FIXED, train_inducing=False), 0, X, y=y
+    )
+    once = pg.fit(
+        small_fits.classifier, pg.SVGP(inducing=X[:8], hyper=FIXED, train_inducing=False), 0, X, y=y
+    )
     assert abs(double.log_evidence - once.log_evidence) < 1e-4
 
     def linear(X, y=None):

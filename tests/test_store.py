@@ -1,4 +1,6 @@
-"""Saved fits: what is loaded predicts as what was saved, with every draw; files that cannot be loaded say why."""
+"""Saved fits: what is loaded predicts as what was saved, with every draw; files that cannot be
+loaded say why.
+"""
 
 import json
 import os
@@ -20,7 +22,10 @@ ALL = ["laplace", "ep", "vi", "bound", "laplace_sample", "nuts"]
 
 
 def leaves(prediction):
-    return [np.asarray(getattr(prediction, a)) for a in ("f_mean", "f_variance", "mean", "variance", "probs")]
+    return [
+        np.asarray(getattr(prediction, a))
+        for a in ("f_mean", "f_variance", "mean", "variance", "probs")
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -34,13 +39,18 @@ def test_a_loaded_fit_is_the_saved_one(small_fit, tmp_path, name):
     np.testing.assert_array_equal(fit.log_density(X_NEW, y), loaded.log_density(X_NEW, y))
     np.testing.assert_array_equal(fit.sample(3, X_NEW, 4).f, loaded.sample(3, X_NEW, 4).f)
     assert loaded.log_evidence == fit.log_evidence and loaded.result is fit.result
-    assert (loaded.sampled, loaded.num_chains, repr(loaded.method)) == (fit.sampled, fit.num_chains, repr(fit.method))
+    assert (loaded.sampled, loaded.num_chains, repr(loaded.method)) == (
+        fit.sampled,
+        fit.num_chains,
+        repr(fit.method),
+    )
     for k, v in fit.hyper.items():
         np.testing.assert_array_equal(loaded.hyper[k], v)
     assert set(loaded.stats) == set(fit.stats) and loaded.stats["seconds"] == fit.stats["seconds"]
     assert "y" not in loaded.kwargs
     np.testing.assert_array_equal(
-        loaded.to_datatree(num_draws=5)["posterior"]["f"], fit.to_datatree(num_draws=5)["posterior"]["f"]
+        loaded.to_datatree(num_draws=5)["posterior"]["f"],
+        fit.to_datatree(num_draws=5)["posterior"]["f"],
     )
     with pytest.raises(DataError, match="needs the observations"):
         loaded.loo()
@@ -52,7 +62,9 @@ def test_every_draw_is_kept(small_fit, tmp_path):
     assert loaded.latent["f"].num_draws == loaded.hyper["variance"].shape[0] == 50
     assert len(np.unique(loaded.hyper["variance"])) > 10
     np.testing.assert_array_equal(loaded.latent["f"].mean, fit.latent["f"].mean)
-    np.testing.assert_array_equal(loaded.stats["sample_stats"]["diverging"], fit.stats["sample_stats"]["diverging"])
+    np.testing.assert_array_equal(
+        loaded.stats["sample_stats"]["diverging"], fit.stats["sample_stats"]["diverging"]
+    )
 
 
 def test_a_loaded_fit_can_be_saved_again(small_fit, tmp_path):
@@ -69,19 +81,35 @@ def options(X, offset, y=None, shape=(1.0, 2.0), names=None, mask=None, link="lo
     with numpyro.plate("functions", 2):
         g = numpyro.sample("g", pg.GP(pg.kernels.RBF(0.5, 2.0), X))
     with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(f + g[0] * g[1] + offset, 0.5 if link == "log" else 5.0), obs=y, obs_mask=mask)
+        numpyro.sample(
+            "y",
+            dist.Normal(f + g[0] * g[1] + offset, 0.5 if link == "log" else 5.0),
+            obs=y,
+            obs_mask=mask,
+        )
 
 
 def test_arguments_of_every_kind_are_stored_but_not_the_observations(tmp_path):
-    kwargs = {"y": X[:, 0] * 7, "names": {"a": [1, None, "b"]}, "shape": (2.0, 1.5), "mask": np.arange(len(X)) > 2}
-    fit = made_fit(options, {}, X, num_draws=3, offset=np.arange(len(X)) / 10, **kwargs, link="other")
+    kwargs = {
+        "y": X[:, 0] * 7,
+        "names": {"a": [1, None, "b"]},
+        "shape": (2.0, 1.5),
+        "mask": np.arange(len(X)) > 2,
+    }
+    fit = made_fit(
+        options, {}, X, num_draws=3, offset=np.arange(len(X)) / 10, **kwargs, link="other"
+    )
     path = fit.save(tmp_path / "fit.gp")
     loaded = pg.load(path, options)
     new = {"offset": np.zeros(NUM_NEW)}
     p, q = fit.predict(X_NEW, **new), loaded.predict(X_NEW, **new)
     np.testing.assert_array_equal(p.mean, q.mean)
     np.testing.assert_array_equal(p.f_mean["g"], q.f_mean["g"])
-    assert loaded.kwargs["shape"] == (2.0, 1.5) and loaded.kwargs["link"] == "other" and "y" not in loaded.kwargs
+    assert (
+        loaded.kwargs["shape"] == (2.0, 1.5)
+        and loaded.kwargs["link"] == "other"
+        and "y" not in loaded.kwargs
+    )
     with zipfile.ZipFile(path) as archive:
         stored = [np.load(archive.open(n)) for n in archive.namelist() if n.endswith(".npy")]
     assert not any(a.shape == (len(X),) and np.allclose(a, X[:, 0] * 7) for a in stored)
@@ -97,7 +125,9 @@ def test_observations_that_only_a_factor_sees_are_drawn_by_a_loaded_model(tmp_pa
             if y is None:
                 numpyro.sample("y", times)
             else:
-                numpyro.factor("likelihood", jnp.where(y > 1.5, -((y / jnp.exp(f)) ** 1.5), times.log_prob(y)))
+                numpyro.factor(
+                    "likelihood", jnp.where(y > 1.5, -((y / jnp.exp(f)) ** 1.5), times.log_prob(y))
+                )
 
     y = np.linspace(0.5, 2.0, len(X))
     fit = pg.fit(censored, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)
@@ -105,7 +135,9 @@ def test_observations_that_only_a_factor_sees_are_drawn_by_a_loaded_model(tmp_pa
     again = pg.load(loaded.save(tmp_path / "b.fit"), censored)
     for other in (loaded, again):
         np.testing.assert_array_equal(other.predict(X_NEW).f_mean, fit.predict(X_NEW).f_mean)
-        np.testing.assert_allclose(other.log_density(X[:3], y[:3]), fit.log_density(X[:3], y[:3]), rtol=1e-12)
+        np.testing.assert_allclose(
+            other.log_density(X[:3], y[:3]), fit.log_density(X[:3], y[:3]), rtol=1e-12
+        )
 
 
 def test_arguments_that_cannot_be_stored_are_named(tmp_path):
@@ -118,7 +150,9 @@ def test_arguments_that_cannot_be_stored_are_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_or_impossible_write_leaves_no_file_and_the_old_one_whole(small_fit, tmp_path, monkeypatch):
+def test_an_interrupted_or_impossible_write_leaves_no_file_and_the_old_one_whole(
+    small_fit, tmp_path, monkeypatch
+):
     fit, path = small_fit("ep"), tmp_path / "fit.gp"
     fit.save(path)
     before = path.read_bytes()
@@ -193,7 +227,10 @@ def test_objects_are_refused(saved):
     """An array of objects would be unpickled: the loader refuses it."""
     with zipfile.ZipFile(saved, "a") as archive, archive.open("evil.npy", "w") as member:
         np.lib.format.write_array(member, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    rewritten(saved, lambda header: header.update(args=[{"$array": "evil"}], arrays=[*header["arrays"], "evil"]))
+    rewritten(
+        saved,
+        lambda header: header.update(args=[{"$array": "evil"}], arrays=[*header["arrays"], "evil"]),
+    )
     with pytest.raises(StoreError, match="allow_pickle"):
         pg.load(saved, classifier)
 
@@ -232,7 +269,9 @@ def does_not_run(X, Z, y=None):
     ],
 )
 def test_other_models(saved, model, message):
-    with pytest.raises(StoreError, match=f"{saved}.*small_fits.classifier.*{model.__name__}.*{message}"):
+    with pytest.raises(
+        StoreError, match=f"{saved}.*small_fits.classifier.*{model.__name__}.*{message}"
+    ):
         pg.load(saved, model)
 
 

@@ -1,4 +1,6 @@
-"""EP converges, or says that it did not, on 300 random problems: every likelihood, n to 200, D to 20, sd of f to 30."""
+"""EP converges, or says that it did not, on 300 random problems: every likelihood, n to 200, D to
+20, sd of f to 30.
+"""
 
 from collections import Counter
 
@@ -31,10 +33,16 @@ def _outcome(method, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, share", [(pg.EP(), 0.99), (pg.Laplace(), 0.99)], ids=["ep", "laplace"])
+@pytest.mark.parametrize(
+    "method, share", [(pg.EP(), 0.99), (pg.Laplace(), 0.99)], ids=["ep", "laplace"]
+)
 def test_random_problems(method, share):
     outcomes = [_outcome(method, seed) for seed in range(PROBLEMS)]
     failed = Counter((name, str(result)) for name, result, _ in outcomes if result != "converged")
-    print({name: sum(o[0] == name for o in outcomes) for name in NAMES}, "not converged:", dict(failed))
+    print(
+        {name: sum(o[0] == name for o in outcomes) for name in NAMES},
+        "not converged:",
+        dict(failed),
+    )
     assert all(np.isfinite(value) for _, result, value in outcomes if result == "converged")
     assert sum(failed.values()) <= (1 - share) * PROBLEMS, failed

@@ -1,5 +1,6 @@
-"""Importance-sampled log evidence: against independent numbers, exact cases, direct quadrature, and its own
-refusals."""
+"""Importance-sampled log evidence: against independent numbers, exact cases, direct quadrature, and
+its own refusals.
+"""
 
 import numpy as np
 import numpyro
@@ -22,12 +23,16 @@ ROWS = [row for row in reference("evidence")["binary"] if row["data"] == "wave40
 def fitted(row, method):
     X, y = BINARY[row["data"]]()
     hyper = {k: row[k] for k in ("lengthscale", "variance")}
-    return pg.fit(classifier, method(hyper=pg.Fixed(hyper)), 0, X, y=y, link=row["link"], throw=False)
+    return pg.fit(
+        classifier, method(hyper=pg.Fixed(hyper)), 0, X, y=y, link=row["link"], throw=False
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['link']}-{row['variance']:g}")
 def test_agrees_with_independent_importance_sampling(row):
-    """Within four standard errors of 400 000 draws by other code; the error is small enough to tell EP from Laplace."""
+    """Within four standard errors of 400 000 draws by other code; the error is small enough to tell
+    EP from Laplace.
+    """
     for method in (pg.EP, pg.Laplace):
         fit = fitted(row, method)
         truth = importance_sampling(fit, num_samples=20_000)
@@ -40,12 +45,16 @@ def test_agrees_with_independent_importance_sampling(row):
 
 
 def test_a_worse_q_is_seen():
-    """At the hardest logit cell the local bound's q wastes more draws than EP's, and its k-hat is larger."""
+    """At the hardest logit cell the local bound's q wastes more draws than EP's, and its k-hat is
+    larger.
+    """
     row = next(row for row in ROWS if row["link"] == "logit" and row["variance"] == 25.0)
     bound, ep = (importance_sampling(fitted(row, method)) for method in (pg.LocalBound, pg.EP))
     assert bound.efficiency_q < 0.7 * ep.efficiency_q
     assert bound.khat_q > ep.khat_q
-    assert abs(bound.log_evidence - ep.log_evidence) < 4 * np.hypot(bound.standard_error, ep.standard_error)
+    assert abs(bound.log_evidence - ep.log_evidence) < 4 * np.hypot(
+        bound.standard_error, ep.standard_error
+    )
 
 
 def test_exact_for_a_gaussian_likelihood():
@@ -55,7 +64,8 @@ def test_exact_for_a_gaussian_likelihood():
     fit = pg.fit(regression, pg.EP(hyper=pg.Fixed(hyper)), 0, X, y=np.sin(4 * X[:, 0]))
     truth = importance_sampling(fit, num_samples=4000)
     assert truth.khat_q == -np.inf
-    # Without datum n the exact q has weights 1 / p(y_n|f_n), Pareto in the tail with the share of its site as shape.
+    # Without datum n the exact q has weights 1 / p(y_n|f_n), Pareto in the tail with the share of
+    # its site as shape.
     latent = fit.latent["f"]
     shape = np.asarray(latent.sites.nat2 * latent.variance)[0]
     np.testing.assert_allclose(truth.khat_loo, shape, atol=0.35)
@@ -94,19 +104,27 @@ def test_refuses_heavy_tails():
 
 
 def test_smoothing_keeps_the_constant():
-    """Light-tailed weights: the estimate is the logarithm of their mean, whatever constant was added to their logs."""
+    """Light-tailed weights: the estimate is the logarithm of their mean, whatever constant was
+    added to their logs.
+    """
     rng = np.random.default_rng(1)
     log_w = 0.3 * rng.normal(size=20_000) - 745.0
     truth = summarise(log_w, log_w, np.zeros((20_000, 1)))
-    assert abs(truth.log_evidence - (logsumexp(log_w) - np.log(20_000))) < 0.1 * truth.standard_error
+    assert (
+        abs(truth.log_evidence - (logsumexp(log_w) - np.log(20_000))) < 0.1 * truth.standard_error
+    )
     w = np.exp(log_w + 745.0)
-    np.testing.assert_allclose(truth.standard_error, w.std() / w.mean() / np.sqrt(20_000), rtol=0.02)
-    np.testing.assert_allclose(truth.efficiency_q, np.exp(-0.09), rtol=0.02)  # E[w]^2 / E[w^2] of a lognormal
+    np.testing.assert_allclose(
+        truth.standard_error, w.std() / w.mean() / np.sqrt(20_000), rtol=0.02
+    )
+    # E[w]^2 / E[w^2] of a lognormal
+    np.testing.assert_allclose(truth.efficiency_q, np.exp(-0.09), rtol=0.02)
 
 
 def test_khat_of_known_shape():
-    """exp(shape x standard exponential) is Pareto of that shape; one estimate has standard error (1 + k) /
-    sqrt(600)."""
+    """exp(shape x standard exponential) is Pareto of that shape; one estimate has standard error (1
+    + k) / sqrt(600).
+    """
     rng = np.random.default_rng(2)
     for shape in (0.3, 0.6, 0.9):
         estimates = [smooth(shape * rng.exponential(size=40_000))[1] for _ in range(30)]
@@ -119,7 +137,9 @@ def test_unusable_weights():
 
 
 def test_a_mode_that_q_has_no_draw_in_is_found():
-    """y = f^2 + noise: each method's q is about one of two modes. Against draws of the prior, which meet both."""
+    """y = f^2 + noise: each method's q is about one of two modes. Against draws of the prior, which
+    meet both.
+    """
     X, y = np.linspace(-1.0, 1.0, 8)[:, None], 4.0 + 0.4 * np.sin(np.arange(8.0))
 
     def square(X, y=None):
@@ -137,8 +157,17 @@ def test_a_mode_that_q_has_no_draw_in_is_found():
     assert abs(truth.log_evidence - want) < 4 * np.hypot(truth.standard_error, error) < 0.25
     assert truth.other_modes == 1 and truth.share_q < 0.7
     assert abs(fit.log_evidence - np.log(truth.share_q) - truth.log_evidence) < 0.05
-    row = {"method": "laplace", "result": "converged", "log_evidence": fit.log_evidence, "truth": truth.log_evidence,
-           "truth_se": truth.standard_error, "khat": truth.khat_q, "efficiency": truth.efficiency_q, "share": truth.share_q,
-           "mean_distance": None, "sd_distance": None}  # fmt: skip
+    row = {
+        "method": "laplace",
+        "result": "converged",
+        "log_evidence": fit.log_evidence,
+        "truth": truth.log_evidence,
+        "truth_se": truth.standard_error,
+        "khat": truth.khat_q,
+        "efficiency": truth.efficiency_q,
+        "share": truth.share_q,
+        "mean_distance": None,
+        "sd_distance": None,
+    }
     said = verdict(row, None, None)
     assert said.count("trust") == said.count("do not trust") == 2 and "other modes" in said

@@ -1,7 +1,9 @@
-"""Declared models that several test files share, and the log evidence of a local method compiled once for all of them.
+"""Declared models that several test files share, and the log evidence of a local method compiled
+once for all of them.
 
-Compiling is what these tests spend their time on. So `switched` holds several likelihoods behind one traced index, and
-every problem is padded to `ROWS` rows, which a mask leaves out: one compilation a method serves all files.
+Compiling is what these tests spend their time on. So `switched` holds several likelihoods behind
+one traced index, and every problem is padded to `ROWS` rows, which a mask leaves out: one
+compilation a method serves all files.
 """
 
 from typing import NamedTuple
@@ -49,7 +51,9 @@ _BRANCHES = [_clutter if name == "clutter" else _log_prob(LIKELIHOODS[name]) for
 
 
 def one_gp(X, y=None, likelihood="logit", jitter=1e-8):
-    """RBF prior with one length scale, zero mean; the likelihood by name, its parameter s a hyperparameter."""
+    """RBF prior with one length scale, zero mean; the likelihood by name, its parameter s a
+    hyperparameter.
+    """
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     s = numpyro.sample("s", dist.LogNormal(0.0, 1.0))
@@ -59,8 +63,9 @@ def one_gp(X, y=None, likelihood="logit", jitter=1e-8):
 
 
 class Data(NamedTuple):
-    """Padded observations: which likelihood (index in `NAMES`), which rows count, how much each log-likelihood
-    counts."""
+    """Padded observations: which likelihood (index in `NAMES`), which rows count, how much each
+    log-likelihood counts.
+    """
 
     y: np.ndarray
     mask: np.ndarray
@@ -70,15 +75,25 @@ class Data(NamedTuple):
 
 def switched(X, y: Data):
     """Mean slope x_1, RBF kernel; the likelihood is a factor that `y.which` chooses."""
-    positive = {k: numpyro.sample(k, dist.LogNormal(0.0, 1.0)) for k in ("variance", "lengthscale", "s")}
+    positive = {
+        k: numpyro.sample(k, dist.LogNormal(0.0, 1.0)) for k in ("variance", "lengthscale", "s")
+    }
     mean = pg.means.Linear(jnp.stack([numpyro.sample("slope", dist.Normal()), jnp.zeros(())]))
-    f = numpyro.sample("f", pg.GP(kernels.RBF(positive["variance"], positive["lengthscale"]), X, mean, jitter=1e-9))
-    with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=y.mask), numpyro.handlers.scale(scale=y.scale):
+    f = numpyro.sample(
+        "f", pg.GP(kernels.RBF(positive["variance"], positive["lengthscale"]), X, mean, jitter=1e-9)
+    )
+    with (
+        numpyro.plate("data", X.shape[0]),
+        numpyro.handlers.mask(mask=y.mask),
+        numpyro.handlers.scale(scale=y.scale),
+    ):
         numpyro.factor("y", lax.switch(y.which, _BRANCHES, f, positive["s"], y.y))
 
 
 def padded(X, y, likelihood, scale=1.0, seed=11):
-    """(X (ROWS, 2), Data): rows that do not count lie at random inputs; a missing second column is zero."""
+    """(X (ROWS, 2), Data): rows that do not count lie at random inputs; a missing second column is
+    zero.
+    """
     n, D = np.shape(X)
     inputs = np.random.default_rng(seed).normal(size=(ROWS, 2))
     inputs[:n], inputs[:n, :D] = 0.0, X
@@ -96,9 +111,13 @@ def hyper(variance=1.0, lengthscale=1.0, s=1.0, slope=0.0) -> dict:
 
 @eqx.filter_jit
 def evidence(model, method, hyper, *args, **kwargs):
-    """(log evidence, solution) of a local method at given hyperparameters; compiled once a shape."""
+    """(log evidence, solution) of a local method at given hyperparameters; compiled once a
+    shape.
+    """
     factors = pg.read(model, *args, hyper=hyper, **kwargs)
-    return pg.log_evidence(method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik)
+    return pg.log_evidence(
+        method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
+    )
 
 
 class Solved(NamedTuple):

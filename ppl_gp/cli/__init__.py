@@ -14,7 +14,8 @@ def main() -> None:
     except SystemExit as end:
         if end.code != INTERRUPTED:
             raise
-        # XLA's threads still compute what Ctrl-C left behind; taking the interpreter down under them is a crash.
+        # XLA's threads still compute what Ctrl-C left behind; taking the interpreter down under
+        # them is a crash.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(INTERRUPTED)

@@ -24,7 +24,8 @@ from ppl_gp.infer.check import check as check_model
 from ppl_gp.results.load import load
 
 app = typer.Typer(
-    help="Gaussian-process models declared in NumPyro, fitted by every method and compared. Computes in float64.",
+    help="Gaussian-process models declared in NumPyro, fitted by every method and compared. "
+    "Computes in float64.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -32,7 +33,10 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
 ALL = ",".join(NAMES)
 DEMO_ALL = ",".join(DEMO_METHODS)
-Data = Annotated[Path, typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns.")]
+Data = Annotated[
+    Path,
+    typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns."),
+]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
 Methods = Annotated[str, typer.Option(help=f"Some of {ALL}, separated by commas.")]
@@ -40,14 +44,23 @@ Restarts = Annotated[int, typer.Option(min=1, help="Starts of the hyperparameter
 NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a chain.")]
 NumSamples = Annotated[int, typer.Option(min=1, help="Draws of a chain.")]
 NumChains = Annotated[int, typer.Option(min=1, help="Chains.")]
-SampleHyper = Annotated[bool, typer.Option("--sample-hyper", help="Local methods sample the hyperparameters by NUTS.")]
+SampleHyper = Annotated[
+    bool, typer.Option("--sample-hyper", help="Local methods sample the hyperparameters by NUTS.")
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
-Standardise = Annotated[bool, typer.Option(help="Shift and scale the inputs to mean 0 and standard deviation 1.")]
-Setting = Annotated[list[str], typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit.")]
+Standardise = Annotated[
+    bool, typer.Option(help="Shift and scale the inputs to mean 0 and standard deviation 1.")
+]
+Setting = Annotated[
+    list[str],
+    typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit."),
+]
 
 
 def _keep_compiled() -> None:
-    """A command is a process of its own: the next one finds what this one compiles, where there is a folder for it."""
+    """A command is a process of its own: the next one finds what this one compiles, where there is
+    a folder for it.
+    """
     try:
         cache()
     except DataError as error:
@@ -55,15 +68,18 @@ def _keep_compiled() -> None:
 
 
 def _reported(command):
-    """A typed error, or a file that cannot be read or written, becomes one line and exit code 2; Ctrl-C exit code
-    130."""
+    """A typed error, or a file that cannot be read or written, becomes one line and exit code 2;
+    Ctrl-C exit code
+    130.
+    """
 
     @functools.wraps(command)
     def wrapped(*args, **kwargs):
         try:
             jax.config.update("jax_enable_x64", True)
             _keep_compiled()
-            # Threads cost more than they give on matrices of a few hundred rows: 20 times, where cores are shared.
+            # Threads cost more than they give on matrices of a few hundred rows: 20 times, where
+            # cores are shared.
             threadpool_limits(1, user_api="blas")
             code = command(*args, **kwargs)
         except (PplGpError, OSError) as error:
@@ -79,8 +95,16 @@ def _reported(command):
 
 @app.command()
 @_reported
-def check(model: Model, data: Data, target: Target, standardise: Standardise = True, settings: Setting = []):  # noqa: B006
-    """Check a model against data and print what was found; exit code 1 where something is not in order."""
+def check(
+    model: Model,
+    data: Data,
+    target: Target,
+    standardise: Standardise = True,
+    settings: Setting = [],  # noqa: B006
+):
+    """Check a model against data and print what was found; exit code 1 where something is not in
+    order.
+    """
     problem, _ = read_problem(model, data, target, standardise, 0.0, 0, settings)
     found = check_model(problem.model, problem.X, y=problem.y, **problem.kwargs)
     print(found)
@@ -104,13 +128,17 @@ def fit(
     standardise: Standardise = True,
     settings: Setting = [],  # noqa: B006
 ):
-    """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and preparation.json to --out."""
+    """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and
+    preparation.json to --out.
+    """
     names = parse(methods)
     problem, preparation = read_problem(model, data, target, standardise, 0.0, seed, settings)
     files = Files(out)
     preparation.save(files.path("preparation.json"))
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
-    outcome = fit_methods(problem, names, effort, seed, lambda name, fitted: write_fit(files, name, fitted, save=True))
+    outcome = fit_methods(
+        problem, names, effort, seed, lambda name, fitted: write_fit(files, name, fitted, save=True)
+    )
     files.tell()
     return outcome.exit_code
 
@@ -120,7 +148,9 @@ def fit(
 def predict(
     model: Model,
     data: Data,
-    saved: Annotated[Path, typer.Option("--fit", help="METHOD.fit as written by `ppl-gp fit`, in its folder.")],
+    saved: Annotated[
+        Path, typer.Option("--fit", help="METHOD.fit as written by `ppl-gp fit`, in its folder.")
+    ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
 ):
     """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
@@ -128,8 +158,9 @@ def predict(
     fitted, columns = load(saved, load_model(model)), read_csv(data)
     if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
         raise DataError(
-            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells of (a later run wrote to "
-            "the same folder?); fit again, each data set into a folder of its own."
+            f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells "
+            "of (a later run wrote to the same folder?); fit again, each data set into a folder "
+            "of its own."
         )
     write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
     print(out)
@@ -152,13 +183,19 @@ def compare(
         float, typer.Option(min=0.01, max=0.99, help="Share of the rows kept for testing.")
     ] = 0.25,
     seed: Seed = 0,
-    save: Annotated[bool, typer.Option("--save", help="Also save every fit, for `predict`.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Also save every fit, for `predict`.")
+    ] = False,
     standardise: Standardise = True,
     settings: Setting = [],  # noqa: B006
 ):
-    """Fit by each method, score on held-out rows; write the table, pictures and posteriors to --out as methods end."""
+    """Fit by each method, score on held-out rows; write the table, pictures and posteriors to --out
+    as methods end.
+    """
     names = parse(methods)
-    problem, preparation = read_problem(model, data, target, standardise, test_fraction, seed, settings)
+    problem, preparation = read_problem(
+        model, data, target, standardise, test_fraction, seed, settings
+    )
     recorder = Recorder(problem, Files(out), save)
     preparation.save(recorder.files.path("preparation.json"))
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
@@ -184,7 +221,9 @@ def demo(
     methods: Methods = DEMO_ALL,
     seed: Seed = 0,
 ):
-    """One declared classifier of two real data sets by several methods: a table, pictures, and what can be trusted."""
+    """One declared classifier of two real data sets by several methods: a table, pictures, and what
+    can be trusted.
+    """
     location, effort = model or _repository_model(), Effort(1, num_warmup, num_samples, num_chains)
     return run_demo(load_model(location), out, parse(methods), effort, num_train, seed)
 
@@ -193,6 +232,7 @@ def _repository_model() -> str:
     path = Path(__file__).parents[2] / "models" / "classification.py"
     if not path.is_file():
         raise DataError(
-            "the demo's model is in the repository's models/; run it in a clone, or give --model MODEL.py:NAME."
+            "the demo's model is in the repository's models/; run it in a clone, or give --model "
+            "MODEL.py:NAME."
         )
     return f"{path}:binary"

@@ -1,4 +1,6 @@
-"""A CSV file as text by column, and its cells as numbers. Every error names the file, the line and the column."""
+"""A CSV file as text by column, and its cells as numbers. Every error names the file, the line and
+the column.
+"""
 
 import codecs
 import csv
@@ -17,14 +19,19 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _DECORATION = re.compile(r"[\s,'’_%$€£¥−]")
 # The cells that pandas.read_csv takes for missing values.
 _MISSING = set(
-    "|#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split("|")
+    "|#N/A|#N/A "
+    "N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan|null".split(
+        "|"
+    )
 )
 # How pandas names, when it reads a file, the index column that it wrote without a name.
 _PANDAS_INDEX = re.compile(r"Unnamed: \d+")
 
 
 class Columns(NamedTuple):
-    """A CSV file as text: `lines` are the file's lines of the header (0 where it has none) and of each row."""
+    """A CSV file as text: `lines` are the file's lines of the header (0 where it has none) and of
+    each row.
+    """
 
     path: str
     names: list[str]
@@ -36,8 +43,8 @@ class Columns(NamedTuple):
         where = [i for i, other in enumerate(self.names) if other == name]
         if len(where) > 1:
             raise DataError(
-                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all named '{name}'; "
-                "rename or remove them."
+                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all "
+                f"named '{name}'; rename or remove them."
             )
         return [row[where[0]] for row in self.rows]
 
@@ -49,7 +56,9 @@ class Columns(NamedTuple):
 
 
 def read_csv(path: str | Path) -> Columns:
-    """Read a CSV file with a header; without one (a first row of numbers) the columns are named x0, x1, ..."""
+    """Read a CSV file with a header; without one (a first row of numbers) the columns are named x0,
+    x1, ...
+    """
     lines, rows = _parsed(path)
     if not rows:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
@@ -62,7 +71,9 @@ def read_csv(path: str | Path) -> Columns:
     for i, row in enumerate(rows):
         if len(row) != len(header):
             place = f"{path}, line {lines[i + 1]}"
-            raise DataError(f"{place}: data row {i + 1} has {len(row)} cells, the header {len(header)}.")
+            raise DataError(
+                f"{place}: data row {i + 1} has {len(row)} cells, the header {len(header)}."
+            )
     return Columns(str(path), header, rows, lines)
 
 
@@ -72,7 +83,9 @@ def _parsed(path) -> tuple[list[int], list[list[str]]]:
     try:
         found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}; close and escape its quotation marks.") from error
+        raise DataError(
+            f"{path}, line {reader.line_num}: {error}; close and escape its quotation marks."
+        ) from error
     return [line for line, _ in found], [row for _, row in found]
 
 
@@ -86,8 +99,9 @@ def _decoded(path) -> str:
         line, start = before.count(b"\n") + 1, before.rfind(b"\n") + 1
         column = len(next(csv.reader([before[start:].decode("latin-1")]), [""]))
         raise DataError(
-            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not UTF-8; save the file "
-            "as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's own format)."
+            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not "
+            "UTF-8; save the file as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's "
+            "own format)."
         ) from error
 
 
@@ -107,7 +121,9 @@ def numbers(columns: Columns, name: str) -> np.ndarray:
 
 
 def remedy(cell: str) -> str | None:
-    """What to do about a cell that is missing, or that is meant for a number and is not written as one; else `None`."""
+    """What to do about a cell that is missing, or that is meant for a number and is not written as
+    one; else `None`.
+    """
     if cell in _MISSING:
         return "fill it in, or drop the row."
     if not is_number(cell) and (_python_reads(cell) or is_number(_DECORATION.sub("", cell))):
@@ -124,11 +140,14 @@ def _python_reads(cell: str) -> bool:
 
 
 def require_names(columns: Columns) -> None:
-    """`DataError` where a column has no name of its own: every one is an input, and an index would be one too."""
+    """`DataError` where a column has no name of its own: every one is an input, and an index would
+    be one too.
+    """
     for i, name in enumerate(columns.names):
         if not name or _PANDAS_INDEX.fullmatch(name):
             raise DataError(
-                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as pandas leaves its "
-                "index; write the file with to_csv(path, index=False), or name the column."
+                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as "
+                "pandas leaves its index; write the file with to_csv(path, index=False), or name "
+                "the column."
             )
         columns.cells(name)

@@ -1,4 +1,6 @@
-"""Data for the command line: columns to arrays, labels to 0 and 1, inputs standardised, and all of it remembered."""
+"""Data for the command line: columns to arrays, labels to 0 and 1, inputs standardised, and all of
+it remembered.
+"""
 
 import dataclasses
 import hashlib
@@ -16,14 +18,17 @@ _EXACT = 2.0**53  # integers below are exact in float64
 
 @dataclasses.dataclass
 class Preparation:
-    """How a file's columns become X and y: kept beside the fits, so that new data are treated alike."""
+    """How a file's columns become X and y: kept beside the fits, so that new data are treated
+    alike.
+    """
 
     target: str
     inputs: list[str]
     shift: list[float]
     scale: list[float]
     labels: list[str] | None = None  # the labels for y = 0 and y = 1, where they were recoded
-    digest: str = ""  # of the training inputs, so that a fit of another run is not taken for one of this
+    # of the training inputs, so that a fit of another run is not taken for one of this
+    digest: str = ""
 
     def X(self, columns: Columns) -> np.ndarray:
         """Inputs, (N, D), shifted and scaled."""
@@ -33,7 +38,9 @@ class Preparation:
         with np.errstate(over="ignore", invalid="ignore"):
             X = (given - self.shift) / self.scale
         for i, j in np.argwhere(~np.isfinite(X)):
-            raise columns.refusal(self.inputs[j], i, "that is beyond float64 when scaled as in training.")
+            raise columns.refusal(
+                self.inputs[j], i, "that is beyond float64 when scaled as in training."
+            )
         return X
 
     def y(self, columns: Columns) -> np.ndarray:
@@ -43,7 +50,9 @@ class Preparation:
             return y.astype(int) if np.all((y == np.round(y)) & (np.abs(y) < _EXACT)) else y
         cells = [_canonical(cell) for cell in columns.cells(self.target)]
         if unknown := sorted(set(cells) - set(self.labels)):
-            raise DataError(f"{columns.path}: '{self.target}' has {unknown}, and the labels are {self.labels}.")
+            raise DataError(
+                f"{columns.path}: '{self.target}' has {unknown}, and the labels are {self.labels}."
+            )
         return np.array([self.labels.index(cell) for cell in cells])
 
     def save(self, path: Path) -> None:
@@ -57,7 +66,9 @@ class Preparation:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
             found._check()
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise DataError(f"{path} does not hold what `ppl-gp fit` wrote beside its fits: {error}") from error
+            raise DataError(
+                f"{path} does not hold what `ppl-gp fit` wrote beside its fits: {error}"
+            ) from error
         return found
 
     def _check(self) -> None:
@@ -65,7 +76,10 @@ class Preparation:
         strings = [self.target, self.digest, *self.inputs, *(labels or ())]
         if not all(isinstance(s, str) for s in strings) or not isinstance(self.inputs, list):
             raise ValueError("its names are no strings.")
-        if not shift.shape == scale.shape == (len(self.inputs),) or not (np.isfinite(shift) & (scale > 0)).all():
+        if (
+            not shift.shape == scale.shape == (len(self.inputs),)
+            or not (np.isfinite(shift) & (scale > 0)).all()
+        ):
             raise ValueError(f"{len(self.inputs)} inputs need as many shifts and positive scales.")
         if labels is not None and not (isinstance(labels, list) and len(set(labels)) == 2):
             raise ValueError(f"its labels are {labels}, and two are needed.")
@@ -87,65 +101,86 @@ def prepare(
     standardise: bool,
     is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier,
 ) -> Preparation:
-    """Inputs are all columns but the target, standardised on request; two labels may be recoded to 0 and 1.
+    """Inputs are all columns but the target, standardised on request; two labels may be recoded to
+    0 and 1.
 
-    `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers other than 0 and 1
-    are recoded only then: counts of 1 and 4 are counts. Two words are recoded, or refused where it does not.
+    `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers
+    other than 0 and 1
+    are recoded only then: counts of 1 and 4 are counts. Two words are recoded, or refused where it
+    does not.
     """
     if target not in columns.names:
-        raise DataError(f"{columns.path} has no column '{target}' for --target; it has {columns.names}.")
+        raise DataError(
+            f"{columns.path} has no column '{target}' for --target; it has {columns.names}."
+        )
     require_names(columns)
     inputs = [name for name in columns.names if name != target]
     if not inputs:
         raise DataError(f"{columns.path} has the target '{target}' and no inputs.")
     X = np.stack([numbers(columns, name) for name in inputs], 1)
-    shift, scale = _standard(columns, inputs, X) if standardise else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
+    shift, scale = (
+        _standard(columns, inputs, X)
+        if standardise
+        else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
+    )
     found = Preparation(target, inputs, shift.tolist(), scale.tolist())
     return dataclasses.replace(found, labels=_labels(columns, found, is_binary))
 
 
 def _standard(columns, inputs, X):
-    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros, rounding or not."""
+    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros,
+    rounding or not.
+    """
     constant = X.max(0) == X.min(0)
     with np.errstate(over="ignore", invalid="ignore"):
         shift, scale = np.where(constant, X[0], X.mean(0)), np.where(constant, 1.0, X.std(0))
     for name, a, b in zip(inputs, shift, scale, strict=True):
         if not (np.isfinite(a) and np.isfinite(b) and b > 0):
             raise DataError(
-                f"{columns.path}: column '{name}' has mean {a:.3g} and standard deviation {b:.3g} in float64, by which "
-                "nothing can be scaled; give it in other units."
+                f"{columns.path}: column '{name}' has mean {a:.3g} and standard deviation {b:.3g} "
+                "in float64, by which nothing can be scaled; give it in other units."
             )
     return shift, scale
 
 
 def _labels(columns: Columns, found: Preparation, is_binary) -> list[str] | None:
     words = _words(columns, found.target)
-    labels = sorted({_canonical(c) for c in columns.cells(found.target)}, key=lambda v: (is_number(v) and float(v), v))
+    labels = sorted(
+        {_canonical(c) for c in columns.cells(found.target)},
+        key=lambda v: (is_number(v) and float(v), v),
+    )
     of_two = dataclasses.replace(found, labels=labels)
     if words and len(labels) != 2:
         raise DataError(
-            f"{columns.path}: the target '{found.target}' has {len(labels)} values such as {labels[0]!r}; give numbers, "
-            "in the order that the model means (0, 1, 2 ...), or two words."
+            f"{columns.path}: the target '{found.target}' has {len(labels)} values such as "
+            f"{labels[0]!r}; give numbers, in the order that the model means (0, 1, 2 ...), or "
+            "two words."
         )
     if words and not is_binary(found.X(columns), of_two.y(columns)):
         raise DataError(
-            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model observes no variable "
-            "with the outcomes 0 and 1; give numbers."
+            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model "
+            "observes no variable with the outcomes 0 and 1; give numbers."
         )
     if words:
         return labels
-    recoded = len(labels) == 2 and labels != ["0", "1"] and is_binary(found.X(columns), found.y(columns))
+    recoded = (
+        len(labels) == 2 and labels != ["0", "1"] and is_binary(found.X(columns), found.y(columns))
+    )
     return labels if recoded else None
 
 
 def _words(columns: Columns, target: str) -> bool:
-    """Whether the target holds words rather than numbers; `DataError` where it has both, or a cell that is neither."""
+    """Whether the target holds words rather than numbers; `DataError` where it has both, or a cell
+    that is neither.
+    """
     cells = columns.cells(target)
     for i, cell in enumerate(cells):
         if advice := remedy(cell):
             raise columns.refusal(target, i, advice)
         if is_number(cell) != is_number(cells[0]):
-            raise columns.refusal(target, i, f"data row 1 has {cells[0]!r}: give numbers only, or words only.")
+            raise columns.refusal(
+                target, i, f"data row 1 has {cells[0]!r}: give numbers only, or words only."
+            )
     return not is_number(cells[0])
 
 

@@ -1,4 +1,6 @@
-"""The demo: one declared classifier of two real data sets, with all their columns, and with two for a picture."""
+"""The demo: one declared classifier of two real data sets, with all their columns, and with two for
+a picture.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -13,16 +15,22 @@ from ppl_gp.cli.run import Files, Outcome, Problem, Recorder, fit_methods, fit_o
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
 
-METHODS = ("laplace", "ep", "vi", "nuts")  # that take 300 rows in seconds each, and draws to judge them by
-# A leapfrog step at 300 rows takes milliseconds: short trajectories, and one chain by default, as two would warm up twice.
+# that take 300 rows in seconds each, and draws to judge them by
+METHODS = ("laplace", "ep", "vi", "nuts")
+# A leapfrog step at 300 rows takes milliseconds: short trajectories, and one chain by default, as
+# two would warm up twice.
 MAX_TREE_DEPTH, TARGET_ACCEPT_PROB = 5, 0.7
 PICTURE_METHODS = ("ep", "nuts")  # the best of the quick ones, and the truth
 PICTURE_ROWS, NUM_COMPONENTS = 60, 2
-GAIN = 1.0  # nats of log evidence that length scales of their own have to gain: less is a tie, and one is simpler
+# nats of log evidence that length scales of their own have to gain: less is a tie, and one is
+# simpler
+GAIN = 1.0
 MIN_TEST = 20
 
 
-def run_demo(model: Callable, out: Path, names: list[str], effort: Effort, num_train: int, seed: int) -> int:
+def run_demo(
+    model: Callable, out: Path, names: list[str], effort: Effort, num_train: int, seed: int
+) -> int:
     """Fit, compare, draw and explain for each data set, in a folder of its own; the exit code."""
     written = Files(out)
     for load in DATA_SETS:
@@ -44,10 +52,15 @@ def _one(model, data: DataSet, written: Files, names, effort: Effort, num_train,
 
 
 def _compare(model, data: DataSet, files: Files, names, effort: Effort, num_train, seed) -> Outcome:
-    """All columns, and all rows that are not for training as test rows: the table, what it says, and its pictures."""
+    """All columns, and all rows that are not for training as test rows: the table, what it says,
+    and its pictures.
+    """
     X = standardised(data.X, num_train)
     problem = _split(model, X, data, num_train)
-    print(f"\n{data.title}: {num_train} training rows, {len(problem.y_test)} test rows, {X.shape[1]} columns")
+    print(
+        f"\n{data.title}: {num_train} training rows, {len(problem.y_test)} test rows, "
+        f"{X.shape[1]} columns"
+    )
     problem.kwargs |= _lengthscales(problem, effort, seed)
     recorder = Recorder(problem, files)
     effort = effort._replace(max_tree_depth=MAX_TREE_DEPTH, target_accept_prob=TARGET_ACCEPT_PROB)
@@ -64,26 +77,29 @@ def _split(model, X: np.ndarray, data: DataSet, num_train: int) -> Problem:
     """The first rows to learn from, the rest to score on."""
     if len(X) - num_train < MIN_TEST:
         raise DataError(
-            f"--num-train {num_train} of {len(X)} rows of {data.name} leaves fewer than {MIN_TEST} for testing; "
-            f"give at most {len(X) - MIN_TEST}."
+            f"--num-train {num_train} of {len(X)} rows of {data.name} leaves fewer than "
+            f"{MIN_TEST} for testing; give at most {len(X) - MIN_TEST}."
         )
     return Problem(model, X[:num_train], data.y[:num_train], X[num_train:], data.y[num_train:])
 
 
 def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool]:
-    """{"ard": whether each column gets its own length scale}, as the log evidence prefers; {} for a model without the choice.
+    """{"ard": whether each column gets its own length scale}, as the log evidence prefers; {} for a
+    model without the choice.
 
-    Laplace's log evidences at the posterior modes of the hyperparameters are compared: the quickest with D + 1 of them.
+    Laplace's log evidences at the posterior modes of the hyperparameters are compared: the quickest
+    with D + 1 of them.
     """
     if "ard" not in inspect.signature(problem.model).parameters:
         return {}
     each, one = (
-        fit_one(Problem(**{**vars(problem), "kwargs": {"ard": ard}}), "laplace", effort, seed) for ard in (True, False)
+        fit_one(Problem(**{**vars(problem), "kwargs": {"ard": ard}}), "laplace", effort, seed)
+        for ard in (True, False)
     )
     ard = _evidence(each) > _evidence(one) + GAIN
     print(
-        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, {_evidence(one):.2f} with one; "
-        f"taken: {'one a column' if ard else 'one'}"
+        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, "
+        f"{_evidence(one):.2f} with one; taken: {'one a column' if ard else 'one'}"
     )
     return {"ard": ard}
 
@@ -92,11 +108,18 @@ def _evidence(fitted: Fit) -> float:
     return -np.inf if fitted.log_evidence is None else float(fitted.log_evidence)
 
 
-def _picture(model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int) -> Outcome:
-    """Two principal components, found on the training rows, of the first few of them: surface.png, where p(y = 1) can be seen."""
+def _picture(
+    model, data: DataSet, files: Files, effort: Effort, num_train: int, seed: int
+) -> Outcome:
+    """Two principal components, found on the training rows, of the first few of them: surface.png,
+    where p(y = 1) can be seen.
+    """
     X = principal_components(standardised(data.X, num_train), NUM_COMPONENTS, num_train)
     problem = _split(model, X, data, min(PICTURE_ROWS, num_train))
-    say(f"\n{data.title}: {len(problem.y)} rows and {NUM_COMPONENTS} principal components for the picture")
+    say(
+        f"\n{data.title}: {len(problem.y)} rows and {NUM_COMPONENTS} principal components for the "
+        "picture"
+    )
     outcome = fit_methods(problem, PICTURE_METHODS, effort, seed, lambda name, fitted: None)
     if outcome.fits and not outcome.interrupted:
         axes = [f"principal component {i + 1} (sd)" for i in range(NUM_COMPONENTS)]

@@ -25,7 +25,8 @@ class Effort(NamedTuple):
     num_warmup: int = 500
     num_samples: int = 500
     num_chains: int = 2
-    sample_hyper: bool = False  # local methods: NUTS over the hyperparameters instead of their maximum
+    # local methods: NUTS over the hyperparameters instead of their maximum
+    sample_hyper: bool = False
     max_tree_depth: int = 10  # of nuts and sparse-nuts: at most 2^depth - 1 leapfrog steps a draw
     target_accept_prob: float = 0.8
 
@@ -35,12 +36,16 @@ def configured(name: str, effort: Effort):
     chains = {k: getattr(effort, k) for k in ("num_warmup", "num_samples", "num_chains")}
     if name in DRAWS:
         chains["target_accept_prob"] = effort.target_accept_prob
-        return DRAWS[name](**chains, **({} if name == "slice" else {"max_tree_depth": effort.max_tree_depth}))
+        return DRAWS[name](
+            **chains, **({} if name == "slice" else {"max_tree_depth": effort.max_tree_depth})
+        )
     if name == "svgp":
         if effort.sample_hyper:
             raise DataError("svgp does not sample hyperparameters; the method sparse-nuts does.")
         return SVGP()
-    return LOCAL[name](hyper=Sample(**chains) if effort.sample_hyper else MAP(restarts=effort.restarts))
+    return LOCAL[name](
+        hyper=Sample(**chains) if effort.sample_hyper else MAP(restarts=effort.restarts)
+    )
 
 
 def parse(names: str) -> list[str]:

@@ -9,20 +9,33 @@ from ppl_gp.results.fit import Fit
 
 
 def write_pictures(
-    recorder: Recorder, problem: Problem, inputs: Sequence[str], labels: Sequence[str] | None = None, title: str = ""
+    recorder: Recorder,
+    problem: Problem,
+    inputs: Sequence[str],
+    labels: Sequence[str] | None = None,
+    title: str = "",
 ) -> None:
-    """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two, binary observations)."""
+    """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two,
+    binary observations).
+    """
     _without_display()
     for name, figure in _figures(recorder, problem, inputs, labels):
         _save(figure, recorder.files.path(name), title)
 
 
 def write_surface(
-    files: Files, fits: Mapping[str, Fit], problem: Problem, inputs: Sequence[str], labels: Sequence[str], title: str
+    files: Files,
+    fits: Mapping[str, Fit],
+    problem: Problem,
+    inputs: Sequence[str],
+    labels: Sequence[str],
+    title: str,
 ) -> None:
     """surface.png: p(y = 1) over two inputs by each fit, and the training rows."""
     _without_display()
-    figure = plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=labels, **problem.kwargs)
+    figure = plots.plot_surface(
+        fits, problem.X, problem.y, labels=inputs, classes=labels, **problem.kwargs
+    )
     _save(figure, files.path("surface.png"), title)
 
 
@@ -30,7 +43,8 @@ def _save(figure, path, title: str) -> None:
     import matplotlib.pyplot as plt
 
     if title:
-        figure.supxlabel(title, x=0.995, ha="right", fontsize=8, color="grey")  # which the layout keeps room for
+        # which the layout keeps room for
+        figure.supxlabel(title, x=0.995, ha="right", fontsize=8, color="grey")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -54,4 +68,7 @@ def _figures(recorder: Recorder, problem: Problem, inputs, labels):
     prediction = next(iter(fits.values())).predict(X_test, **kwargs)
     if problem.X.shape[1] == 2 and is_classification(prediction) and prediction.probs.ndim == 1:
         words = labels or ("y = 0", "y = 1")
-        yield "surface.png", plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=words, **kwargs)
+        yield (
+            "surface.png",
+            plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=words, **kwargs),
+        )

@@ -12,23 +12,32 @@ from ppl_gp.results.predict.predict import Prediction
 
 
 def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:
-    """One row an input row: mean and standard deviation of f; p(y = k) for each label, else mean and sd of y."""
+    """One row an input row: mean and standard deviation of f; p(y = k) for each label, else mean
+    and sd of y.
+    """
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
         raise ModelError(
-            "the model has several GP or observed sites; predict from Python: pg.load(...).predict(X_new)."
+            "the model has several GP or observed sites; predict from Python: "
+            "pg.load(...).predict(X_new)."
         )
     table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
     if is_classification(prediction):
         probs = outcome_probabilities(prediction)
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
         if len(labels) != probs.shape[1]:
-            raise DataError(f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels {labels}.")
+            raise DataError(
+                f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels "
+                f"{labels}."
+            )
         table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
     elif prediction.mean is not None:
         table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
     columns = {name: np.asarray(column) for name, column in table.items()}
     if several := {name: column.shape for name, column in columns.items() if column.ndim != 1}:
-        raise ModelError(f"a row has several values of {several}; predict from Python: pg.load(...).predict(X_new).")
+        raise ModelError(
+            f"a row has several values of {several}; predict from Python: "
+            "pg.load(...).predict(X_new)."
+        )
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

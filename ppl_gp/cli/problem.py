@@ -21,12 +21,22 @@ from ppl_gp.results.store.save import qualified_name
 
 
 def read_problem(
-    model: str, data: Path, target: str, standardise: bool, test_fraction: float, seed: int, settings: list[str]
+    model: str,
+    data: Path,
+    target: str,
+    standardise: bool,
+    test_fraction: float,
+    seed: int,
+    settings: list[str],
 ) -> tuple[Problem, Preparation]:
-    """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled by all rows."""
+    """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled
+    by all rows.
+    """
     columns, function = read_csv(data), load_model(model)
     options = parse_settings(settings, function)
-    preparation = prepare(columns, target, standardise, partial(observes_two_outcomes, function, options))
+    preparation = prepare(
+        columns, target, standardise, partial(observes_two_outcomes, function, options)
+    )
     if preparation.labels is not None:
         say(f"'{target}': {preparation.labels[0]} is read as 0, {preparation.labels[1]} as 1.")
     X, y = preparation.X(columns), preparation.y(columns)
@@ -40,18 +50,24 @@ def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.nd
     order = np.random.default_rng(seed).permutation(num)
     num_test = round(test_fraction * num)
     if test_fraction > 0 and not 0 < num_test < num:
-        raise DataError(f"--test-fraction {test_fraction} of {num} rows leaves {num_test} for testing; give another.")
+        raise DataError(
+            f"--test-fraction {test_fraction} of {num} rows leaves {num_test} for testing; give "
+            "another."
+        )
     return order[:num_test], np.sort(order[num_test:])
 
 
 def observes_two_outcomes(model: Callable, options: dict, X: np.ndarray, y: np.ndarray) -> bool:
-    """Whether every site that observes y has the outcomes 0 and 1. y (N,) holds two values; two traces, O(N).
+    """Whether every site that observes y has the outcomes 0 and 1. y (N,) holds two values; two
+    traces, O(N).
 
     The sites are those whose value moves when y's two values change places.
     """
     first, other = (_trace(model, options, X, z) for z in (y, y.min() + y.max() - y))
     data = [k for k, s in first.items() if is_observed(s) and not is_factor(s)]
-    moved = [k for k in data if k in other and not np.array_equal(first[k]["value"], other[k]["value"])]
+    moved = [
+        k for k in data if k in other and not np.array_equal(first[k]["value"], other[k]["value"])
+    ]
     return bool(moved) and all(_is_binary(unwrap(first[k]["fn"])) for k in moved)
 
 
@@ -74,6 +90,6 @@ def _trace(model: Callable, options: dict, X, y) -> dict:
         raise
     except Exception as error:
         raise ModelError(
-            f"the model '{qualified_name(model)}' does not run on X {X.shape} and y {y.shape} with the options "
-            f"{options}: {type(error).__name__}: {error}"
+            f"the model '{qualified_name(model)}' does not run on X {X.shape} and y {y.shape} "
+            f"with the options {options}: {type(error).__name__}: {error}"
         ) from error

@@ -27,7 +27,9 @@ def say(text: str) -> None:
 
 def wrapped(text: str) -> str:
     """A sentence in lines of at most `WIDTH` columns; those that follow are set in."""
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 @dataclasses.dataclass
@@ -44,7 +46,9 @@ class Problem:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a run over methods came to: fits by name, the errors of those that failed, and whether it was cut short."""
+    """What a run over methods came to: fits by name, the errors of those that failed, and whether
+    it was cut short.
+    """
 
     fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -57,7 +61,11 @@ class Outcome:
 
 
 def fit_methods(
-    problem: Problem, names: Iterable[str], effort: Effort, seed: int, each: Callable[[str, Fit], None]
+    problem: Problem,
+    names: Iterable[str],
+    effort: Effort,
+    seed: int,
+    each: Callable[[str, Fit], None],
 ) -> Outcome:
     """Fit every method in turn and call each(name, fit) as soon as one ends.
 
@@ -83,9 +91,20 @@ def fit_methods(
 
 
 def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
-    """The method of this name on the training data, with a progress bar; how it ended is in the fit."""
+    """The method of this name on the training data, with a progress bar; how it ended is in the
+    fit.
+    """
     method = configured(name, effort)
-    return fit(problem.model, method, seed, problem.X, y=problem.y, throw=False, progress=True, **problem.kwargs)
+    return fit(
+        problem.model,
+        method,
+        seed,
+        problem.X,
+        y=problem.y,
+        throw=False,
+        progress=True,
+        **problem.kwargs,
+    )
 
 
 def _report(name: str, fitted: Fit) -> None:
@@ -122,8 +141,9 @@ def write_fit(files: Files, name: str, fitted: Fit, save: bool) -> None:
 
 
 class Recorder:
-    """Writes the files of a comparison as each method ends: posterior as NetCDF, the table as CSV, the fit on
-    request."""
+    """Writes the files of a comparison as each method ends: posterior as NetCDF, the table as CSV,
+    the fit on request.
+    """
 
     def __init__(self, problem: Problem, files: Files, save_fits: bool = False):
         self.files, self.save_fits = files, save_fits
@@ -135,10 +155,18 @@ class Recorder:
         self.comparison.to_csv(self.files.path("table.csv"))
 
     def sentences(self) -> list[str]:
-        """What can be trusted, one sentence a method; draws that have not mixed are no reference to judge the others by."""
+        """What can be trusted, one sentence a method; draws that have not mixed are no reference to
+        judge the others by.
+        """
         c = self.comparison
-        rows = c.table if self._has_mixed(c.reference_name) else [{**row, "mean_distance": None} for row in c.table]
+        rows = (
+            c.table
+            if self._has_mixed(c.reference_name)
+            else [{**row, "mean_distance": None} for row in c.table]
+        )
         return [verdict(row, c.reference_name, c.reference_error) for row in rows]
 
     def _has_mixed(self, name: str | None) -> bool:
-        return name in self.comparison.fits and self.comparison.fits[name].result is Result.converged
+        return (
+            name in self.comparison.fits and self.comparison.fits[name].result is Result.converged
+        )

@@ -7,14 +7,32 @@ from typing import Any
 from ppl_gp.cli.csv_file import is_number
 from ppl_gp.errors import DataError
 
-_RESERVED = ("model", "method", "rng_key", "throw", "progress", "X_new", "y_new", "num_samples", "link_approximation")
-_CONSTANTS = {"true": True, "false": False, "True": True, "False": False, "None": None, "inf": float("inf")}
+_RESERVED = (
+    "model",
+    "method",
+    "rng_key",
+    "throw",
+    "progress",
+    "X_new",
+    "y_new",
+    "num_samples",
+    "link_approximation",
+)
+_CONSTANTS = {
+    "true": True,
+    "false": False,
+    "True": True,
+    "False": False,
+    "None": None,
+    "inf": float("inf"),
+}
 
 
 def parse_settings(settings: list[str], model: Callable) -> dict[str, Any]:
     """{name: number, truth value, `None` or text}.
 
-    Raises `DataError` for an option that is given twice, that the model does not have, or that belongs to the library.
+    Raises `DataError` for an option that is given twice, that the model does not have, or that
+    belongs to the library.
     """
     options = {}
     for text in settings:
@@ -30,12 +48,19 @@ def parse_settings(settings: list[str], model: Callable) -> dict[str, Any]:
 
 def _require_option(text: str, name: str, model: Callable) -> None:
     if name in _RESERVED:
-        raise DataError(f"--set {text}: '{name}' is an argument of the library's own; rename the model's.")
+        raise DataError(
+            f"--set {text}: '{name}' is an argument of the library's own; rename the model's."
+        )
     try:
-        parameters = list(inspect.signature(model).parameters.values())[1:]  # the first takes the inputs
+        # the first takes the inputs
+        parameters = list(inspect.signature(model).parameters.values())[1:]
     except (TypeError, ValueError):  # a callable that does not tell
         return
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "y"]
+    named = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "y"
+    ]
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
     if name not in named and not (anything and name != "y"):
         raise DataError(f"--set {text}: the model has no option '{name}'; it has {named}.")

@@ -1,10 +1,13 @@
-"""The bound of a model with layers and latents: doubly stochastic, importance-weighted for each datum.
+"""The bound of a model with layers and latents: doubly stochastic, importance-weighted for each
+datum.
 
 K copies h_n^k ~ q(h_n) of every datum's latents pass through the layers together:
-  sum_n w_n E log (1/K) sum_k exp(E_q(f)[log p(y_n | f, h_n^k)]) p(h_n^k) / q(h_n^k)  -  sum over GP sites of KL[q(u) || p(u)]
-(Salimbeni, Dutordoir, Hensman & Deisenroth 2019, eq. 16-17; Leibfried et al. 2022). The log is taken for each datum, the global KL
-stands outside it, w_n = N / B outside the mean. K = 1 is the ELBO (Salimbeni & Deisenroth 2017, eq. 16), with KL[q(h) || p(h)]
-in closed form where NumPyro has it. Inner layers are drawn, jointly over a datum's copies; the last is integrated.
+  sum_n w_n E log (1/K) sum_k exp(E_q(f)[log p(y_n | f, h_n^k)]) p(h_n^k) / q(h_n^k)  -  sum over GP
+  sites of KL[q(u) || p(u)]
+(Salimbeni, Dutordoir, Hensman & Deisenroth 2019, eq. 16-17; Leibfried et al. 2022). The log is
+taken for each datum, the global KL stands outside it, w_n = N / B outside the mean. K = 1 is the
+ELBO (Salimbeni & Deisenroth 2017, eq. 16), with KL[q(h) || p(h)] in closed form where NumPyro has
+it. Inner layers are drawn, jointly over a datum's copies; the last is integrated.
 """
 
 from collections.abc import Callable
@@ -35,9 +38,11 @@ COPIES = "ppl_gp_copies"
 class Sampling(NamedTuple):
     """How the bound is estimated. Static.
 
-    `num_importance`: K. `num_paths`: independent passes through the layers that are averaged. `expected_last`: the outer layer
-    enters by E_q(f)[log p(y | f)] inside the log, or else is drawn jointly at the copies. `doubly_reparameterised`: the gradient
-    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound; of a compiled step an array.
+    `num_importance`: K. `num_paths`: independent passes through the layers that are averaged.
+    `expected_last`: the outer layer enters by E_q(f)[log p(y | f)] inside the log, or else is drawn
+    jointly at the copies. `doubly_reparameterised`: the gradient
+    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound; of a compiled
+    step an array.
     """
 
     num_importance: int = 1
@@ -57,7 +62,9 @@ def terms(
     batch: Batch,
     nudge: dict | None = None,
 ) -> Terms:
-    """The bound's terms, nats. O(M^3 + M^2 B) a GP site, times num_paths K where its inputs differ; K^3 B a drawn layer."""
+    """The bound's terms, nats. O(M^3 + M^2 B) a GP site, times num_paths K where its inputs differ;
+    K^3 B a drawn layer.
+    """
     model = declare(model, batch.args, batch.kwargs)
     if of.is_shallow:
         return shallow.terms(model, how, hyper, variational, batch, nudge, sampling.beta)
@@ -67,8 +74,12 @@ def terms(
     processes, q, roots = shallow.processes(priors, variational, nudge)
     known = {k: Moments(*processes[k].marginals(priors[k])) for k in of.given}
     path = _Path(model, how, sampling, of, given, variational, batch, processes, known)
-    per_datum = jnp.mean(lax.map(path.log_mean_weight, random.split(batch.key, sampling.num_paths)), 0)
-    total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * plate_scale(first) * per_datum, 0.0))
+    per_datum = jnp.mean(
+        lax.map(path.log_mean_weight, random.split(batch.key, sampling.num_paths)), 0
+    )
+    total = jnp.sum(
+        jnp.where(batch.weights > 0, batch.weights * plate_scale(first) * per_datum, 0.0)
+    )
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], given, batch.args, batch.kwargs)
     weights = shallow.kl_weights(first, priors, sampling.beta)
     return Terms(total, shallow.weighted_kl(q, weights), log_lik.shared(), q, roots, weights)
@@ -114,7 +125,9 @@ class _Path(NamedTuple):
         def weights(share):
             if self.axis is None:  # one after the other, which is faster than one large problem
                 return lax.map(lambda k: self._log_weight(key_f, *k), (keys, share))
-            return jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)(keys, share)
+            return jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)(
+                keys, share
+            )
 
         share = None
         if self.sampling.doubly_reparameterised:
@@ -142,18 +155,27 @@ class _Path(NamedTuple):
             self.drawn,
             self.known,
         )
-        ratio = sum([self._log_ratio(passed.trace, k, q[k]) for k in self.of.latents], jnp.zeros(self.num))
-        return self._log_lik(passed, given, key_f) / plate_scale(passed.trace) + self.sampling.beta * ratio
+        ratio = sum(
+            [self._log_ratio(passed.trace, k, q[k]) for k in self.of.latents], jnp.zeros(self.num)
+        )
+        return (
+            self._log_lik(passed, given, key_f) / plate_scale(passed.trace)
+            + self.sampling.beta * ratio
+        )
 
     def _latent_posteriors(self, stop: bool):
         batch, guides = self.batch, self.variational.latents
         guides = lax.stop_gradient(guides) if stop else guides
         sites = run(self.model, batch.args, batch.kwargs, self.given)
-        return {k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs) for k in self.of.latents}
+        return {
+            k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs) for k in self.of.latents
+        }
 
     def _along_data(self, name, value, share):
         site = run(self.model, self.batch.args, self.batch.kwargs, self.given)[name]
-        return jnp.expand_dims(share, [i for i in range(value.ndim) if i != latent_form(site, self.num)[0]])
+        return jnp.expand_dims(
+            share, [i for i in range(value.ndim) if i != latent_form(site, self.num)[0]]
+        )
 
     def _log_lik(self, passed: Passed, given, key):
         """E_q(f)[log p(y_n | f)], (B,), or log p(y_n | f) where every layer was drawn."""
@@ -162,11 +184,16 @@ class _Path(NamedTuple):
         log_lik = JointLogLikelihood(self.model, self.num, fixed, batch.args, batch.kwargs)
         if not passed.moments:
             return log_lik(passed.values(self.of.outer))
-        mean, variance = ({k: getattr(m, part) for k, m in passed.moments.items()} for part in ("mean", "variance"))
+        mean, variance = (
+            {k: getattr(m, part) for k, m in passed.moments.items()}
+            for part in ("mean", "variance")
+        )
         return expected_log_lik(log_lik, mean, variance, self.how, key)
 
     def _log_ratio(self, trace: dict, name: str, q) -> Float[Array, "B"]:
-        """log p(h_n) - log q(h_n), or minus its expectation KL[q || p] where that is known and K = 1; times the site's `scale`."""
+        """log p(h_n) - log q(h_n), or minus its expectation KL[q || p] where that is known and K =
+        1; times the site's `scale`.
+        """
         site = {**trace[name], "scale": own_scale(trace, name)}
         if self.sampling.num_importance == 1:
             try:
@@ -177,7 +204,9 @@ class _Path(NamedTuple):
 
 
 def own_scale(trace: dict, name: str):
-    """What `numpyro.handlers.scale` multiplies a site's log-density by: its scale without the N / B of plates that subsample."""
+    """What `numpyro.handlers.scale` multiplies a site's log-density by: its scale without the N / B
+    of plates that subsample.
+    """
     site = trace[name]
     if site["scale"] is None:
         return 1.0
@@ -191,4 +220,6 @@ def scale_gradient(x, factor):
     return x
 
 
-scale_gradient.defvjp(lambda x, factor: (x, factor), lambda factor, g: (factor * g, jnp.zeros_like(factor)))
+scale_gradient.defvjp(
+    lambda x, factor: (x, factor), lambda factor, g: (factor * g, jnp.zeros_like(factor))
+)

@@ -1,7 +1,8 @@
 """K copies of each datum that share one function: draws of f at all of them together.
 
-The copies are the rows of a `jax.vmap` with a named axis. At a GP site each copy asks its sisters for their inputs, the K x K
-covariance of every datum is factored once, and each takes its own entry of the draw. Independent draws would not give a lower
+The copies are the rows of a `jax.vmap` with a named axis. At a GP site each copy asks its sisters
+for their inputs, the K x K covariance of every datum is factored once, and each takes its own entry
+of the draw. Independent draws would not give a lower
 bound: a log-mean-exp over copies is one only where f is the same function in all of them.
 """
 
@@ -16,9 +17,11 @@ from ppl_gp.sparse.process import SparseProcess
 
 
 def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "*F B"]:
-    """This copy's part of a draw of f that is joint over the copies of each datum. O(M^2 K B + K^3 B) for all copies.
+    """This copy's part of a draw of f that is joint over the copies of each datum. O(M^2 K B + K^3
+    B) for all copies.
 
-    `new`: the prior at this copy's inputs; `key` must be the same in all copies; `axis`: the name of the mapped axis.
+    `new`: the prior at this copy's inputs; `key` must be the same in all copies; `axis`: the name
+    of the mapped axis.
     """
     X = lax.all_gather(new.X, axis)
     mean, covariance = _over_copies(process, new, X)
@@ -34,13 +37,17 @@ def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "
 def _over_copies(process: SparseProcess, prior: GP, X: Float[Array, "K B *D"]):
     """(mean (*F, B, K), covariance (*F, B, K, K)) of each datum's copies."""
     K, B = X.shape[:2]
-    flat = GP(prior.kernel, jnp.reshape(X, (K * B, *X.shape[2:])), prior.mean_function, prior.jitter)
+    flat = GP(
+        prior.kernel, jnp.reshape(X, (K * B, *X.shape[2:])), prior.mean_function, prior.jitter
+    )
     A = process.root.whiten(process.inducing.cross(flat, flat.X))
     m, P = process.mean, process.reduction
     PA = P @ A if P.ndim > m.ndim else P[..., None] * A
     explained = _products(A, PA, K)
     mean = process.at(flat).mean + m @ A + process.further(flat)
-    mean = jnp.swapaxes(jnp.reshape(jnp.broadcast_to(mean, (*m.shape[:-1], K * B)), (*m.shape[:-1], K, B)), -1, -2)
+    mean = jnp.swapaxes(
+        jnp.reshape(jnp.broadcast_to(mean, (*m.shape[:-1], K * B)), (*m.shape[:-1], K, B)), -1, -2
+    )
     variance = jnp.reshape(flat.variance, (K, B)).T
     if process.inducing.is_exact:
         X = jnp.swapaxes(X, 0, 1)

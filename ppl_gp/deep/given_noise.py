@@ -1,4 +1,6 @@
-"""The likelihood of a model whose inner layers' noise is given: what MCMC over inducing variables needs, with nothing drawn inside."""
+"""The likelihood of a model whose inner layers' noise is given: what MCMC over inducing variables
+needs, with nothing drawn inside.
+"""
 
 from collections.abc import Callable
 
@@ -25,9 +27,11 @@ def log_lik_given_noise(
     args,
     kwargs,
 ) -> Float[Array, ""]:
-    """sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n; nats. O(M^2 N) a GP site.
+    """sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n;
+    nats. O(M^2 N) a GP site.
 
-    `given`: hyperparameters and latents; `noise`: {inner GP site: standard normal numbers, (*F, N)}.
+    `given`: hyperparameters and latents; `noise`: {inner GP site: standard normal numbers, (*F,
+    N)}.
     """
     mean, variance, inner = {}, {}, {}
 
@@ -40,7 +44,9 @@ def log_lik_given_noise(
         return m
 
     with handlers.block():
-        set_gps(handlers.substitute(handlers.seed(model, random.key(0)), data=given), value)(*args, **kwargs)
+        set_gps(handlers.substitute(handlers.seed(model, random.key(0)), data=given), value)(
+            *args, **kwargs
+        )
     num = next(iter(mean.values())).shape[-1]
     log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
     return jnp.sum(expected_log_lik(log_lik, mean, variance, how, random.key(0))) + log_lik.shared()

@@ -1,4 +1,6 @@
-"""q(h): what is believed of the latents that stand one a datum. Free for each datum, or by an encoder from its data."""
+"""q(h): what is believed of the latents that stand one a datum. Free for each datum, or by an
+encoder from its data.
+"""
 
 import math
 from abc import abstractmethod
@@ -19,9 +21,11 @@ from ppl_gp.model.tracing import data_axis
 
 @dataclass(frozen=True)
 class Free:
-    """One Gaussian q(h_n) a datum, kept by row: N (mean, scale) pairs, whatever the batches. For arrays, not streams.
+    """One Gaussian q(h_n) a datum, kept by row: N (mean, scale) pairs, whatever the batches. For
+    arrays, not streams.
 
-    `init`: means to start from, (N, size), or `None` (small random ones). `scale`: the standard deviation to start from.
+    `init`: means to start from, (N, size), or `None` (small random ones). `scale`: the standard
+    deviation to start from.
     """
 
     init: Any = field(default=None, hash=False)
@@ -36,9 +40,11 @@ class Free:
 class Amortised:
     """q(h_n | what the encoder sees of datum n) = N(mean, scale^2), one encoder for all data.
 
-    `encoder`: an Equinox module from a row (F,) to (2 size,), means and log scales; `None`: an MLP of `depth` tanh layers of
-    `width` units. `sees`: "xy", "x" (usable at new inputs) or "y"; `None`: "xy", or "y" for a model that does not use the values of
-    its first argument. A row holds the datum's columns of the first positional argument and of y.
+    `encoder`: an Equinox module from a row (F,) to (2 size,), means and log scales; `None`: an MLP
+    of `depth` tanh layers of
+    `width` units. `sees`: "xy", "x" (usable at new inputs) or "y"; `None`: "xy", or "y" for a model
+    that does not use the values of its first argument. A row holds the datum's columns of the first
+    positional argument and of y.
     """
 
     encoder: Any = field(default=None, hash=False)
@@ -66,7 +72,9 @@ class LatentGuide(eqx.Module):
         return True
 
     def at(self, site: dict, rows, args: tuple, kwargs: dict) -> dist.Distribution:
-        """The distribution at a site of a trace, with the batch and event shape of the site's own."""
+        """The distribution at a site of a trace, with the batch and event shape of the site's
+        own.
+        """
         packed = self.unconstrained(rows, args, kwargs)
         return gaussian_at(site, packed)
 
@@ -98,20 +106,31 @@ class Encoded(LatentGuide):
 
 
 class Forgotten(LatentGuide):
-    """Of a loaded fit whose q(h) needs y, which no prediction can use: new latents come from the prior."""
+    """Of a loaded fit whose q(h) needs y, which no prediction can use: new latents come from the
+    prior.
+    """
 
     def unconstrained(self, rows, args, kwargs):
-        raise ModelError("a saved fit keeps q(h) only where it does not need y; fit the model again.")
+        raise ModelError(
+            "a saved fit keeps q(h) only where it does not need y; fit the model again."
+        )
 
 
 def latent_form(site: dict, num: int) -> tuple[int, tuple[int, ...]]:
-    """(the axis of the data, the unconstrained shape) of a latent site; `ModelError` for one that is no such thing."""
+    """(the axis of the data, the unconstrained shape) of a latent site; `ModelError` for one that
+    is no such thing.
+    """
     fn = site["fn"]
     if fn.support.is_discrete:
-        raise ModelError(f"latent '{site['name']}' is discrete, and q(h) is Gaussian; sum it out of the likelihood.")
+        raise ModelError(
+            f"latent '{site['name']}' is discrete, and q(h) is Gaussian; sum it out of the "
+            "likelihood."
+        )
     axis = data_axis(site, len(fn.batch_shape))
     if axis is None:
-        raise ModelError(f"latent '{site['name']}' of batch shape {fn.batch_shape} has no axis of {num} data.")
+        raise ModelError(
+            f"latent '{site['name']}' of batch shape {fn.batch_shape} has no axis of {num} data."
+        )
     return axis + len(fn.batch_shape), tuple(biject_to(fn.support).inverse_shape(fn.shape()))
 
 
@@ -128,12 +147,18 @@ def gaussian_at(site: dict, packed: Float[Array, "B P"]) -> dist.Distribution:
     wanted = 2 * latent_size(site, num)
     if packed.ndim != 2 or packed.shape[1] != wanted:
         raise DataError(
-            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers a datum, and {wanted} are needed: "
-            f"{wanted // 2} means and as many log scales."
+            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers a datum, "
+            f"and {wanted} are needed: {wanted // 2} means and as many log scales."
         )
     others = tuple(n for i, n in enumerate(shape) if i != axis)
-    loc, log_scale = (jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis) for x in jnp.split(packed, 2, -1))
+    loc, log_scale = (
+        jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis) for x in jnp.split(packed, 2, -1)
+    )
     base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
     transform = biject_to(fn.support)
     plain = getattr(transform, "base_transform", transform)  # `to_event` wraps it
-    return base if isinstance(plain, IdentityTransform) else dist.TransformedDistribution(base, transform)
+    return (
+        base
+        if isinstance(plain, IdentityTransform)
+        else dist.TransformedDistribution(base, transform)
+    )

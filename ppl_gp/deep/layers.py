@@ -1,4 +1,6 @@
-"""Passing a batch through the layers: inner GP sites are drawn, outer ones leave their moments for the likelihood."""
+"""Passing a batch through the layers: inner GP sites are drawn, outer ones leave their moments for
+the likelihood.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -48,7 +50,8 @@ def pass_through(
 ) -> Passed:
     """Run the model with hyperparameters and latents given. O(M^2 B) a GP site.
 
-    `drawn`: the GP sites to draw, by default the inner ones. `axis`: the mapped axis of copies, over which draws are joint.
+    `drawn`: the GP sites to draw, by default the inner ones. `axis`: the mapped axis of copies,
+    over which draws are joint.
     `known`: moments of GP sites that stand at the data in every run.
     """
     drawn, moments = of.inner if drawn is None else drawn, {}
@@ -58,11 +61,15 @@ def pass_through(
         if axis is not None and name in of.varying and name in drawn:
             return draw_copy(process, new, own, axis)
         f = known[name] if name in known else Moments(*process.marginals(new))
-        if name in drawn:  # at the same inputs all copies have the same f, and the same key gives it
+        # at the same inputs all copies have the same f, and the same key gives it
+        if name in drawn:
             return f.mean + jnp.sqrt(f.variance) * random.normal(own, f.mean.shape, f.mean.dtype)
         moments[name] = f
         return f.mean
 
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)
-        return Passed(annotated(handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs), model), moments)
+        return Passed(
+            annotated(handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs), model),
+            moments,
+        )

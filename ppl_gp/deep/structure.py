@@ -1,4 +1,6 @@
-"""What feeds what in a model: layers of GP sites, latents that stand one a datum, and which layers see those."""
+"""What feeds what in a model: layers of GP sites, latents that stand one a datum, and which layers
+see those.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +16,9 @@ from ppl_gp.proofs.dependence import reached
 
 
 class Structure(NamedTuple):
-    """Names of sites, in the order of their declaration. Static, so that a compiled step is found again."""
+    """Names of sites, in the order of their declaration. Static, so that a compiled step is found
+    again.
+    """
 
     gps: tuple[str, ...]
     inner: tuple[str, ...]  # GP sites whose values are another GP's inputs
@@ -34,10 +38,11 @@ class Structure(NamedTuple):
 
 
 def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
-    """Read the layers off a model. `rerun({site: value})` traces it again with values given. O(L) traces, no factorisation.
+    """Read the layers off a model. `rerun({site: value})` traces it again with values given. O(L)
+    traces, no factorisation.
 
-    Raises `ModelError` without a GP site or an observation, and where a kernel or a mean function (rather than the inputs of a
-    GP) is computed from another GP or from a latent.
+    Raises `ModelError` without a GP site or an observation, and where a kernel or a mean function
+    (rather than the inputs of a GP) is computed from another GP or from a latent.
     """
     require_gp(found, trace)
     _require_observations(found)
@@ -50,13 +55,16 @@ def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structur
     inner = tuple(g for g in found.gps if fed[g])
     random = _downstream(found, fed, (*found.gps, *found.local_latents))
     given = tuple(g for g in found.gps if g not in random)
-    return Structure(found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given)
+    return Structure(
+        found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given
+    )
 
 
 def _require_observations(found: Roles) -> None:
     if not found.observed:
         raise ModelError(
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
+            "the model."
         )
 
 
@@ -66,8 +74,9 @@ def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:
     if any(jax.tree.leaves(rest)):
         named = [g for g, hit in rest.items() if any(jax.tree.leaves(hit))]
         raise ModelError(
-            f"the kernel or mean of the GP sites {named} is computed from site '{source}'; a GP may only feed another's inputs, "
-            "GP(kernel, X=...). NUTS() fits such a model as it stands."
+            f"the kernel or mean of the GP sites {named} is computed from site '{source}'; a GP "
+            "may only feed another's inputs, GP(kernel, X=...). NUTS() fits such a model as it "
+            "stands."
         )
     return tuple(g for g, hit in X.items() if hit)
 
@@ -78,7 +87,9 @@ def feeds(source: str, gps: tuple[str, ...], trace: dict, rerun: Callable[[dict]
 
 
 def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
-    """({GP site: whether its inputs are computed from a site}, {GP site: the same of its kernel and mean})."""
+    """({GP site: whether its inputs are computed from a site}, {GP site: the same of its kernel and
+    mean}).
+    """
     others = [g for g in gps if g != source]
 
     def inputs(value):
@@ -91,8 +102,12 @@ def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
 
 
 def _parameters(prior) -> list:
-    """What a kernel and a mean function are computed from, at inputs that are not: both may be any callable."""
-    X = np.broadcast_to(np.arange(prior.X.shape[0]).reshape((-1,) + (1,) * (prior.X.ndim - 1)), prior.X.shape)
+    """What a kernel and a mean function are computed from, at inputs that are not: both may be any
+    callable.
+    """
+    X = np.broadcast_to(
+        np.arange(prior.X.shape[0]).reshape((-1,) + (1,) * (prior.X.ndim - 1)), prior.X.shape
+    )
     X = jnp.asarray(X, prior.X.dtype)
     return [prior.kernel(X, X), prior.mean_function(X), *jax.tree.leaves(prior.jitter)]
 

@@ -1,4 +1,6 @@
-"""Whether the likelihood is a sum of terms that see one function each, for all data and not for the first batch alone."""
+"""Whether the likelihood is a sum of terms that see one function each, for all data and not for the
+first batch alone.
+"""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -26,7 +28,11 @@ class _OtherValues(eqx.Module):
 
     def __call__(self, latent: dict):
         trace, num = self.joint.trace(latent), self.joint.num
-        sites = [{**s, "value": self.values.get(k, s["value"])} for k, s in trace.items() if is_observed(s)]
+        sites = [
+            {**s, "value": self.values.get(k, s["value"])}
+            for k, s in trace.items()
+            if is_observed(s)
+        ]
         terms = [log_prob_per_datum(s, num) for s in sites]
         return sum([t for t in terms if t.ndim], jnp.zeros(num))
 
@@ -34,10 +40,12 @@ class _OtherValues(eqx.Module):
 def additive_throughout(
     source: ArraySource | StreamSource, model, of: Structure, given: dict, trace: dict, batch: Batch
 ) -> bool:
-    """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is additive where y > 0 alone.
+    """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is
+    additive where y > 0 alone.
 
-    Arrays are looked at as a whole, O(N log F). Of a stream's later batches the first one stands for all but the observations, which
-    are drawn from the model and, discrete ones, put at 0, 1 and 2; with a `numpyro.factor` nothing is known of them.
+    Arrays are looked at as a whole, O(N log F). Of a stream's later batches the first one stands
+    for all but the observations, which are drawn from the model and, discrete ones, put at 0, 1 and
+    2; with a `numpyro.factor` nothing is known of them.
     """
     shapes = {k: tuple(trace[k]["fn"].shape()) for k in of.outer}
     num = batch.weights.shape[0]
@@ -47,19 +55,29 @@ def additive_throughout(
         if any(is_factor(s) for s in observed.values()):
             return False
         try:
-            return all(is_additive(_OtherValues(joint, values), shapes) for values in _others(observed))
+            return all(
+                is_additive(_OtherValues(joint, values), shapes) for values in _others(observed)
+            )
         except NotImplementedError:  # a distribution that cannot be drawn from
             return False
     sweep = (as_batch(rows, batch.key) for rows in source.sweep(num))
     return source.whole or all(
-        is_additive(JointLogLikelihood(model, num, {**given, **b.given}, b.args, b.kwargs), shapes) for b in sweep
+        is_additive(JointLogLikelihood(model, num, {**given, **b.given}, b.args, b.kwargs), shapes)
+        for b in sweep
     )
 
 
 def _others(observed: dict):
     for i in range(_DRAWS):
-        yield {k: s["fn"].sample(random.fold_in(random.key(i), j)) for j, (k, s) in enumerate(observed.items())}
-    discrete = {k: s for k, s in observed.items() if unwrap(s["fn"]).support.is_discrete and not s["fn"].event_shape}
+        yield {
+            k: s["fn"].sample(random.fold_in(random.key(i), j))
+            for j, (k, s) in enumerate(observed.items())
+        }
+    discrete = {
+        k: s
+        for k, s in observed.items()
+        if unwrap(s["fn"]).support.is_discrete and not s["fn"].event_shape
+    }
     for count in _COUNTS if discrete else ():
         yield {k: _where_possible(s, count) for k, s in discrete.items()}
 

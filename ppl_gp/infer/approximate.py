@@ -1,4 +1,6 @@
-"""`approximate`: a model whose GP sites are drawn from posterior processes; `guide`: the same as a guide for NumPyro's SVI."""
+"""`approximate`: a model whose GP sites are drawn from posterior processes; `guide`: the same as a
+guide for NumPyro's SVI.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,41 +46,54 @@ class _Replace(Messenger):
             msg["fn"] = posterior(prior, joint=True)
         else:
             raise DataError(
-                f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a process such as fit.posterior."
+                f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a "
+                "process such as fit.posterior."
             )
 
 
 def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     """The model with each named GP site drawn from a posterior process at that site's own inputs.
 
-    **Arguments:** `posteriors`: {GP site: process}. A process is `fit.posterior` of any method (drawn jointly over the rows,
-    O(N^3)), or a `SparsePosterior`, whose parameters are `numpyro.param`s (drawn row by row, O(M^3 + N M^2)).
+    **Arguments:** `posteriors`: {GP site: process}. A process is `fit.posterior` of any method
+    (drawn jointly over the rows, O(N^3)), or a `SparsePosterior`, whose parameters are
+    `numpyro.param`s (drawn row by row, O(M^3 + N M^2)).
 
-    **Returns** a NumPyro model: trace it, or hand it to `Predictive`, at training or new inputs. Hyperparameters are as the
-    model declares them: condition or substitute `fit.hyper`. Raises `DataError` for names that are no GP site, when run.
+    **Returns** a NumPyro model: trace it, or hand it to `Predictive`, at training or new inputs.
+    Hyperparameters are as the
+    model declares them: condition or substitute `fit.hyper`. Raises `DataError` for names that are
+    no GP site, when run.
     """
 
     def approximated(*args, **kwargs):
         with handlers.trace() as trace, _Replace(posteriors=posteriors):
             result = model(*args, **kwargs)
         if missing := [k for k in posteriors if k not in trace]:
-            raise DataError(f"approximate(posteriors=...) names {missing}, which the model does not have.")
+            raise DataError(
+                f"approximate(posteriors=...) names {missing}, which the model does not have."
+            )
         return result
 
     return approximated
 
 
-def guide(model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta, latents: Any = None) -> Callable:
-    """A guide for NumPyro's own SVI: q(u) at the GP sites, q(h) at latents of the data, an autoguide for everything else.
+def guide(
+    model: Callable, posteriors: Mapping[str, Any], hyper: Any = AutoDelta, latents: Any = None
+) -> Callable:
+    """A guide for NumPyro's own SVI: q(u) at the GP sites, q(h) at latents of the data, an
+    autoguide for everything else.
 
-    `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`, or one of this package's
-    bounds. `hyper`: a NumPyro autoguide class, or a function of a model that returns a guide; `AutoDelta` is a point, `AutoNormal` the
-    mean-field Gaussian (over a network's weights, say; `posteriors` may be empty). It is built on those sites alone: nothing of size
-    N x N is factored; `DataError` for `AutoLaplaceApproximation` and annealed guides, `ModelError` where a point has a spread that is
-    itself unknown. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a
-    subsampling plate in the model.
+    `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`,
+    or one of this package's
+    bounds. `hyper`: a NumPyro autoguide class, or a function of a model that returns a guide;
+    `AutoDelta` is a point, `AutoNormal` the mean-field Gaussian (over a network's weights, say;
+    `posteriors` may be empty). It is built on those sites alone: nothing of size N x N is factored;
+    `DataError` for `AutoLaplaceApproximation` and annealed guides, `ModelError` where a point has a
+    spread that is
+    itself unknown. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site:
+    ...}. Minibatches: by a subsampling plate in the model.
 
-    Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or `<latent>_encoder$params`.
+    Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or
+    `<latent>_encoder$params`.
     """
     return _Guide(model, posteriors, hyper, latents)
 
@@ -87,7 +102,12 @@ class _Guide:
     """What a guide makes at its first call and keeps: the hyperparameters' autoguide, encoders."""
 
     def __init__(self, model, posteriors, hyper, latents):
-        self.model, self.posteriors, self.make_hyper, self.latents = model, posteriors, hyper, latents
+        self.model, self.posteriors, self.make_hyper, self.latents = (
+            model,
+            posteriors,
+            hyper,
+            latents,
+        )
         self.hyper: Any = None
         self.judged = False
         self.names: tuple[str, ...] | None = None
@@ -101,17 +121,32 @@ class _Guide:
         def hidden(site):
             if site["type"] == "subsample":  # `numpyro.subsample` has no name and asks the plates
                 return False
-            ours = site["type"] in ("param", "plate", "prng_key") or site["name"] in self.local or _is_sparse(site)
+            ours = (
+                site["type"] in ("param", "plate", "prng_key")
+                or site["name"] in self.local
+                or _is_sparse(site)
+            )
             return not ours or (site["type"] == "param" and site["name"] in self.names)
 
         def given(site):
-            if site["type"] != "sample" or site["value"] is not None or site["name"] in self.local or _is_sparse(site):
+            if (
+                site["type"] != "sample"
+                or site["value"] is not None
+                or site["name"] in self.local
+                or _is_sparse(site)
+            ):
                 return None  # conditioned, observed, or ours
             # Observations that are missing: any value does, the guide hides them.
-            return values.get(site["name"]) if site["name"] in values else site["fn"].sample(random.key(0))
+            return (
+                values.get(site["name"])
+                if site["name"] in values
+                else site["fn"].sample(random.key(0))
+            )
 
         with handlers.block(hide_fn=hidden), _Encode(self.local, self.model.reading, args, kwargs):
-            handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(*args, **kwargs)
+            handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(
+                *args, **kwargs
+            )
 
     def _draw(self, args, kwargs) -> dict:
         """{hyperparameter: a draw}. The first one sets the autoguide up and judges it."""
@@ -122,7 +157,9 @@ class _Guide:
         points = points_of(self.hyper, trace, self.make_hyper, self.names, args, kwargs)
         with handlers.block():
             found = run(self.model, args, kwargs)
-        require_bounded(found, self.model.reading, f"guide(hyper={guide_name(self.make_hyper)})", points)
+        require_bounded(
+            found, self.model.reading, f"guide(hyper={guide_name(self.make_hyper)})", points
+        )
         self.judged = True
         return values
 
@@ -131,11 +168,15 @@ class _Guide:
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
-            sees_inputs = bool(args) and uses_inputs(self.model, Batch(args, kwargs, jnp.ones(0), None))
+            sees_inputs = bool(args) and uses_inputs(
+                self.model, Batch(args, kwargs, jnp.ones(0), None)
+            )
             for i, name in enumerate(found.local_latents):
                 config = of_site(self.latents, name, "latents") or Amortised()
                 num = _num_data(trace, trace[name], args)
-                local[name] = initial_latents(config, trace[name], random.key(i), num, args, kwargs, sees_inputs)
+                local[name] = initial_latents(
+                    config, trace[name], random.key(i), num, args, kwargs, sees_inputs
+                )
         if found.hyper:
             self.hyper = make_guide(self.make_hyper, self.model)
         self.names, self.local = found.hyper, local
@@ -144,7 +185,9 @@ class _Guide:
 def _num_data(trace, site, args) -> int:
     """N of the plate that a latent stands in, also where that plate subsamples."""
     sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
-    return next((sizes[f.name] for f in site["cond_indep_stack"] if f.name in sizes), args[0].shape[0])
+    return next(
+        (sizes[f.name] for f in site["cond_indep_stack"] if f.name in sizes), args[0].shape[0]
+    )
 
 
 def _is_sparse(site) -> bool:
@@ -152,7 +195,9 @@ def _is_sparse(site) -> bool:
 
 
 class _Encode(Messenger):
-    """Gives latents of the data their q(h), whose parameters are registered under the site's name."""
+    """Gives latents of the data their q(h), whose parameters are registered under the site's
+    name.
+    """
 
     def __init__(self, local: Mapping[str, LatentGuide], reading: Reading, args, kwargs):
         self.reading = reading
@@ -164,7 +209,9 @@ class _Encode(Messenger):
         if msg["type"] != "sample" or msg["name"] not in self.local or msg["value"] is not None:
             return
         msg["data_axis"] = self.reading.axis(msg["name"])
-        rows = next((self.rows[f.name] for f in msg["cond_indep_stack"] if f.name in self.rows), None)
+        rows = next(
+            (self.rows[f.name] for f in msg["cond_indep_stack"] if f.name in self.rows), None
+        )
         trained = _registered(msg["name"], self.local[msg["name"]])
         msg["fn"] = trained.at(msg, rows, self.args, self.kwargs)
 

@@ -1,4 +1,6 @@
-"""Batches on the device: one, or several stacked along a leading axis, and whether what came from the host is finite."""
+"""Batches on the device: one, or several stacked along a leading axis, and whether what came from
+the host is finite.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +22,18 @@ def _device(x):
 
 
 def stack(chunk: list[Rows], keys) -> tuple[Batch, Batch]:
-    """(what all batches share, what differs with a leading axis of batches), each with `None` for the other's parts."""
+    """(what all batches share, what differs with a leading axis of batches), each with `None` for
+    the other's parts.
+    """
     leaves = [jax.tree.flatten((b.args, b.kwargs)) for b in chunk]
     structure = leaves[0][1]
     columns = list(zip(*(leaf for leaf, _ in leaves), strict=True))
     constant = [c[0] if _is_shared(c) else None for c in columns]
     stacked = [None if _is_shared(c) else jnp.asarray(np.stack(c)) for c in columns]
     weights = jnp.asarray(np.stack([b.weights for b in chunk]))
-    given, rows = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *[(b.given, b.rows) for b in chunk])
+    given, rows = jax.tree.map(
+        lambda *x: jnp.asarray(np.stack(x)), *[(b.given, b.rows) for b in chunk]
+    )
     none = jax.tree.map(lambda _: None, given)
     args, kwargs = jax.tree.unflatten(structure, constant)
     varying = Batch(*jax.tree.unflatten(structure, stacked), weights, keys, given, rows)
@@ -35,14 +41,20 @@ def stack(chunk: list[Rows], keys) -> tuple[Batch, Batch]:
 
 
 def _is_shared(column) -> bool:
-    """NumPy arrays differ from batch to batch, JAX arrays are the run's own; a number of a stream's batch may be either."""
+    """NumPy arrays differ from batch to batch, JAX arrays are the run's own; a number of a stream's
+    batch may be either.
+    """
     first = column[0]
-    return not isinstance(first, np.ndarray) and (isinstance(first, jax.Array) or all(x == first for x in column))
+    return not isinstance(first, np.ndarray) and (
+        isinstance(first, jax.Array) or all(x == first for x in column)
+    )
 
 
 def is_finite(rows: Rows) -> bool:
     """Whether every number of a batch that came from the host is finite."""
-    return all(np.isfinite(x).all() for x in jax.tree.leaves((rows.args, rows.kwargs)) if _is_floats(x))
+    return all(
+        np.isfinite(x).all() for x in jax.tree.leaves((rows.args, rows.kwargs)) if _is_floats(x)
+    )
 
 
 def _is_floats(x) -> bool:
@@ -52,11 +64,17 @@ def _is_floats(x) -> bool:
 def where_not_finite(rows: Rows, step: int, source: ArraySource | StreamSource) -> str:
     """Names the batch, the argument and the entry."""
     named = {**{f"positional argument {i}": x for i, x in enumerate(rows.args)}, **rows.kwargs}
-    parts = [(k + jax.tree_util.keystr(path), x) for k, v in named.items() for path, x in jax.tree.leaves_with_path(v)]
+    parts = [
+        (k + jax.tree_util.keystr(path), x)
+        for k, v in named.items()
+        for path, x in jax.tree.leaves_with_path(v)
+    ]
     for name, x in parts:
         if _is_floats(x) and not np.isfinite(x).all():
             row, *rest = (int(i) for i in np.argwhere(~np.isfinite(x))[0]) if x.ndim else (0,)
             column = f", column {', '.join(map(str, rest))}" if rest else ""
-            return (f"batch {step} (counted from 0) has {x[(row, *rest)] if x.ndim else x} in {name} at "
-                    f"{source.where(step, row)}{column}; drop or impute the row")  # fmt: skip
+            return (
+                f"batch {step} (counted from 0) has {x[(row, *rest)] if x.ndim else x} in {name} "
+                f"at {source.where(step, row)}{column}; drop or impute the row"
+            )
     return f"batch {step} (counted from 0) has a value that is not finite"

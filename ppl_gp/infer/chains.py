@@ -1,5 +1,6 @@
-"""Running a NumPyro kernel in chunks: progress, Ctrl-C that keeps the draws so far, and no recompilation on new
-data."""
+"""Running a NumPyro kernel in chunks: progress, Ctrl-C that keeps the draws so far, and no
+recompilation on new data.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,19 +21,23 @@ from ppl_gp.quick import quick_jit
 
 CHUNK = 25
 _R_HAT_LIMIT = 1.05
-_DRAWS_PER_CHAIN = 10  # effective ones, below which r-hat says nothing: Gelman et al. 2013 (BDA3), 11.5
+# effective ones, below which r-hat says nothing: Gelman et al. 2013 (BDA3), 11.5
+_DRAWS_PER_CHAIN = 10
 _MIN_DRAWS = 4  # of a chain, that its halves have a variance
 
 
 class Kernel(numpyro.infer.NUTS):
     """NumPyro's NUTS, its constrained draws made from the model alone.
 
-    NumPyro's own `postprocess_fn` keeps the transforms of the last trace, which may be of other options of the model.
+    NumPyro's own `postprocess_fn` keeps the transforms of the last trace, which may be of other
+    options of the model.
     """
 
     def postprocess_fn(self, model_args, model_kwargs):
         """(z) -> constrained values, and deterministic sites."""
-        return partial(constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True)
+        return partial(
+            constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True
+        )
 
 
 class Draws(NamedTuple):
@@ -71,7 +76,12 @@ def _record(state):
     return fields
 
 
-_FIELDS = {"diverging": "diverging", "accept_prob": "acceptance_rate", "num_steps": "n_steps", "energy": "energy"}
+_FIELDS = {
+    "diverging": "diverging",
+    "accept_prob": "acceptance_rate",
+    "num_steps": "n_steps",
+    "energy": "energy",
+}
 
 
 @eqx.filter_jit
@@ -81,8 +91,12 @@ def _postprocess(kernel, z, args, kwargs):
     return lax.map(lambda chain: lax.map(transform, chain), z)
 
 
-def run_chains(kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_chains, progress, label) -> Draws:
-    """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it propagates."""
+def run_chains(
+    kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_chains, progress, label
+) -> Draws:
+    """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it
+    propagates.
+    """
     keys = random.key_data(random.split(rng_key, num_chains))
     states = _init(kernel, keys, num_warmup, args, kwargs)
     parts, interrupted = [], False
@@ -116,9 +130,10 @@ def _schedule(num_warmup, num_samples):
 def diagnose(draws: Draws, names) -> tuple[Result, dict]:
     """r-hat and ESS (the worst entry of each named site), divergences, and the verdict.
 
-    `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain (twice as many as halves
-    of chains, times five: Gelman et al. 2013, 11.5), at most 5 % divergences. NaN stands for what is no number: fewer than
-    4 draws, a site or a chain that never moved, an ESS estimate below one.
+    `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain
+    (twice as many as halves
+    of chains, times five: Gelman et al. 2013, 11.5), at most 5 % divergences. NaN stands for what
+    is no number: fewer than 4 draws, a site or a chain that never moved, an ESS estimate below one.
     """
     figures = {name: _figures(np.asarray(draws.values[name], float)) for name in names}
     r_hat, ess = ({name: figure[i] for name, figure in figures.items()} for i in (0, 1))
@@ -126,8 +141,12 @@ def diagnose(draws: Draws, names) -> tuple[Result, dict]:
     share = divergences / max(1, np.size(draws.extra.get("diverging", [0])))
     # NaN is neither below nor above.
     mixed = all(r < _R_HAT_LIMIT for r in r_hat.values()) and share < 0.05
-    mixed = mixed and all(ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names)
-    result = Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
+    mixed = mixed and all(
+        ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names
+    )
+    result = (
+        Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
+    )
     return result, {
         "r_hat": float(np.max(list(r_hat.values()))),
         "ess": float(np.min(list(ess.values()))),
@@ -141,7 +160,8 @@ def diagnose(draws: Draws, names) -> tuple[Result, dict]:
 def _figures(x) -> tuple[float, float]:
     """(r-hat, ESS) of the worst entry of a site, x (chain, draw, ...).
 
-    Entries that are constants of the site's support (the zeros of a triangular factor) are left out: others move there.
+    Entries that are constants of the site's support (the zeros of a triangular factor) are left
+    out: others move there.
     """
     x = x.reshape(*x.shape[:2], -1)
     x = x[..., np.ptp(x, (0, 1)) != 0]

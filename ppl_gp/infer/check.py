@@ -1,4 +1,6 @@
-"""`check`: a checklist about a model and its data that a person can read, before any inference is run."""
+"""`check`: a checklist about a model and its data that a person can read, before any inference is
+run.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -51,7 +53,9 @@ class Checklist(NamedTuple):
 
     def __str__(self) -> str:
         width = max((len(item.name) for item in self.items), default=0)
-        return "\n".join(f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items)
+        return "\n".join(
+            f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items
+        )
 
 
 class _Subject(NamedTuple):
@@ -67,11 +71,13 @@ class _Subject(NamedTuple):
 @one_at_a_time
 @of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
-    """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds the observations.
+    """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
+    the observations.
 
-    Items: arguments, GP sites, hyperparameters, observations (supports included), pointwise likelihood, dtype,
-    conditioning of K and finite gradients at the prior's median, and the methods that fit this model.
-    Where the arguments, the GP sites or the observations are not in order, the items that need them are left out.
+    Items: arguments, GP sites, hyperparameters, observations (supports included), pointwise
+    likelihood, dtype, conditioning of K and finite gradients at the prior's median, and the methods
+    that fit this model. Where the arguments, the GP sites or the observations are not in order, the
+    items that need them are left out.
     Cost: O(N^3), one eigenvalue decomposition a GP site.
     """
     try:
@@ -81,7 +87,10 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     subject = _Subject(model, args, kwargs, trace, roles(trace))
-    items = [Item("arguments", True, _describe_arguments(args, kwargs)), *_guarded(subject, _SITE_CHECKS)]
+    items = [
+        Item("arguments", True, _describe_arguments(args, kwargs)),
+        *_guarded(subject, _SITE_CHECKS),
+    ]
     usable = bool(subject.found.gps and subject.found.observed)
     return Checklist((*items, *(_guarded(subject, _FURTHER_CHECKS) if usable else ())))
 
@@ -99,13 +108,17 @@ def _guarded(subject: _Subject, checks: dict) -> list[Item]:
 
 def _describe_arguments(args, kwargs) -> str:
     named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-    return ", ".join(f"{k} {a.shape} {a.dtype}" if eqx.is_array(a) else f"{k}={a!r}" for k, a in named.items())
+    return ", ".join(
+        f"{k} {a.shape} {a.dtype}" if eqx.is_array(a) else f"{k}={a!r}" for k, a in named.items()
+    )
 
 
 def _gp_sites(subject: _Subject):
     require_gp(subject.found, subject.trace)
     sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
-    return True, "; ".join(f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items())
+    return True, "; ".join(
+        f"{k} {fn.shape()}, {type(unwrap(fn).kernel).__name__}" for k, fn in sites.items()
+    )
 
 
 def _hyperparameters(subject: _Subject):
@@ -114,9 +127,16 @@ def _hyperparameters(subject: _Subject):
     if not names:
         return True, "none: the model is fitted as it stands, with Fixed({})."
     values = {k: subject.trace[k]["value"] for k in names}
-    sizes = {k: f"tree of {len(jax.tree.leaves(v))}" for k, v in values.items() if not eqx.is_array_like(v)}
+    sizes = {
+        k: f"tree of {len(jax.tree.leaves(v))}"
+        for k, v in values.items()
+        if not eqx.is_array_like(v)
+    }
     shapes = {k: sizes.get(k) or jnp.shape(v) for k, v in values.items()}
-    kinds = {k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"]) for k in names}
+    kinds = {
+        k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"])
+        for k in names
+    }
     return True, "; ".join(f"{k} {shapes[k] or ''} {kinds[k]}".replace("  ", " ") for k in names)
 
 
@@ -129,7 +149,10 @@ def _observations(subject: _Subject):
     data = {k: s for k, s in sites.items() if not is_factor(s)}
     if not sites:
         return False, "nothing is observed; pass y=..., and obs=y in the model."
-    described = [f"{k} {s['fn'].shape()} {_family(s['fn'])} on {unwrap(s['fn']).support}" for k, s in data.items()]
+    described = [
+        f"{k} {s['fn'].shape()} {_family(s['fn'])} on {unwrap(s['fn']).support}"
+        for k, s in data.items()
+    ]
     constant = [k for k, s in data.items() if np.ptp(np.asarray(s["value"], float)) == 0.0]
     note = f"; all values of {constant} are equal, so the data say little" if constant else ""
     return True, "; ".join(described) + note
@@ -152,7 +175,10 @@ def _dtype(subject: _Subject):
     X = unwrap(subject.trace[subject.found.gps[0]]["fn"]).X
     if X.dtype == jnp.float64:
         return True, "float64"
-    return False, f"{X.dtype}; set jax.config.update('jax_enable_x64', True) before any array is made."
+    return (
+        False,
+        f"{X.dtype}; set jax.config.update('jax_enable_x64', True) before any array is made.",
+    )
 
 
 def _space(subject: _Subject) -> Space:
@@ -183,36 +209,52 @@ def _conditioning_of(name, prior):
     if not bool(jnp.all(jnp.isfinite(L))):
         return (
             False,
-            f"K of '{name}' has smallest eigenvalue {values[0]:.2g} and no jitter repairs it; check the kernel.",
+            f"K of '{name}' has smallest eigenvalue {values[0]:.2g} and no jitter repairs it; "
+            "check the kernel.",
         )
     condition = values[-1] / max(values[0] + float(added), np.finfo(values.dtype).tiny)
     raised = f", raised by {float(added):.2g}" if added > 0 else ""
-    message = f"K of '{name}' at the prior's median: condition number {condition:.2g}, jitter {jitter:.2g}{raised}"
+    message = (
+        f"K of '{name}' at the prior's median: condition number {condition:.2g}, jitter "
+        f"{jitter:.2g}{raised}"
+    )
     ok = condition < _CONDITION_LIMIT[K.dtype.name]
-    return ok, message + ("." if ok else "; give GP(jitter=...) a larger value, or drop duplicate rows.")
+    return ok, message + (
+        "." if ok else "; give GP(jitter=...) a larger value, or drop duplicate rows."
+    )
 
 
 def _gradient(subject: _Subject):
     if subject.found.local_latents:
-        return True, f"not computed: the model has latents in the data's plate {list(subject.found.local_latents)}."
+        return (
+            True,
+            "not computed: the model has latents in the data's plate "
+            f"{list(subject.found.local_latents)}.",
+        )
     sp, free, _ = _median(subject)
-    value, gradient = _log_density(subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free)
+    value, gradient = _log_density(
+        subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free
+    )
     bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(ravel_pytree(g)[0])))]
     if bad or not bool(jnp.isfinite(value)):
         return (
             False,
-            f"log density {float(value):.4g}, gradient not finite in {bad}; check the data's scale and the priors.",
+            f"log density {float(value):.4g}, gradient not finite in {bad}; check the data's "
+            "scale and the priors.",
         )
     size = float(jnp.max(jnp.abs(ravel_pytree(gradient)[0])))
     return (
         True,
-        f"log density {float(value):.4g}, gradient finite at the prior's median, f drawn (largest entry {size:.2g}).",
+        f"log density {float(value):.4g}, gradient finite at the prior's median, f drawn (largest "
+        f"entry {size:.2g}).",
     )
 
 
 @quick_jit
 def _log_density(model, gps, sp: Space, args, kwargs, free):
-    """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a prior draw."""
+    """Log density of the model and its gradient in the unconstrained hyperparameters and in f, a
+    prior draw.
+    """
     trace = run(model, args, kwargs, sp.constrain(free))
     latent = {k: trace[k]["fn"].sample(random.key(1)) for k in gps}
 
@@ -229,13 +271,17 @@ def _methods(subject: _Subject):
         _space(subject)
     except ModelError:
         fitting = [name for name in local if name != "SparseNUTS"]
-        return bool(fitting), ", ".join(fitting) + ", each with hyper=Fixed(...)" if fitting else "none."
+        return bool(fitting), ", ".join(
+            fitting
+        ) + ", each with hyper=Fixed(...)" if fitting else "none."
     draws = ["NUTS"] + ([] if subject.found.local_latents else ["EllipticalSlice"])
     return True, ", ".join(draws + local)
 
 
 def _local_methods(subject: _Subject) -> list[str]:
-    """The local methods that can read this model; why the others cannot stands beside the likelihood."""
+    """The local methods that can read this model; why the others cannot stands beside the
+    likelihood.
+    """
     try:
         log_lik = _read(subject).log_lik
         probe(log_lik)
@@ -264,17 +310,20 @@ def _rows(subject: _Subject):
     if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
         return (
             False,
-            f"a row of {mixing} sees other rows' arguments: predictions would depend on their companions; standardise outside.",
+            f"a row of {mixing} sees other rows' arguments: predictions would depend on their "
+            "companions; standardise outside.",
         )
     if not reading.grows:
         return (
             False,
-            "another number of rows cannot be traced: the model holds arrays of its own; pass them, to predict at new inputs.",
+            "another number of rows cannot be traced: the model holds arrays of its own; pass "
+            "them, to predict at new inputs.",
         )
     given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
     factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
     kinds = "".join(
-        f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}" for k in factors
+        f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}"
+        for k in factors
     )
     return True, f"one entry a datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 

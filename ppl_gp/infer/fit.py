@@ -21,22 +21,30 @@ from ppl_gp.threads import one_at_a_time
 @singledispatch
 def run_method(method, model, rng_key, args, kwargs, progress: bool) -> Fit:
     """How a method fits a model: register an implementation for a new method's class."""
-    raise DataError(f"method={method!r} is no inference method; give Laplace(), EP(), VI(), LocalBound(), NUTS() ...")
+    raise DataError(
+        f"method={method!r} is no inference method; give Laplace(), EP(), VI(), LocalBound(), "
+        "NUTS() ..."
+    )
 
 
 @one_at_a_time
 @of_the_model
-def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs) -> Fit:
+def fit(
+    model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs
+) -> Fit:
     """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
 
-    The first positional argument holds the inputs, the keyword `y` the observations. `progress=True` draws a bar.
-    Ctrl-C returns what was reached, with `result` interrupted.
+    The first positional argument holds the inputs, the keyword `y` the observations.
+    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted.
 
-    **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any work; `FitError`
-    at the end where the method did not succeed, with the fit in `error.fit`; `throw=False` returns that fit instead.
+    **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
+    work; `FitError` at the end where the method did not succeed, with the fit in `error.fit`;
+    `throw=False` returns that fit instead.
     """
     if isinstance(method, type):
-        raise DataError(f"method={method.__name__} is a class; give an instance, {method.__name__}().")
+        raise DataError(
+            f"method={method.__name__} is a class; give an instance, {method.__name__}()."
+        )
     key = random.key(int(rng_key)) if isinstance(rng_key, int | np.integer) else rng_key
     args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
     with stopwatch() as watch:
@@ -49,7 +57,8 @@ def fit(model: Callable, method, rng_key, *args, throw: bool = True, progress: b
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
-            f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; throw=False returns it.",
+            f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; "
+            "throw=False returns it.",
             result,
         )
     return result
@@ -61,4 +70,6 @@ def _caution(stats) -> str:
 
 def _figures(stats):
     shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k != "caution"}
-    return ", ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items())
+    return ", ".join(
+        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items()
+    )

@@ -44,7 +44,9 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     found = roles(trace)
     if isinstance(method.hyper, MAP):
         require_bounded(trace, model.reading, f"{type(method).__name__}(hyper=MAP())")
-    log_lik = read(model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs).log_lik
+    log_lik = read(
+        model, *args, hyper={k: trace[k]["value"] for k in found.hyper}, **kwargs
+    ).log_lik
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)
@@ -52,7 +54,9 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         for name in found.hyper:
             require_draws(trace[name], "hyper=MAP(init={...})")
         return sample_marginal(method, model, rng_key, args, kwargs, progress)
-    hyper, ended, stats, value, solution = _choose_hyper(method, model, trace, rng_key, args, kwargs, progress)
+    hyper, ended, stats, value, solution = _choose_hyper(
+        method, model, trace, rng_key, args, kwargs, progress
+    )
     kept, code, figures = _kept(model, hyper, args, kwargs, solution)
     inner = Result.from_code(code)
     if ended is not Result.converged and (caution := perhaps_unbounded(trace, model.reading)):
@@ -66,7 +70,12 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         draws=Draws.one(hyper, {found.gps[0]: kept}),
         log_evidence=float(value),
         result=_worst(ended, inner, float(value)),
-        stats={**stats, "steps": int(solution.steps), "residual": float(solution.residual), **_jitter(figures)},
+        stats={
+            **stats,
+            "steps": int(solution.steps),
+            "residual": float(solution.residual),
+            **_jitter(figures),
+        },
     )
 
 
@@ -75,21 +84,43 @@ def _choose_hyper(method, model, trace, rng_key, args, kwargs, progress) -> Opti
     names = (*found.hyper, *found.params)
     if isinstance(method.hyper, MAP) and names:
         sp = space(trace, model, args, kwargs)
-        return maximise(model, _without_values(method), method.hyper, sp, rng_key, args, kwargs, progress=progress)
-    hyper = fixed_values(method.hyper, names, model, args, kwargs) if isinstance(method.hyper, Fixed) else {}
+        return maximise(
+            model,
+            _without_values(method),
+            method.hyper,
+            sp,
+            rng_key,
+            args,
+            kwargs,
+            progress=progress,
+        )
+    hyper = (
+        fixed_values(method.hyper, names, model, args, kwargs)
+        if isinstance(method.hyper, Fixed)
+        else {}
+    )
     num = trace[found.gps[0]]["fn"].shape()[-1]
-    return Optimum(hyper, Result.converged, {}, *_solved(model, _without_values(method), hyper, args, kwargs, num=num))
+    return Optimum(
+        hyper,
+        Result.converged,
+        {},
+        *_solved(model, _without_values(method), hyper, args, kwargs, num=num),
+    )
 
 
 def _without_values(method: LocalMethod) -> LocalMethod:
-    """What compiled code is keyed by: other values of hyperparameters and other settings of `MAP` find it again."""
+    """What compiled code is keyed by: other values of hyperparameters and other settings of `MAP`
+    find it again.
+    """
     bare = copy.copy(method)
     object.__setattr__(bare, "hyper", Fixed())
     return bare
 
 
 def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
-    """As `_solve`; what a log-concave likelihood should not need is compiled where the solution failed without it."""
+    """As `_solve`; what a log-concave likelihood should not need is compiled where the solution
+    failed without it.
+    """
     solve = _solve if num <= FEW_DATA else _solve.full
     value, solution = solve(*problem, general=False)
     if isinstance(solution.sites, Positive) and solution.code != Result.converged.code:
@@ -111,23 +142,31 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures)."""
     prior = read(model, *args, hyper=hyper, **kwargs).prior
     q = condition(prior.covariance_matrix, prior.mean, solution.sites)
-    kept = jax.tree.map(lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites)))
+    kept = jax.tree.map(
+        lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites))
+    )
     L, raised = prior.factor()
-    # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are none.
+    # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
+    # none.
     proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
-    code = jnp.where(proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code)
+    code = jnp.where(
+        proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
+    )
     return kept, code, (prior.variance - prior.kernel.diag(prior.X), raised)
 
 
 def _quadrature_error(solution, code, method) -> dict:
-    """The estimated error of the worst datum's integral, nats, where there are integrals; a warning where it is large."""
+    """The estimated error of the worst datum's integral, nats, where there are integrals; a warning
+    where it is large.
+    """
     if solution.quadrature_error is None:
         return {}
     error = float(solution.quadrature_error)
     if code == Result.converged.code and not error <= TOLERANCE:
         warnings.warn(
-            f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's likelihood is off by about "
-            f"{error:.1g} nats (several modes, or edges); raise num_nodes, or use NUTS().",
+            f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's "
+            f"likelihood is off by about {error:.1g} nats (several modes, or edges); raise "
+            "num_nodes, or use NUTS().",
             stacklevel=2,
         )
     return {"quadrature_error": error}
@@ -139,7 +178,9 @@ def _jitter(figures):
 
 
 def _worst(outer: Result, inner: Result, value: float) -> Result:
-    """An inner status that names a cause comes first; where values are not finite, it is no cause that steps ran out."""
+    """An inner status that names a cause comes first; where values are not finite, it is no cause
+    that steps ran out.
+    """
     if inner not in (Result.converged, Result.max_steps):
         return inner
     if outer is Result.nonfinite or not jnp.isfinite(value):

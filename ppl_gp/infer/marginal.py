@@ -13,11 +13,14 @@ from ppl_gp.model.tracing import sample_hyper
 
 
 def marginal(model: Callable, approximation: LocalMethod) -> Callable:
-    """A NumPyro model over the hyperparameters alone: f is integrated out, its log evidence is a factor.
+    """A NumPyro model over the hyperparameters alone: f is integrated out, its log evidence is a
+    factor.
 
-    Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each draw the
-    approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`, `<f>_residual`, `<f>_code`.
-    Where the inner iteration does not converge the density is NaN, which NUTS counts as a divergence; it is never
+    Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each
+    draw the
+    approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`,
+    `<f>_residual`, `<f>_code`. Where the inner iteration does not converge the density is NaN,
+    which NUTS counts as a divergence; it is never
     silently biased. Errors as `read`. Cost: the approximation's, at every evaluation.
     """
 

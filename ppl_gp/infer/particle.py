@@ -1,4 +1,6 @@
-"""Effect handlers of one copy of a particle: what is drawn anew in each, what all share, and what is drawn jointly."""
+"""Effect handlers of one copy of a particle: what is drawn anew in each, what all share, and what
+is drawn jointly.
+"""
 
 import jax.numpy as jnp
 from jax import random
@@ -13,7 +15,9 @@ from ppl_gp.sparse.site import SparseMarginals
 
 
 class OfCopy(Messenger):
-    """In copy k of K: latents of the data are drawn by a key of its own, q(f) jointly with its sisters, the rest as in all."""
+    """In copy k of K: latents of the data are drawn by a key of its own, q(f) jointly with its
+    sisters, the rest as in all.
+    """
 
     def __init__(self, fn, plates: frozenset[str], of: Structure, k, axis: str | None):
         self.plates, self.of, self.k, self.axis = plates, of, k, axis
@@ -32,7 +36,9 @@ class OfCopy(Messenger):
 
 
 class OverRows(Messenger):
-    """Draws u ~ q(u), then f ~ p(f | u) jointly over all rows; keeps log p(u) - log q(u) of each GP site."""
+    """Draws u ~ q(u), then f ~ p(f | u) jointly over all rows; keeps log p(u) - log q(u) of each GP
+    site.
+    """
 
     def __init__(self, fn):
         self.log_ratios: dict = {}

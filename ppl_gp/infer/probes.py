@@ -1,4 +1,6 @@
-"""What is checked before anything is computed: arguments, shapes, supports, and that the likelihood is pointwise."""
+"""What is checked before anything is computed: arguments, shapes, supports, and that the likelihood
+is pointwise.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +17,15 @@ from ppl_gp.gp import unwrap
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.model.reading import Reading
-from ppl_gp.model.tracing import is_factor, is_gp, is_observed, log_prob_per_datum, reading_of, roles, run
+from ppl_gp.model.tracing import (
+    is_factor,
+    is_gp,
+    is_observed,
+    log_prob_per_datum,
+    reading_of,
+    roles,
+    run,
+)
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
@@ -25,7 +35,9 @@ _TRIALS = 6  # moves of half of the rows
 
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
-    """The model's trace, with every observed value checked against its distribution's shape and support."""
+    """The model's trace, with every observed value checked against its distribution's shape and
+    support.
+    """
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
@@ -39,8 +51,9 @@ def _check_observed(name, site):
         return
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
-            f"site '{name}' observes a value of shape {jnp.shape(value)} where its distribution has shape "
-            f"{tuple(fn.shape())}; give one observation a row of X, y of shape (N,) rather than (N, 1)."
+            f"site '{name}' observes a value of shape {jnp.shape(value)} where its distribution "
+            f"has shape {tuple(fn.shape())}; give one observation a row of X, y of shape (N,) "
+            "rather than (N, 1)."
         )
     inner = unwrap(fn)
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
@@ -74,8 +87,9 @@ def _probe(log_lik: LogLikelihood, key):
 
 
 def _unmoved(log_lik, f, key):
-    """Whether each term stays where it is while a random half of the *other* values moves far, up and down, (N,): what slopes cannot
-    see, a step at the mean of f, say."""
+    """Whether each term stays where it is while a random half of the *other* values moves far, up
+    and down, (N,): what slopes cannot see, a step at the mean of f, say.
+    """
     here = log_lik(f)
     rows = jax.tree.leaves(f)[0].shape[-1]
 
@@ -83,10 +97,14 @@ def _unmoved(log_lik, f, key):
         key_rows, key_size = random.split(random.fold_in(key, trial))
         moves = random.bernoulli(key_rows, 0.5, (rows,))
         size = (
-            jnp.where(trial % 2 == 0, 1.0, -1.0) * 4.0 ** (trial // 2) * random.uniform(key_size, (rows,), minval=0.5)
+            jnp.where(trial % 2 == 0, 1.0, -1.0)
+            * 4.0 ** (trial // 2)
+            * random.uniform(key_size, (rows,), minval=0.5)
         )
         there = log_lik(jax.tree.map(lambda x: x + (moves * size).astype(x.dtype), f))
-        close = jnp.abs(there - here) <= _ROUNDINGS * jnp.finfo(here.dtype).eps * (1.0 + jnp.abs(here))
+        close = jnp.abs(there - here) <= _ROUNDINGS * jnp.finfo(here.dtype).eps * (
+            1.0 + jnp.abs(here)
+        )
         return moves | close | ~jnp.isfinite(here)
 
     return jnp.all(lax.map(stays, jnp.arange(_TRIALS)), 0)
@@ -95,19 +113,23 @@ def _unmoved(log_lik, f, key):
 def probe(log_lik: LogLikelihood) -> None:
     """Prove that the likelihood is pointwise, or raise `NotPointwiseError` naming the site.
 
-    For a diagonal Jacobian J and any v, J v = (J 1) * v. One continuous random v finds any off-diagonal entry with
-    probability one (random signs would miss a single coupled pair half of the time). Moves of half of the rows find steps, which
-    have no slope. Two jvps and a few evaluations, O(N).
+    For a diagonal Jacobian J and any v, J v = (J 1) * v. One continuous random v finds any
+    off-diagonal entry with probability one (random signs would miss a single coupled pair half of
+    the time). Moves of half of the rows find steps, which have no slope. Two jvps and a few
+    evaluations, O(N).
     """
     finite, pointwise, free = _probe(log_lik, random.key(7))
     if not bool(finite):
-        raise DataError("the log-likelihood is not finite at random values of f; check the observations and the model.")
+        raise DataError(
+            "the log-likelihood is not finite at random values of f; check the observations and "
+            "the model."
+        )
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            f"the likelihood of site {_coupled_sites(log_lik)} couples values of f"
-            f"{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and LocalBound need "
-            "log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
+            f"the likelihood of site {_coupled_sites(log_lik)} couples values of "
+            f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "
+            "LocalBound need log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
         )
 
 
@@ -126,7 +148,10 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
         def only(x):
             x = jnp.reshape(x, (-1, x.shape[-1]))
             row = jnp.where(jnp.arange(x.shape[0])[:, None] == function, x, 0.0)
-            return {k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k]) for k in names}
+            return {
+                k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k])
+                for k in names
+            }
 
         direction = random.normal(random.fold_in(keys[1], function), (log_lik.num,))
         moved = along(only(jnp.broadcast_to(direction, f[name].shape)))
@@ -139,30 +164,37 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
 
     rows = [jnp.all(lax.map(lambda c, k=k: sees_its_own_row(k, c), functions(k)), 0) for k in names]
     rows.append(_unmoved(log_lik, f, keys[1]))
-    free = jnp.all(jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))]))
+    free = jnp.all(
+        jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))])
+    )
     return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
 
 
 def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
-    """Prove that y_n depends on no value of a latent function but the one in its own row, or raise `NotPointwiseError`.
+    """Prove that y_n depends on no value of a latent function but the one in its own row, or raise
+    `NotPointwiseError`.
 
     `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
     """
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
     if not bool(finite):
-        raise DataError("the log-likelihood is not finite at random values of f; check the observations and the model.")
+        raise DataError(
+            "the log-likelihood is not finite at random values of f; check the observations and "
+            "the model."
+        )
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            "the likelihood of some data sees other values of a latent function than its own"
-            f"{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log p(y_n|f_n): it couples "
-            f"rows, or looks them up. Give the GP its inputs in the data's "
+            "the likelihood of some data sees other values of a latent function than its "
+            f"own{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log "
+            "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
             "order, GP(kernel, X[order]), or use NUTS()."
         )
 
 
 def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
-    """Prove that row n of everything sees only row n of the layers and latents before it, or raise `NotPointwiseError`.
+    """Prove that row n of everything sees only row n of the layers and latents before it, or raise
+    `NotPointwiseError`.
 
     Returns whether the likelihood is additive over the outer functions (`is_additive`).
     """
@@ -175,17 +207,21 @@ def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -
     log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
     outer = {k: tuple(trace[k]["fn"].shape()) for k in of.outer}
     probe_joint(log_lik, outer)
-    if below and not bool(_rows_are_apart(model, of, hyper, below, batch, _data_axes(trace, below, num))):
+    if below and not bool(
+        _rows_are_apart(model, of, hyper, below, batch, _data_axes(trace, below, num))
+    ):
         raise NotPointwiseError(
-            f"a row of a layer of this model sees other rows of {list(below)} (a normalisation over the data, say), so that "
-            "minibatches would not be unbiased. Use NUTS()."
+            f"a row of a layer of this model sees other rows of {list(below)} (a normalisation "
+            "over the data, say), so that minibatches would not be unbiased. Use NUTS()."
         )
     return is_additive(log_lik, outer)
 
 
 @quick_jit
 def _curvature_outside(log_lik: Callable, shapes: tuple, key):
-    """The largest second derivative between functions of different sets, and the largest one of all."""
+    """The largest second derivative between functions of different sets, and the largest one of
+    all.
+    """
     f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
     rows, rebuild = flatten(f)
     slope = jax.grad(lambda rows: jnp.sum(log_lik(rebuild(rows))))
@@ -200,7 +236,9 @@ def _curvature_outside(log_lik: Callable, shapes: tuple, key):
 
 
 def is_additive(log_lik: Callable, shapes: dict) -> bool:
-    """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between functions. O(log F) jvps."""
+    """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between
+    functions. O(log F) jvps.
+    """
     if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
         return False
     outside, all_of_it = _curvature_outside(log_lik, tuple(shapes.items()), random.key(12))
@@ -214,7 +252,9 @@ def _data_axes(trace, names, num) -> tuple:
 
 @quick_jit
 def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
-    """Move a random half of the rows: the inputs and the likelihood of the others may not change."""
+    """Move a random half of the rows: the inputs and the likelihood of the others may not
+    change.
+    """
     num = batch.weights.shape[0]
     moves = random.bernoulli(random.key(10), 0.5, (num,))
 
@@ -225,7 +265,10 @@ def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
         outer = {k: jnp.zeros(trace[k]["fn"].shape()) for k in of.outer}
         return jnp.concatenate([*flat, log_lik(outer)[:, None]], 1)
 
-    directions = {k: jnp.moveaxis(jnp.moveaxis(jnp.ones_like(below[k]), a, -1) * moves, -1, a) for k, a in axes}
+    directions = {
+        k: jnp.moveaxis(jnp.moveaxis(jnp.ones_like(below[k]), a, -1) * moves, -1, a)
+        for k, a in axes
+    }
     change = jax.jvp(seen, (below,), (directions,))[1]
     return jnp.all(jnp.where(moves[:, None], 0.0, change) == 0.0)
 
@@ -244,30 +287,36 @@ def _coupled_sites(log_lik):
     return [k for k, s in log_lik.trace(zero).items() if is_observed(s) and coupled(k)]
 
 
-def require_bounded(trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None) -> None:
-    """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself unknown, a group effect say.
+def require_bounded(
+    trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None
+) -> None:
+    """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself
+    unknown, a group effect say.
 
     `points`: the sites that are maximised over, where others have a distribution.
 
-    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data say.
+    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
+    say.
     """
     found = roles(trace)
     unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
     for site, spread in reading.spread:
         if site in sites and (by := sorted(unknown.intersection(spread))):
             raise ModelError(
-                f"site '{site}' has a spread that is computed from {by}: {method} would maximise both together, and "
-                f"their joint density has "
-                f"no maximum (it grows without bound as the spread falls to zero and '{site}' to its centre). Integrate them: "
-                f"NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: hyper=Fixed({{...}}); or "
-                f"declare '{site}' with a unit spread and multiply."
+                f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
+                "both together, and their joint density has no maximum (it grows without bound "
+                f"as the spread falls to zero and '{site}' to its centre). Integrate them: "
+                "NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: "
+                f"hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
             )
 
 
 def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
-    """What to say where a maximum was not found and may not exist: a site whose variance is itself unknown (a gamma frailty, say).
+    """What to say where a maximum was not found and may not exist: a site whose variance is itself
+    unknown (a gamma frailty, say).
 
-    Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground to refuse the model.
+    Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground
+    to refuse the model.
     """
     found = roles(trace)
     unknown = {*found.hyper, *found.params}
@@ -276,4 +325,7 @@ def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
     if not wide:
         return None
     named = ", ".join(f"'{k}' has a variance that is computed from {by}" for k, by in wide.items())
-    return f"a maximum may not exist: {named}; integrate them by NUTS() or hyper=Sample(), or hold them by hyper=Fixed({{...}})"
+    return (
+        f"a maximum may not exist: {named}; integrate them by NUTS() or hyper=Sample(), or "
+        "hold them by hyper=Fixed({...})"
+    )

@@ -1,15 +1,26 @@
-"""Around long work: a bar with steps, the value reached and the seconds left, silent on request; and LAPACK kept to itself."""
+"""Around long work: a bar with steps, the value reached and the seconds left, silent on request;
+and LAPACK kept to itself.
+"""
 
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from threadpoolctl import threadpool_limits
 
 
 @contextmanager
 def track(description: str, total: int, show: bool):
-    """Yields update(completed, text): moves the bar of `total` steps and writes `text` behind it. Draws on stderr."""
+    """Yields update(completed, text): moves the bar of `total` steps and writes `text` behind it.
+    Draws on stderr.
+    """
     if not show:
         yield lambda completed, text="": None
         return
@@ -29,9 +40,11 @@ def track(description: str, total: int, show: bool):
 
 @contextmanager
 def one_blas_thread():
-    """One thread for OpenBLAS, which factors small matrices between products that XLA spreads over all cores.
+    """One thread for OpenBLAS, which factors small matrices between products that XLA spreads over
+    all cores.
 
-    Its own threads spin in wait for work and take the cores away: steps at M = 500 took 1.5 times as long on two cores.
+    Its own threads spin in wait for work and take the cores away: steps at M = 500 took 1.5 times
+    as long on two cores.
     """
     with threadpool_limits(1, user_api="blas"):
         yield

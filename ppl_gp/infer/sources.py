@@ -1,7 +1,8 @@
-"""Where minibatches come from: arrays in memory or on disk, the model's own subsampling plate, or a user's stream.
+"""Where minibatches come from: arrays in memory or on disk, the model's own subsampling plate, or a
+user's stream.
 
-A source yields chunks of batches. Those from arrays are a function of (seed, step) alone, so that a run that was killed
-goes on with exactly the batches that it would have had.
+A source yields chunks of batches. Those from arrays are a function of (seed, step) alone, so that a
+run that was killed goes on with exactly the batches that it would have had.
 """
 
 import inspect
@@ -17,7 +18,9 @@ from ppl_gp.errors import DataError
 
 
 class Rows(NamedTuple):
-    """A minibatch on the host: the model's arguments, weights (B,), given sites, and where its rows stand in the data, if known."""
+    """A minibatch on the host: the model's arguments, weights (B,), given sites, and where its rows
+    stand in the data, if known.
+    """
 
     args: tuple
     kwargs: dict
@@ -28,11 +31,13 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches for data that do not fit in memory: `pg.fit(model, SVGP(), key, Stream(batches, num_data=N))`.
+    """Batches for data that do not fit in memory: `pg.fit(model, SVGP(), key, Stream(batches,
+    num_data=N))`.
 
-    `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of the model's positional
-    arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument name. `num_data` is N: with B rows a batch, each row
-    counts as often as a pass has batches, ceil(N / B).
+    `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of
+    the model's positional arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument
+    name. `num_data` is N: with B rows a batch, each row counts as often as a pass has batches,
+    ceil(N / B).
     """
 
     batches: Iterable | Callable[[], Iterable]
@@ -40,13 +45,20 @@ class Stream:
 
     def __post_init__(self):
         if self.num_data < 1:
-            raise DataError(f"Stream(num_data={self.num_data}): give the number of rows of one pass.")
+            raise DataError(
+                f"Stream(num_data={self.num_data}): give the number of rows of one pass."
+            )
         if not (callable(self.batches) or isinstance(self.batches, Iterable)):
-            raise DataError(f"Stream({self.batches!r}): give an iterable of batches, or a function that returns one.")
+            raise DataError(
+                f"Stream({self.batches!r}): give an iterable of batches, or a function that "
+                "returns one."
+            )
 
     @property
     def restarts(self) -> bool:
-        """Whether a second pass is possible: an iterator, such as a generator, is used up by the first."""
+        """Whether a second pass is possible: an iterator, such as a generator, is used up by the
+        first.
+        """
         return callable(self.batches) or not isinstance(self.batches, Iterator)
 
     def once(self) -> Iterator:
@@ -55,18 +67,27 @@ class Stream:
 
 
 def bind(model, item, common: dict) -> tuple[tuple, dict]:
-    """A stream's item as the model's (args, kwargs): the first argument positional, the others by name.
+    """A stream's item as the model's (args, kwargs): the first argument positional, the others by
+    name.
 
     `common`: arguments by name that all batches share.
     """
     signature = inspect.signature(model)
     if not isinstance(item, dict | tuple | list):
-        raise DataError(f"a batch of the stream is of type {type(item).__name__}; give a tuple of the model's arguments "
-                        f"{signature}, or a dictionary.")  # fmt: skip
+        raise DataError(
+            f"a batch of the stream is of type {type(item).__name__}; give a tuple of the model's "
+            f"arguments {signature}, or a dictionary."
+        )
     try:
-        bound = signature.bind(**item, **common) if isinstance(item, dict) else signature.bind(*item, **common)
+        bound = (
+            signature.bind(**item, **common)
+            if isinstance(item, dict)
+            else signature.bind(*item, **common)
+        )
     except TypeError as error:
-        raise DataError(f"a batch of the stream does not fit the model's arguments {signature}: {error}") from error
+        raise DataError(
+            f"a batch of the stream does not fit the model's arguments {signature}: {error}"
+        ) from error
     if not bound.arguments:
         raise DataError("a batch of the stream is empty; give the inputs X, and the observations.")
     (first, *others) = bound.arguments.items()
@@ -80,9 +101,11 @@ def num_rows(args: tuple) -> int | None:
 
 
 def row_axes(args: tuple, kwargs: dict, num: int) -> tuple[tuple, dict]:
-    """Which axis of each array counts the data, `None` for what all data share: a tree like (args, kwargs), containers included.
+    """Which axis of each array counts the data, `None` for what all data share: a tree like (args,
+    kwargs), containers included.
 
-    The first axis where it has N entries; of observations y without, the last where that has N: (P, N).
+    The first axis where it has N entries; of observations y without, the last where that has N: (P,
+    N).
     """
 
     def axis(x, is_y=False):
@@ -91,7 +114,9 @@ def row_axes(args: tuple, kwargs: dict, num: int) -> tuple[tuple, dict]:
             return 0
         return len(shape) - 1 if is_y and shape and shape[-1] == num else None
 
-    return jax.tree.map(axis, args), {k: jax.tree.map(lambda x, k=k: axis(x, k == "y"), v) for k, v in kwargs.items()}
+    return jax.tree.map(axis, args), {
+        k: jax.tree.map(lambda x, k=k: axis(x, k == "y"), v) for k, v in kwargs.items()
+    }
 
 
 def take(args: tuple, kwargs: dict, rows, axes) -> tuple[tuple, dict]:
@@ -104,14 +129,23 @@ def take(args: tuple, kwargs: dict, rows, axes) -> tuple[tuple, dict]:
 
 
 class ArraySource:
-    """Arrays with N rows (in memory, or NumPy memory maps), shuffled without replacement in each epoch.
+    """Arrays with N rows (in memory, or NumPy memory maps), shuffled without replacement in each
+    epoch.
 
-    Where N is no multiple of the batch size, an epoch leaves out a random remainder: every batch is a uniform draw of
+    Where N is no multiple of the batch size, an epoch leaves out a random remainder: every batch is
+    a uniform draw of
     rows, so that its bound is unbiased. `axes`: as `row_axes`, which is the default.
     """
 
     def __init__(
-        self, args: tuple, kwargs: dict, batch_size: int, seed: int, plate: str | None = None, num_data=None, axes=None
+        self,
+        args: tuple,
+        kwargs: dict,
+        batch_size: int,
+        seed: int,
+        plate: str | None = None,
+        num_data=None,
+        axes=None,
     ):
         self.seed, self.plate = seed, plate
         self.num_data: int = num_data or cast(int, num_rows(args))
@@ -123,7 +157,9 @@ class ArraySource:
         self._shuffled: tuple[int, np.ndarray] | None = None
 
     def _indexable(self, x, axis):
-        """NumPy's indexing: JAX would compile one gather a shape. On CPU this is a view, not a copy. Memory maps stay maps."""
+        """NumPy's indexing: JAX would compile one gather a shape. On CPU this is a view, not a
+        copy. Memory maps stay maps.
+        """
         return x if axis is None or isinstance(x, np.memmap) else np.asarray(x)
 
     @property
@@ -133,8 +169,12 @@ class ArraySource:
 
     @property
     def checked(self) -> bool:
-        """Whether later batches are known to be finite: what is in memory was checked, a memory map is as it is read."""
-        return self.whole or not any(isinstance(x, np.memmap) for x in jax.tree.leaves((self.args, self.kwargs)))
+        """Whether later batches are known to be finite: what is in memory was checked, a memory map
+        is as it is read.
+        """
+        return self.whole or not any(
+            isinstance(x, np.memmap) for x in jax.tree.leaves((self.args, self.kwargs))
+        )
 
     def where(self, step: int, row: int) -> str:
         """Names a row of a batch, for messages."""
@@ -146,7 +186,10 @@ class ArraySource:
             return np.arange(self.num_data)
         epoch, position = divmod(step, self.steps_an_epoch)
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = (epoch, np.random.default_rng([self.seed, epoch]).permutation(self.num_data))
+            self._shuffled = (
+                epoch,
+                np.random.default_rng([self.seed, epoch]).permutation(self.num_data),
+            )
         start = position * self.batch_size
         return self._shuffled[1][start : start + self.batch_size]
 
@@ -168,13 +211,16 @@ class ArraySource:
         return Rows(args, kwargs, weights, {}, rows)
 
     def sweep(self, size: int) -> Iterator[Rows]:
-        """All data once, in order, in batches of one shape; the last is padded with rows of weight zero."""
+        """All data once, in order, in batches of one shape; the last is padded with rows of weight
+        zero.
+        """
         size = min(size, self.num_data) if self.plate is None else self.batch_size
         for i in range(math.ceil(self.num_data / size)):
             rows = np.arange(i * size, (i + 1) * size)
             inside = rows < self.num_data
             if self.plate is not None:
-                # The plate scales by N / B: every batch counts B / N of it; a remainder would be scaled otherwise.
+                # The plate scales by N / B: every batch counts B / N of it; a remainder would be
+                # scaled otherwise.
                 if not inside.all():
                     rows = np.arange(self.num_data - size, self.num_data)
                 batch = self.rows(rows)
@@ -183,10 +229,13 @@ class ArraySource:
                 yield self.rows(np.minimum(rows, self.num_data - 1), inside.astype(float))
 
     def spread(self, num: int) -> Rows:
-        """Up to `num` rows at even distances, so that they stand for sorted data too; each has weight one.
+        """Up to `num` rows at even distances, so that they stand for sorted data too; each has
+        weight one.
 
         A model that subsamples by itself takes as many as its plate does.
         """
         num = min(num, self.num_data) if self.plate is None else self.batch_size
         rows = self.rows(np.linspace(0, self.num_data - 1, num).astype(int), np.ones(num))
-        return rows if self.plate is None else rows._replace(weights=np.full(num, num / self.num_data))
+        return (
+            rows if self.plate is None else rows._replace(weights=np.full(num, num / self.num_data))
+        )

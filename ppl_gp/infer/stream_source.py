@@ -16,10 +16,12 @@ _INPUTS = "positional argument 0"
 
 
 class StreamSource:
-    """A user's stream of batches; a batch smaller than the first is padded with rows of weight zero.
+    """A user's stream of batches; a batch smaller than the first is padded with rows of weight
+    zero.
 
-    Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the rows, and however small the last
-    batch, the bounds of a pass average to that of all data. `common`: the model's arguments by name that the batches do not hold.
+    Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the
+    rows, and however small the last batch, the bounds of a pass average to that of all data.
+    `common`: the model's arguments by name that the batches do not hold.
     """
 
     plate = None
@@ -27,7 +29,12 @@ class StreamSource:
     checked = False
 
     def __init__(self, stream: Stream, model, common: dict | None = None):
-        self.stream, self.model, self.num_data, self.common = stream, model, stream.num_data, common or {}
+        self.stream, self.model, self.num_data, self.common = (
+            stream,
+            model,
+            stream.num_data,
+            common or {},
+        )
         self.batch_size: int | None = None
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
         self.axes: Any = None
@@ -52,7 +59,9 @@ class StreamSource:
         return itertools.chain(peeked, self.stream.once())
 
     def batches(self, step: int) -> Iterator[Rows]:
-        """Batches from a step on: earlier ones are read and dropped; ends where the stream cannot be restarted."""
+        """Batches from a step on: earlier ones are read and dropped; ends where the stream cannot
+        be restarted.
+        """
         seen = 0
         while True:
             before = seen
@@ -70,8 +79,10 @@ class StreamSource:
         kwargs = {k: _arrays(k, v, num) for k, v in kwargs.items()}
         self.batch_size = size = self.batch_size or num
         if not 0 < num <= size:
-            raise DataError(f"a batch of the stream has {num} rows, and the first one {size}; give "
-                            "batches of one size (the last may be smaller).")  # fmt: skip
+            raise DataError(
+                f"a batch of the stream has {num} rows, and the first one {size}; give "
+                "batches of one size (the last may be smaller)."
+            )
         self._require_form(args, kwargs, num)
         args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
         weights = np.where(np.arange(size) < num, float(math.ceil(self.num_data / size)), 0.0)
@@ -81,7 +92,10 @@ class StreamSource:
         if self.axes is None:
             split = {k: v for k, v in kwargs.items() if k not in self.common}
             positional, named = row_axes(args, split, num)
-            self.axes = positional, {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()}
+            self.axes = (
+                positional,
+                {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()},
+            )
         told = {_INPUTS: args[0], **kwargs}
         shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
         try:
@@ -91,11 +105,14 @@ class StreamSource:
         self._form = self._form or (form, shapes)
         if form != self._form[0]:
             raise DataError(
-                f"a batch of the stream has arguments of shapes {shapes}, and the first one had {self._form[1]}."
+                f"a batch of the stream has arguments of shapes {shapes}, and the first one had "
+                f"{self._form[1]}."
             )
 
     def sweep(self, size: int) -> Iterator[Rows]:
-        """One pass over the stream, each row with weight one. A stream without end is left after N rows."""
+        """One pass over the stream, each row with weight one. A stream without end is left after N
+        rows.
+        """
         seen = 0
         for item in self.stream.once():
             batch = self._rows(item)
@@ -105,8 +122,11 @@ class StreamSource:
             if seen >= self.num_data:
                 break
         if seen < self.num_data:
-            warnings.warn(f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's factor "
-                          "ceil(N / B) is too large by as much.", stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's "
+                "factor ceil(N / B) is too large by as much.",
+                stacklevel=2,
+            )
 
 
 def _form(x, axis, num):
@@ -122,10 +142,16 @@ def _arrays(name, x, num):
 
 
 def _array(name, x, num):
-    """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is finite is told later."""
+    """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is
+    finite is told later.
+    """
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)
-    if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(array.dtype, jax.numpy.floating):
-        raise DataError(f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers.")
+    if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(
+        array.dtype, jax.numpy.floating
+    ):
+        raise DataError(
+            f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers."
+        )
     return array.astype(int) if name == "y" and array.dtype == bool else array

@@ -22,7 +22,9 @@ def _listen(event: str, duration: float, **_):
 
 @contextmanager
 def stopwatch():
-    """Yields a dict that holds, at the end, `seconds`, `compile_seconds`, `run_seconds` and `compilations`."""
+    """Yields a dict that holds, at the end, `seconds`, `compile_seconds`, `run_seconds` and
+    `compilations`.
+    """
     global _listening
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_listen)  # pyright: ignore[reportArgumentType]

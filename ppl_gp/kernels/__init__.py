@@ -1,9 +1,24 @@
-"""Covariance functions and their algebra. Constructor order: variance, then length scale, then what is particular."""
+"""Covariance functions and their algebra. Constructor order: variance, then length scale, then what
+is particular.
+"""
 
 from ppl_gp.kernels.base import CallableKernel, Constant, Kernel, Product, Sum, as_kernel
-from ppl_gp.kernels.derivative import MeanWithDerivatives, WithDerivatives, derivative_inputs, value_inputs
+from ppl_gp.kernels.derivative import (
+    MeanWithDerivatives,
+    WithDerivatives,
+    derivative_inputs,
+    value_inputs,
+)
 from ppl_gp.kernels.nonstationary import Linear, Polynomial
-from ppl_gp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Periodic, RationalQuadratic, White
+from ppl_gp.kernels.stationary import (
+    RBF,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+    White,
+)
 
 __all__ = [
     "RBF",

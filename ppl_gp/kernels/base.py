@@ -1,4 +1,6 @@
-"""The kernel algebra: what a kernel is, sums and products, and how numbers and foreign kernels take part in them."""
+"""The kernel algebra: what a kernel is, sums and products, and how numbers and foreign kernels take
+part in them.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,12 +19,12 @@ from ppl_gp.kernels.inputs import ActiveDims, as_active_dims, as_inputs, fill, i
 class Kernel(eqx.Module):
     """A covariance function: `k(X1, X2)` is (N1, N2); `k.diag(X)` is (N,) at O(N) cost.
 
-    Inputs are (N, D), or (N,) for one input dimension; integers become floats. `+` and `*` take kernels, callables
-    (see `as_kernel`) and numbers; a number c stands for `Constant(c)`.
+    Inputs are (N, D), or (N,) for one input dimension; integers become floats. `+` and `*` take
+    kernels, callables (see `as_kernel`) and numbers; a number c stands for `Constant(c)`.
 
-    Parameters may be Python numbers, arrays or tracers. Their shapes are checked when the kernel is called, not when it
-    is made, so a kernel whose parameters carry a batch axis is a pytree that `jax.vmap` maps over. Calling a kernel
-    raises `DataError` where shapes do not fit.
+    Parameters may be Python numbers, arrays or tracers. Their shapes are checked when the kernel is
+    called, not when it is made, so a kernel whose parameters carry a batch axis is a pytree that
+    `jax.vmap` maps over. Calling a kernel raises `DataError` where shapes do not fit.
     """
 
     __array_ufunc__ = None  # makes NumPy leave `np.float64(2.0) * kernel` to the kernel
@@ -78,7 +80,9 @@ class Constant(Kernel):
     """k(x, x') = variance: the prior of an unknown offset. `active_dims` changes nothing here."""
 
     variance: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
+    active_dims: ActiveDims = eqx.field(
+        default=None, static=True, kw_only=True, converter=as_active_dims
+    )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
@@ -92,8 +96,9 @@ class Constant(Kernel):
 class CallableKernel(Kernel):
     """A callable `k(X1, X2) -> (N1, N2)` that lacks `.diag`, with it supplied. Made by `as_kernel`.
 
-    The diagonal is k(X) for a tinygp kernel, which calls it so, and N evaluations at single rows for other callables,
-    or that of k(X, X) for one that has no value at single rows (distances of the training data that were computed before).
+    The diagonal is k(X) for a tinygp kernel, which calls it so, and N evaluations at single rows
+    for other callables, or that of k(X, X) for one that has no value at single rows (distances of
+    the training data that were computed before).
     """
 
     function: Callable
@@ -105,20 +110,25 @@ class CallableKernel(Kernel):
         X = jnp.asarray(X)
         if hasattr(self.function, "evaluate_diag"):
             return self.function(X)
-        if jax.eval_shape(lambda x: self.function(x, x), X[:1]).shape != (1, 1):  # it reads a matrix of all rows
+        # it reads a matrix of all rows
+        if jax.eval_shape(lambda x: self.function(x, x), X[:1]).shape != (1, 1):
             return jnp.diagonal(self.function(X, X))
         return jax.vmap(lambda x: self.function(x[None], x[None])[0, 0])(X)
 
 
 def as_kernel(kernel: Any) -> Any:
-    """`kernel` itself where it is callable and has `.diag`; otherwise a callable wrapped so that it has.
+    """`kernel` itself where it is callable and has `.diag`; otherwise a callable wrapped so that it
+    has.
 
-    A callable that is a pytree (a tinygp kernel, an Equinox module) keeps its parameters as leaves. A plain function
-    has none: what it closes over is seen by jit and grad only where the closure is made inside them.
-    Raises `DataError` for anything that cannot be called.
+    A callable that is a pytree (a tinygp kernel, an Equinox module) keeps its parameters as leaves.
+    A plain function
+    has none: what it closes over is seen by jit and grad only where the closure is made inside
+    them. Raises `DataError` for anything that cannot be called.
     """
     if not callable(kernel) or isinstance(kernel, type):
-        raise DataError(f"kernel={kernel!r} is no kernel; give one of ppl_gp.kernels, or a callable k(X1, X2).")
+        raise DataError(
+            f"kernel={kernel!r} is no kernel; give one of ppl_gp.kernels, or a callable k(X1, X2)."
+        )
     if hasattr(kernel, "diag"):
         return kernel
     # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
@@ -132,4 +142,6 @@ def _operand(value: Any) -> Any:
     try:
         return Constant(scalar(value, "the number added to or multiplied with a kernel"))
     except TypeError:
-        raise DataError(f"{value!r} cannot be combined with a kernel; give a kernel, a callable or a number.") from None
+        raise DataError(
+            f"{value!r} cannot be combined with a kernel; give a kernel, a callable or a number."
+        ) from None

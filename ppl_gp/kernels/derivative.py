@@ -1,7 +1,9 @@
-"""Gradients of f as values of one process: a last input column says which partial derivative a row stands for.
+"""Gradients of f as values of one process: a last input column says which partial derivative a row
+stands for.
 
 A derivative is a linear functional, so f and its partial derivatives are jointly Gaussian, with
-Cov[d f/d x_i, d f/d x'_j] = d^2 k(x, x') / d x_i d x'_j (Rasmussen & Williams 2006, section 9.4; Solak et al. 2003).
+Cov[d f/d x_i, d f/d x'_j] = d^2 k(x, x') / d x_i d x'_j (Rasmussen & Williams 2006, section 9.4;
+Solak et al. 2003).
 """
 
 from typing import Any
@@ -24,15 +26,18 @@ from ppl_gp.kernels.stationary import Matern12, White
 class WithDerivatives(Kernel):
     """k((x, i), (x', j)) = D_i D'_j base(x, x'): D_0 f = f, D_i f = d f / d x_(i-1).
 
-    Inputs are (N, D + 1): the D columns of `base`, then the column i in {0, ..., D}, which `value_inputs` and
-    `derivative_inputs` append. `active_dims` of `base` count its own columns. The column i is rounded and carries no
+    Inputs are (N, D + 1): the D columns of `base`, then the column i in {0, ..., D}, which
+    `value_inputs` and `derivative_inputs` append. `active_dims` of `base` count its own columns.
+    The column i is rounded and carries no
     derivative: training that moves inducing inputs moves x and leaves i.
 
-    Each row is differentiated along its own unit vector, so that one nested jvp gives all four kinds of entry: about
-    eight evaluations of `base` and four matrices, whatever D is; `diag` is O(N). Finite at equal points.
+    Each row is differentiated along its own unit vector, so that one nested jvp gives all four
+    kinds of entry: about eight evaluations of `base` and four matrices, whatever D is; `diag` is
+    O(N). Finite at equal points.
 
-    Raises `ModelError` where `base` holds a Matern12 or a White, whose draws have no derivative (a Matern32's have
-    one, and it is all that is needed), `DataError` where i is no whole number in 0 .. D; traced, it gives NaN.
+    Raises `ModelError` where `base` holds a Matern12 or a White, whose draws have no derivative (a
+    Matern32's have one, and it is all that is needed), `DataError` where i is no whole number in 0
+    .. D; traced, it gives NaN.
     """
 
     base: Any = eqx.field(converter=as_kernel)
@@ -49,22 +54,29 @@ class WithDerivatives(Kernel):
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
         A, i = split_inputs(as_inputs(X))
-        mixed = jax.vmap(lambda a, s: _jet(self.base, a[None], a[None], s[None], s[None])[1][1][0, 0])
-        return jnp.where(i == 0, self.base.diag(A), mixed(A, unit_vectors(A, i))) + _nan_outside(A, i)
+        mixed = jax.vmap(
+            lambda a, s: _jet(self.base, a[None], a[None], s[None], s[None])[1][1][0, 0]
+        )
+        return jnp.where(i == 0, self.base.diag(A), mixed(A, unit_vectors(A, i))) + _nan_outside(
+            A, i
+        )
 
 
 class MeanWithDerivatives(eqx.Module):
-    """The mean function that goes with `WithDerivatives`: m(x) where i = 0, d m / d x_(i-1) elsewhere.
+    """The mean function that goes with `WithDerivatives`: m(x) where i = 0, d m / d x_(i-1)
+    elsewhere.
 
-    `base` is a mean function X -> (N,), `means.Linear(...)` say. A zero mean needs no wrapper; a constant one does,
-    since its derivatives are zero.
+    `base` is a mean function X -> (N,), `means.Linear(...)` say. A zero mean needs no wrapper; a
+    constant one does, since its derivatives are zero.
     """
 
     base: Any
 
     def __init__(self, base):
         if not callable(base):
-            raise DataError(f"MeanWithDerivatives(base={base!r}) is not callable; give means.Constant(c), say.")
+            raise DataError(
+                f"MeanWithDerivatives(base={base!r}) is not callable; give means.Constant(c), say."
+            )
         # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
         self.base = jax.tree_util.Partial(base) if jax.tree_util.all_leaves([base]) else base
 
@@ -75,15 +87,19 @@ class MeanWithDerivatives(eqx.Module):
 
 
 def value_inputs(X: ArrayLike) -> Float[Array, "N D1"]:
-    """Inputs of `WithDerivatives` that stand for f(X): X, (N, D) or (N,), with a column of zeros, (N, D + 1)."""
+    """Inputs of `WithDerivatives` that stand for f(X): X, (N, D) or (N,), with a column of zeros,
+    (N, D + 1).
+    """
     X = as_inputs(X)
     return jnp.concatenate([X, jnp.zeros_like(X[:, :1])], 1)
 
 
 def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D1"]:
-    """Inputs of `WithDerivatives` that stand for d f / d x_dim at X, (N, D + 1); `dim` counts columns from 0.
+    """Inputs of `WithDerivatives` that stand for d f / d x_dim at X, (N, D + 1); `dim` counts
+    columns from 0.
 
-    `None` gives all D partial derivatives, (D N, D + 1): those in column 0 at all points first, then column 1 ...
+    `None` gives all D partial derivatives, (D N, D + 1): those in column 0 at all points first,
+    then column 1 ...
     """
     X = as_inputs(X)
     dims = range(X.shape[1]) if dim is None else [as_dim(dim, X.shape[1], "derivative_inputs")]
@@ -93,18 +109,23 @@ def derivative_inputs(X: ArrayLike, dim: int | None = None) -> Float[Array, "K D
 def as_dim(dim: int, D: int, name: str) -> int:
     """A column number, checked."""
     if not 0 <= dim < D:
-        raise DataError(f"{name}(dim={dim}) is out of range: inputs have {D} column(s), counted from 0.")
+        raise DataError(
+            f"{name}(dim={dim}) is out of range: inputs have {D} column(s), counted from 0."
+        )
     return int(dim)
 
 
 def require_differentiable(kernel: Any, name: str) -> None:
-    """`ModelError` where a kernel of this package without mean-square derivative is part of `kernel`."""
+    """`ModelError` where a kernel of this package without mean-square derivative is part of
+    `kernel`.
+    """
     parts = jax.tree_util.tree_leaves(kernel, is_leaf=lambda k: isinstance(k, (Matern12, White)))
     for part in parts:
         if isinstance(part, (Matern12, White)):
             raise ModelError(
-                f"{name}: draws of {type(part).__name__} have no derivative; use Matern32, Matern52 or RBF "
-                "(noise belongs in the likelihood), or Points for inducing variables."
+                f"{name}: draws of {type(part).__name__} have no derivative; use Matern32, "
+                "Matern52 or RBF (noise belongs in the likelihood), or Points for inducing "
+                "variables."
             )
 
 
@@ -112,13 +133,15 @@ def split_inputs(X: Float[Array, "N D1"]) -> tuple[Float[Array, "N D"], Int[Arra
     """The columns of the base kernel, and which derivative each row stands for."""
     if X.shape[1] < 2:
         raise DataError(
-            f"inputs of WithDerivatives have shape {X.shape}; they need a last column that says which derivative a row "
-            "is: make them with value_inputs(X) and derivative_inputs(X, dim)."
+            f"inputs of WithDerivatives have shape {X.shape}; they need a last column that says "
+            "which derivative a row is: make them with value_inputs(X) and derivative_inputs(X, "
+            "dim)."
         )
     column = lax.stop_gradient(X[:, -1])
     if not isinstance(column, Tracer):
         _check_column(np.asarray(column), X.shape[1] - 1)
-    # What is NaN or far off becomes -1, outside 0 .. D, whatever a conversion to integers would make of it.
+    # What is NaN or far off becomes -1, outside 0 .. D, whatever a conversion to integers would
+    # make of it.
     usable = (column > -0.5) & (column < X.shape[1])
     return X[:, :-1], jnp.where(usable, jnp.round(column), -1.0).astype(int)
 
@@ -132,8 +155,9 @@ def _check_column(column, D):
     bad = column[~np.isin(np.round(column), np.arange(D + 1))]
     if bad.size:
         raise DataError(
-            f"the last column of the inputs holds {bad[0]}; WithDerivatives takes 0 (the value of f) or 1 .. {D} there "
-            "(a partial derivative): make inputs with value_inputs(X) and derivative_inputs(X, dim)."
+            f"the last column of the inputs holds {bad[0]}; WithDerivatives takes 0 (the value of "
+            f"f) or 1 .. {D} there (a partial derivative): make inputs with value_inputs(X) and "
+            "derivative_inputs(X, dim)."
         )
 
 
@@ -142,5 +166,7 @@ def _nan_outside(A, i):
 
 
 def _jet(k, A, B, S, T):
-    """((k, D k), (D' k, D D' k)) at (A, B), D along the rows of S in the first argument, D' along T in the second."""
+    """((k, D k), (D' k, D D' k)) at (A, B), D along the rows of S in the first argument, D' along T
+    in the second.
+    """
     return jax.jvp(lambda B: jax.jvp(lambda A: k(A, B), (A,), (S,)), (B,), (T,))

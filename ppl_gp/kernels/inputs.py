@@ -1,4 +1,6 @@
-"""What every kernel does with its arguments first: inputs to (N, D) floats, columns picked, shapes checked."""
+"""What every kernel does with its arguments first: inputs to (N, D) floats, columns picked, shapes
+checked.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,26 +15,38 @@ ActiveDims = tuple[int, ...] | None
 
 
 def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[Array, "N D"]:
-    """X as (N, D) floats, restricted to the columns `active_dims`; (N,) means D = 1. `DataError` where that fails."""
+    """X as (N, D) floats, restricted to the columns `active_dims`; (N,) means D = 1. `DataError`
+    where that fails.
+    """
     X = jnp.asarray(X)
     if X.ndim not in (1, 2) or X.shape[1:] == (0,):
-        raise DataError(f"{name} has shape {X.shape}; inputs are (N, D) with D >= 1, or (N,) for one input dimension.")
+        raise DataError(
+            f"{name} has shape {X.shape}; inputs are (N, D) with D >= 1, or (N,) for one input "
+            "dimension."
+        )
     if jnp.issubdtype(X.dtype, jnp.complexfloating):
-        raise DataError(f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as columns.")
+        raise DataError(
+            f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as "
+            "columns."
+        )
     X = X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
     X = X if X.ndim == 2 else X[:, None]
     if active_dims is None:
         return X
     if not all(0 <= d < X.shape[1] for d in active_dims):
         raise DataError(
-            f"active_dims={active_dims} is out of range for {name}, which has {X.shape[1]} column(s): "
-            f"give column numbers from 0 to {X.shape[1] - 1}."
+            f"active_dims={active_dims} is out of range for {name}, which has {X.shape[1]} "
+            f"column(s): give column numbers from 0 to {X.shape[1] - 1}."
         )
     return X[:, jnp.array(active_dims)]
 
 
-def input_pair(X1: Any, X2: Any, active_dims: ActiveDims) -> tuple[Float[Array, "N1 D"], Float[Array, "N2 D"]]:
-    """Both arguments of `k(X1, X2)` as (N, D); the same object comes back where both are the same object."""
+def input_pair(
+    X1: Any, X2: Any, active_dims: ActiveDims
+) -> tuple[Float[Array, "N1 D"], Float[Array, "N2 D"]]:
+    """Both arguments of `k(X1, X2)` as (N, D); the same object comes back where both are the same
+    object.
+    """
     d1, d2 = (1 if jnp.ndim(X) == 1 else jnp.shape(X)[-1] if jnp.ndim(X) else 0 for X in (X1, X2))
     if d1 != d2:
         raise DataError(
@@ -49,7 +63,10 @@ def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
         return None
     dims = (dims,) if isinstance(dims, int | np.integer) else tuple(int(d) for d in dims)
     if not dims:
-        raise DataError("active_dims=() picks no column: give at least one column number, or None for all columns.")
+        raise DataError(
+            "active_dims=() picks no column: give at least one column number, or None for all "
+            "columns."
+        )
     return dims
 
 
@@ -57,7 +74,10 @@ def scalar(value: Any, name: str) -> Float[Array, ""]:
     """A parameter that has to be one number."""
     value = jnp.asarray(value)
     if value.ndim:
-        raise DataError(f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap over it).")
+        raise DataError(
+            f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap "
+            "over it)."
+        )
     return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
 
 
@@ -66,8 +86,8 @@ def per_column(value: Any, D: int, name: str) -> Float[Array, "..."]:
     value = jnp.asarray(value)
     if value.shape not in ((), (D,)):
         raise DataError(
-            f"{name} has shape {value.shape}, and there are {D} input column(s) (the active ones, with active_dims): "
-            f"give one number, or shape ({D},)."
+            f"{name} has shape {value.shape}, and there are {D} input column(s) (the active ones, "
+            f"with active_dims): give one number, or shape ({D},)."
         )
     return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
 

@@ -8,17 +8,27 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError
 from ppl_gp.kernels.base import Kernel
 from ppl_gp.kernels.distance import matmul
-from ppl_gp.kernels.inputs import ActiveDims, as_active_dims, as_inputs, input_pair, per_column, scalar
+from ppl_gp.kernels.inputs import (
+    ActiveDims,
+    as_active_dims,
+    as_inputs,
+    input_pair,
+    per_column,
+    scalar,
+)
 
 
 class Linear(Kernel):
     """k(x, x') = sum_d variance_d x_d x'_d: f(x) = w . x with w_d ~ N(0, variance_d).
 
-    `variance` is one number or one for each input, (D,). An offset is `Linear(...) + Constant(...)`.
+    `variance` is one number or one for each input, (D,). An offset is `Linear(...) +
+    Constant(...)`.
     """
 
     variance: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
+    active_dims: ActiveDims = eqx.field(
+        default=None, static=True, kw_only=True, converter=as_active_dims
+    )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
@@ -31,7 +41,9 @@ class Linear(Kernel):
 
 def _degree(degree) -> int:
     if isinstance(degree, bool) or int(degree) != degree or degree < 1:
-        raise DataError(f"Polynomial(degree={degree}) is no positive integer; give degree = 1, 2, 3, ...")
+        raise DataError(
+            f"Polynomial(degree={degree}) is no positive integer; give degree = 1, 2, 3, ..."
+        )
     return int(degree)
 
 
@@ -44,7 +56,9 @@ class Polynomial(Kernel):
     variance: ArrayLike = 1.0
     degree: int = eqx.field(default=2, static=True, converter=_degree)
     offset: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
+    active_dims: ActiveDims = eqx.field(
+        default=None, static=True, kw_only=True, converter=as_active_dims
+    )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)

@@ -1,7 +1,8 @@
-"""Whether a kernel is a function of two rows: k(X1, X2) of any two numbers of rows, each entry of its own two rows alone.
+"""Whether a kernel is a function of two rows: k(X1, X2) of any two numbers of rows, each entry of
+its own two rows alone.
 
-A callable may read an array with one row a datum (distances that were computed before, weights): then its training covariance is what
-it says, and there is no covariance with new rows.
+A callable may read an array with one row a datum (distances that were computed before, weights):
+then its training covariance is what it says, and there is no covariance with new rows.
 """
 
 import itertools
@@ -22,11 +23,12 @@ def square_fault(kernel: Callable, X) -> str | None:
 
 
 def pair_fault(kernel: Callable, X) -> str | None:
-    """What is wrong with a kernel as a function of two rows, or `None`. X, (N, D) or (N,): rows that a kernel may be asked about.
+    """What is wrong with a kernel as a function of two rows, or `None`. X, (N, D) or (N,): rows
+    that a kernel may be asked about.
 
-    Numbers of rows that are no size of X show by shapes what is read beside the rows. Rows that change places, and one that is
-    missing, must take their entries along, which shows what is read by the rows' numbers. One compilation; none for this package's
-    own kernels.
+    Numbers of rows that are no size of X show by shapes what is read beside the rows. Rows that
+    change places, and one that is missing, must take their entries along, which shows what is read
+    by the rows' numbers. One compilation; none for this package's own kernels.
     """
     if _is_own(kernel, X):
         return None
@@ -36,13 +38,20 @@ def pair_fault(kernel: Callable, X) -> str | None:
     whole, part = _values(kernel, left, right), _values(kernel, left[-2::-1], right[:0:-1])
     if whole is None or part is None or _close(whole[-2::-1, :0:-1], part):
         return None
-    return "its value at two rows depends on other rows, on the rows' numbers, or on how many rows there are"
+    return (
+        "its value at two rows depends on other rows, on the rows' numbers, or on how many "
+        "rows there are"
+    )
 
 
 def _is_own(kernel, X) -> bool:
-    """Whether a kernel is put together of this package's, with numbers, or one a column, as parameters."""
+    """Whether a kernel is put together of this package's, with numbers, or one a column, as
+    parameters.
+    """
     parts = [v for v in vars(kernel).values() if callable(v)] if isinstance(kernel, Kernel) else []
-    ours = type(kernel).__module__.startswith("ppl_gp.kernels.") and not isinstance(kernel, CallableKernel)
+    ours = type(kernel).__module__.startswith("ppl_gp.kernels.") and not isinstance(
+        kernel, CallableKernel
+    )
     columns = jnp.shape(X)[1:] if jnp.shape(X)[0] not in jnp.shape(X)[1:] else ()
     numbers = all(jnp.shape(x) in ((), columns) for x in jax.tree.leaves(kernel) if not callable(x))
     return ours and numbers and all(_is_own(part, X) for part in parts)
@@ -73,8 +82,15 @@ def _shape_fault(kernel, left, right) -> str | None:
     except jax.errors.JAXTypeError:  # it looks at values
         return None
     except Exception as error:  # noqa: BLE001 - a callable may raise anything
-        return f"it cannot be called with {wanted[0]} rows and {wanted[1]} ({' '.join(str(error).split())[:200]})"
-    return None if shape == wanted else f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
+        return (
+            f"it cannot be called with {wanted[0]} rows and {wanted[1]} "
+            f"({' '.join(str(error).split())[:200]})"
+        )
+    return (
+        None
+        if shape == wanted
+        else f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
+    )
 
 
 def _values(kernel, left, right):
@@ -88,6 +104,9 @@ def _values(kernel, left, right):
 def _close(a, b) -> bool:
     if a.shape != b.shape:
         return False
-    # Distances by a matrix product lose half of the digits where inputs are large; what is read beside the rows changes more.
-    close = np.abs(a - b) <= np.sqrt(np.finfo(a.dtype if a.dtype.kind == "f" else float).eps) * (1.0 + np.abs(a))
+    # Distances by a matrix product lose half of the digits where inputs are large; what is read
+    # beside the rows changes more.
+    close = np.abs(a - b) <= np.sqrt(np.finfo(a.dtype if a.dtype.kind == "f" else float).eps) * (
+        1.0 + np.abs(a)
+    )
     return bool(np.all(close | (a == b) | (np.isnan(a) & np.isnan(b))))

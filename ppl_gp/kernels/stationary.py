@@ -1,4 +1,6 @@
-"""Kernels of the difference x - x'. `variance` is k(x, x), `lengthscale` is one number or one for each input, (D,)."""
+"""Kernels of the difference x - x'. `variance` is k(x, x), `lengthscale` is one number or one for
+each input, (D,).
+"""
 
 from abc import abstractmethod
 
@@ -10,7 +12,15 @@ from jaxtyping import Array, Float
 
 from ppl_gp.kernels.base import Kernel
 from ppl_gp.kernels.distance import middle, safe_sqrt, squared_distance
-from ppl_gp.kernels.inputs import ActiveDims, as_active_dims, as_inputs, fill, input_pair, per_column, scalar
+from ppl_gp.kernels.inputs import (
+    ActiveDims,
+    as_active_dims,
+    as_inputs,
+    fill,
+    input_pair,
+    per_column,
+    scalar,
+)
 
 
 def _active_dims():
@@ -33,7 +43,9 @@ class Isotropic(Kernel):
         name = type(self).__name__
         lengthscale = per_column(self.lengthscale, X1.shape[1], f"{name}(lengthscale=...)")
         variance = scalar(self.variance, f"{name}(variance=...)")
-        return variance * self.correlation(squared_distance(X1 / lengthscale, X2 / lengthscale, X1 is X2))
+        return variance * self.correlation(
+            squared_distance(X1 / lengthscale, X2 / lengthscale, X1 is X2)
+        )
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
         variance = scalar(self.variance, f"{type(self).__name__}(variance=...)")
@@ -52,7 +64,9 @@ class RBF(Isotropic):
 
 
 class Matern12(Isotropic):
-    """k = variance exp(-r), the exponential kernel (Rasmussen & Williams 2006, eq. 4.18 with gamma = 1)."""
+    """k = variance exp(-r), the exponential kernel (Rasmussen & Williams 2006, eq. 4.18 with gamma
+    = 1).
+    """
 
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
@@ -74,7 +88,9 @@ class Matern32(Isotropic):
 
 
 class Matern52(Isotropic):
-    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17), smoother."""
+    """k = variance (1 + s + s^2/3) exp(-s), s = sqrt(5) r (Rasmussen & Williams 2006, eq. 4.17),
+    smoother.
+    """
 
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
@@ -85,7 +101,9 @@ class Matern52(Isotropic):
 
 
 class RationalQuadratic(Isotropic):
-    """k = variance (1 + r^2 / (2 alpha))^(-alpha) (Rasmussen & Williams 2006, eq. 4.19): RBFs of many length scales."""
+    """k = variance (1 + r^2 / (2 alpha))^(-alpha) (Rasmussen & Williams 2006, eq. 4.19): RBFs of
+    many length scales.
+    """
 
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
@@ -100,8 +118,9 @@ class RationalQuadratic(Isotropic):
 class Periodic(Kernel):
     """k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2).
 
-    Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number; each is one number or
-    (D,). The same as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x - x') / period)|, and computed so.
+    Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number;
+    each is one number or (D,). The same as an RBF of points u on circles, |u - u'| = 2 |sin(pi (x -
+    x') / period)|, and computed so.
     """
 
     variance: ArrayLike = 1.0
@@ -113,7 +132,8 @@ class Periodic(Kernel):
         X1, X2 = input_pair(X1, X2, self.active_dims)
         lengthscale = per_column(self.lengthscale, X1.shape[1], "Periodic(lengthscale=...)")
         period = per_column(self.period, X1.shape[1], "Periodic(period=...)")
-        # Only differences count: phases near zero keep the digits that inputs such as years would lose.
+        # Only differences count: phases near zero keep the digits that inputs such as years would
+        # lose.
         origin = middle(X1)
 
         def on_circles(X):
@@ -130,9 +150,10 @@ class Periodic(Kernel):
 class White(Kernel):
     """k(x, x') = variance where x and x' are equal in every (active) column, else 0.
 
-    Equality of values, not of array objects, so the kernel means the same under jit and for any split of the data: a
-    row that occurs twice has the same draw both times, and a training input met again at prediction keeps its draw.
-    For independent noise on every datum, duplicates included, use the GP's `jitter` or the likelihood's own noise.
+    Equality of values, not of array objects, so the kernel means the same under jit and for any
+    split of the data: a row that occurs twice has the same draw both times, and a training input
+    met again at prediction keeps its draw. For independent noise on every datum, duplicates
+    included, use the GP's `jitter` or the likelihood's own noise.
     """
 
     variance: ArrayLike = 1.0
@@ -150,17 +171,18 @@ class White(Kernel):
         return fill(scalar(self.variance, "White(variance=...)"), as_inputs(X, self.active_dims))
 
 
-# The Matern correlations as functions of r^2, with their derivatives given: each is the next rougher one, finite at
-# r = 0, where differentiating through the square root would divide by zero.
+# The Matern correlations as functions of r^2, with their derivatives given: each is the next
+# rougher one, finite at r = 0, where differentiating through the square root would divide by zero.
 # d/dr2 rho_5/2(r2) = -5/6 rho_3/2(5 r2 / 3),  d/dr2 rho_3/2(r2) = -3/2 rho_1/2(3 r2).
 
 
 @jax.custom_jvp
 def matern12(r2: Float[Array, "..."]) -> Float[Array, "..."]:
-    """exp(-r). Its derivative in r^2 is infinite at 0 and is set to 0 there: r does not change where x = x'.
+    """exp(-r). Its derivative in r^2 is infinite at 0 and is set to 0 there: r does not change
+    where x = x'.
 
-    So it is for r^2 below machine epsilon too: the change of r^2 has a rounding error of about that size, which 1 / r
-    would blow up. The error made is below sqrt(eps).
+    So it is for r^2 below machine epsilon too: the change of r^2 has a rounding error of about that
+    size, which 1 / r would blow up. The error made is below sqrt(eps).
     """
     return jnp.exp(-safe_sqrt(r2))
 

@@ -1,12 +1,14 @@
-"""The Jaakkola-Jordan local bound for logistic likelihoods (Jaakkola & Jordan 2000; PRML section 10.6).
+"""The Jaakkola-Jordan local bound for logistic likelihoods (Jaakkola & Jordan 2000; PRML section
+10.6).
 
-log sigma(eta) >= log sigma(xi) + (eta - xi) / 2 - lambda(xi) (eta^2 - xi^2), lambda(xi) = tanh(xi / 2) / (4 xi)  (PRML 10.144),
-one xi_n a datum, set to xi_n^2 = E[eta_n^2] (PRML 10.163). A strict lower bound on the evidence, and the loosest Gaussian
-method here: its covariance is too narrow. For Bernoulli and binomial sites with logits affine in f, masks and scales
-and repeats of a datum included.
+log sigma(eta) >= log sigma(xi) + (eta - xi) / 2 - lambda(xi) (eta^2 - xi^2), lambda(xi) = tanh(xi /
+2) / (4 xi)  (PRML 10.144), one xi_n a datum, set to xi_n^2 = E[eta_n^2] (PRML 10.163). A strict
+   lower bound on the evidence, and the loosest Gaussian
+method here: its covariance is too narrow. For Bernoulli and binomial sites with logits affine in f,
+masks and scales and repeats of a datum included.
 
-Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `max_steps`, `nonfinite`; `ModelError` for another likelihood, and for logits that are
-not proved affine.
+Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `max_steps`, `nonfinite`; `ModelError` for another
+likelihood, and for logits that are not proved affine.
 """
 
 from collections.abc import Callable
@@ -32,9 +34,11 @@ _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 
 
 class Logistic(NamedTuple):
-    """weight [y log sigma(eta) + (total - y) log sigma(-eta)] + constant, eta = slope f_n + intercept: one a logit.
+    """weight [y log sigma(eta) + (total - y) log sigma(-eta)] + constant, eta = slope f_n +
+    intercept: one a logit.
 
-    Logits have the shape of the observed values, *E: repeats of a datum have a logit, and a xi, each.
+    Logits have the shape of the observed values, *E: repeats of a datum have a logit, and a xi,
+    each.
     """
 
     slope: Float[Array, "*E"]
@@ -54,10 +58,12 @@ def logistic_form(log_lik) -> Logistic:
     zero = jnp.zeros((num,), jnp.result_type(float))
     sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
     kinds = {k: type(unwrap(s["fn"])).__name__ for k, s in sites.items()}
-    if len(sites) != 1 or not isinstance(unwrap((site := next(iter(sites.values())))["fn"]), _LOGISTIC):
+    if len(sites) != 1 or not isinstance(
+        unwrap((site := next(iter(sites.values())))["fn"]), _LOGISTIC
+    ):
         raise ModelError(
-            f"LocalBound() needs one observed Bernoulli or Binomial site with `logits=`; the model has {kinds}. "
-            "Use EP(), VI() or Laplace()."
+            "LocalBound() needs one observed Bernoulli or Binomial site with `logits=`; the "
+            f"model has {kinds}. Use EP(), VI() or Laplace()."
         )
     (name,) = sites
     shape = jnp.shape(site["value"])
@@ -67,8 +73,9 @@ def logistic_form(log_lik) -> Logistic:
 
     if not is_affine(logits, num, zero.dtype):
         raise ModelError(
-            f"LocalBound() needs logits affine in f, and those of site '{name}' are not shown to be (they may be sums and "
-            "multiples of f, with no clip, where, power or link of f). Use EP(), VI() or Laplace()."
+            f"LocalBound() needs logits affine in f, and those of site '{name}' are not shown to "
+            "be (they may be sums and multiples of f, with no clip, where, power or link of f). "
+            "Use EP(), VI() or Laplace()."
         )
     total = jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype)
     y, total = (jnp.broadcast_to(jnp.asarray(x, zero.dtype), shape) for x in (site["value"], total))
@@ -125,20 +132,25 @@ def _log_terms(form: Logistic, xi):
 
 
 class LocalBound(LocalMethod):
-    """Jaakkola-Jordan bound: logistic likelihoods only, `ModelError` otherwise. `tol` is on the change of log xi."""
+    """Jaakkola-Jordan bound: logistic likelihoods only, `ModelError` otherwise. `tol` is on the
+    change of log xi.
+    """
 
     hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=500, static=True)
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
-        """Alternate q(f) and xi, accelerated; every kept step raises the bound. A warm start is not used: xi is
-        local."""
+        """Alternate q(f) and xi, accelerated; every kept step raises the bound. A warm start is not
+        used: xi is local.
+        """
         tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
         form = logistic_form(log_lik)
 
         def matched(q):
-            second = form.slope * form.moved(q.variance) + (form.moved(q.mean) + form.intercept) ** 2
+            second = (
+                form.slope * form.moved(q.variance) + (form.moved(q.mean) + form.intercept) ** 2
+            )
             return 0.5 * jnp.log(second + jnp.finfo(K.dtype).tiny)
 
         def evaluate(log_xi) -> Evaluation:
@@ -146,12 +158,18 @@ class LocalBound(LocalMethod):
             q = condition(K, mean, _sites(form, xi))
             target = matched(q)
             bound = q.log_partition + jnp.sum(_log_terms(form, xi))
-            return Evaluation(target, jnp.ones_like(xi), jnp.max(jnp.abs(target - log_xi)), bound, q)
+            return Evaluation(
+                target, jnp.ones_like(xi), jnp.max(jnp.abs(target - log_xi)), bound, q
+            )
 
         start = matched(prior_marginals(K, mean))
-        end = fixed_point(evaluate, start, evaluate(start), tol=tol, max_steps=self.max_steps, damping=1.0)
+        end = fixed_point(
+            evaluate, start, evaluate(start), tol=tol, max_steps=self.max_steps, damping=1.0
+        )
         xi = jnp.exp(end.x)
-        return Solution(_sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, end.code)
+        return Solution(
+            _sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, end.code
+        )
 
     def refuses(self, log_lik):
         """A likelihood that is not logistic, or whose logits are not proved affine."""
@@ -166,7 +184,9 @@ class LocalBound(LocalMethod):
         return _log_terms(logistic_form(log_lik), solution.local)
 
     def pull_back(self, K, mean, log_lik, solution):
-        """As in the base class; the sites also hold likelihood parameters (slope, intercept, scale) at the given xi."""
+        """As in the base class; the sites also hold likelihood parameters (slope, intercept, scale)
+        at the given xi.
+        """
         base_K, base_mean, terms_bar = super().pull_back(K, mean, log_lik, solution)
         q = solution.marginals
         sites_bar = Positive(q.mean, -0.5 * (q.mean**2 + q.variance))

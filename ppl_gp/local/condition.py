@@ -1,4 +1,6 @@
-"""Exact conditioning of N(f; m, K) on a Gaussian pseudo-likelihood, and its log partition with a reverse rule of its own."""
+"""Exact conditioning of N(f; m, K) on a Gaussian pseudo-likelihood, and its log partition with a
+reverse rule of its own.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,9 @@ from ppl_gp.local.natural import Centre, Marginals, Sites, flat
 
 
 def _centre(K, mean, sites: Sites, factor: Factor) -> Centre:
-    """alpha = (I + T K)^-1 (nat1 - nat2 m), and log Z = [r^T K alpha + m^T (2 nat1 - nat2 m)] / 2 - log|I + T K| / 2."""
+    """alpha = (I + T K)^-1 (nat1 - nat2 m), and log Z = [r^T K alpha + m^T (2 nat1 - nat2 m)] / 2 -
+    log|I + T K| / 2.
+    """
     r = sites.nat1 - sites.nat2 * mean
     alpha = factor.solve(r)
     centred = K @ alpha
@@ -24,7 +28,9 @@ def condition_mean(K: Float[Array, "N N"], mean: Float[Array, "N"], sites: Sites
 
 
 def condition(K: Float[Array, "N N"], mean: Float[Array, "N"], sites: Sites) -> Marginals:
-    """Marginals of N(f; mean, K) times the sites; NaN where the product is not a proper Gaussian. Not for gradients. O(N^3)."""
+    """Marginals of N(f; mean, K) times the sites; NaN where the product is not a proper Gaussian.
+    Not for gradients. O(N^3).
+    """
 
     def ask(factor):
         return _with_variance(_centre(K, mean, sites, factor), factor.inverse().variance())
@@ -38,10 +44,12 @@ def _with_variance(q: Centre, variance) -> Marginals:
 
 @jax.custom_vjp
 def log_partition_and_mean(K, mean, sites: Sites):
-    """(log int N(f; mean, K) prod_n site_n(f_n) df, posterior mean), differentiable (reverse mode) in all arguments.
+    """(log int N(f; mean, K) prod_n site_n(f_n) df, posterior mean), differentiable (reverse mode)
+    in all arguments.
 
-    d log Z = alpha^T dK alpha / 2 - tr(R dK) / 2 + alpha^T dm + mu^T dnat1 - (mu^2 + diag Sigma)^T dnat2 / 2, with
-    alpha = K^-1 (mu - m), R = (K + T^-1)^-1; and dmu = (I + K T)^-1 (dm + dK alpha + K (dnat1 - dnat2 mu)).
+    d log Z = alpha^T dK alpha / 2 - tr(R dK) / 2 + alpha^T dm + mu^T dnat1 - (mu^2 + diag Sigma)^T
+    dnat2 / 2, with alpha = K^-1 (mu - m), R = (K + T^-1)^-1; and dmu = (I + K T)^-1 (dm + dK alpha
+    + K (dnat1 - dnat2 mu)).
     """
     q = condition_mean(K, mean, sites)
     return q.log_partition, q.mean
@@ -50,7 +58,9 @@ def log_partition_and_mean(K, mean, sites: Sites):
 def _forward(K, mean, sites):
     def ask(factor):
         inverse = factor.inverse()
-        return _with_variance(_centre(K, mean, sites, factor), inverse.variance()), inverse.precision()
+        return _with_variance(
+            _centre(K, mean, sites, factor), inverse.variance()
+        ), inverse.precision()
 
     q, R = asked(K, sites, ask)
     return (q.log_partition, q.mean), (K, sites, q, R)
@@ -75,7 +85,9 @@ def prior_marginals(K, mean) -> Marginals:
 
 
 def start_from(K, mean, init: Sites | None) -> tuple[Sites, Marginals]:
-    """Warm-start sites with their marginals; flat sites where there are none, or where they are flat or improper."""
+    """Warm-start sites with their marginals; flat sites where there are none, or where they are
+    flat or improper.
+    """
     prior = prior_marginals(K, mean)
     if init is None:
         return flat(mean), prior
@@ -93,7 +105,9 @@ def start_from_mean(K, mean, init: Sites | None) -> tuple[Sites, Centre]:
 
 
 def _if_proper(proper, init: Sites, q, prior):
-    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), (init, q), (flat(init.nat1, type(init)), prior))
+    return jax.tree.map(
+        lambda a, b: jnp.where(proper, a, b), (init, q), (flat(init.nat1, type(init)), prior)
+    )
 
 
 def prediction_root(K: Float[Array, "N N"], sites: Sites) -> Root:

@@ -1,16 +1,20 @@
-"""Expectation propagation, parallel and damped, with a power (Minka 2001, 2004; R&W 2006 section 3.6; PRML section
+"""Expectation propagation, parallel and damped, with a power (Minka 2001, 2004; R&W 2006 section
+3.6; PRML section
 10.7).
 
-A sweep removes each site's share from its marginal (the cavity), matches the moments of cavity x likelihood^power, and
-moves all sites at once; the sweeps are Anderson-accelerated. power = 1 is EP, power -> 0 approaches VI.
-`sequential=True` updates one site after another in R&W's order with rank-one changes of Sigma (algorithm 3.5).
+A sweep removes each site's share from its marginal (the cavity), matches the moments of cavity x
+likelihood^power, and moves all sites at once; the sweeps are Anderson-accelerated. power = 1 is EP,
+power -> 0 approaches VI. `sequential=True` updates one site after another in R&W's order with
+rank-one changes of Sigma (algorithm 3.5).
 
-log Z_EP = log int N(f; m, K) prod t_n + (1/power) sum_n [log int cavity_n p_n^power - log int cavity_n t_n^power].
-It is stationary in the sites and cavities at the fixed point, so its gradient holds them.
+log Z_EP = log int N(f; m, K) prod t_n + (1/power) sum_n [log int cavity_n p_n^power - log int
+cavity_n t_n^power]. It is stationary in the sites and cavities at the fixed point, so its gradient
+holds them.
 
 Cost: a sweep N^3 / 3 + 2 N^3 / 3 and N x `num_nodes` likelihood values; 6 to 12 sweeps to 1e-8.
-Fails: `max_steps`; `negative_cavity` where a cavity had no proper precision at the end (its site is then left alone);
-`nonfinite`. Sites of likelihoods that are not log-concave may have negative precision: nothing is clipped.
+Fails: `max_steps`; `negative_cavity` where a cavity had no proper precision at the end (its site is
+then left alone); `nonfinite`. Sites of likelihoods that are not log-concave may have negative
+precision: nothing is clipped.
 """
 
 import equinox as eqx
@@ -24,17 +28,28 @@ from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Marginals, Positive, Sites, admissible, drop_rounding, mismatch, site_weights
+from ppl_gp.local.natural import (
+    Marginals,
+    Positive,
+    Sites,
+    admissible,
+    drop_rounding,
+    mismatch,
+    site_weights,
+)
 from ppl_gp.local.tilted import tilted
 from ppl_gp.numerics.modes import normal_log_pdf
 
-_HOPELESS = 1e6  # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
+# posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
+_HOPELESS = 1e6
 
 
 class EP(LocalMethod):
-    """Expectation propagation. `damping` is the fraction of each new site that a sweep takes; `power` in (0, 1].
+    """Expectation propagation. `damping` is the fraction of each new site that a sweep takes;
+    `power` in (0, 1].
 
-    `tol` bounds the moments' mismatch in posterior standard deviations. `closed_form=False` forces quadrature.
+    `tol` bounds the moments' mismatch in posterior standard deviations. `closed_form=False` forces
+    quadrature.
     """
 
     hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
@@ -50,7 +65,9 @@ class EP(LocalMethod):
         if not 0.0 < self.power <= 1.0:
             raise DataError(f"EP(power={self.power}): give a value in (0, 1].")
         if not 0.0 < self.damping <= 1.0:
-            raise DataError(f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site.")
+            raise DataError(
+                f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site."
+            )
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""
@@ -67,13 +84,19 @@ class EP(LocalMethod):
             project=admissible,
         )
         marginals, skipped, terms, error = end.evaluation.aux
-        code = jnp.where((end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code)
-        return Solution(end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error)
+        code = jnp.where(
+            (end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code
+        )
+        return Solution(
+            end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error
+        )
 
     def _start(self, K, mean, log_lik, init):
-        """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be computed.
+        """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be
+        computed.
 
-        That rescue is not compiled for sites known to be positive: their solution says that it is none, and the caller tries again.
+        That rescue is not compiled for sites known to be positive: their solution says that it is
+        none, and the caller tries again.
         """
         flat = start_from(K, mean, init)
         if isinstance(init, Positive):
@@ -89,9 +112,18 @@ class EP(LocalMethod):
             return tries + 1, sites, self._match(log_lik, sites, q)
 
         # A loop, so that the moments are compiled once for both starts.
-        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(self._match, log_lik, *flat))
-        start = (jnp.zeros((), jnp.int32), flat[0], blank._replace(residual=jnp.asarray(jnp.inf, K.dtype)))
-        _, sites, first = lax.while_loop(lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS), attempt, start)
+        blank = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            eqx.filter_eval_shape(self._match, log_lik, *flat),
+        )
+        start = (
+            jnp.zeros((), jnp.int32),
+            flat[0],
+            blank._replace(residual=jnp.asarray(jnp.inf, K.dtype)),
+        )
+        _, sites, first = lax.while_loop(
+            lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS), attempt, start
+        )
         return sites, first
 
     def log_terms(self, log_lik, solution):
@@ -102,7 +134,9 @@ class EP(LocalMethod):
 
     def _terms(self, q: Marginals, cavity, log_z):
         precision, centre, proper = cavity
-        site_z = normal_log_pdf(0.0, centre, 1.0 / precision) - normal_log_pdf(0.0, q.mean, q.variance)
+        site_z = normal_log_pdf(0.0, centre, 1.0 / precision) - normal_log_pdf(
+            0.0, q.mean, q.variance
+        )
         return jnp.where(proper, (log_z - site_z) / self.power, 0.0)
 
     def _cavity(self, q: Marginals, sites: Sites):
@@ -123,18 +157,27 @@ class EP(LocalMethod):
         )
 
     def _matched(self, log_lik, sites, q: Marginals):
-        """The sites whose product with the cavities has the tilted moments; the cavities, and the moments."""
+        """The sites whose product with the cavities has the tilted moments; the cavities, and the
+        moments.
+        """
         precision, centre, proper = cavity = self._cavity(q, sites)
         moments = self._tilted(log_lik, centre, 1.0 / precision)
         nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
         nat1 = (moments.mean / moments.variance - centre * precision) / self.power
-        matched = sites.like(jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2))
+        matched = sites.like(
+            jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)
+        )
         return admissible(matched), cavity, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
         target, cavity, moments = self._matched(log_lik, sites, q)
         usable = jnp.all(q.variance > 0)
-        aux = (q, jnp.any(~cavity[2]), self._terms(q, cavity, moments.log_z), jnp.max(moments.error))
+        aux = (
+            q,
+            jnp.any(~cavity[2]),
+            self._terms(q, cavity, moments.log_z),
+            jnp.max(moments.error),
+        )
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
         return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
 
@@ -142,7 +185,9 @@ class EP(LocalMethod):
         return self._match(log_lik, sites, condition(K, mean, sites))
 
     def _sequential_sweep(self, K, mean, log_lik, sites) -> Evaluation:
-        """As the parallel sweep from outside; inside, each site sees the sites updated before it."""
+        """As the parallel sweep from outside; inside, each site sees the sites updated before
+        it.
+        """
         start = self._parallel_sweep(K, mean, log_lik, sites)
         q = start.aux[0]
         Sigma = K - K @ _precision_times(K, sites)
@@ -159,7 +204,9 @@ class EP(LocalMethod):
             return sites, mu, Sigma - shrink * d2 * s[:, None] * s  # R&W 3.70
 
         target, _, _ = lax.fori_loop(0, mean.shape[0], visit, (sites, q.mean, Sigma))
-        return start._replace(target=target, residual=jnp.maximum(start.residual, mismatch(q, sites, target)))
+        return start._replace(
+            target=target, residual=jnp.maximum(start.residual, mismatch(q, sites, target))
+        )
 
 
 def _precision_times(K, sites):

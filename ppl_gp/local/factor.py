@@ -1,9 +1,12 @@
-"""K under the pseudo-likelihood's precisions T = diag(nat2), factored once: what every conditional asks for.
+"""K under the pseudo-likelihood's precisions T = diag(nat2), factored once: what every conditional
+asks for.
 
-The posterior is N(mu, Sigma), Sigma = (K^-1 + T)^-1, computed without K^-1, in one of two forms with the same questions:
+The posterior is N(mu, Sigma), Sigma = (K^-1 + T)^-1, computed without K^-1, in one of two forms
+with the same questions:
 
 - nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
-- any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is positive definite.
+- any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is
+  positive definite.
 """
 
 import abc
@@ -38,7 +41,9 @@ class Root(eqx.Module):
 
 
 class Inverse(eqx.Module):
-    """The factor's inverse, of which variances, R and the prediction's root are made. 2 N^3 / 3 more than the factor."""
+    """The factor's inverse, of which variances, R and the prediction's root are made. 2 N^3 / 3
+    more than the factor.
+    """
 
     @abc.abstractmethod
     def variance(self) -> Float[Array, "N"]:
@@ -79,10 +84,12 @@ class _PositiveInverse(Inverse):
         prior = jnp.diagonal(self.K)
 
         def fast():
-            return (1.0 - jnp.sum(self.C_inverse**2, 0)) / self.nat2  # diag(Sigma) = (1 - diag B^-1) / T
+            # diag(Sigma) = (1 - diag B^-1) / T
+            return (1.0 - jnp.sum(self.C_inverse**2, 0)) / self.nat2
 
         def careful():
-            return prior - jnp.sum((self.C_inverse @ (self.s[:, None] * self.K)) ** 2, 0)  # R&W 3.29
+            # R&W 3.29
+            return prior - jnp.sum((self.C_inverse @ (self.s[:, None] * self.K)) ** 2, 0)
 
         return lax.cond(jnp.all(self.nat2 * prior > _TINY_PRECISION), fast, careful)
 
@@ -103,7 +110,8 @@ class _PositiveFactor(Factor):
         return half_log_det(self.C)
 
     def solve(self, r):
-        # R&W 3.27, alpha = r - s B^-1 s K r, cancels badly for precise data; with r = s (r / s) it is s B^-1 (r / s).
+        # R&W 3.27, alpha = r - s B^-1 s K r, cancels badly for precise data; with r = s (r / s) it
+        # is s B^-1 (r / s).
         flat = self.s == 0.0
         free = jnp.where(flat, r, 0.0)
         scaled = jnp.where(flat, 0.0, r / jnp.where(flat, 1.0, self.s)) - self.s * (self.K @ free)
@@ -158,7 +166,9 @@ def _cho_solve(C, b):
 
 
 def asked(K: Float[Array, "N N"], sites: Sites, ask: Callable[[Factor], Any]) -> Any:
-    """ask(factor), of the form that the signs of nat2 allow: by class where they are known, else both are compiled."""
+    """ask(factor), of the form that the signs of nat2 allow: by class where they are known, else
+    both are compiled.
+    """
     if isinstance(sites, Positive):
         return ask(_positive(K, sites.nat2))
     forms = [lambda: ask(_positive(K, sites.nat2)), lambda: ask(_signed(K, sites.nat2))]

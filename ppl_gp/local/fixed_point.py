@@ -1,9 +1,11 @@
-"""Damped fixed-point iteration with Anderson acceleration: the one loop behind EP, VI and the local bound.
+"""Damped fixed-point iteration with Anderson acceleration: the one loop behind EP, VI and the local
+bound.
 
-x <- x + step (g(x) - x); near the fixed point, g is extrapolated from the last iterates (Anderson 1965; Walker & Ni
-2011, type II). A point is kept only where it can be evaluated and either the residual does not grow (EP, which has no
-merit to climb) or the merit does not fall (VI, the local bound). A rejected point halves the step and forgets the
-memory. Each step evaluates g once. Fails by `max_steps`, or by `nonfinite` where the start, or no smaller step, can be evaluated.
+x <- x + step (g(x) - x); near the fixed point, g is extrapolated from the last iterates (Anderson
+1965; Walker & Ni 2011, type II). A point is kept only where it can be evaluated and either the
+residual does not grow (EP, which has no merit to climb) or the merit does not fall (VI, the local
+bound). A rejected point halves the step and forgets the memory. Each step evaluates g once. Fails
+by `max_steps`, or by `nonfinite` where the start, or no smaller step, can be evaluated.
 """
 
 from collections.abc import Callable
@@ -25,7 +27,9 @@ _GROWTH = 1.5  # by which a residual may grow in one accepted step
 
 
 class Evaluation(NamedTuple):
-    """g at a point: the target, weights that make its residual dimensionless, its size, the merit and byproducts."""
+    """g at a point: the target, weights that make its residual dimensionless, its size, the merit
+    and byproducts.
+    """
 
     target: Any
     weight: Any
@@ -64,7 +68,9 @@ def fixed_point(
     damping: float,
     project: Callable[[Any], Any] = lambda x: x,
 ) -> FixedPoint:
-    """Iterate from x, whose evaluation is `first`, until the residual is below tol; `project` takes a point to one that is allowed."""
+    """Iterate from x, whose evaluation is `first`, until the residual is below tol; `project` takes
+    a point to one that is allowed.
+    """
     size = ravel_pytree(x)[0].size
     memory = jnp.zeros((MEMORY, size), first.residual.dtype)
     zero = jnp.zeros((), jnp.int32)
@@ -112,7 +118,10 @@ def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
     slack = 1e-9 * (1.0 + jnp.abs(s.at.merit))
     shrinks = at.residual < jnp.maximum(_GROWTH * s.at.residual, tol)
     # The first point may start anywhere: whatever can be evaluated is an improvement on it.
-    better = finite & ((at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack)) | (s.steps == 0))
+    better = finite & (
+        (at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack))
+        | (s.steps == 0)
+    )
     slot = s.count % MEMORY
     kept = _State(
         candidate,
@@ -127,5 +136,7 @@ def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
     step = 0.5 * s.step
     # Below the smallest step: take any point that can be evaluated rather than stand still.
     forced = finite & (step < SMALLEST_STEP)
-    rejected = s._replace(step=step, count=jnp.zeros_like(s.count), steps=s.steps + 1, stuck=step < SMALLEST_STEP)
+    rejected = s._replace(
+        step=step, count=jnp.zeros_like(s.count), steps=s.steps + 1, stuck=step < SMALLEST_STEP
+    )
     return jax.tree.map(lambda a, b: jnp.where(better | forced, a, b), kept, rejected)

@@ -1,12 +1,15 @@
-"""Laplace's method: a Gaussian at the posterior mode (Rasmussen & Williams 2006, algorithm 3.1; PRML section 6.4.6).
+"""Laplace's method: a Gaussian at the posterior mode (Rasmussen & Williams 2006, algorithm 3.1;
+PRML section 6.4.6).
 
-Newton's method on Psi(f) = log p(y|f) - (f - m)^T K^-1 (f - m) / 2 with an exact step search, which costs O(N) a trial
-because K^-1 f is carried along. Evidence log q(y) = Psi(f_hat) - log|B| / 2. The gradient holds the implicit term, the
-mode's own movement (PRML 6.91-6.94; R&W 5.23).
+Newton's method on Psi(f) = log p(y|f) - (f - m)^T K^-1 (f - m) / 2 with an exact step search, which
+costs O(N) a trial because K^-1 f is carried along. Evidence log q(y) = Psi(f_hat) - log|B| / 2. The
+gradient holds the implicit term, the mode's own movement (PRML 6.91-6.94; R&W 5.23).
 
-Cost: one Cholesky factor, N^3 / 3, a step (6 to 10 steps from cold); the gradient about N^3 + 2 N^3 once more.
-Fails: `max_steps`; `nonfinite` where the likelihood is not finite near the mode; `negative_curvature` where the
-likelihood is not log-concave and K^-1 + W is not positive definite at the end.
+Cost: one Cholesky factor, N^3 / 3, a step (6 to 10 steps from cold); the gradient about N^3 + 2 N^3
+once more.
+Fails: `max_steps`; `nonfinite` where the likelihood is not finite near the mode;
+`negative_curvature` where the likelihood is not log-concave and K^-1 + W is not positive definite
+at the end.
 """
 
 from typing import NamedTuple
@@ -25,13 +28,16 @@ from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, Positive, Sites, admissible
 from ppl_gp.numerics.modes import derivatives
 
-# Steps tried. The finest are for the first steps towards counts of a million, where exp overflows along most of the way.
+# Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
+# along most of the way.
 _TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 
 _RUNNING = -1  # no status of a result
 
 
-def expand(log_lik, f: Float[Array, "N"], form: type[Sites] = Sites) -> tuple[Sites, Float[Array, "N"]]:
+def expand(
+    log_lik, f: Float[Array, "N"], form: type[Sites] = Sites
+) -> tuple[Sites, Float[Array, "N"]]:
     """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
     g, h = derivatives(log_lik, f)
     W = -h
@@ -53,7 +59,8 @@ class _State(NamedTuple):
 class Laplace(LocalMethod):
     """Laplace approximation. `tol` is on the Newton decrement, in posterior standard deviations.
 
-    `hyper`: `MAP()`, `Fixed({...})` or `Sample()`. Results: converged, max_steps, nonfinite, negative_curvature.
+    `hyper`: `MAP()`, `Fixed({...})` or `Sample()`. Results: converged, max_steps, nonfinite,
+    negative_curvature.
     """
 
     hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
@@ -77,7 +84,9 @@ class Laplace(LocalMethod):
         return log_lik(f) - sites.nat1 * f + 0.5 * sites.nat2 * f**2
 
     def pull_back(self, K, mean, log_lik, solution):
-        """As in the base class, plus the implicit term: the sites and constants move with the mode."""
+        """As in the base class, plus the implicit term: the sites and constants move with the
+        mode.
+        """
         (_, _), pull = vjp(log_partition_and_mean, K, mean, solution.sites)
         one, zero = jnp.ones((), K.dtype), jnp.zeros_like(mean)
         _, _, sites_bar = pull((one, zero))
@@ -93,7 +102,9 @@ class Laplace(LocalMethod):
 def _start(K, mean, init) -> _State:
     sites, q = start_from_mean(K, mean, init)
     decrement = jnp.asarray(jnp.inf, K.dtype)
-    return _State(q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING))
+    return _State(
+        q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING)
+    )
 
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
@@ -103,7 +114,8 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     proper = jnp.all(jnp.isfinite(q.mean))
     finite = jnp.all(jnp.isfinite(g) & jnp.isfinite(h))
     if not isinstance(sites, Positive):
-        # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of ascent.
+        # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of
+        # ascent.
         damped = Positive(g + jnp.maximum(-h, 0.0) * s.f, jnp.maximum(-h, 0.0))
         q = lax.cond(proper | ~finite, lambda: q, lambda: condition_mean(K, mean, damped))
     df, dalpha = q.mean - s.f, q.alpha - s.alpha
@@ -114,15 +126,18 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + jnp.max(jnp.abs(h) * s.f**2))
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
-    code = jnp.where(ended, jnp.where(proper, Result.converged.code, Result.negative_curvature.code), _RUNNING)
+    code = jnp.where(
+        ended, jnp.where(proper, Result.converged.code, Result.negative_curvature.code), _RUNNING
+    )
     code = jnp.where(~ascended & ~ended, Result.max_steps.code, code)
     code = jnp.where(finite & jnp.isfinite(here), code, Result.nonfinite.code).astype(jnp.int32)
     return _State(s.f + t * df, s.alpha + t * dalpha, sites, s.f, q, decrement, s.steps + 1, code)
 
 
 def _search(s: _State, df, dalpha, mean, log_lik, slope):
-    """(t, Psi at the start, ascended): t = 1 where the full step climbs as a Newton step should, else the best of
-    `_TRIALS`."""
+    """(t, Psi at the start, ascended): t = 1 where the full step climbs as a Newton step should,
+    else the best of `_TRIALS`.
+    """
 
     def psi(t):
         f = s.f + t * df

@@ -1,4 +1,6 @@
-"""What every local approximation offers, and the log evidence built on it with its exact gradient."""
+"""What every local approximation offers, and the log evidence built on it with its exact
+gradient.
+"""
 
 import abc
 from typing import Any, NamedTuple
@@ -24,31 +26,42 @@ class Solution(NamedTuple):
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
     code: Int[Array, ""]  # Result.<member>.code
-    terms: Float[Array, "N"] | None = None  # `log_terms` at the solution, where the method has them already
-    quadrature_error: Float[Array, ""] | None = None  # estimated, nats, of the worst datum; `None` without quadrature
+    # `log_terms` at the solution, where the method has them already
+    terms: Float[Array, "N"] | None = None
+    # estimated, nats, of the worst datum; `None` without quadrature
+    quadrature_error: Float[Array, ""] | None = None
 
 
 class LocalMethod(eqx.Module):
-    """A Gaussian approximation with one pseudo-likelihood a datum. Static configuration; `solve` does the work."""
+    """A Gaussian approximation with one pseudo-likelihood a datum. Static configuration; `solve`
+    does the work.
+    """
 
     hyper: eqx.AbstractVar[MAP | Fixed | Sample]
 
     @abc.abstractmethod
-    def solve(self, K: Float[Array, "N N"], mean: Float[Array, "N"], log_lik: LogLikelihood, init=None) -> Solution:
+    def solve(
+        self, K: Float[Array, "N N"], mean: Float[Array, "N"], log_lik: LogLikelihood, init=None
+    ) -> Solution:
         """Find the pseudo-likelihood; `init` is a warm start (`Sites`). Not differentiable."""
 
     @abc.abstractmethod
     def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
-        """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in log_lik."""
+        """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in
+        log_lik.
+        """
 
     def refuses(self, log_lik: LogLikelihood) -> str | None:
-        """Why the method cannot take this pointwise likelihood, where it cannot: the message of a `ModelError`."""
+        """Why the method cannot take this pointwise likelihood, where it cannot: the message of a
+        `ModelError`.
+        """
         return None
 
     def pull_back(self, K, mean, log_lik, solution: Solution):
         """d log evidence / d (K, mean, log_lik) at the solution.
 
-        Where the evidence is stationary in the pseudo-likelihood (EP, VI, the local bound), holding it fixed is exact.
+        Where the evidence is stationary in the pseudo-likelihood (EP, VI, the local bound), holding
+        it fixed is exact.
         """
         _, pull = vjp(lambda K, m: log_partition_and_mean(K, m, solution.sites)[0], K, mean)
         _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
@@ -82,17 +95,22 @@ def _scale(tree, factor):
 
 
 def form_of(log_lik: LogLikelihood) -> type[Sites]:
-    """What is known of the signs of its pseudo-likelihood: decided once, while tracing, where an iteration starts."""
+    """What is known of the signs of its pseudo-likelihood: decided once, while tracing, where an
+    iteration starts.
+    """
     return Positive if log_lik.is_concave else Sites
 
 
 def log_evidence(method: LocalMethod, K, mean, log_lik: LogLikelihood, init: Sites | None = None):
-    """(log evidence or bound in nats, Solution), differentiable in K, mean and everything log_lik holds.
+    """(log evidence or bound in nats, Solution), differentiable in K, mean and everything log_lik
+    holds.
 
-    `init`: a warm start. Where its class is `Positive`, forms for other likelihoods and rescues from failed starts are not compiled;
-    a solution that did not converge is then worth another try with `as_general(init)`.
+    `init`: a warm start. Where its class is `Positive`, forms for other likelihoods and rescues
+    from failed starts are not compiled; a solution that did not converge is then worth another try
+    with `as_general(init)`.
 
-    The gradient is exact at the fixed point and of first order only: differentiating twice raises rather than
+    The gradient is exact at the fixed point and of first order only: differentiating twice raises
+    rather than
     returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3) once.
     """
     value, solution = _log_evidence((K, mean, log_lik), method, init)

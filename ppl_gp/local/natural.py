@@ -1,6 +1,8 @@
-"""One datum's Gaussian in natural form: the pseudo-likelihood that the local methods share. No covariance enters here.
+"""One datum's Gaussian in natural form: the pseudo-likelihood that the local methods share. No
+covariance enters here.
 
-Each datum's likelihood is replaced by exp(nat1_n f_n - nat2_n f_n^2 / 2): nat2 is a precision and may be negative.
+Each datum's likelihood is replaced by exp(nat1_n f_n - nat2_n f_n^2 / 2): nat2 is a precision and
+may be negative.
 """
 
 from typing import Any, NamedTuple
@@ -12,22 +14,30 @@ from jaxtyping import Array, Float
 
 
 class Sites(eqx.Module):
-    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2). A leading axis holds draws."""
+    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2). A leading
+    axis holds draws.
+    """
 
     nat1: Float[Array, "*S N"]
     nat2: Float[Array, "*S N"]
 
     def like(self, nat1, nat2) -> "Sites":
-        """Others of the same class: what is known of their signs is chosen once, where an iteration starts."""
+        """Others of the same class: what is known of their signs is chosen once, where an iteration
+        starts.
+        """
         return type(self)(nat1, nat2)
 
 
 class Positive(Sites):
-    """Sites whose nat2 is not negative, as those of a log-concave likelihood are: algebra for the other sign is not compiled."""
+    """Sites whose nat2 is not negative, as those of a log-concave likelihood are: algebra for the
+    other sign is not compiled.
+    """
 
 
 class Marginals(NamedTuple):
-    """Posterior mean and variance of each f_n, (N,), and log int N(f; m, K) prod_n site_n(f_n) df, nats."""
+    """Posterior mean and variance of each f_n, (N,), and log int N(f; m, K) prod_n site_n(f_n) df,
+    nats.
+    """
 
     mean: Float[Array, "N"]
     variance: Float[Array, "N"]
@@ -49,10 +59,14 @@ def flat(like: Float[Array, "N"], form: type[Sites] = Sites) -> Sites:
 
 
 def admissible(sites: Sites) -> Sites:
-    """The nearest sites that their class allows: a negative precision of a log-concave likelihood is an error of quadrature or
-    of extrapolation. Others are what they are.
+    """The nearest sites that their class allows: a negative precision of a log-concave likelihood
+    is an error of quadrature or of extrapolation. Others are what they are.
     """
-    return sites.like(sites.nat1, jnp.maximum(sites.nat2, 0.0)) if isinstance(sites, Positive) else sites
+    return (
+        sites.like(sites.nat1, jnp.maximum(sites.nat2, 0.0))
+        if isinstance(sites, Positive)
+        else sites
+    )
 
 
 def as_general(tree: Any) -> Any:
@@ -67,15 +81,21 @@ def site_weights(q: Marginals, sites: Sites) -> Sites:
 
 
 def mismatch(q: Marginals, sites: Sites, target: Sites) -> Float[Array, ""]:
-    """Largest change of a marginal's mean (in standard deviations) or log variance that the target would make alone."""
+    """Largest change of a marginal's mean (in standard deviations) or log variance that the target
+    would make alone.
+    """
     d1, d2 = target.nat1 - sites.nat1, target.nat2 - sites.nat2
-    return jnp.maximum(jnp.max(jnp.abs(d1 - d2 * q.mean) * jnp.sqrt(q.variance)), jnp.max(jnp.abs(d2) * q.variance))
+    return jnp.maximum(
+        jnp.max(jnp.abs(d1 - d2 * q.mean) * jnp.sqrt(q.variance)), jnp.max(jnp.abs(d2) * q.variance)
+    )
 
 
 def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:
-    """Zero a site precision that is rounding error of the precision it was subtracted from (1e-10 of it in float64).
+    """Zero a site precision that is rounding error of the precision it was subtracted from (1e-10
+    of it in float64).
 
-    It keeps flat sites of log-concave likelihoods from looking negative; a real negative precision is far above it.
+    It keeps flat sites of log-concave likelihoods from looking negative; a real negative precision
+    is far above it.
     """
     noise = 5e5 * jnp.finfo(nat2.dtype).eps
     return jnp.where(jnp.abs(nat2) < noise * precision, 0.0, nat2)

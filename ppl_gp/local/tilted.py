@@ -1,7 +1,8 @@
 """Moments of the tilted distribution N(f; cavity) p(y|f)^power, for every datum at once.
 
-Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a closed form where the likelihood is
-a Gaussian or a probit of a + b f, which is proved while tracing (the site's type; `numerics.affine`).
+Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a
+closed form where the likelihood is a Gaussian or a probit of a + b f, which is proved while tracing
+(the site's type; `numerics.affine`).
 """
 
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from ppl_gp.proofs.affine import Dependence, dependence
 
 
 class Tilted(NamedTuple):
-    """log normaliser (nats), mean and variance of each tilted distribution, and the estimated error of log_z, (N,)."""
+    """log normaliser (nats), mean and variance of each tilted distribution, and the estimated error
+    of log_z, (N,).
+    """
 
     log_z: Float[Array, "N"]
     mean: Float[Array, "N"]
@@ -33,9 +36,15 @@ class Tilted(NamedTuple):
     error: Float[Array, "N"]
 
 
-def tilted_quadrature(log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False, concave=False) -> Tilted:
-    """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`. O(N num)."""
-    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, breaks=breaks, concave=concave)
+def tilted_quadrature(
+    log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False, concave=False
+) -> Tilted:
+    """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`.
+    O(N num).
+    """
+    f, log_w = likelihood_nodes(
+        log_lik, mean, variance, num=num, power=power, breaks=breaks, concave=concave
+    )
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
@@ -75,30 +84,44 @@ class Line(NamedTuple):
 
 
 def is_affine(function: Callable, num: int, dtype) -> bool:
-    """Whether `numerics.affine` proves `function` of f (N,) to be affine. Decided while tracing; nothing is computed."""
+    """Whether `numerics.affine` proves `function` of f (N,) to be affine. Decided while tracing;
+    nothing is computed.
+    """
     return all(d <= Dependence.affine for d in dependence(function, jnp.zeros((num,), dtype)))
 
 
 def line(function: Callable, num: int, dtype) -> Line:
-    """An affine function of f (N,) of which each entry sees one f_n, as the lines that it is. One jvp."""
+    """An affine function of f (N,) of which each entry sees one f_n, as the lines that it is. One
+    jvp.
+    """
     zero = jnp.zeros((num,), dtype)
     intercept, slope = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
     return Line(slope, intercept)
 
 
 def only_site(log_lik: LogLikelihood, kind: type):
-    """A function f -> the one observed site, where the model has one of this unwrapped, unscaled, full-size kind."""
+    """A function f -> the one observed site, where the model has one of this unwrapped, unscaled,
+    full-size kind.
+    """
     zero = jnp.zeros((log_lik.num,))
     sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
     if len(sites) != 1:
         return None
     ((name, site),) = sites.items()
-    plain = type(site["fn"]) is kind and site["scale"] is None and jnp.shape(site["value"]) == (log_lik.num,)
+    plain = (
+        type(site["fn"]) is kind
+        and site["scale"] is None
+        and jnp.shape(site["value"]) == (log_lik.num,)
+    )
     return (lambda f: log_lik.trace(f)[name]) if plain else None
 
 
-def tilted(log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True) -> Tilted:
-    """Tilted moments by closed form where one exists (power 1), else by quadrature with `num` nodes."""
+def tilted(
+    log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True
+) -> Tilted:
+    """Tilted moments by closed form where one exists (power 1), else by quadrature with `num`
+    nodes.
+    """
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
     if closed is not None:
         return closed
@@ -111,11 +134,15 @@ def _closed_form(log_lik, mean, variance) -> Tilted | None:
     if (site := only_site(log_lik, BernoulliProbit)) is not None:
         if not is_affine(eta := lambda f: site(f)["fn"].f, num, dtype):
             return None
-        return tilted_probit(mean, variance, *line(eta, num, dtype), 2.0 * site(mean)["value"] - 1.0)
+        return tilted_probit(
+            mean, variance, *line(eta, num, dtype), 2.0 * site(mean)["value"] - 1.0
+        )
     if (site := only_site(log_lik, dist.Normal)) is not None:
         if not is_affine(loc := lambda f: site(f)["fn"].loc, num, dtype):
             return None
         if any(dependence(lambda f: site(f)["fn"].scale, mean)):
             return None
-        return tilted_gaussian(mean, variance, *line(loc, num, dtype), site(mean)["value"], site(mean)["fn"].scale)
+        return tilted_gaussian(
+            mean, variance, *line(loc, num, dtype), site(mean)["value"], site(mean)["fn"].scale
+        )
     return None

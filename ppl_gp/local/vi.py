@@ -1,13 +1,16 @@
 """Variational inference with a full Gaussian, by natural gradients on the pseudo-likelihood.
 
-Conjugate-computation VI (Khan & Lin 2017; Opper & Archambeau 2009): with E_n = E_q(f_n)[log p(y_n|f_n)], a natural-gradient
-step of size rho is sites <- (1 - rho) sites + rho (nat1 = dE/dmu - 2 mu dE/dv, nat2 = -2 dE/dv). A Gaussian likelihood is
-exact after one step of size 1. Steps are Anderson-accelerated and must not lower the bound
+Conjugate-computation VI (Khan & Lin 2017; Opper & Archambeau 2009): with E_n = E_q(f_n)[log
+p(y_n|f_n)], a natural-gradient step of size rho is sites <- (1 - rho) sites + rho (nat1 = dE/dmu -
+2 mu dE/dv, nat2 = -2 dE/dv). A Gaussian likelihood is exact after one step of size 1. Steps are
+Anderson-accelerated and must not lower the bound
 
 ELBO = log int N(f; m, K) prod t_n + sum_n (E_n - E_q[log t_n]).
 
-It is stationary in q at the optimum, so its gradient holds q. Expectations by `num_nodes` quadrature nodes a datum.
-Cost a step: N^3 / 3 + 2 N^3 / 3; starts from Laplace, whose likelihood need only be finite at a point and not in
+It is stationary in q at the optimum, so its gradient holds q. Expectations by `num_nodes`
+quadrature nodes a datum.
+Cost a step: N^3 / 3 + 2 N^3 / 3; starts from Laplace, whose likelihood need only be finite at a
+point and not in
 expectation. Fails: `max_steps`, `nonfinite`.
 """
 
@@ -28,11 +31,13 @@ from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
 
 _ROUNDS = 20
-_SETTLE_ABOVE = 1.0  # relative change of a marginal precision from which on a plain step is not trusted
+# relative change of a marginal precision from which on a plain step is not trusted
+_SETTLE_ABOVE = 1.0
 
 
 def expected_log_lik(log_lik, mean, variance, num: int):
-    """(E_n, dE_n/dmean, dE_n/dvariance, error) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each; O(N num).
+    """(E_n, dE_n/dmean, dE_n/dvariance, error) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each;
+    O(N num).
 
     The error is estimated, of E_n, in nats.
     """
@@ -42,7 +47,8 @@ def expected_log_lik(log_lik, mean, variance, num: int):
     )  # tilt for exponential links
     w = jnp.exp(log_w)
     here = log_lik(mean)
-    rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)  # w underflows where log p may be infinite
+    # w underflows where log p may be infinite
+    rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
     curve = 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
@@ -55,7 +61,9 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 
 
 class VI(LocalMethod):
-    """Full-covariance Gaussian variational inference. `damping` is the natural-gradient step size in (0, 1]."""
+    """Full-covariance Gaussian variational inference. `damping` is the natural-gradient step size
+    in (0, 1].
+    """
 
     hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
     damping: float = eqx.field(default=1.0, static=True)
@@ -65,7 +73,9 @@ class VI(LocalMethod):
 
     def __check_init__(self):
         if not 0.0 < self.damping <= 1.0:
-            raise DataError(f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1].")
+            raise DataError(
+                f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1]."
+            )
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Natural-gradient steps from Laplace's sites, which a warm start `init` shortens."""
@@ -91,19 +101,25 @@ class VI(LocalMethod):
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         q = condition(K, mean, sites)
-        expected, slope, curve, error = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
+        expected, slope, curve, error = expected_log_lik(
+            log_lik, q.mean, q.variance, self.num_nodes
+        )
         target = self._settle(log_lik, q, sites, slope, curve)
         terms = expected - _expected_site(q, sites)
         elbo = q.log_partition + jnp.sum(terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error)))
+        return Evaluation(
+            target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error))
+        )
 
     def _settle(self, log_lik, q: Marginals, sites: Sites, slope, curve) -> Sites:
-        """The natural-gradient target, taken to each datum's own fixed point with the rest of the model held.
+        """The natural-gradient target, taken to each datum's own fixed point with the rest of the
+        model held.
 
-        One plain step overshoots where the expectation is steep in q's variance (E exp f under a wide q asks for a
-        precision of exp(v / 2)). With the cavity held, a one-dimensional iteration that averages precisions
-        geometrically settles it, and leaves the joint fixed point where it is. O(N num_nodes) a round.
+        One plain step overshoots where the expectation is steep in q's variance (E exp f under a
+        wide q asks for a precision of exp(v / 2)). With the cavity held, a one-dimensional
+        iteration that averages precisions geometrically settles it, and leaves the joint fixed
+        point where it is. O(N num_nodes) a round.
         """
         cavity = 1.0 / q.variance - sites.nat2
         centre = (q.mean / q.variance - sites.nat1) / cavity
@@ -112,7 +128,9 @@ class VI(LocalMethod):
         def move(m, nat2, slope, curve):
             wanted = drop_rounding(-2.0 * curve, cavity)
             both = (nat2 > 0) & (wanted > 0)
-            nat2 = jnp.where(both, jnp.sqrt(jnp.where(both, nat2 * wanted, 1.0)), 0.5 * (nat2 + wanted))
+            nat2 = jnp.where(
+                both, jnp.sqrt(jnp.where(both, nat2 * wanted, 1.0)), 0.5 * (nat2 + wanted)
+            )
             precision = jnp.maximum(cavity + nat2, 0.1 * cavity)
             step = (slope - cavity * (m - centre)) / precision
             limit = 2.0 / jnp.sqrt(precision)
@@ -126,7 +144,9 @@ class VI(LocalMethod):
 
         far = jnp.max(jnp.abs(-2.0 * curve - sites.nat2) * q.variance) > _SETTLE_ABOVE
         start = (q.mean, sites.nat2, slope, curve)
-        m, _, slope, curve = lax.cond(far, lambda: lax.fori_loop(0, _ROUNDS, settle, start), lambda: start)
+        m, _, slope, curve = lax.cond(
+            far, lambda: lax.fori_loop(0, _ROUNDS, settle, start), lambda: start
+        )
         nat2 = drop_rounding(-2.0 * curve, 1.0 / q.variance)
         plain = sites.like(slope + nat2 * m, nat2)
         natural = sites.like(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])

@@ -1,4 +1,6 @@
-"""A model's arguments: JAX arrays checked at the boundary, and trees whose array leaves have names."""
+"""A model's arguments: JAX arrays checked at the boundary, and trees whose array leaves have
+names.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,14 +16,21 @@ from ppl_gp.errors import DataError
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """NumPy arrays and pandas columns as JAX arrays, in dictionaries, tuples and lists too; other arguments as they are.
+    """NumPy arrays and pandas columns as JAX arrays, in dictionaries, tuples and lists too; other
+    arguments as they are.
 
-    A list of numbers is an array where it is the first positional argument or `y`, and an option elsewhere. Observations `y` given
-    as booleans become integers; a boolean mask stays one. Raises `DataError` for NaN, infinity, masked arrays or entries that
-    are not numbers, naming the argument.
+    A list of numbers is an array where it is the first positional argument or `y`, and an option
+    elsewhere. Observations `y` given as booleans become integers; a boolean mask stays one. Raises
+    `DataError` for NaN, infinity, masked arrays or entries that are not numbers, naming the
+    argument.
     """
-    positional = tuple(as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args))
-    named = {name: as_array(f"argument '{name}'", value, lists=name == "y") for name, value in kwargs.items()}
+    positional = tuple(
+        as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args)
+    )
+    named = {
+        name: as_array(f"argument '{name}'", value, lists=name == "y")
+        for name, value in kwargs.items()
+    }
     if "y" in named:
         named["y"] = jax.tree.map(_observed, named["y"])
     return positional, named
@@ -32,13 +41,20 @@ def _observed(leaf):
 
 
 def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
-    """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be checked as it is read."""
+    """One argument of this name, as `as_arrays` describes. A memory map stays on disk, to be
+    checked as it is read.
+    """
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
     if isinstance(value, tuple):
-        return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in cast(Any, value)._asdict().items()))
+        return type(value)(
+            *(
+                as_array(f"{name}.{k}", v, lists=lists)
+                for k, v in cast(Any, value)._asdict().items()
+            )
+        )
     if isinstance(value, list) and not (lists and _holds_numbers(value)):
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
@@ -59,8 +75,9 @@ def _holds_numbers(value) -> bool:
 def _checked(name: str, value):
     if isinstance(value, np.ma.MaskedArray):
         raise DataError(
-            f"{name} is a NumPy masked array, whose mask would be lost; fill it, {name}.filled(value in the support), and leave "
-            "the entries out of the likelihood in the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
+            f"{name} is a NumPy masked array, whose mask would be lost; fill it, "
+            f"{name}.filled(value in the support), and leave the entries out of the likelihood in "
+            "the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
         )
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
@@ -72,21 +89,28 @@ def _checked(name: str, value):
 
 
 def _remedy(entry) -> str:
-    """NaN stands for what is missing, of an input as of an observation; infinity for a number that has none."""
+    """NaN stands for what is missing, of an input as of an observation; infinity for a number that
+    has none.
+    """
     if np.isinf(entry):
         return (
-            "arguments are finite numbers: drop or replace the row, or give a large finite number where infinity stands for "
-            "'no bound'. A limit that all rows share can be a plain Python number."
+            "arguments are finite numbers: drop or replace the row, or give a large finite "
+            "number where infinity stands for 'no bound'. A limit that all rows share can be a "
+            "plain Python number."
         )
     return (
-        "drop or impute the row. A missing observation is filled with any value of its support first, and then left out of the "
-        "likelihood by numpyro.handlers.mask or obs_mask."
+        "drop or impute the row. A missing observation is filled with any value of its support "
+        "first, and then left out of the likelihood by numpyro.handlers.mask or obs_mask."
     )
 
 
 def argument_names(model: Callable, num: int) -> list[str]:
-    """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not tell."""
-    named = [p.name for p in _parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not
+    tell.
+    """
+    named = [
+        p.name for p in _parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
 
 
@@ -103,7 +127,9 @@ def _parameters(model) -> list[inspect.Parameter]:
 
 
 def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """The arguments with the inputs in their place: the model's first argument is positional, however it was given."""
+    """The arguments with the inputs in their place: the model's first argument is positional,
+    however it was given.
+    """
     names = argument_names(model, 1)
     first = next((p for p in _parameters(model) if p.name == names[0]), None)
     if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
@@ -112,9 +138,11 @@ def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple
 
 
 class Leaves:
-    """The array leaves of a model's arguments by path, `"X"` or `"covariates['age']"`: the same path however they were passed.
+    """The array leaves of a model's arguments by path, `"X"` or `"covariates['age']"`: the same
+    path however they were passed.
 
-    A path begins with the argument's name; `replaced({path: value})` gives (args, kwargs) with other leaves.
+    A path begins with the argument's name; `replaced({path: value})` gives (args, kwargs) with
+    other leaves.
     """
 
     def __init__(self, model: Callable, args: tuple, kwargs: dict):
@@ -135,15 +163,19 @@ class Leaves:
         return {p: x for p, x in self.leaves.items() if is_array(x)}
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
-        """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is given, in place of
-        all that are left.
+        """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is
+        given, in place of all that are left.
         """
         pairs = zip(self._paths, self._leaves, strict=True)
-        return jax.tree.unflatten(self._structure, [values.get(p, x if others is ... else others) for p, x in pairs])
+        return jax.tree.unflatten(
+            self._structure, [values.get(p, x if others is ... else others) for p, x in pairs]
+        )
 
 
 def is_array(x) -> bool:
-    """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the host or on disk."""
+    """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the
+    host or on disk.
+    """
     return (
         hasattr(x, "shape")
         and hasattr(x, "dtype")

@@ -1,9 +1,11 @@
-"""The walk behind `fingerprint`: what a function's code reads, as {name for people: digest of the value}.
+"""The walk behind `fingerprint`: what a function's code reads, as {name for people: digest of the
+value}.
 
-From the function it follows globals, closures, defaults, attributes, arguments of partials and bound objects to values,
-and to further functions and classes. Code that is installed (the standard library, site-packages, this package) counts
-by its name and its closures alone, except for the model's own package. What is looked up by a computed name
-(`globals()[name]`, `eval`) and what a file holds is not seen.
+From the function it follows globals, closures, defaults, attributes, arguments of partials and
+bound objects to values, and to further functions and classes. Code that is installed (the standard
+library, site-packages, this package) counts by its name and its closures alone, except for the
+model's own package. What is looked up by a computed name (`globals()[name]`, `eval`) and what a
+file holds is not seen.
 """
 
 import dis
@@ -23,7 +25,9 @@ _CLASS_STATE = {"_abc_impl"}  # caches of `abc`
 
 
 class Loads(NamedTuple):
-    """Names that code reads: globals, attributes (of whatever object), modules that it imports as it runs."""
+    """Names that code reads: globals, attributes (of whatever object), modules that it imports as
+    it runs.
+    """
 
     globals: tuple[str, ...]
     attributes: tuple[str, ...]
@@ -55,7 +59,9 @@ def loads(code: types.CodeType) -> Loads:
 def _installed_roots() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     folders = [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple({Path(p).resolve() for p in (*folders, *site.getsitepackages(), Path(__file__).parent)})
+    return tuple(
+        {Path(p).resolve() for p in (*folders, *site.getsitepackages(), Path(__file__).parent)}
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -69,13 +75,16 @@ def _is_installed_file(file: str) -> bool:
 
 
 class Reader:
-    """One walk. `entries`: {name: digest}; `unreadable`: objects that count by their type (and identity) alone."""
+    """One walk. `entries`: {name: digest}; `unreadable`: objects that count by their type (and
+    identity) alone.
+    """
 
     def __init__(self, own: str | None = None, strided: bool = False):
         self.entries: dict[str, str] = {}
         self.unreadable: list = []
         self.strided, self.own = strided, own
-        self._labels: dict[int, tuple[str, Any]] = {}  # holds the objects, so that no other gets their id
+        # holds the objects, so that no other gets their id
+        self._labels: dict[int, tuple[str, Any]] = {}
         self._queue: deque = deque()
         self._attributes: dict[str, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
@@ -116,7 +125,9 @@ class Reader:
             self.add(f"attribute '{name}'", x)
 
     def finish(self) -> None:
-        """Walk what was met: functions, classes, and the attributes of modules by every name that some code reads."""
+        """Walk what was met: functions, classes, and the attributes of modules by every name that
+        some code reads.
+        """
         done = set()
         while self._queue or len(done) < len(self._modules) * len(self._attributes):
             while self._queue:
@@ -129,7 +140,9 @@ class Reader:
                     done.add((id(module), name))
 
     def label(self, met) -> str:
-        """The name of a function or class; it is put in the queue where it is met for the first time."""
+        """The name of a function or class; it is put in the queue where it is met for the first
+        time.
+        """
         if id(met) in self._labels:
             return self._labels[id(met)][0]
         name = met.__qualname__
@@ -153,7 +166,11 @@ class Reader:
             getattr(sys.modules.get(name), "__file__", None) for name in (module, top)
         ]  # a C extension's own has none
         file = files[0] or files[1]
-        return top in sys.stdlib_module_names or top == _PACKAGE or (file is not None and _is_installed_file(file))
+        return (
+            top in sys.stdlib_module_names
+            or top == _PACKAGE
+            or (file is not None and _is_installed_file(file))
+        )
 
     def module(self, module: types.ModuleType) -> None:
         """A module of the user's is read by name, attribute by attribute."""
@@ -165,7 +182,9 @@ class Reader:
         if self._main is None and not self.is_installed(function):
             self._main = function
         of = "" if function is self._main else f" of '{label}'"
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             self.add(f"closure '{name}'{of}", _content(cell))
         if self.is_installed(function):
             return
@@ -179,7 +198,9 @@ class Reader:
     def _globals(self, function) -> None:
         found, scope = loads(function.__code__), function.__globals__
         self._attributes |= dict.fromkeys(found.attributes)
-        prefix = "" if self._main and scope is self._main.__globals__ else f"{scope.get('__name__')}."
+        prefix = (
+            "" if self._main and scope is self._main.__globals__ else f"{scope.get('__name__')}."
+        )
         for name in found.globals:
             if name in scope and (entry := f"global '{prefix}{name}'") not in self.entries:
                 self.entries[entry] = ""  # a function that reads itself
@@ -187,22 +208,32 @@ class Reader:
         for name in found.imports:
             for full in (name, f"{scope.get('__package__')}.{name}".rstrip(".")):
                 parts = full.split(".")
-                for module in (sys.modules.get(".".join(parts[: i + 1])) for i in range(len(parts))):
+                for module in (
+                    sys.modules.get(".".join(parts[: i + 1])) for i in range(len(parts))
+                ):
                     self.module(module) if module else None
 
     def _class(self, cls: type) -> None:
         if self.is_installed(cls):
             return
-        members = {k: x for k, x in vars(cls).items() if k not in _CLASS_STATE and (k[:2] != "__" or callable(x))}
+        members = {
+            k: x
+            for k, x in vars(cls).items()
+            if k not in _CLASS_STATE and (k[:2] != "__" or callable(x))
+        }
         members = {k: x for k, x in members.items() if k not in ("__class__", "__wrapped__")}
         self.add(f"class '{self._labels[id(cls)][0]}'", (cls.__mro__[1:], members))
 
 
 def _home(met) -> str:
-    """The module in which a function, a class or a module stands (a decorator copies `__module__` of what it wraps)."""
+    """The module in which a function, a class or a module stands (a decorator copies `__module__`
+    of what it wraps).
+    """
     if isinstance(met, types.ModuleType):
         return met.__name__
-    return (met.__globals__.get("__name__") if isinstance(met, types.FunctionType) else met.__module__) or ""
+    return (
+        met.__globals__.get("__name__") if isinstance(met, types.FunctionType) else met.__module__
+    ) or ""
 
 
 def _content(cell):
@@ -215,4 +246,6 @@ def _content(cell):
 def _defaults(function: types.FunctionType) -> dict:
     values = function.__defaults__ or ()
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return dict(zip(names[len(names) - len(values) :], values, strict=True)) | (function.__kwdefaults__ or {})
+    return dict(zip(names[len(names) - len(values) :], values, strict=True)) | (
+        function.__kwdefaults__ or {}
+    )

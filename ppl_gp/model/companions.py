@@ -1,4 +1,6 @@
-"""Whether a row of a model stands alone: whether it sees other rows' arguments, its own number, or the number of rows."""
+"""Whether a row of a model stands alone: whether it sees other rows' arguments, its own number, or
+the number of rows.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -18,22 +20,28 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.wrappers import bare, bare_shape
 
 _ROUNDINGS = 1e3
-_PROBED, _SORTED = 16, 1000  # pairs of neighbours that a kernel is judged at, rows that they are chosen among
+# pairs of neighbours that a kernel is judged at, rows that they are chosen among
+_PROBED, _SORTED = 16, 1000
 
 
 def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> list[str]:
-    """Sites whose row n changes with anything but its own arguments: GP sites by inputs, mean and kernel, observed ones by
-    their log density.
+    """Sites whose row n changes with anything but its own arguments: GP sites by inputs, mean and
+    kernel, observed ones by their log density.
 
-    Half of the rows take the arguments of one row of the other half, which may not notice; rows that change places must take
-    their terms along; a row more may change nothing. f is a fixed function of its inputs. A kernel may be computed from no argument
-    with one entry a datum (read off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of
-    such a model would depend on which rows are asked for together, and minibatches see other inputs than all data do. Four
-    runs of the model, O(N), compiled for two numbers of rows.
+    Half of the rows take the arguments of one row of the other half, which may not notice; rows
+    that change places must take their terms along; a row more may change nothing. f is a fixed
+    function of its inputs. A kernel may be computed from no argument with one entry a datum (read
+    off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of
+    such a model would depend on which rows are asked for together, and minibatches see other inputs
+    than all data do. Four runs of the model, O(N), compiled for two numbers of rows.
     """
     kernels = [k for k, _ in model.reading.kernels]
     leaves, axes = Leaves(model, args, kwargs), model.reading.row_axes
-    rows = {p: np.asarray(leaves.arrays[p]) for p in axes if p in leaves.arrays and leaves.arrays[p].size}
+    rows = {
+        p: np.asarray(leaves.arrays[p])
+        for p in axes
+        if p in leaves.arrays and leaves.arrays[p].size
+    }
     num = next((x.shape[axes[p]] for p, x in rows.items()), 0)
     if not model.reading.grows or num < 2 or any(x.shape[axes[p]] != num for p, x in rows.items()):
         return kernels
@@ -41,17 +49,25 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
     sites = frozenset(k for k, _ in model.reading.axes) - set(kernels)
 
     def seen(taken, hyper) -> dict:
-        trace = run(handlers.substitute(model, substitute_fn=_of_inputs), *leaves.replaced(taken), hyper)
+        trace = run(
+            handlers.substitute(model, substitute_fn=_of_inputs), *leaves.replaced(taken), hyper
+        )
         return {k: s for k, s in trace.items() if k in sites}
 
     # Of the training inputs, for all runs: a kernel may refuse inputs that nobody gave it.
     known = {k: x for k, x in hyper.items() if _is_finite(x)}  # a fit may have failed
-    inputs = _leniently(lambda taken, hyper: {k: unwrap(s["fn"]).X for k, s in seen(taken, hyper).items() if is_gp(s)})
+    inputs = _leniently(
+        lambda taken, hyper: {
+            k: unwrap(s["fn"]).X for k, s in seen(taken, hyper).items() if is_gp(s)
+        }
+    )
     probes = {k: _some_rows(X) for k, X in inputs(rows, known).items()}
     compiled = _leniently(lambda taken, hyper: _by_row(seen(taken, hyper), probes))
 
     def at(source) -> dict[str, np.ndarray]:
-        """{site: (N, ...)} with the arguments of other rows; a site of a plate that subsamples has fewer rows and is left out."""
+        """{site: (N, ...)} with the arguments of other rows; a site of a plate that subsamples has
+        fewer rows and is left out.
+        """
         told = compiled({p: np.take(x, source, axes[p]) for p, x in rows.items()}, known)
         return {k: np.asarray(x) for k, x in told.items() if len(x) == len(source)}
 
@@ -66,7 +82,9 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
 
 
 def _of_inputs(site):
-    """f of a GP site as a function of its inputs, nowhere zero, which would hide a factor; bounded, as inputs may be years."""
+    """f of a GP site as a function of its inputs, nowhere zero, which would hide a factor; bounded,
+    as inputs may be years.
+    """
     if not is_gp(site):
         return None
     gp = unwrap(site["fn"])
@@ -88,19 +106,25 @@ def _leniently(function: Callable) -> Callable:
 
 
 def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
-    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and none with new rows."""
+    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
+    none with new rows.
+    """
     faults = {k: pair_fault(prior.kernel, prior.X) for k, prior in priors.items()}
     return {k: fault for k, fault in faults.items() if fault is not None}
 
 
 def require_pairs(faults: Mapping[str, str]) -> None:
-    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training rows."""
+    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training
+    rows.
+    """
     for name, fault in faults.items():
         raise ModelError(
-            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two numbers of rows: {fault}. It reads "
-            "something with one row a datum (distances computed before, weights), so that other rows have no covariance with the "
-            "training rows. Put what the kernel needs of each row into the GP's inputs X, as columns, or index a fixed table by a "
-            f"column of X. Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in fit.latent['{name}']."
+            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
+            f"numbers of rows: {fault}. It reads something with one row a datum (distances "
+            "computed before, weights), so that other rows have no covariance with the training "
+            "rows. Put what the kernel needs of each row into the GP's inputs X, as columns, or "
+            "index a fixed table by a column of X. Laplace, EP, VI and NUTS fit the model as it "
+            f"stands; f at the training rows is in fit.latent['{name}']."
         )
 
 
@@ -115,7 +139,9 @@ def _by_row(trace: dict, probes: Mapping[str, np.ndarray]) -> dict[str, jnp.ndar
     for name, site in trace.items():
         if is_gp(site) and site["data_axis"] is not None:
             found[name] = _gp_by_row(unwrap(site["fn"]), probes.get(name))
-        elif is_observed(site) and (axis := data_axis(site, len(bare_shape(site["fn"])))) is not None:
+        elif (
+            is_observed(site) and (axis := data_axis(site, len(bare_shape(site["fn"])))) is not None
+        ):
             found[name] = jnp.moveaxis(bare(site["fn"]).log_prob(site["value"]), axis, 0)
     return found
 
@@ -126,13 +152,16 @@ def _gp_by_row(gp: GP, probe: np.ndarray | None) -> jnp.ndarray:
     columns = [jnp.reshape(gp.X, (num, -1)), jnp.reshape(jnp.moveaxis(gp.mean, -1, 0), (num, -1))]
     if probe is not None:
         C = jnp.asarray(probe, gp.X.dtype)
-        weights = np.random.default_rng(1).uniform(0.5, 1.5, (len(probe), len(probe)))  # so that no two entries cancel
+        # so that no two entries cancel
+        weights = np.random.default_rng(1).uniform(0.5, 1.5, (len(probe), len(probe)))
         columns.append(jnp.full((num, 1), jnp.sum(weights * gp.kernel(C, C))))
     return jnp.concatenate(columns, 1)
 
 
 def _some_rows(X) -> np.ndarray:
-    """Up to 2 x `_PROBED` different rows of the inputs, neighbours in pairs: a short length scale shows in those alone."""
+    """Up to 2 x `_PROBED` different rows of the inputs, neighbours in pairs: a short length scale
+    shows in those alone.
+    """
     X = np.asarray(X)
     X = np.unique(X[np.linspace(0, len(X) - 1, min(len(X), _SORTED)).astype(int)], axis=0)
     first = np.linspace(0, max(len(X) - 2, 0), min(len(X), _PROBED)).astype(int)

@@ -1,7 +1,8 @@
-"""Proof that a likelihood is log-concave and smooth in f: its family, and a parameter that is affine in f or c exp(affine).
+"""Proof that a likelihood is log-concave and smooth in f: its family, and a parameter that is
+affine in f or c exp(affine).
 
-Then every integral has one mode, and no scan for others is compiled. The proof is read off the jaxpr while tracing; whatever is
-not on the list takes the general way.
+Then every integral has one mode, and no scan for others is compiled. The proof is read off the
+jaxpr while tracing; whatever is not on the list takes the general way.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,8 @@ _FAMILIES = {
 
 
 def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> bool:
-    """Whether the terms of `sites` (`None`: of all that is observed) in `trace_at(f)`, f (num,), are log-concave and smooth in f.
+    """Whether the terms of `sites` (`None`: of all that is observed) in `trace_at(f)`, f (num,),
+    are log-concave and smooth in f.
 
     Decided while tracing; nothing is computed. Cost: two abstract traces.
     """
@@ -41,6 +43,12 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
         trace = {k: unwrap(s["fn"]) for k, s in trace_at(f).items() if k in names}
         return [[getattr(trace[k], p) for p in (*seeing, *others)] for k, seeing, others in wanted]
 
-    allowed = [how for _, seeing, others in wanted for how in (*seeing.values(), *[Dependence.constant] * len(others))]
+    allowed = [
+        how
+        for _, seeing, others in wanted
+        for how in (*seeing.values(), *[Dependence.constant] * len(others))
+    ]
     ways = dependence(lambda f: [jnp.asarray(x) for x in sum(parameters(f), [])], zero)
-    return all(way is how or way is Dependence.constant for way, how in zip(ways, allowed, strict=True))
+    return all(
+        way is how or way is Dependence.constant for way, how in zip(ways, allowed, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""The digest of one value: by content, the same in every process. No address and no `repr` of an object enters."""
+"""The digest of one value: by content, the same in every process. No address and no `repr` of an
+object enters.
+"""
 
 import functools
 import hashlib
@@ -16,7 +18,9 @@ _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
 
 
 class Entry:
-    """The digest of one value. `reader` names the functions and classes that it meets (`reading.Reader`)."""
+    """The digest of one value. `reader` names the functions and classes that it meets
+    (`reading.Reader`).
+    """
 
     def __init__(self, reader):
         self.reader, self._hash = reader, hashlib.blake2b(digest_size=16)
@@ -81,7 +85,9 @@ def _feed(value, entry: Entry) -> None:
         entry.opaque(value) if reduced is None else entry.value(reduced)
 
 
-@_feed.register(int | float | complex | str | bytes | range | type(None) | type(Ellipsis) | type(NotImplemented))
+@_feed.register(
+    int | float | complex | str | bytes | range | type(None) | type(Ellipsis) | type(NotImplemented)
+)
 def _plain(value, entry):
     entry.put(f"{type(value).__qualname__} {value!r}")
 
@@ -150,7 +156,10 @@ def _slice(value, entry):
 
 @_feed.register(types.CodeType)
 def _code(value, entry):
-    entry.put(f"code {value.co_argcount} {value.co_posonlyargcount} {value.co_kwonlyargcount} {value.co_flags}")
+    entry.put(
+        f"code {value.co_argcount} {value.co_posonlyargcount} {value.co_kwonlyargcount} "
+        f"{value.co_flags}"
+    )
     names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
     entry.each((value.co_code, getattr(value, "co_exceptiontable", b""), *names, value.co_consts))
 
@@ -205,8 +214,17 @@ def state_of(value) -> dict:
     cls = type(value)
     if any(getattr(cls, k, None) is not getattr(object, k, None) for k in _PICKLING):
         return {}
-    slots = [n for c in cls.__mro__ for n in _names(getattr(c, "__slots__", ())) if n[:2] != "__" and hasattr(value, n)]
-    fields = {n: x for n, x in getattr(value, "__dict__", {}).items() if n[:2] != "__" and not _is_cache(cls, n)}
+    slots = [
+        n
+        for c in cls.__mro__
+        for n in _names(getattr(c, "__slots__", ()))
+        if n[:2] != "__" and hasattr(value, n)
+    ]
+    fields = {
+        n: x
+        for n, x in getattr(value, "__dict__", {}).items()
+        if n[:2] != "__" and not _is_cache(cls, n)
+    }
     # flax's modules carry identifiers of the process beside their fields.
     if any(c.__module__.partition(".")[0] == "flax" for c in cls.__mro__):
         fields = {n: x for n, x in fields.items() if n in getattr(cls, "__dataclass_fields__", {})}
@@ -228,4 +246,8 @@ def _reduced(value):
         reduced = value.__reduce_ex__(2)
     except Exception:  # anything may be raised by a class that cannot be pickled
         return None
-    return reduced if isinstance(reduced, str) else [list(x) if hasattr(x, "__next__") else x for x in reduced]
+    return (
+        reduced
+        if isinstance(reduced, str)
+        else [list(x) if hasattr(x, "__next__") else x for x in reduced]
+    )

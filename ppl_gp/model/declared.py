@@ -1,4 +1,6 @@
-"""A declared model: the user's function together with what was read off it, which compiled functions are keyed by."""
+"""A declared model: the user's function together with what was read off it, which compiled
+functions are keyed by.
+"""
 
 from collections.abc import Callable
 from functools import update_wrapper
@@ -12,10 +14,11 @@ from ppl_gp.model.tracing import declare_by
 
 
 class Declared:
-    """A model that knows which of its axes are the data's, and what it read when it was declared (globals, closures).
+    """A model that knows which of its axes are the data's, and what it read when it was declared
+    (globals, closures).
 
-    It is called as the model is. Equal to another one of the same code, with the same constants and the same reading: so compiled code
-    is found again, and not after a constant has changed.
+    It is called as the model is. Equal to another one of the same code, with the same constants and
+    the same reading: so compiled code is found again, and not after a constant has changed.
     """
 
     def __init__(self, function: Keyed, reading: Reading):
@@ -29,7 +32,11 @@ class Declared:
         return hash((self.function, self.reading))
 
     def __eq__(self, other):
-        return isinstance(other, Declared) and self.function == other.function and self.reading == other.reading
+        return (
+            isinstance(other, Declared)
+            and self.function == other.function
+            and self.reading == other.reading
+        )
 
     def __repr__(self):
         return f"Declared({getattr(self.function, '__qualname__', repr(self.function))})"
@@ -45,14 +52,19 @@ def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
     try:
         return Declared(keyed(model), read_off(model, args, kwargs))
     except (TypeError, ValueError) as error:
-        if lists := [k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)]:
+        if lists := [
+            k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)
+        ]:
             raise DataError(
-                f"the model does not run: {error} Arguments {lists} are lists, which are options; give arrays."
+                f"the model does not run: {error} Arguments {lists} are lists, which are options; "
+                "give arrays."
             ) from error
         lengths = {x.shape[0] for x in Leaves(model, args, kwargs).arrays.values() if len(x.shape)}
         if isinstance(error, PplGpError) or len(lengths) <= 1:
             raise
-        raise DataError(f"the arguments' leading lengths {sorted(lengths)} do not fit together: {error}") from error
+        raise DataError(
+            f"the arguments' leading lengths {sorted(lengths)} do not fit together: {error}"
+        ) from error
 
 
 def own_function(model: Callable) -> Callable:
@@ -61,11 +73,14 @@ def own_function(model: Callable) -> Callable:
 
 
 def require_unchanged(model: Declared) -> None:
-    """Raise `ModelError` where something that the model reads differs from what it was when it was declared."""
+    """Raise `ModelError` where something that the model reads differs from what it was when it was
+    declared.
+    """
     if differing := changed(model.function):
         raise ModelError(
-            f"what the model reads has changed since the fit: {differing}. A prediction would mix old and new values: put the old "
-            "value back, fit again, or make it an argument of the model, which a fit remembers."
+            f"what the model reads has changed since the fit: {differing}. A prediction would mix "
+            "old and new values: put the old value back, fit again, or make it an argument of "
+            "the model, which a fit remembers."
         )
 
 

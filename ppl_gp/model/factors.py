@@ -1,7 +1,9 @@
-"""Reading a model: `read(model, *args, hyper=...)` gives its GP priors and its pointwise log-likelihood.
+"""Reading a model: `read(model, *args, hyper=...)` gives its GP priors and its pointwise
+log-likelihood.
 
-The model itself is the likelihood: it is run under `substitute` and `trace` with f given, and every observed site
-counts, with its mask and scale. A probe at the boundary proves that datum n sees only its own f_n.
+The model itself is the likelihood: it is run under `substitute` and `trace` with f given, and every
+observed site counts, with its mask and scale. A probe at the boundary proves that datum n sees only
+its own f_n.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ _FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
 
 class JointLogLikelihood(eqx.Module):
-    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree: hyperparameters are leaves."""
+    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree:
+    hyperparameters are leaves.
+    """
 
     model: Callable = eqx.field(static=True)
     num: int = eqx.field(static=True)
@@ -33,19 +37,25 @@ class JointLogLikelihood(eqx.Module):
 
     def trace(self, latent: dict | None) -> dict:
         """The model's trace with GP sites given."""
-        return run(declare(self.model, self.args, self.kwargs), self.args, self.kwargs, self.hyper, latent)
+        return run(
+            declare(self.model, self.args, self.kwargs), self.args, self.kwargs, self.hyper, latent
+        )
 
     def __call__(self, latent: dict) -> Float[Array, "N"]:
         return _per_datum(self, latent)
 
     def shared(self, latent: dict | None = None) -> Float[Array, ""]:
-        """Log-probability of observed sites that have no data axis (an observed hyperparameter, a factor), nats."""
+        """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
+        factor), nats.
+        """
         terms = [log_prob_per_datum(s) for s in self.trace(latent).values() if is_observed(s)]
         return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
 class LogLikelihood(eqx.Module):
-    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site."""
+    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats: the likelihood of
+    the one GP site.
+    """
 
     joint: JointLogLikelihood
     site: str = eqx.field(static=True)
@@ -64,7 +74,9 @@ class LogLikelihood(eqx.Module):
 
     @property
     def is_concave(self) -> bool:
-        """Whether it is proved, while tracing, to be log-concave and smooth in f; two abstract traces."""
+        """Whether it is proved, while tracing, to be log-concave and smooth in f; two abstract
+        traces.
+        """
         return is_concave(self.trace, None, self.num)
 
     def shared(self, f=None) -> Float[Array, ""]:
@@ -74,7 +86,9 @@ class LogLikelihood(eqx.Module):
 
 @eqx.filter_jit
 def _per_datum(log_lik: JointLogLikelihood, latent):
-    """A method asks for the likelihood in tens of places: compiled as a function of its own, the model is traced once."""
+    """A method asks for the likelihood in tens of places: compiled as a function of its own, the
+    model is traced once.
+    """
     total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
     for site in log_lik.trace(latent).values():
         if is_observed(site):
@@ -97,44 +111,58 @@ class Factors(eqx.Module):
 
 
 def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors:
-    """Read a model with one GP site at given hyperparameters (constrained values, sample and param sites alike).
+    """Read a model with one GP site at given hyperparameters (constrained values, sample and param
+    sites alike).
 
-    **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper` and arrays in args.
+    **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper`
+    and arrays in args.
 
-    **Raises** `ModelError`: no GP site, several GP sites or an expanded one (several latent functions), a latent in the
-    data plate, a hyperparameter missing from `hyper`. The likelihood's pointwise form is proved by `probe`, which
+    **Raises** `ModelError`: no GP site, several GP sites or an expanded one (several latent
+    functions), a latent in the data plate, a hyperparameter missing from `hyper`. The likelihood's
+    pointwise form is proved by `probe`, which
     `fit` and `check` call. Cost: two traces of the model, O(N), no factorisation.
     """
     model = declare(model, args, kwargs)
     trace = run(model, args, kwargs, hyper)
     found = roles(trace)
-    require_one_latent_function(found, trace, lambda latent: run(model, args, kwargs, hyper, latent))
+    require_one_latent_function(
+        found, trace, lambda latent: run(model, args, kwargs, hyper, latent)
+    )
     missing = [k for k in found.hyper if k not in (hyper or {})]
     if missing:
-        raise ModelError(f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give every site.")
+        raise ModelError(
+            f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give "
+            "every site."
+        )
     (name,) = found.gps
     require_whole_prior(name, trace[name])
     prior = unwrap(trace[name]["fn"])
     params = {k: trace[k]["value"] for k in found.params}
-    joint = JointLogLikelihood(model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs)
+    joint = JointLogLikelihood(
+        model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
+    )
     return Factors({name: prior}, LogLikelihood(joint, name))
 
 
 def require_whole_prior(name: str, site: dict) -> None:
-    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior is not the
-    Gaussian that is read.
+    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior
+    is not the Gaussian that is read.
     """
-    if _is_masked(site["fn"]) or not (site["scale"] is None or (jnp.ndim(site["scale"]) == 0 and site["scale"] == 1)):
+    if _is_masked(site["fn"]) or not (
+        site["scale"] is None or (jnp.ndim(site["scale"]) == 0 and site["scale"] == 1)
+    ):
         raise ModelError(
-            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, EP, VI and LocalBound "
-            f"take whole; move the "
-            "handler to the observed sites. NUTS() fits such a model as it stands."
+            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
+            "EP, VI and LocalBound take whole; move the handler to the observed sites. NUTS() "
+            "fits such a model as it stands."
         )
 
 
 def _is_masked(fn) -> bool:
     while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution) and not (isinstance(fn._mask, bool) and fn._mask):
+        if isinstance(fn, dist.MaskedDistribution) and not (
+            isinstance(fn._mask, bool) and fn._mask
+        ):
             return True
         fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
     return False
@@ -157,18 +185,23 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
     if len(found.gps) > 1:
         kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
         raise ModelError(
-            f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound read one. {_FITTING}"
+            f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound "
+            f"read one. {_FITTING}"
         )
     (name,) = found.gps
     fn = trace[name]["fn"]
     if len(fn.shape()) > 1:
         raise ModelError(
-            f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, EP, VI and "
-            f"LocalBound read one of shape (N,). {_FITTING}"
+            f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, "
+            f"EP, VI and LocalBound read one of shape (N,). {_FITTING}"
         )
     if found.local_latents:
-        raise ModelError(f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. {_FITTING}")
+        raise ModelError(
+            f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. "
+            f"{_FITTING}"
+        )
     if not found.observed:
         raise ModelError(
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in the model."
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
+            "the model."
         )

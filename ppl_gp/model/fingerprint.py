@@ -1,7 +1,9 @@
 """What compiled code of a model is keyed by: the function together with every value that it reads.
 
-JAX finds compiled code by the function, and a function whose global, closure or attribute has changed is the same
-function: it would go on computing with the value that it was traced with. `keyed(model)` compares by the values as well.
+JAX finds compiled code by the function, and a function whose global, closure or attribute has
+changed is the same
+function: it would go on computing with the value that it was traced with. `keyed(model)` compares
+by the values as well.
 """
 
 import functools
@@ -17,7 +19,11 @@ _LIBRARIES = {"ppl_gp", "numpyro", "jax", "equinox", "flax"}  # never the user's
 def _walk(function: Callable) -> Reader:
     inner = function
     while not isinstance(inner, types.FunctionType):
-        further = [getattr(inner, name) for name in ("func", "__func__", "__wrapped__") if hasattr(inner, name)]
+        further = [
+            getattr(inner, name)
+            for name in ("func", "__func__", "__wrapped__")
+            if hasattr(inner, name)
+        ]
         if not further:
             break
         inner = further[0]
@@ -29,15 +35,19 @@ def _walk(function: Callable) -> Reader:
 
 
 def reads(function: Callable) -> dict[str, str]:
-    """{what the function reads, in words ("global 'PRIOR'", "closure 'scale'"): digest of its value}."""
+    """{what the function reads, in words ("global 'PRIOR'", "closure 'scale'"): digest of its
+    value}.
+    """
     return dict(_walk(_bare(function)).entries)
 
 
 def fingerprint(function: Callable) -> str:
     """A digest of the function's code and of everything that it reads; the same in every process.
 
-    Code: its own and that of the functions and classes that it reaches through globals, closures, attributes of modules
-    and of objects. Values: numbers, strings, containers, arrays by content, objects by their attributes. Cost: about
+    Code: its own and that of the functions and classes that it reaches through globals, closures,
+    attributes of modules
+    and of objects. Values: numbers, strings, containers, arrays by content, objects by their
+    attributes. Cost: about
     0.1 ms for an ordinary model, and 1 ms for each MB of arrays.
     """
     return _digest(_walk(_bare(function)).entries)
@@ -46,7 +56,8 @@ def fingerprint(function: Callable) -> str:
 def digest(tree) -> str:
     """A digest of arguments or options by value, the same in every process.
 
-    Arrays of more than 16 MiB: shape, type, 4096 rows and the columns' sums; memory maps of that size without the sums.
+    Arrays of more than 16 MiB: shape, type, 4096 rows and the columns' sums; memory maps of that
+    size without the sums.
     """
     reader = Reader(strided=True)
     reader.add("value", tree)
@@ -66,10 +77,12 @@ def _bare(function):
 
 
 class Keyed:
-    """A model that equals another where code and everything that is read are equal, as they were at construction.
+    """A model that equals another where code and everything that is read are equal, as they were at
+    construction.
 
-    So a cell of a notebook that is run again finds its compiled code, and a changed constant does not find the old one.
-    Objects that cannot be read (a file, a lock, a tracer) have to be the same ones. Attributes are the function's.
+    So a cell of a notebook that is run again finds its compiled code, and a changed constant does
+    not find the old one. Objects that cannot be read (a file, a lock, a tracer) have to be the same
+    ones. Attributes are the function's.
     """
 
     def __init__(self, function: Callable):
@@ -114,13 +127,18 @@ def keyed(model: Callable) -> Keyed:
 
 
 def changed(model: Keyed) -> list[str]:
-    """What the model reads that differs now from what it was at construction, in words; see also `settle`."""
+    """What the model reads that differs now from what it was at construction, in words; see also
+    `settle`.
+    """
     now, before = reads(model), {k: v for k, v in model._reads.items() if k not in model._own}
-    return [k for k, v in before.items() if now.get(k, v) != v] or [k for k in before if k not in now]
+    return [k for k, v in before.items() if now.get(k, v) != v] or [
+        k for k in before if k not in now
+    ]
 
 
 def settle(model: Keyed) -> None:
-    """Call at the end of a fit: what has changed while it ran the model has written itself (a counter, a cache).
+    """Call at the end of a fit: what has changed while it ran the model has written itself (a
+    counter, a cache).
 
     `changed` leaves it out from now on.
     """

@@ -1,4 +1,6 @@
-"""Who sees whom in a model: which sites' distributions are computed from which arguments and which other sites' values."""
+"""Who sees whom in a model: which sites' distributions are computed from which arguments and which
+other sites' values.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -41,9 +43,11 @@ NOTHING = Seen(frozenset(), frozenset())
 
 
 class Graph(NamedTuple):
-    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a factor is its own distribution.
+    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a
+    factor is its own distribution.
 
-    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a distribution tells its variance.
+    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a
+    distribution tells its variance.
     """
 
     distributions: dict[str, Seen]
@@ -61,10 +65,12 @@ class Graph(NamedTuple):
 def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str, Seen]]:
     """(the graph, {factor: what it sees}). One abstract trace.
 
-    A model that looks at its arguments' values while it is traced is taken to compute every distribution from all of them but `y`.
+    A model that looks at its arguments' values while it is traced is taken to compute every
+    distribution from all of them but `y`.
     """
     arrays = {
-        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for p, x in leaves.arrays.items()
+        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        for p, x in leaves.arrays.items()
     }
     try:
         return _graph(model, leaves, base, arrays)
@@ -81,25 +87,37 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
 
 def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
     dynamic, static = eqx.partition(base.values, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    named = {_ARGUMENT + p: x for p, x in arrays.items()} | {_SITE + k: v for k, v in dynamic.items()}
+    named = {_ARGUMENT + p: x for p, x in arrays.items()} | {
+        _SITE + k: v for k, v in dynamic.items()
+    }
 
     is_one: dict[str, bool] = {}
 
     def parts(named):
         values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
         args, kwargs = leaves.replaced({p: named[_ARGUMENT + p] for p in arrays})
-        trace = {k: s for k, s in bare_trace(model, args, kwargs, values, values).items() if s["type"] == "sample"}
+        trace = {
+            k: s
+            for k, s in bare_trace(model, args, kwargs, values, values).items()
+            if s["type"] == "sample"
+        }
         is_one.update({k: is_factor(s) for k, s in trace.items()})
         return {k: _parts(s) for k, s in trace.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around, kernels, variances = ({k: parts[i] for k, parts in flow.items()} for i in range(5))
+    fn, spread, around, kernels, variances = (
+        {k: parts[i] for k, parts in flow.items()} for i in range(5)
+    )
     own = {k: seen for k, seen in fn.items() if not is_one[k]}
-    return Graph(own, spread, around, kernels, variances), {k: seen for k, seen in fn.items() if is_one[k]}
+    return Graph(own, spread, around, kernels, variances), {
+        k: seen for k, seen in fn.items() if is_one[k]
+    }
 
 
 def _parts(site) -> tuple[list, ...]:
-    """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant inputs, and its variance."""
+    """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant
+    inputs, and its variance.
+    """
     fn = unwrap(site["fn"])
     if isinstance(fn, GP):
         _require_matrix(site["name"], fn)
@@ -108,7 +126,8 @@ def _parts(site) -> tuple[list, ...]:
     around = [mask_of(site["fn"]), site["scale"]]
     kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
     return tuple(
-        [jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (own, _spread(fn), around, kernel, _variance(fn))
+        [jnp.asarray(x) for x in jax.tree.leaves(part)]
+        for part in (own, _spread(fn), around, kernel, _variance(fn))
     )
 
 
@@ -116,30 +135,41 @@ def _require_matrix(name: str, prior: GP) -> None:
     """Here, where a kernel is called for the first time."""
     if (fault := square_fault(prior.kernel, prior.X)) is not None:
         raise ModelError(
-            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape {prior.X.shape}: {fault}. A kernel is "
-            "k(X1, X2) -> (N1, N2), one entry a pair of rows."
+            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape "
+            f"{prior.X.shape}: {fault}. A kernel is k(X1, X2) -> (N1, N2), one entry a pair of "
+            "rows."
         )
 
 
 def _kernel_beside_inputs(gp: GP):
-    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers, or else a tracer of their shape.
+    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers,
+    or else a tracer of their shape.
 
-    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave it.
+    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave
+    it.
     """
     C = gp.X if not isinstance(gp.X, Tracer) else jnp.zeros(gp.X.shape, gp.X.dtype)
     return gp.kernel(C, C)
 
 
 def _spread(fn) -> list:
-    """Parameters that say how wide a distribution is, also beneath a transformation such as a log-normal's."""
+    """Parameters that say how wide a distribution is, also beneath a transformation such as a
+    log-normal's.
+    """
     inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
-    inner += [getattr(fn, "component_distribution", None), *getattr(fn, "component_distributions", ())]  # of a mixture
+    # of a mixture
+    inner += [
+        getattr(fn, "component_distribution", None),
+        *getattr(fn, "component_distributions", ()),
+    ]
     own = [getattr(fn, name, None) for name in _SPREADS] if not isinstance(fn, GP) else []
     return own + [x for part in inner if part is not None for x in _spread(part)]
 
 
 def _variance(fn):
-    """Of a distribution that has one and is no GP: what it is computed from says what widens a Gamma or a Beta, too."""
+    """Of a distribution that has one and is no GP: what it is computed from says what widens a
+    Gamma or a Beta, too.
+    """
     try:
         return None if isinstance(fn, GP) else fn.variance
     except (AttributeError, NotImplementedError, TypeError, ValueError):

@@ -1,7 +1,7 @@
 """Growing the data: a model traced with N rows and with a few rows more. What grows is the data's.
 
-Abstract traces only: nothing is computed and nothing compiled, unless the model looks at values while it is traced; arrays with
-repeated rows then stand in for shapes.
+Abstract traces only: nothing is computed and nothing compiled, unless the model looks at values
+while it is traced; arrays with repeated rows then stand in for shapes.
 """
 
 import itertools
@@ -21,7 +21,9 @@ _SORTED = 8  # arguments up to which all sets are listed, the likeliest first
 
 
 class Axes(NamedTuple):
-    """What is the data's, by name: axes of sites as `tracing.annotated` counts them, plates, axes of arguments by path."""
+    """What is the data's, by name: axes of sites as `tracing.annotated` counts them, plates, axes
+    of arguments by path.
+    """
 
     sites: dict[str, int]
     plates: tuple[str, ...]
@@ -41,7 +43,9 @@ class Site(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What one trace shows: sample sites, plates with their whole and their subsampled size, the shapes of all values."""
+    """What one trace shows: sample sites, plates with their whole and their subsampled size, the
+    shapes of all values.
+    """
 
     sites: dict[str, Site]
     plates: dict[str, tuple[int, int]]
@@ -50,7 +54,11 @@ class Look(NamedTuple):
 
 def lengths(leaves: Leaves) -> list[int]:
     """Candidates for N: leading lengths in the first argument, the commonest first."""
-    first = [x.shape[0] for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and len(x.shape)]
+    first = [
+        x.shape[0]
+        for p, x in leaves.arrays.items()
+        if argument_of(p) == leaves.inputs and len(x.shape)
+    ]
     return sorted(dict.fromkeys(first), key=lambda n: -first.count(n))
 
 
@@ -76,23 +84,37 @@ def _longer(x, axis, more):
 
 
 def _repeat(x, axis, more):
-    return x if not more else jnp.take(x, jnp.minimum(jnp.arange(x.shape[axis] + more), x.shape[axis] - 1), axis)
+    return (
+        x
+        if not more
+        else jnp.take(x, jnp.minimum(jnp.arange(x.shape[axis] + more), x.shape[axis] - 1), axis)
+    )
 
 
 def _seen(trace) -> Look:
     sites = {k: _site(s) for k, s in trace.items() if s["type"] == "sample"}
-    plates = {k: (s["args"][0], s["args"][1] or s["args"][0]) for k, s in trace.items() if s["type"] == "plate"}
+    plates = {
+        k: (s["args"][0], s["args"][1] or s["args"][0])
+        for k, s in trace.items()
+        if s["type"] == "plate"
+    }
     free = {k: s["value"] for k, s in trace.items() if _is_free(k, s, trace)}
     return Look(sites, plates, jax.tree.map(_shape_of, free))
 
 
 def _is_free(name, site, trace) -> bool:
-    unobserved = site["type"] == "sample" and not site["is_observed"] and not is_missing_part(name, trace)
+    unobserved = (
+        site["type"] == "sample" and not site["is_observed"] and not is_missing_part(name, trace)
+    )
     return unobserved or site["type"] == "param"
 
 
 def _shape_of(x):
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) if is_array(x) or isinstance(x, float | int) else x
+    return (
+        jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+        if is_array(x) or isinstance(x, float | int)
+        else x
+    )
 
 
 def _site(site) -> Site:
@@ -100,13 +122,24 @@ def _site(site) -> Site:
     hidden = hidden_axes(fn)
     frames = tuple((f.name, f.dim - hidden) for f in site["cond_indep_stack"])
     return Site(
-        bare_shape(fn), tuple(unwrap(fn).event_shape), hidden, frames, _matches(site), is_gp(site), is_observed(site)
+        bare_shape(fn),
+        tuple(unwrap(fn).event_shape),
+        hidden,
+        frames,
+        _matches(site),
+        is_gp(site),
+        is_observed(site),
     )
 
 
 def _matches(site) -> bool:
-    scale, batch = jnp.shape(1.0 if site["scale"] is None else site["scale"]), tuple(site["fn"].batch_shape)
-    scaled = len(scale) <= len(batch) and all(n in (1, m) for n, m in zip(scale[::-1], batch[::-1], strict=False))
+    scale, batch = (
+        jnp.shape(1.0 if site["scale"] is None else site["scale"]),
+        tuple(site["fn"].batch_shape),
+    )
+    scaled = len(scale) <= len(batch) and all(
+        n in (1, m) for n, m in zip(scale[::-1], batch[::-1], strict=False)
+    )
     free = not is_observed(site) or is_factor(site)
     return scaled and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
 
@@ -120,7 +153,11 @@ def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
             look = look_at(model, leaves, {p: (axis, more) for p, axis in paths.items()})
         except Exception:  # noqa: BLE001 - arrays that do not fit together raise whatever the model's functions raise
             return None
-        if any(s.matches and not look.sites[k].matches for k, s in base.sites.items() if k in look.sites):
+        if any(
+            s.matches and not look.sites[k].matches
+            for k, s in base.sites.items()
+            if k in look.sites
+        ):
             return None
         return look
 
@@ -138,13 +175,17 @@ def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
 
 def _unused(leaves: Leaves, base: Look, num: int) -> int:
     """Further rows such that their number is no other size of the model."""
-    taken = {n for x in leaves.arrays.values() for n in x.shape} | {n for s in base.sites.values() for n in s.shape}
+    taken = {n for x in leaves.arrays.values() for n in x.shape} | {
+        n for s in base.sites.values() for n in s.shape
+    }
     taken |= {1, *(n for sizes in base.plates.values() for n in sizes)}
     return next(more for more in itertools.count(1) if num + more not in taken)
 
 
 def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
-    """{path: axis} of arguments that may grow together: the inputs alone, then all with N rows, then fewer or other axes."""
+    """{path: axis} of arguments that may grow together: the inputs alone, then all with N rows,
+    then fewer or other axes.
+    """
     inputs, options = {}, {}
     for path, x in leaves.arrays.items():
         axes = [i for i, n in enumerate(x.shape) if n == num]
@@ -160,11 +201,19 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
 
 
 def _data_grow(base: Look, look: Look) -> bool:
-    """Whether something of the model grew: a GP site, or a plate that subsamples; or any site of a model without a GP."""
+    """Whether something of the model grew: a GP site, or a plate that subsamples; or any site of a
+    model without a GP.
+    """
     gps = [k for k, s in base.sites.items() if s.is_gp]
-    grew = [k for k in gps or base.sites if k in look.sites and _grown_axes(base.sites[k], look.sites[k])]
+    grew = [
+        k
+        for k in gps or base.sites
+        if k in look.sites and _grown_axes(base.sites[k], look.sites[k])
+    ]
     subsampled = [
-        k for k, (size, part) in base.plates.items() if part < size and look.plates.get(k, (size,))[0] != size
+        k
+        for k, (size, part) in base.plates.items()
+        if part < size and look.plates.get(k, (size,))[0] != size
     ]
     return bool(grew or subsampled)
 
@@ -173,8 +222,14 @@ def _grown_axes(small: Site, large: Site) -> list[int]:
     """Axes of shape and event that grew, negative ones of the shape, others of the event."""
     if len(small.shape) != len(large.shape):
         return []
-    found = [i - len(small.shape) for i, (a, b) in enumerate(zip(small.shape, large.shape, strict=True)) if a != b]
-    return found + [i for i, (a, b) in enumerate(zip(small.event, large.event, strict=False)) if a != b]
+    found = [
+        i - len(small.shape)
+        for i, (a, b) in enumerate(zip(small.shape, large.shape, strict=True))
+        if a != b
+    ]
+    return found + [
+        i for i, (a, b) in enumerate(zip(small.event, large.event, strict=False)) if a != b
+    ]
 
 
 def _axes(base: Look, look: Look, paths: dict[str, int]) -> Axes:

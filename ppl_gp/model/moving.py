@@ -1,4 +1,5 @@
-"""Where the data cannot be traced at another length: the axes along which the likelihood's terms move with f.
+"""Where the data cannot be traced at another length: the axes along which the likelihood's terms
+move with f.
 
 Moving f in some rows, by finite steps, moves the terms of the same rows.
 """
@@ -27,28 +28,44 @@ def by_moving(model, leaves: Leaves, base: Look) -> Axes:
         (num,) = lengths
         moved = _moved(model, leaves, gps, num)
         for name, site in base.sites.items():
-            axis = _only_axis(name, site, num) if moved is None else _moving_axis(site, moved.get(name), num)
+            axis = (
+                _only_axis(name, site, num)
+                if moved is None
+                else _moving_axis(site, moved.get(name), num)
+            )
             if axis is not None and not site.is_gp:
                 axes[name] = axis
     if not gps:
         axes = _of_the_only_plate(leaves, base)
-    plates = {p for name, axis in axes.items() for p, where in base.sites[name].frames if where == axis}
+    plates = {
+        p for name, axis in axes.items() for p, where in base.sites[name].frames if where == axis
+    }
     for name, site in base.sites.items():
-        if not site.is_gp and name not in axes and (where := [a for p, a in site.frames if p in plates]):
+        if (
+            not site.is_gp
+            and name not in axes
+            and (where := [a for p, a in site.frames if p in plates])
+        ):
             axes[name] = where[0]
     axes |= {k: 0 for k in gps}
     counted = {k: a + base.sites[k].hidden for k, a in axes.items()}
-    rows = {p: x.shape.index(num) for p, x in leaves.arrays.items() for num in lengths if num in x.shape}
+    rows = {
+        p: x.shape.index(num) for p, x in leaves.arrays.items() for num in lengths if num in x.shape
+    }
     return Axes(counted, tuple(sorted(plates)), rows)
 
 
 def _of_the_only_plate(leaves: Leaves, base: Look) -> dict[str, int]:
-    """{observed site: axis} of a model without a GP: the plate that subsamples, else the one of as many members as the inputs have
-    rows, else the only one; none where two are such plates.
+    """{observed site: axis} of a model without a GP: the plate that subsamples, else the one of as
+    many members as the inputs have rows, else the only one; none where two are such plates.
     """
     frames = {p for s in base.sites.values() if s.observed for p, _ in s.frames}
-    first = {x.shape[0] for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape}
-    subsampling = {p for p in frames if base.plates.get(p, (0, 0))[0] != base.plates.get(p, (0, 0))[1]}
+    first = {
+        x.shape[0] for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape
+    }
+    subsampling = {
+        p for p in frames if base.plates.get(p, (0, 0))[0] != base.plates.get(p, (0, 0))[1]
+    }
     given = {p for p in frames if base.plates.get(p, (0, 0))[0] in first}
     data = next((found for found in (subsampling, given, frames) if found), set())
     if len(data) != 1:
@@ -57,13 +74,17 @@ def _of_the_only_plate(leaves: Leaves, base: Look) -> dict[str, int]:
 
 
 def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, list] | None:
-    """{observed site: [(rows of f that were moved, entries that moved)]}; `None` under a trace, where no value can be looked at."""
+    """{observed site: [(rows of f that were moved, entries that moved)]}; `None` under a trace,
+    where no value can be looked at.
+    """
     rng, found = np.random.default_rng(0), {}
     try:
         with jax.ensure_compile_time_eval():
             for _ in range(_MOVES):
                 rows = rng.permutation(num) < max(1, num // 2)
-                f, step = ({k: rng.normal(size=(*s.shape, num)) for k, s in gps.items()} for _ in range(2))
+                f, step = (
+                    {k: rng.normal(size=(*s.shape, num)) for k, s in gps.items()} for _ in range(2)
+                )
                 here, there = (
                     _terms(bare_trace(model, *leaves.replaced({}), latent=values))
                     for values in (_float(f), _float({k: f[k] + rows * step[k] for k in f}))
@@ -82,24 +103,34 @@ def _only_axis(name: str, site: Site, num: int) -> int | None:
     found = framed or {i - len(site.shape) for i, n in enumerate(site.shape) if n == num}
     if len(found) > 1:
         raise ModelError(
-            f"several axes of site '{name}', of shape {site.shape}, have {num} entries, and which one is the data's "
-            f"cannot be seen under "
-            "a trace of a model that holds arrays of its own; pass them as arguments."
+            f"several axes of site '{name}', of shape {site.shape}, have {num} entries, and which "
+            "one is the data's cannot be seen under a trace of a model that holds arrays of its "
+            "own; pass them as arguments."
         )
     return next(iter(found), None)
 
 
 def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]:
-    """{path: axis} of further arrays of N entries whose rows move the terms and inputs of the same rows, and of no others.
+    """{path: axis} of further arrays of N entries whose rows move the terms and inputs of the same
+    rows, and of no others.
 
-    Growing cannot see them: an array that is indexed by row numbers, y[rows], need not have more entries (JAX clamps indices). A table
-    that is looked up moves other rows than its own, unless each place belongs to the datum of the same number.
+    Growing cannot see them: an array that is indexed by row numbers, y[rows], need not have more
+    entries (JAX clamps indices). A table that is looked up moves other rows than its own, unless
+    each place belongs to the datum of the same number.
     """
     num = next((leaves.arrays[p].shape[a] for p, a in axes.rows.items()), 0)
-    others = {p: x.shape.index(num) for p, x in leaves.arrays.items() if p not in axes.rows and num in x.shape}
+    others = {
+        p: x.shape.index(num)
+        for p, x in leaves.arrays.items()
+        if p not in axes.rows and num in x.shape
+    }
     try:
         with jax.ensure_compile_time_eval():
-            return {p: a for p, a in others.items() if num > 1 and _moves_its_rows(model, leaves, axes, p, a, num)}
+            return {
+                p: a
+                for p, a in others.items()
+                if num > 1 and _moves_its_rows(model, leaves, axes, p, a, num)
+            }
     except (jax.errors.JAXTypeError, FloatingPointError):
         return {}
 
@@ -110,8 +141,14 @@ def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -
     for _ in range(_MOVES):
         rows = rng.permutation(num) < max(1, num // 2)
         source = np.where(rows, rng.permutation(num), np.arange(num))
-        there = _by_row(bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num)
-        moved = np.any([_differs(a, there[k], num) for k, a in here.items() if k in there] or [np.zeros(num, bool)], 0)
+        there = _by_row(
+            bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num
+        )
+        moved = np.any(
+            [_differs(a, there[k], num) for k, a in here.items() if k in there]
+            or [np.zeros(num, bool)],
+            0,
+        )
         if np.any(moved & ~rows):
             return False
         found |= bool(moved.any())
@@ -124,7 +161,9 @@ def _by_row(trace, axes: Axes, num: int) -> dict[str, np.ndarray]:
     found = {k: np.asarray(unwrap(s["fn"]).X) for k, s in gps.items()}
     for name, terms in _terms(trace).items():
         if name in axes.sites:
-            found[name] = np.moveaxis(np.asarray(terms), axes.sites[name] - hidden_axes(trace[name]["fn"]), 0)
+            found[name] = np.moveaxis(
+                np.asarray(terms), axes.sites[name] - hidden_axes(trace[name]["fn"]), 0
+            )
     return {k: x for k, x in found.items() if len(x) == num}
 
 
@@ -147,8 +186,13 @@ def _moving_axis(site: Site, moved: list | None, num: int) -> int | None:
     """The axis along which entries moved in the rows in which f did."""
     if not moved:
         return None
-    found = [i - len(site.shape) for i, n in enumerate(site.shape) if n == num and all(_follows(i, *m) for m in moved)]
-    return found[-1] if found else None  # several only where there is one datum, and then all sums are the same
+    found = [
+        i - len(site.shape)
+        for i, n in enumerate(site.shape)
+        if n == num and all(_follows(i, *m) for m in moved)
+    ]
+    # several only where there is one datum, and then all sums are the same
+    return found[-1] if found else None
 
 
 def _follows(axis: int, rows, entries) -> bool:

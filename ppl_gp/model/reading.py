@@ -1,4 +1,6 @@
-"""A model read off once, in training, from what depends on what: axes, plates and arguments of the data, roles of sites."""
+"""A model read off once, in training, from what depends on what: axes, plates and arguments of the
+data, roles of sites.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,15 +17,22 @@ _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 class Reading:
     """Static facts, by name.
 
-    - `axes`: (site, axis of the data) of every sample site that holds data, as `tracing.annotated` counts them.
-    - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data); `acting`: those among them that need not
-      grow with the inputs, and belong to the rows by what they do (y[rows]).
-    - `grows`: whether another number of rows could be traced; where not, arrays of N rows are caught in a closure.
-    - `observed`: sites with observations. `predicted`: those that a prediction is made of: they hold data, or see a GP.
-    - `scored`: factors that see observations, and so are part of the likelihood of y; other factors are penalties.
-    - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and scales. `needed`: the shaping ones
-      that a prediction is given anew, one entry a datum; tables and numbers are remembered.
-    - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed from). `kernels`: (GP site, the arrays
+    - `axes`: (site, axis of the data) of every sample site that holds data, as `tracing.annotated`
+      counts them.
+    - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data);
+      `acting`: those among them that need not grow with the inputs, and belong to the rows by what
+      they do (y[rows]).
+    - `grows`: whether another number of rows could be traced; where not, arrays of N rows are
+      caught in a closure.
+    - `observed`: sites with observations. `predicted`: those that a prediction is made of: they
+      hold data, or see a GP.
+    - `scored`: factors that see observations, and so are part of the likelihood of y; other factors
+      are penalties.
+    - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and
+      scales. `needed`: the shaping ones that a prediction is given anew, one entry a datum; tables
+      and numbers are remembered.
+    - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
+      from). `kernels`: (GP site, the arrays
       with one entry a datum that its kernel is computed from: a median of distances, say).
     """
 
@@ -58,11 +67,15 @@ class Reading:
         return dict(self.rows).get(path)
 
     def axes_of(self, leaves: Leaves) -> tuple[tuple, dict]:
-        """(args, kwargs) with the axis of the data in place of each array that has one, and `None` elsewhere."""
+        """(args, kwargs) with the axis of the data in place of each array that has one, and `None`
+        elsewhere.
+        """
         return leaves.replaced(dict(self.rows), others=None)
 
     def predicts(self, site: str) -> bool:
-        """Whether a site, with or without an `obs_mask` now, is one that predictions are made of."""
+        """Whether a site, with or without an `obs_mask` now, is one that predictions are made
+        of.
+        """
         stem = site.removesuffix(_OBSERVED)
         return any(k in self.predicted for k in (site, stem, stem + _OBSERVED))
 
@@ -70,18 +83,23 @@ class Reading:
         """Where the observations are gone, as in a saved fit: the sites that had them."""
         known = tuple(dict.fromkeys((*self.observed, *sites)))
         return replace(
-            self, observed=known, predicted=tuple(k for k in known if self.axis(k) is not None or k in self.predicted)
+            self,
+            observed=known,
+            predicted=tuple(k for k in known if self.axis(k) is not None or k in self.predicted),
         )
 
 
 def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
-    """The reading of `model(*args, **kwargs)`. Abstract traces only, a few more than there are arrays of N rows.
+    """The reading of `model(*args, **kwargs)`. Abstract traces only, a few more than there are
+    arrays of N rows.
 
     Raises `ModelError` where neither growing nor moving tells one axis from another.
     """
     leaves = Leaves(model, args, kwargs)
     base = look_at(model, leaves, {})
-    grown = next((a for num in lengths(leaves) if (a := grow(model, leaves, base, num)) is not None), None)
+    grown = next(
+        (a for num in lengths(leaves) if (a := grow(model, leaves, base, num)) is not None), None
+    )
     axes = by_moving(model, leaves, base) if grown is None else grown
     acting = acting_by_row(model, leaves, axes)
     axes = axes._replace(rows=axes.rows | acting)
@@ -106,14 +124,22 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     )
 
 
-def _needed(leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]) -> tuple[str, ...]:
-    """Shaping arrays with one entry a datum, and those of sites whose own data axis is not known (f[idx]: idx
-    belongs to the new data).
+def _needed(
+    leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Shaping arrays with one entry a datum, and those of sites whose own data axis is not known
+    (f[idx]: idx belongs to the new data).
     """
-    arrays = [p for p, x in leaves.arrays.items() if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs]
+    arrays = [
+        p
+        for p, x in leaves.arrays.items()
+        if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs
+    ]
     if axes is None:
         return tuple(arrays)
-    loose = frozenset().union(*(seen.distributions[k].arguments for k in predicted if k not in axes.sites))
+    loose = frozenset().union(
+        *(seen.distributions[k].arguments for k in predicted if k not in axes.sites)
+    )
     return tuple(p for p in arrays if p in axes.rows or p in loose)
 
 

@@ -16,7 +16,8 @@ from ppl_gp.wrappers import bare, hidden_axes, mask_of
 
 
 class pin(Messenger):
-    """Gives every GP site a value, by default its prior mean, so that tracing a model never factorises a matrix.
+    """Gives every GP site a value, by default its prior mean, so that tracing a model never
+    factorises a matrix.
 
     Sites that cannot be drawn (an improper prior) get some value of their support.
     """
@@ -40,8 +41,9 @@ def _prior_mean(site):
     mean, shape = unwrap(site["fn"]).mean, site["fn"].shape()
     if mean.shape[:-1] and mean.shape != shape[len(shape) - mean.ndim :]:
         raise DataError(
-            f"GP site '{site['name']}' has shape {shape}, and its mean function gives {mean.shape}: a mean for each unit needs "
-            f"a plate of {mean.shape[0]} units around the site, numpyro.plate('units', {mean.shape[0]})."
+            f"GP site '{site['name']}' has shape {shape}, and its mean function gives "
+            f"{mean.shape}: a mean for each unit needs a plate of {mean.shape[0]} units around "
+            f"the site, numpyro.plate('units', {mean.shape[0]})."
         )
     return jnp.broadcast_to(mean, shape)
 
@@ -59,7 +61,8 @@ class set_gps(Messenger):
             msg["value"] = self.value(msg["name"], unwrap(msg["fn"]))
 
 
-# How a model that was not declared is read off: `ppl_gp.model.declared` sets it, which stands above this file.
+# How a model that was not declared is read off: `ppl_gp.model.declared` sets it, which stands above
+# this file.
 _declare: list[Callable] = []
 
 
@@ -69,10 +72,11 @@ def declare_by(function: Callable) -> None:
 
 
 def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
-    """Trace of the model with hyperparameters and GP sites given, its sites annotated; nothing leaks to outer handlers.
+    """Trace of the model with hyperparameters and GP sites given, its sites annotated; nothing
+    leaks to outer handlers.
 
-    Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation; a model that was not declared is
-    read off first.
+    Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation; a
+    model that was not declared is read off first.
     """
     declared = model if reading_of(model) is not None else _declare[0](model, args, kwargs)
     return annotated(bare_trace(model, args, kwargs, hyper, latent, key), declared)
@@ -81,15 +85,18 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
 def bare_trace(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     """As `run`, without annotations: what a model is read off."""
     with handlers.block():
-        given = handlers.substitute(handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {}))
+        given = handlers.substitute(
+            handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {})
+        )
         return handlers.trace(pin(given, latent)).get_trace(*args, **kwargs)
 
 
 def annotated(trace: dict, model) -> dict:
-    """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and whether they score observations.
+    """A trace of a declared model whose sites know their axis of the data, `site["data_axis"]`, and
+    whether they score observations.
 
-    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis that `to_event` took;
-    `None` is a site
+    It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis
+    that `to_event` took; `None` is a site
     without data. A model that was not declared leaves the trace as it is.
     """
     reading = reading_of(model)
@@ -97,12 +104,16 @@ def annotated(trace: dict, model) -> dict:
         for name, site in trace.items():
             if site["type"] == "sample":
                 site["data_axis"] = reading.axis(name)
-                site["is_scored"] = is_observed(site) and (not is_factor(site) or name in reading.scored)
+                site["is_scored"] = is_observed(site) and (
+                    not is_factor(site) or name in reading.scored
+                )
     return trace
 
 
 def reading_of(model) -> Any:
-    """What was read off a declared model, also where handlers stand around it; `None` of another one."""
+    """What was read off a declared model, also where handlers stand around it; `None` of another
+    one.
+    """
     while not hasattr(model, "reading") and isinstance(model, Messenger):
         model = model.fn
     return getattr(model, "reading", None)
@@ -110,11 +121,15 @@ def reading_of(model) -> Any:
 
 def is_gp(site) -> bool:
     """Whether a site is an unobserved Gaussian process."""
-    return site["type"] == "sample" and not site["is_observed"] and isinstance(unwrap(site["fn"]), GP)
+    return (
+        site["type"] == "sample" and not site["is_observed"] and isinstance(unwrap(site["fn"]), GP)
+    )
 
 
 def is_observed(site) -> bool:
-    """Whether a site is part of the likelihood. A `numpyro.factor` is, though it holds no data (`is_factor`)."""
+    """Whether a site is part of the likelihood. A `numpyro.factor` is, though it holds no data
+    (`is_factor`).
+    """
     return site["type"] == "sample" and site["is_observed"]
 
 
@@ -134,11 +149,14 @@ class Roles(NamedTuple):
 
 
 def roles(trace: dict) -> Roles:
-    """Sort the sites of a declared model: GP sites, observed sites, hyperparameters, `numpyro.param`s, latents one a datum.
+    """Sort the sites of a declared model: GP sites, observed sites, hyperparameters,
+    `numpyro.param`s, latents one a datum.
 
     `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
     """
-    free = [k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))]
+    free = [
+        k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))
+    ]
     free = [k for k in free if not is_missing_part(k, trace)]
     return Roles(
         tuple(k for k, s in trace.items() if is_gp(s)),
@@ -156,11 +174,14 @@ def require_gp(found: Roles, trace: dict) -> None:
     observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
     if observed:
         raise ModelError(
-            f"the GP site '{observed[0]}' is observed itself, so that no function is left to infer. Leave f unobserved, "
-            "f = numpyro.sample('f', pg.GP(kernel, X)), and observe it with some noise in the data's plate: "
-            f"numpyro.sample('{observed[0]}', dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
+            f"the GP site '{observed[0]}' is observed itself, so that no function is left to "
+            "infer. Leave f unobserved, f = numpyro.sample('f', pg.GP(kernel, X)), and observe "
+            f"it with some noise in the data's plate: numpyro.sample('{observed[0]}', "
+            "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
         )
-    raise ModelError("the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)).")
+    raise ModelError(
+        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X))."
+    )
 
 
 def data_plates(trace: dict) -> set[str]:
@@ -170,26 +191,42 @@ def data_plates(trace: dict) -> set[str]:
 
 
 def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
-    """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of them.
+    """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of
+    them.
 
     `local=False` keeps latents that stand one a datum from them too.
 
-    Only the model's own sites are hidden, by name: outer handlers send messages of their own through this stack, such as the
-    log-Jacobian with which NumPyro's samplers transform a site, and those must pass. O(N), no factorisation.
+    Only the model's own sites are hidden, by name: outer handlers send messages of their own
+    through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
+    those must pass. O(N), no factorisation.
     """
     own = run(model, args, kwargs)
     found = roles(own)
-    hidden = {k for k, s in own.items() if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)}
-    # Missing observations integrate to one: any value does, and outer handlers, which give keys, are not asked.
-    drawn = {k for k in own if is_missing_part(k, own)} | (set() if local else set(found.local_latents))
+    hidden = {
+        k
+        for k, s in own.items()
+        if s["type"] in ("plate", "deterministic") or is_observed(s) or is_gp(s)
+    }
+    # Missing observations integrate to one: any value does, and outer handlers, which give keys,
+    # are not asked.
+    drawn = {k for k in own if is_missing_part(k, own)} | (
+        set() if local else set(found.local_latents)
+    )
     hidden |= drawn
 
     def any_value(site):
         return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
 
-    with handlers.trace() as trace, handlers.block(hide_fn=lambda site: site.get("name") in hidden), pin():
+    with (
+        handlers.trace() as trace,
+        handlers.block(hide_fn=lambda site: site.get("name") in hidden),
+        pin(),
+    ):
         handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
-    return {k: trace[k]["value"] for k in (*found.hyper, *found.params, *(found.local_latents if local else ()))}
+    return {
+        k: trace[k]["value"]
+        for k in (*found.hyper, *found.params, *(found.local_latents if local else ()))
+    }
 
 
 def is_missing_part(name: str, trace: dict) -> bool:
@@ -198,25 +235,36 @@ def is_missing_part(name: str, trace: dict) -> bool:
 
 
 def log_prob_per_datum(site, num: int | None = None):
-    """A site's log-probability with `scale` and `mask`, summed to one number a datum; to () where it has no axis of data, nats."""
+    """A site's log-probability with `scale` and `mask`, summed to one number a datum; to () where
+    it has no axis of data, nats.
+    """
     fn, value = site["fn"], site["value"]
-    hidden = site["data_axis"] is not None and site["data_axis"] >= 0  # `to_event` took the data axis
-    log_prob = jnp.where(mask_of(fn), bare(fn).log_prob(value), 0.0) if hidden else fn.log_prob(value)
+    # `to_event` took the data axis
+    hidden = site["data_axis"] is not None and site["data_axis"] >= 0
+    log_prob = (
+        jnp.where(mask_of(fn), bare(fn).log_prob(value), 0.0) if hidden else fn.log_prob(value)
+    )
     if site["scale"] is not None:
         log_prob = site["scale"] * log_prob
     return sum_per_datum(site, log_prob)
 
 
 def sum_per_datum(site, values, num: int | None = None):
-    """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to () where there is no axis of data."""
+    """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to ()
+    where there is no axis of data.
+    """
     axis = data_axis(site, jnp.ndim(values))
     if axis is None:
         return jnp.sum(values)
-    return jnp.sum(values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values)))
+    return jnp.sum(
+        values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values))
+    )
 
 
 def data_axis(site, ndim: int) -> int | None:
-    """The axis of the data, negative, in an array of the site's batch shape, without or with what `to_event` took."""
+    """The axis of the data, negative, in an array of the site's batch shape, without or with what
+    `to_event` took.
+    """
     axis, hidden = site["data_axis"], hidden_axes(site["fn"])
     if axis is None:
         return None
@@ -239,11 +287,13 @@ def plate_scale(trace: dict) -> float:
 
 
 def require_no_subsampling(trace: dict, method: str) -> None:
-    """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch of the data."""
+    """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch
+    of the data.
+    """
     for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             size, batch = site["args"]
             raise ModelError(
-                f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data in every step; leave "
-                "subsample_size out, or fit by SVGP()."
+                f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
+                "in every step; leave subsample_size out, or fit by SVGP()."
             )

@@ -1,4 +1,6 @@
-"""What a user's model raises while it is run for him, as errors of this package that say what to change."""
+"""What a user's model raises while it is run for him, as errors of this package that say what to
+change.
+"""
 
 import functools
 import traceback
@@ -14,11 +16,23 @@ VALUE_WANTED = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_OURS = ("ppl_gp", "jax", "jaxlib", "numpyro", "equinox", "numpy", "functools", "contextlib", "threading")
+_OURS = (
+    "ppl_gp",
+    "jax",
+    "jaxlib",
+    "numpyro",
+    "equinox",
+    "numpy",
+    "functools",
+    "contextlib",
+    "threading",
+)
 
 
 def of_the_model(function: Callable) -> Callable:
-    """The same function; NumPy on a traced array becomes a `ModelError`, a distribution's parameter out of range a `DataError`."""
+    """The same function; NumPy on a traced array becomes a `ModelError`, a distribution's parameter
+    out of range a `DataError`.
+    """
 
     @functools.wraps(function)
     def told(*args, **kwargs):
@@ -26,15 +40,17 @@ def of_the_model(function: Callable) -> Callable:
             return function(*args, **kwargs)
         except VALUE_WANTED as error:
             raise ModelError(
-                f"the model asks for the values of an array while it is compiled{_line(error)}: NumPy was applied to an argument or a "
-                "site's value, or `if`, a loop or an index depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
+                f"the model asks for the values of an array while it is compiled{_line(error)}: "
+                "NumPy was applied to an argument or a site's value, or `if`, a loop or an index "
+                "depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
                 "table[index], jnp.where for np.where and `if`."
             ) from error
         except ValueError as error:
             if "distribution got invalid" not in str(error):
                 raise
             raise DataError(
-                f"{error}: a distribution of the model refuses it{_line(error)}; check the arguments of the model."
+                f"{error}: a distribution of the model refuses it{_line(error)}; check the "
+                "arguments of the model."
             ) from error
 
     return told
@@ -43,7 +59,12 @@ def of_the_model(function: Callable) -> Callable:
 def _line(error: Exception) -> str:
     """Where in the user's code it happened."""
     frames = [
-        (f.f_code.co_name, f.f_globals.get("__name__", ""), line) for f, line in traceback.walk_tb(error.__traceback__)
+        (f.f_code.co_name, f.f_globals.get("__name__", ""), line)
+        for f, line in traceback.walk_tb(error.__traceback__)
     ]
-    own = [f" ({name}, line {line})" for name, module, line in frames if module.split(".")[0] not in _OURS]
+    own = [
+        f" ({name}, line {line})"
+        for name, module, line in frames
+        if module.split(".")[0] not in _OURS
+    ]
     return own[-1] if own else ""

@@ -1,8 +1,9 @@
 """The Cholesky factor and triangular solves, safe and cheap under `vmap`.
 
-On CPU, JAX hands a batch of factorisations to the thread pool that runs the program itself and waits there; two such
-waits at once on two cores never end (seen with jaxlib 0.10). Under `vmap` these functions therefore loop over the batch
-on CPU, where one factor fills the cores anyway, and use the batched kernels on accelerators.
+On CPU, JAX hands a batch of factorisations to the thread pool that runs the program itself and
+waits there; two such waits at once on two cores never end (seen with jaxlib 0.10). Under `vmap`
+these functions therefore loop over the batch on CPU, where one factor fills the cores anyway, and
+use the batched kernels on accelerators.
 """
 
 from functools import partial
@@ -15,7 +16,9 @@ from jaxtyping import Array, Float
 
 
 def _looped_on_cpu(function, kernel, *xs):
-    return lax.platform_dependent(*xs, cpu=lambda *xs: lax.map(lambda x: function(*x), xs), default=kernel)
+    return lax.platform_dependent(
+        *xs, cpu=lambda *xs: lax.map(lambda x: function(*x), xs), default=kernel
+    )
 
 
 def _factor(A):
@@ -24,7 +27,8 @@ def _factor(A):
 
 @custom_vmap
 def cholesky(A: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """Lower Cholesky factor of a symmetric A (its lower triangle is read), all NaN where A is not positive definite.
+    """Lower Cholesky factor of a symmetric A (its lower triangle is read), all NaN where A is not
+    positive definite.
 
     O(N^3 / 3). Not differentiable: `numerics.linalg.robust_cholesky` is.
     """
@@ -38,7 +42,9 @@ def _cholesky_of_a_batch(axis_size, in_batched, A):
 
 def _solver(trans: int):
     def kernel(L, b):
-        return lax.linalg.triangular_solve(L, b, left_side=True, lower=True, transpose_a=bool(trans))
+        return lax.linalg.triangular_solve(
+            L, b, left_side=True, lower=True, transpose_a=bool(trans)
+        )
 
     @custom_vmap
     def solve(L, b):
@@ -59,7 +65,9 @@ _SOLVERS = (_solver(0), _solver(1))
 
 
 @partial(jax.jit, static_argnames="trans")
-def solve_lower(L: Float[Array, "N N"], b: Float[Array, "N *M"], trans: int = 0) -> Float[Array, "N *M"]:
+def solve_lower(
+    L: Float[Array, "N N"], b: Float[Array, "N *M"], trans: int = 0
+) -> Float[Array, "N *M"]:
     """L^-1 b, or L^-T b where `trans` is 1, for a lower triangular L and b of shape (N,) or (N, M).
 
     Differentiable in both. O(N^2 M).

@@ -1,8 +1,10 @@
-"""Covariances factored under the one jitter policy, and what is cheap to compute from a triangular factor.
+"""Covariances factored under the one jitter policy, and what is cheap to compute from a triangular
+factor.
 
-Policy: a covariance gets a diagonal `jitter` (an absolute variance; by default a small multiple of the kernel's mean
-variance). Where its factorisation still fails, the jitter is raised tenfold up to `MAX_RAISES` times, and the caller is
-told how much was added. A factor that is NaN afterwards is a matrix that no jitter repairs.
+Policy: a covariance gets a diagonal `jitter` (an absolute variance; by default a small multiple of
+the kernel's mean variance). Where its factorisation still fails, the jitter is raised tenfold up to
+`MAX_RAISES` times, and the caller is told how much was added. A factor that is NaN afterwards is a
+matrix that no jitter repairs.
 """
 
 import jax
@@ -19,23 +21,31 @@ _BLOCK = 256  # below this size one triangular solve beats splitting
 
 
 def default_jitter(variance: Float[Array, "N"]) -> Float[Array, ""]:
-    """Absolute jitter variance for a covariance with this diagonal: relative to its mean, by precision."""
+    """Absolute jitter variance for a covariance with this diagonal: relative to its mean, by
+    precision.
+    """
     variance = jnp.asarray(variance)
     return _RELATIVE_JITTER.get(variance.dtype.name, 1e-5) * jnp.mean(lax.stop_gradient(variance))
 
 
 def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "N N"]:
-    """A + diag(d), d a scalar or (N,); one elementwise pass that fuses with what made A, where a scatter would copy."""
+    """A + diag(d), d a scalar or (N,); one elementwise pass that fuses with what made A, where a
+    scatter would copy.
+    """
     i = jnp.arange(A.shape[-1])
     return jnp.where(i[:, None] == i, A + jnp.asarray(d)[..., None], A)
 
 
 @jax.custom_jvp
-def robust_cholesky(K: Float[Array, "N N"], unit: Float[Array, ""]) -> tuple[Float[Array, "N N"], Float[Array, ""]]:
-    """Lower Cholesky factor L of K + added * I and `added`: 0 where K factorises, else unit * 10^k, k = 0, 1, ...
+def robust_cholesky(
+    K: Float[Array, "N N"], unit: Float[Array, ""]
+) -> tuple[Float[Array, "N N"], Float[Array, ""]]:
+    """Lower Cholesky factor L of K + added * I and `added`: 0 where K factorises, else unit * 10^k,
+    k = 0, 1, ...
 
-    K already carries its own jitter; `unit` is the first raise (an absolute variance). L is NaN if `MAX_RAISES` do not
-    suffice. Differentiable in K, at the `added` that was used. O(N^3 / 3) for each attempt.
+    K already carries its own jitter; `unit` is the first raise (an absolute variance). L is NaN if
+    `MAX_RAISES` do not suffice. Differentiable in K, at the `added` that was used. O(N^3 / 3) for
+    each attempt.
     """
 
     def failed(state):
@@ -64,7 +74,8 @@ def _robust_cholesky_jvp(primals, tangents):
 
 
 def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """L^-1 of a lower triangular L by halving: [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1, C^-1]].
+    """L^-1 of a lower triangular L by halving: [[A, 0], [B, C]]^-1 = [[A^-1, 0], [-C^-1 B A^-1,
+    C^-1]].
 
     About 2 N^3 / 3 multiply-adds in matrix products, where solving against the identity takes N^3.
     """
@@ -78,7 +89,9 @@ def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
 
 
 def tril_gram(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """L^T L of a lower triangular L by halving; about 2 N^3 / 3 operations where the plain product takes 2 N^3."""
+    """L^T L of a lower triangular L by halving; about 2 N^3 / 3 operations where the plain product
+    takes 2 N^3.
+    """
     n = L.shape[0]
     if n <= _BLOCK:
         return L.T @ L

@@ -1,8 +1,11 @@
-"""Where the integrand N(f; mean, variance) p(y|f)^power has its mass: modes, edges and kinks, for a batch of data at once.
+"""Where the integrand N(f; mean, variance) p(y|f)^power has its mass: modes, edges and kinks, for a
+batch of data at once.
 
-A coarse scan of the log integrand over the Gaussian's `TAIL` standard deviations shows further modes (a narrow peak is a wide
-parabola there) and breaks: jumps and kinks. Each is then located on its own. A likelihood that is log-concave and
-smooth has one mode and costs the scan, one Newton iteration and one search for a flank.
+A coarse scan of the log integrand over the Gaussian's `TAIL` standard deviations shows further
+modes (a narrow peak is a wide
+parabola there) and breaks: jumps and kinks. Each is then located on its own. A likelihood that is
+log-concave and smooth has one mode and costs the scan, one Newton iteration and one search for a
+flank.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,9 @@ TAIL = 10.0  # standard deviations covered on each side
 NEWTON_STEPS = 50
 EDGE = 8.0  # standard deviations from the mode within which an edge of the likelihood is looked for
 EDGE_BISECTIONS = 12
-SCAN = 128  # points of the scan: what is narrower than a sixth of a standard deviation and flat around may be missed
+# points of the scan: what is narrower than a sixth of a standard deviation and flat around may be
+# missed
+SCAN = 128
 MAX_CENTRES = 20
 RELEVANT = 20.0  # nats below the highest point: what lies lower adds about 1e-9
 _FLOOR = 200.0  # nats below the highest point that stand for no density at all
@@ -31,11 +36,14 @@ def normal_log_pdf(x, mean, variance):
     return -0.5 * (_LOG_2PI + jnp.log(variance) + (x - mean) ** 2 / variance)
 
 
-def derivatives(log_lik: Callable, f: Float[Array, "N"]) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
+def derivatives(
+    log_lik: Callable, f: Float[Array, "N"]
+) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
     """Gradient and Hessian diagonal of a pointwise log-likelihood at f: one grad and one jvp, O(N).
 
-    f is nudged by a few roundings: NumPyro's logistic log-probabilities are written with |x| and max(x, 0), whose
-    derivatives JAX gets wrong at exactly x = 0, and zero is where every Newton iteration starts.
+    f is nudged by a few roundings: NumPyro's logistic log-probabilities are written with |x| and
+    max(x, 0), whose derivatives JAX gets wrong at exactly x = 0, and zero is where every Newton
+    iteration starts.
     """
     f = f + 16 * jnp.finfo(f.dtype).eps * (1.0 + jnp.abs(f))
     return jax.jvp(jax.grad(lambda f: jnp.sum(log_lik(f))), (f,), (jnp.ones_like(f),))
@@ -60,18 +68,22 @@ def tilted_mode(
     bracket: tuple[Array, Array] | None = None,
     known: Array | None = None,
 ) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
-    """(mode, scale) of N(f; mean, variance) p(y|f)^power; scale is a standard deviation, from the curvature there.
+    """(mode, scale) of N(f; mean, variance) p(y|f)^power; scale is a standard deviation, from the
+    curvature there.
 
-    Newton's steps, and bisection where they leave the bracket of the mode or do not halve it soon enough (they cycle over
-    a logistic edge under a broad Gaussian, and crawl down an exponential). Good to 1e-3 of the scale: the quadrature only
-    needs to know where to be dense. Where the curvature is not negative the Gaussian's own is taken. `bracket`: ends between
-    which the mode is looked for; `known`: data whose start is taken for the mode.
+    Newton's steps, and bisection where they leave the bracket of the mode or do not halve it soon
+    enough (they cycle over a logistic edge under a broad Gaussian, and crawl down an exponential).
+    Good to 1e-3 of the scale: the quadrature only needs to know where to be dense. Where the
+    curvature is not negative the Gaussian's own is taken. `bracket`: ends between which the mode is
+    looked for; `known`: data whose start is taken for the mode.
     """
     sd = jnp.sqrt(variance)
 
     def scale_from(h):
         total = 1.0 / variance - power * h
-        return 1.0 / jnp.sqrt(jnp.where(jnp.isfinite(total) & (total > 0.25 / variance), total, 1.0 / variance))
+        return 1.0 / jnp.sqrt(
+            jnp.where(jnp.isfinite(total) & (total > 0.25 / variance), total, 1.0 / variance)
+        )
 
     def step(s: _Search) -> _Search:
         g, h = derivatives(log_lik, s.f)
@@ -85,7 +97,9 @@ def tilted_mode(
         bisect = bracketed & ~settled & ((new <= low) | (new >= high) | (jnp.abs(newton) > s.limit))
         new = jnp.where(bisect, 0.5 * (low + high), new)
         # Outside a bracket steps may grow; inside, a Newton step must be half the last one.
-        limit = jnp.where(bracketed, jnp.where(bisect, high - low, 0.5 * jnp.abs(move)), 2.0 * s.limit)
+        limit = jnp.where(
+            bracketed, jnp.where(bisect, high - low, 0.5 * jnp.abs(move)), 2.0 * s.limit
+        )
         return _Search(new, low, high, limit, scale, s.settled | settled, s.steps + 1)
 
     far = jnp.full_like(start, jnp.inf)
@@ -97,10 +111,12 @@ def tilted_mode(
 
 
 def densest_point(log_lik: Callable, mode, scale, variance, power=1.0):
-    """(centre, scale) of the nodes: the mode, or the edge of the likelihood that lies within `EDGE` scales of it.
+    """(centre, scale) of the nodes: the mode, or the edge of the likelihood that lies within `EDGE`
+    scales of it.
 
-    A likelihood that is flat at the mode and falls off at some distance (a logistic on its right side) needs nodes where
-    it has lost one nat; the Gaussian bulk beside that edge is resolved by the widening spacing.
+    A likelihood that is flat at the mode and falls off at some distance (a logistic on its right
+    side) needs nodes where it has lost one nat; the Gaussian bulk beside that edge is resolved by
+    the widening spacing.
     """
     level = power * log_lik(mode) - 1.0
     end = mode + scale * jnp.array([-EDGE, EDGE])[:, None]
@@ -122,7 +138,9 @@ def densest_point(log_lik: Callable, mode, scale, variance, power=1.0):
 
 
 class Centres(NamedTuple):
-    """Where nodes are to be dense, at most `MAX_CENTRES` places a datum: (C, N) each. The first is the main mode's."""
+    """Where nodes are to be dense, at most `MAX_CENTRES` places a datum: (C, N) each. The first is
+    the main mode's.
+    """
 
     at: Float[Array, "C N"]
     scale: Float[Array, "C N"]
@@ -132,15 +150,16 @@ class Centres(NamedTuple):
 class _Scan(NamedTuple):
     x: Float[Array, "G N"]
     log_p: Float[Array, "G N"]  # the integrand
-    mode: Float[Array, "G N"]  # height of the mode that lies here, -inf where there is none or it has been located
-    gap: Float[
-        Array, "G N"
-    ]  # size of a break between this point and the next, 0 where there is none or it has been located
+    # height of the mode that lies here, -inf where there is none or it has been located
+    mode: Float[Array, "G N"]
+    # size of a break between this point and the next, 0 where there is none or it has been located
+    gap: Float[Array, "G N"]
     top: Float[Array, "N"]
 
 
 def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> Centres:
-    """All that `likelihood_nodes` has to resolve; without `breaks` modes only, which compiles in half the time.
+    """All that `likelihood_nodes` has to resolve; without `breaks` modes only, which compiles in
+    half the time.
 
     Cost: `SCAN` likelihood values a datum, and about 60 for each centre.
     """
@@ -156,7 +175,10 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
 
     def centres_with(centres, k, new):
         return Centres(
-            *(jnp.where(jnp.arange(MAX_CENTRES)[:, None] == k, a, b) for a, b in zip(new, centres, strict=True))
+            *(
+                jnp.where(jnp.arange(MAX_CENTRES)[:, None] == k, a, b)
+                for a, b in zip(new, centres, strict=True)
+            )
         )
 
     def more(state):
@@ -215,9 +237,11 @@ def _third(values):
 
 
 def _breaks(log_p, log_normal, top):
-    """Third difference of the log-likelihood around each gap, where it stands out from those three points away.
+    """Third difference of the log-likelihood around each gap, where it stands out from those three
+    points away.
 
-    It shows a jump of the value, of the slope and of the curvature alike; 0 where no density is near.
+    It shows a jump of the value, of the slope and of the curvature alike; 0 where no density is
+    near.
     """
     floored = jnp.maximum(log_p, top - _FLOOR)
     size = jnp.pad(_third(floored - log_normal), ((1, 2), (0, 0)))
@@ -242,17 +266,22 @@ def _locate_mode(log_lik, scan: _Scan, i, known, mean, variance, power):
 
 
 def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
-    """(place, scale) of a jump of the log-likelihood, its slope or its curvature, or of a flank narrower than the scan's spacing.
+    """(place, scale) of a jump of the log-likelihood, its slope or its curvature, or of a flank
+    narrower than the scan's spacing.
 
-    Four points around it close in on the largest third difference: at each halving of their distance it falls eightfold
-    where the likelihood is smooth, which ends the search, and more slowly at a break of any of the three kinds.
+    Four points around it close in on the largest third difference: at each halving of their
+    distance it falls eightfold where the likelihood is smooth, which ends the search, and more
+    slowly at a break of any of the three kinds.
     """
     sd = jnp.sqrt(variance)
 
     def value(f):
         log_normal = normal_log_pdf(f, mean, variance)
         log_p = power * log_lik(f) + log_normal
-        return jnp.maximum(jnp.where(jnp.isnan(log_p), -jnp.inf, log_p), scan.top - _FLOOR) - log_normal
+        return (
+            jnp.maximum(jnp.where(jnp.isnan(log_p), -jnp.inf, log_p), scan.top - _FLOOR)
+            - log_normal
+        )
 
     def closer(state):
         middle, step, values, size, done = state
@@ -278,7 +307,9 @@ def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
 
 
 def _without(scan: _Scan, i, j, a_mode, a_break, at) -> _Scan:
-    """The scan with what has been located taken out: a break shows in its own gap and the two beside it."""
+    """The scan with what has been located taken out: a break shows in its own gap and the two
+    beside it.
+    """
     rows = jnp.arange(scan.x.shape[0])[:, None]
     step = scan.x[1] - scan.x[0]
     mode = jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode)

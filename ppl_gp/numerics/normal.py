@@ -1,8 +1,10 @@
-"""The standard normal's log distribution function and its inverse Mills ratio, accurate in both tails to all orders.
+"""The standard normal's log distribution function and its inverse Mills ratio, accurate in both
+tails to all orders.
 
-`jax.scipy.special.log_ndtr` switches formulas: JAX 0.10 is wrong by 1 % in relative terms at x = 7.76, by 4e-9 at -20,
-and its second derivative loses x^4 eps in the lower tail. Here the scaled function erfcx serves the line down to -5,
-and below it Laplace's continued fraction (JAX's erfcx is 0 between 26.54 and 26.64, where Phi underflows).
+`jax.scipy.special.log_ndtr` switches formulas: JAX 0.10 is wrong by 1 % in relative terms at x =
+7.76, by 4e-9 at -20, and its second derivative loses x^4 eps in the lower tail. Here the scaled
+function erfcx serves the line down to -5, and below it Laplace's continued fraction (JAX's erfcx is
+0 between 26.54 and 26.64, where Phi underflows).
 """
 
 import jax
@@ -17,7 +19,9 @@ _LEVELS = 24
 
 @jax.custom_jvp
 def log_ndtr(x: ArrayLike) -> Float[Array, "..."]:
-    """log Phi(x) = log of the standard normal probability below x; elementwise, finite for |x| < 1e150."""
+    """log Phi(x) = log of the standard normal probability below x; elementwise, finite for |x| <
+    1e150.
+    """
     x = jnp.asarray(x)
     negative = x < 0.0
     below, above = jnp.where(negative, x, 0.0), jnp.where(negative, 0.0, x)
@@ -33,7 +37,9 @@ def _log_ndtr_jvp(primals, tangents):
 
 @jax.custom_jvp
 def inverse_mills(x: ArrayLike) -> Float[Array, "..."]:
-    """h(x) = N(x; 0, 1) / Phi(x), the derivative of log Phi; h' = -h (x + h). Near -x far below zero, 0 far above."""
+    """h(x) = N(x; 0, 1) / Phi(x), the derivative of log Phi; h' = -h (x + h). Near -x far below
+    zero, 0 far above.
+    """
     x = jnp.asarray(x)
     body = jnp.sqrt(2.0 / jnp.pi) / erfcx(-jnp.maximum(x, _LOWER_TAIL) / jnp.sqrt(2.0))
     return jnp.where(x < _LOWER_TAIL, _tail_sum(x) - x, body)

@@ -1,6 +1,8 @@
-"""Products with triangular factors and symmetric products, by halving: what is known to be zero, or a mirror, is not computed.
+"""Products with triangular factors and symmetric products, by halving: what is known to be zero, or
+a mirror, is not computed.
 
-Below `BLOCK` rows one plain product is faster. Operands' upper triangles are taken to be zero, not read.
+Below `BLOCK` rows one plain product is faster. Operands' upper triangles are taken to be zero, not
+read.
 """
 
 import jax.numpy as jnp
@@ -11,7 +13,9 @@ BLOCK = 256
 
 
 def product(A, B):
-    """A @ B at the inputs' full precision: accelerators round float32 products to fewer bits by default."""
+    """A @ B at the inputs' full precision: accelerators round float32 products to fewer bits by
+    default.
+    """
     return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
 
 
@@ -21,7 +25,9 @@ def _halves(n: int) -> int | None:
 
 
 def transposed(A: Float[Array, "N M"]) -> Float[Array, "M N"]:
-    """A^T in memory: on CPU a product that folds the transpose of its left operand takes up to twice as long."""
+    """A^T in memory: on CPU a product that folds the transpose of its left operand takes up to
+    twice as long.
+    """
     return lax.optimization_barrier(A.T)
 
 
@@ -42,7 +48,10 @@ def tril_tril_product(A: Float[Array, "M M"], B: Float[Array, "M M"]) -> Float[A
     corner = product(A[h:, :h], B[:h, :h]) + product(A[h:, h:], B[h:, :h])
     zero = jnp.zeros((h, n - h), A.dtype)
     return jnp.block(
-        [[tril_tril_product(A[:h, :h], B[:h, :h]), zero], [corner, tril_tril_product(A[h:, h:], B[h:, h:])]]
+        [
+            [tril_tril_product(A[:h, :h], B[:h, :h]), zero],
+            [corner, tril_tril_product(A[h:, h:], B[h:, h:])],
+        ]
     )
 
 
@@ -62,14 +71,20 @@ def symmetric_product(A: Float[Array, "M B"], C: Float[Array, "M B"]) -> Float[A
     if h is None:
         return product(A, C.T)
     corner = product(A[h:], C[:h].T)
-    return jnp.block([[symmetric_product(A[:h], C[:h]), corner.T], [corner, symmetric_product(A[h:], C[h:])]])
+    return jnp.block(
+        [[symmetric_product(A[:h], C[:h]), corner.T], [corner, symmetric_product(A[h:], C[h:])]]
+    )
 
 
 def lower_of_product(A: Float[Array, "M K"], B: Float[Array, "K M"]) -> Float[Array, "M M"]:
-    """The lower triangle of A B; what stands above the diagonal blocks is zero, within them it is not."""
+    """The lower triangle of A B; what stands above the diagonal blocks is zero, within them it is
+    not.
+    """
     n, h = A.shape[0], _halves(A.shape[0])
     if h is None:
         return product(A, B)
     zero = jnp.zeros((h, n - h), A.dtype)
     corner = product(A[h:], B[:, :h])
-    return jnp.block([[lower_of_product(A[:h], B[:, :h]), zero], [corner, lower_of_product(A[h:], B[:, h:])]])
+    return jnp.block(
+        [[lower_of_product(A[:h], B[:, :h]), zero], [corner, lower_of_product(A[h:], B[:, h:])]]
+    )

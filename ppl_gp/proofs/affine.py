@@ -1,7 +1,9 @@
-"""Proof that a function is affine, read off its jaxpr: values at a few points prove nothing (min(f, 2) looks straight below 2).
+"""Proof that a function is affine, read off its jaxpr: values at a few points prove nothing (min(f,
+2) looks straight below 2).
 
-Between the argument and an output only operations that are linear in what depends on the argument are allowed; whatever
-is not on the list counts as curved. So a proof is a proof, and its failure says nothing: the caller takes the general way.
+Between the argument and an output only operations that are linear in what depends on the argument
+are allowed; whatever is not on the list counts as curved. So a proof is a proof, and its failure
+says nothing: the caller takes the general way.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,8 @@ _MOVES = frozenset(
     optimization_barrier
     """.split()
 )
-_FIRST_ONLY = {"div", "gather", "dynamic_slice"}  # linear in the first operand, where no other depends on the argument
+# linear in the first operand, where no other depends on the argument
+_FIRST_ONLY = {"div", "gather", "dynamic_slice"}
 _CALLS = {
     "pjit",
     "jit",
@@ -49,7 +52,8 @@ _CALLS = {
 def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
     """How each output array of `function` (leaves in order) depends on x.
 
-    x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one trace, nothing is computed.
+    x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one
+    trace, nothing is computed.
     """
     closed = jax.make_jaxpr(function)(x)
     return _outputs(closed.jaxpr, [Dependence.affine] * len(closed.jaxpr.invars))
@@ -59,7 +63,11 @@ def _outputs(jaxpr, inputs) -> tuple[Dependence, ...]:
     known = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def of(variable):
-        return Dependence.constant if isinstance(variable, Literal) else known.get(variable, Dependence.constant)
+        return (
+            Dependence.constant
+            if isinstance(variable, Literal)
+            else known.get(variable, Dependence.constant)
+        )
 
     for equation in jaxpr.eqns:
         found = _apply(equation, [of(v) for v in equation.invars])
@@ -86,14 +94,22 @@ def _of_primitive(name, operands, equation):
         return Dependence.exponential
     if highest is Dependence.exponential:
         alone = len(depending) == 1
-        kept = name in _MOVES or (name == "mul" and alone) or (name in _FIRST_ONLY and depending == [0])
+        kept = (
+            name in _MOVES
+            or (name == "mul" and alone)
+            or (name in _FIRST_ONLY and depending == [0])
+        )
         return highest if kept else Dependence.unknown
     linear = (
         name in _LINEAR
         or (name == "mul" and len(depending) == 1)
         or (name in _FIRST_ONLY and depending == [0])
-        or (name == "select_n" and depending[0] > 0)  # the choice itself must not depend on the argument
-        or (name == "convert_element_type" and jnp.issubdtype(equation.params["new_dtype"], jnp.inexact))
+        # the choice itself must not depend on the argument
+        or (name == "select_n" and depending[0] > 0)
+        or (
+            name == "convert_element_type"
+            and jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
+        )
     )
     return highest if linear else Dependence.unknown
 

@@ -1,4 +1,6 @@
-"""The degree of a function as a polynomial, proved on its jaxpr: no value is looked at, so that no kink is missed."""
+"""The degree of a function as a polynomial, proved on its jaxpr: no value is looked at, so that no
+kink is missed.
+"""
 
 import math
 
@@ -20,10 +22,12 @@ _CHOICES = {"select_n"}
 
 
 def degree(function, x) -> float:
-    """An upper bound of the degree of `function` in the entries of x; infinity where nothing is proved.
+    """An upper bound of the degree of `function` in the entries of x; infinity where nothing is
+    proved.
 
-    For fixed other arguments, of any values. Sums, products, indexing and choices by what does not depend on x are followed;
-    whatever else sees x (`min`, `abs`, `exp`, a loop) counts as infinite. One trace, no evaluation.
+    For fixed other arguments, of any values. Sums, products, indexing and choices by what does not
+    depend on x are followed; whatever else sees x (`min`, `abs`, `exp`, a loop) counts as infinite.
+    One trace, no evaluation.
     """
     closed = jax.make_jaxpr(function)(x)
     return max(_outputs(closed.jaxpr, [1.0] * len(closed.jaxpr.invars)), default=0.0)
@@ -64,7 +68,9 @@ def _of_primitive(name: str, equation, d: list[float]) -> float:
         return d[0]
     if name in _CHOICES and not d[0]:
         return rest
-    if name == "convert_element_type" and jax.numpy.issubdtype(equation.params["new_dtype"], jax.numpy.inexact):
+    if name == "convert_element_type" and jax.numpy.issubdtype(
+        equation.params["new_dtype"], jax.numpy.inexact
+    ):
         return d[0]
     return math.inf if rest else d[0] * _exponent(name, equation)
 
@@ -76,13 +82,17 @@ def _exponent(name: str, equation) -> float:
     power = equation.params.get("y") if name == "integer_pow" else None
     if name == "pow" and isinstance(equation.invars[1], core.Literal):
         power = float(equation.invars[1].val)
-    return float(power) if power is not None and power >= 0 and float(power).is_integer() else math.inf
+    return (
+        float(power) if power is not None and power >= 0 and float(power).is_integer() else math.inf
+    )
 
 
 def _called(equation, num: int):
     """The jaxpr of a function that is called, with these very arguments."""
     if equation.primitive.name in ("while", "scan"):
         return None
-    inner = [equation.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in equation.params]
+    inner = [
+        equation.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in equation.params
+    ]
     jaxprs = [getattr(j, "jaxpr", j) for j in inner]
     return next((j for j in jaxprs if len(j.invars) == num), None)

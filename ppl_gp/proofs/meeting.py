@@ -1,9 +1,12 @@
-"""Which functions an array is computed from, entry by entry, and which of them meet in a nonlinear operation.
+"""Which functions an array is computed from, entry by entry, and which of them meet in a nonlinear
+operation.
 
-Read off the jaxpr, whatever the values: a proof, not a probe. Every intermediate entry carries the set of functions that it was
-computed from. Sums, differences and multiples unite the sets of their operands; any other operation also couples all functions of
-the set. A sum of terms that are connected through no coupling is additive: the integral of its exponential over independent
-functions is a product. What is not known (loops, sorting ...) mixes and couples everything that enters it.
+Read off the jaxpr, whatever the values: a proof, not a probe. Every intermediate entry carries the
+set of functions that it was computed from. Sums, differences and multiples unite the sets of their
+operands; any other operation also couples all functions of the set. A sum of terms that are
+connected through no coupling is additive: the integral of its exponential over independent
+functions is a product. What is not known (loops, sorting ...) mixes and couples everything that
+enters it.
 """
 
 from collections.abc import Callable
@@ -16,7 +19,8 @@ import numpy as np
 
 _WORD = 32  # functions a word of a set
 _LINEAR = {"add", "sub", "neg", "add_any", "copy", "copy_p", "stop_gradient", "real"}
-_MULTIPLES = {"mul", "div"}  # linear where one factor, or the numerator alone, depends on the functions
+# linear where one factor, or the numerator alone, depends on the functions
+_MULTIPLES = {"mul", "div"}
 _ELEMENTWISE = frozenset(
     """
     exp exp2 log log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
@@ -32,29 +36,51 @@ _MOVES = frozenset(
     dynamic_slice
     """.split()
 )
-_REDUCTIONS = {"reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin"}
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
-          "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}  # fmt: skip
+_REDUCTIONS = {
+    "reduce_max",
+    "reduce_min",
+    "reduce_and",
+    "reduce_or",
+    "reduce_prod",
+    "argmax",
+    "argmin",
+}
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 
 
 class Dependence(NamedTuple):
-    """`on`: for each output, (F, *shape), whether an entry is computed from a function; `coupled` (F, F): which functions meet."""
+    """`on`: for each output, (F, *shape), whether an entry is computed from a function; `coupled`
+    (F, F): which functions meet.
+    """
 
     on: list[np.ndarray]
     coupled: np.ndarray
 
 
 def dependence(function: Callable, num: int, like) -> Dependence:
-    """Of the arrays (a pytree) that `function` makes from rows, (F, M): `num` functions F, `like` an array of that shape.
+    """Of the arrays (a pytree) that `function` makes from rows, (F, M): `num` functions F, `like`
+    an array of that shape.
 
-    One trace of the function, nothing is compiled but moves of small sets. O(F / 32) words for each entry of an intermediate array.
+    One trace of the function, nothing is compiled but moves of small sets. O(F / 32) words for each
+    entry of an intermediate array.
     """
     closed = jax.make_jaxpr(function)(like)
     reader = _Reader(num)
     sets = np.broadcast_to(reader.singletons[:, :, None], (reader.words, *jnp.shape(like)))
     out = reader.read(closed.jaxpr, [_Known(lambda c=c: c) for c in closed.consts], [sets])
     shapes = [v.aval.shape for v in closed.jaxpr.outvars]
-    return Dependence([reader.unpacked(x, s) for x, s in zip(out, shapes, strict=True)], reader.coupled)
+    return Dependence(
+        [reader.unpacked(x, s) for x, s in zip(out, shapes, strict=True)], reader.coupled
+    )
 
 
 class _Known:
@@ -82,14 +108,18 @@ class _Reader:
     def unpacked(self, x, shape) -> np.ndarray:
         """A value's sets as booleans, (F, *shape)."""
         x = np.zeros((self.words, *shape), np.uint32) if isinstance(x, _Known) else x
-        return np.stack([(x[i // _WORD] >> np.uint32(i % _WORD)) & 1 for i in range(self.num)]).astype(bool)
+        return np.stack(
+            [(x[i // _WORD] >> np.uint32(i % _WORD)) & 1 for i in range(self.num)]
+        ).astype(bool)
 
     def read(self, jaxpr, consts, inputs) -> list:
         """Sets of the outputs; `_Known` where no function enters."""
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
 
         def get(atom):
-            return _Known(lambda: atom.val) if isinstance(atom, jax.extend.core.Literal) else env[atom]
+            return (
+                _Known(lambda: atom.val) if isinstance(atom, jax.extend.core.Literal) else env[atom]
+            )
 
         for equation in _live(jaxpr):
             operands = [get(v) for v in equation.invars]
@@ -121,10 +151,15 @@ class _Reader:
         ):
             united = self._union(operands, shape)
             return [united if _is_linear(equation, operands) else self._couple(united)]
-        everything = self._couple(self._union([np.bitwise_or.reduce(_flat(x), -1) for x in operands if _is_set(x)], ()))
+        everything = self._couple(
+            self._union([np.bitwise_or.reduce(_flat(x), -1) for x in operands if _is_set(x)], ())
+        )
         everything = np.reshape(everything, (self.words, -1))
         return [
-            np.broadcast_to(np.reshape(everything, (self.words, *[1] * len(v.aval.shape))), (self.words, *v.aval.shape))
+            np.broadcast_to(
+                np.reshape(everything, (self.words, *[1] * len(v.aval.shape))),
+                (self.words, *v.aval.shape),
+            )
             for v in equation.outvars
         ]
 
@@ -137,7 +172,9 @@ class _Reader:
         return out
 
     def _moved(self, equation, operands) -> np.ndarray | None:
-        """Entries moved as the operation moves values; `None` where it cannot be done (an index is computed from a function)."""
+        """Entries moved as the operation moves values; `None` where it cannot be done (an index is
+        computed from a function).
+        """
         by_index = equation.primitive.name in ("gather", "dynamic_slice")
         if by_index and any(_is_set(x) for x in operands[1:]):
             return None
@@ -156,13 +193,19 @@ class _Reader:
         return np.stack([word(w) for w in range(self.words)])
 
     def _product(self, equation, operands) -> np.ndarray:
-        """A sum of multiples of the one operand that depends on functions, whatever the other's entries are."""
+        """A sum of multiples of the one operand that depends on functions, whatever the other's
+        entries are.
+        """
         left = _is_set(operands[0])
         (contract, batch), x = equation.params["dimension_numbers"], operands[0 if left else 1]
         axes, kept = contract[0 if left else 1], batch[0 if left else 1]
         free = [i for i in range(x.ndim - 1) if i not in (*axes, *kept)]
-        united = np.bitwise_or.reduce(np.transpose(x, [0, *(a + 1 for a in (*kept, *free, *axes))]).reshape(
-            (self.words, *[x.shape[a + 1] for a in (*kept, *free)], -1)), -1)  # fmt: skip
+        united = np.bitwise_or.reduce(
+            np.transpose(x, [0, *(a + 1 for a in (*kept, *free, *axes))]).reshape(
+                (self.words, *[x.shape[a + 1] for a in (*kept, *free)], -1)
+            ),
+            -1,
+        )
         shape = equation.outvars[0].aval.shape
         others = len(shape) - len(kept) - len(free)
         at = len(kept) + len(free) if left else len(kept)
@@ -172,9 +215,12 @@ class _Reader:
     def _couple(self, sets: np.ndarray) -> np.ndarray:
         """The sets as they are, after their functions have been noted as coupled."""
         flat = np.reshape(sets, (self.words, -1))
-        several = np.any(flat & (flat - (flat > 0)), 0) | (np.sum(flat > 0, 0) > 1)  # more than one bit
+        # more than one bit
+        several = np.any(flat & (flat - (flat > 0)), 0) | (np.sum(flat > 0, 0) > 1)
         for column in np.unique(flat[:, several], axis=1).T:
-            members = [i for i in range(self.num) if (column[i // _WORD] >> np.uint32(i % _WORD)) & 1]
+            members = [
+                i for i in range(self.num) if (column[i // _WORD] >> np.uint32(i % _WORD)) & 1
+            ]
             self.coupled[np.ix_(members, members)] = True
         return sets
 
@@ -196,12 +242,17 @@ def _is_linear(equation, operands) -> bool:
     if name == "select_n":
         return not sets[0]
     if name == "convert_element_type":
-        return all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in (*equation.invars, *equation.outvars))
+        return all(
+            jnp.issubdtype(v.aval.dtype, jnp.floating)
+            for v in (*equation.invars, *equation.outvars)
+        )
     return name in _LINEAR
 
 
 def _live(jaxpr) -> list:
-    """The equations that an output needs, in order: a model's deterministic sites and checks of arguments are left out."""
+    """The equations that an output needs, in order: a model's deterministic sites and checks of
+    arguments are left out.
+    """
     needed = {v for v in jaxpr.outvars if not isinstance(v, jax.extend.core.Literal)}
     kept = []
     for equation in reversed(jaxpr.eqns):

@@ -1,4 +1,6 @@
-"""Draws of a sparse q(f) with the weights that make them draws of the posterior: what leave-one-out by them needs."""
+"""Draws of a sparse q(f) with the weights that make them draws of the posterior: what leave-one-out
+by them needs.
+"""
 
 from typing import cast
 
@@ -18,17 +20,28 @@ MAX_ROWS = 2000  # f is drawn jointly over them
 
 
 def can_be_corrected(fit: Record, num_data: int) -> bool:
-    """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over inducing variables alone."""
-    if fit.sampled or fit.local or num_data > MAX_ROWS or (len(fit.latent) > 1 and feeds_another(fit)):
+    """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over
+    inducing variables alone.
+    """
+    if (
+        fit.sampled
+        or fit.local
+        or num_data > MAX_ROWS
+        or (len(fit.latent) > 1 and feeds_another(fit))
+    ):
         return False
-    return all(isinstance(kept, FromInducing) and kept.basis is None for kept in fit.latent.values())
+    return all(
+        isinstance(kept, FromInducing) and kept.basis is None for kept in fit.latent.values()
+    )
 
 
 @eqx.filter_jit
 def corrected_draws(
     model, draws: Draws, num_data: int, args, kwargs, key, num: int
 ) -> tuple[dict, Float[Array, "S"], Float[Array, "S"]]:
-    """({GP site: (S, *C, N)}, log p(y | f) (S,), log p(u) - log q(u) (S,)), S = `num`. O(N^3 + S N^2)."""
+    """({GP site: (S, *C, N)}, log p(y | f) (S,), log p(u) - log q(u) (S,)), S = `num`. O(N^3 + S
+    N^2).
+    """
     draw = draws.at(0)
     f, log_ratio = {}, jnp.zeros(num)
     for i, (site, kept) in enumerate(draw.kept.items()):

@@ -1,4 +1,5 @@
-"""A fit as ArviZ's DataTree: every method's draws with the same groups and dimensions, so that comparisons mix methods.
+"""A fit as ArviZ's DataTree: every method's draws with the same groups and dimensions, so that
+comparisons mix methods.
 
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
@@ -30,16 +31,18 @@ if TYPE_CHECKING:
 def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
-    Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each observed site and datum;
-    0 where masked; of factors those that see observations), `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and
-    `inner_steps`, `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`). Attributes:
-    method, result, log_evidence, seconds.
+    Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each
+    observed site and datum; 0 where masked; of factors those that see observations),
+    `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
+    `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
+    Attributes: method, result, log_evidence, seconds.
 
-    Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the approximation q(f),
-    jointly, and the hyperparameters are repeated. With `Sample` f is drawn once from q(f) at each draw of theirs; draws that have
-    weights are first resampled to `num_draws` of equal weight.
-    `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
-    `observed_data`.
+    Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
+    approximation q(f), jointly, and the hyperparameters are repeated. With `Sample` f is drawn once
+    from q(f) at each draw of theirs; draws that have weights are first resampled to `num_draws` of
+    equal weight.
+    `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks
+    `log_likelihood` and `observed_data`.
 
     Cost: O(S N^3) for draws of f, S evaluations of the model. Raises `DataError` for num_draws < 1.
     """
@@ -55,7 +58,9 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
     groups = {
         "posterior": by_chain({**hyper, **f}, chains),
         "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), chains),
-        "observed_data": {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)},
+        "observed_data": {
+            label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)
+        },
         "constant_data": _inputs(fit),
         "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
     }
@@ -64,10 +69,11 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
 
 
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
-    """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the training inputs.
+    """({site: (S, ...)}, {GP site: (S, ..., N)}): joint draws of the hyperparameters and f at the
+    training inputs.
 
-    S is `num_draws` where the hyperparameters are one value or their draws have different weights (which are then resampled), and the
-    number of draws kept otherwise.
+    S is `num_draws` where the hyperparameters are one value or their draws have different weights
+    (which are then resampled), and the number of draws kept otherwise.
     """
     draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
     if all(kept.is_draws for kept in draws.kept.values()):
@@ -97,7 +103,9 @@ def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
 
 
 def training_moments(fit: Record) -> dict[str, Moments]:
-    """{GP site: mean and variance of q(f) at the training inputs}, (*C, N), mixed over draws. O(S (M^3 + N M^2)) for `SVGP`."""
+    """{GP site: mean and variance of q(f) at the training inputs}, (*C, N), mixed over draws. O(S
+    (M^3 + N M^2)) for `SVGP`.
+    """
     if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
         _, f = posterior_draws(fit, random.key(0), 1000)
         return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}
@@ -113,7 +121,9 @@ def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
 
 
 def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
-    """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where masked, unscaled."""
+    """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where
+    masked, unscaled.
+    """
     return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
 
@@ -127,7 +137,9 @@ def _log_likelihood(model, hyper, f, args, kwargs):
 
 
 def log_prob_of(site):
-    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where masked. Of a factor its value."""
+    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where
+    masked. Of a factor its value.
+    """
     if is_factor(site):
         return site["fn"].log_prob(site["value"])
     return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
@@ -136,8 +148,10 @@ def log_prob_of(site):
 def require_whole_data(fit: Record, verb: str) -> None:
     """Raise `DataError` where a fit keeps the first batch of a stream only."""
     if fit.stats.get("first_batch_only"):
-        raise DataError(f"{verb}() is about the training data, of which a fit of a Stream keeps the first batch alone; score held-out "
-                        "data by log_density, or predict at rows of your choice.")  # fmt: skip
+        raise DataError(
+            f"{verb}() is about the training data, of which a fit of a Stream keeps the first "
+            "batch alone; score held-out data by log_density, or predict at rows of your choice."
+        )
 
 
 def training_sites(fit: Record) -> dict:
@@ -157,7 +171,9 @@ def observed_names(trace: dict) -> list[str]:
 
 
 def scored_names(trace: dict) -> list[str]:
-    """The sites of a trace that score data: those that observe, and factors that see observations."""
+    """The sites of a trace that score data: those that observe, and factors that see
+    observations.
+    """
     return [k for k, site in trace.items() if site["type"] == "sample" and site["is_scored"]]
 
 
@@ -168,14 +184,18 @@ def label_of(name: str, trace: dict) -> str:
 
 
 def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
-    """{variable: names of its dimensions after chain and draw}: plates by name, else `<variable>_dim_<i>`."""
+    """{variable: names of its dimensions after chain and draw}: plates by name, else
+    `<variable>_dim_<i>`.
+    """
     kept = [
         k
         for k, s in trace.items()
         if s["type"] == "sample" and (k in (*fit.hyper, *fit.local) or is_gp(s) or is_observed(s))
     ]
     plate = data_plate(trace)
-    named = {label_of(k, trace): _site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
+    named = {
+        label_of(k, trace): _site_dimensions(label_of(k, trace), trace[k], plate) for k in kept
+    }
     for path, array in _inputs(fit).items():
         own = [f"{path}_dim_{i}" for i in range(array.ndim)]
         axis = fit.model.reading.axis_of(path)
@@ -192,14 +212,17 @@ def num_data(fit: Record) -> int:
 def data_plate(trace: dict) -> str | None:
     """The name of the data's plate, if there is one; of several the first."""
     plates = data_plates(trace)
-    frames = [f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]]
+    frames = [
+        f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]
+    ]
     return next((name for name in frames if name in plates), None)
 
 
 def _site_dimensions(name, site, plate) -> list[str]:
     shape, batch = site["fn"].shape(), len(site["fn"].batch_shape)
     dims = [f"{name}_dim_{i}" for i in range(len(shape))]
-    if plate and site["data_axis"] is not None:  # also where `to_event`, or a GP, took the axis for an event
+    # also where `to_event`, or a GP, took the axis for an event
+    if plate and site["data_axis"] is not None:
         dims[batch + site["data_axis"]] = plate
     for frame in site["cond_indep_stack"]:
         dims[batch + frame.dim] = frame.name
@@ -213,7 +236,11 @@ def by_chain(values: dict, chains: int) -> dict:
 
 def _inputs(fit) -> dict:
     arrays = Leaves(fit.model, fit.args, fit.kwargs).arrays
-    return {p: np.asarray(v) for p, v in arrays.items() if p in fit.model.reading.shaping and np.ndim(v) > 0}
+    return {
+        p: np.asarray(v)
+        for p, v in arrays.items()
+        if p in fit.model.reading.shaping and np.ndim(v) > 0
+    }
 
 
 def _attributes(fit) -> dict:

@@ -34,7 +34,9 @@ class Fit(Record):
 
     @_verb
     def log_density(self, X_new, y_new, *args, **kwargs):
-        """log p(y*_n | x*_n, data), (N_new,), nats, as `ppl_gp.results.predict.log_density.log_density`."""
+        """log p(y*_n | x*_n, data), (N_new,), nats, as
+        `ppl_gp.results.predict.log_density.log_density`.
+        """
         return log_density(self, X_new, y_new, *args, **kwargs)
 
     @_verb
@@ -44,7 +46,9 @@ class Fit(Record):
 
     @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
-        """Draws of the latents of new data given their y, as `ppl_gp.results.predict.infer_latents.infer_latents`."""
+        """Draws of the latents of new data given their y, as
+        `ppl_gp.results.predict.infer_latents.infer_latents`.
+        """
         return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
 
     @_verb

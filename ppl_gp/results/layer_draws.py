@@ -1,4 +1,6 @@
-"""Draws at the training inputs of a model with latents or layers: q(h), then f layer by layer, each at what lies below it."""
+"""Draws at the training inputs of a model with latents or layers: q(h), then f layer by layer, each
+at what lies below it.
+"""
 
 from typing import cast
 
@@ -15,10 +17,13 @@ from ppl_gp.sparse.process import SparseProcess
 
 
 @eqx.filter_jit
-def draw_layers(model, draws: Draws, local: dict, args, kwargs, key, repeats: int) -> tuple[dict, dict]:
+def draw_layers(
+    model, draws: Draws, local: dict, args, kwargs, key, repeats: int
+) -> tuple[dict, dict]:
     """({latent site: (S repeats, ...)}, {GP site: (S repeats, *F, N)}).
 
-    u is drawn jointly, f given u row by row: every marginal is exact, and so is what a pointwise likelihood sees. O(N M) a draw.
+    u is drawn jointly, f given u row by row: every marginal is exact, and so is what a pointwise
+    likelihood sees. O(N M) a draw.
     """
 
     def one(entry):
@@ -38,7 +43,9 @@ def _draw(model, draw: Draws, local, args, kwargs, key):
 
     def value(name, prior):
         process = cast(SparseProcess, draw.kept[name].process(prior))
-        return draw_given_inducing(process, prior, random.fold_in(key, len(h) + names.index(name)), 1)[0]
+        return draw_given_inducing(
+            process, prior, random.fold_in(key, len(h) + names.index(name)), 1
+        )[0]
 
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(model, random.key(0)), data={**draw.known, **h})

@@ -27,7 +27,8 @@ from ppl_gp.results.verify import check_model, check_values, require
 from ppl_gp.storage.archive import HEADER
 from ppl_gp.threads import one_at_a_time
 
-# What a header says. A field that not every file of this version has (a new one) has a default, too.
+# What a header says. A field that not every file of this version has (a new one) has a default,
+# too.
 _FIELDS = {
     "model": str,
     "gp_sites": dict,
@@ -52,8 +53,15 @@ _FIELDS = {
     "log_weights": dict | None,  # None where draws have equal weights
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
-_DEFAULTS = {"latent_sites": [], "local": {}, "forgotten": None, "reading": None, "reading_digest": None, "reads": None,
-             "log_weights": None}  # fmt: skip
+_DEFAULTS = {
+    "latent_sites": [],
+    "local": {},
+    "forgotten": None,
+    "reading": None,
+    "reading_digest": None,
+    "reads": None,
+    "log_weights": None,
+}
 # The fields that hold arrays, tuples or modules.
 _PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local", "log_weights")
 
@@ -70,14 +78,17 @@ class SavedMethod:
 
 @one_at_a_time
 def load(path, model: Callable) -> Fit:
-    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw, without training data.
+    """Read a fit that `fit.save(path)` wrote. It predicts as the saved one did, with every draw,
+    without training data.
 
-    `model`: the function that was fitted; a file holds no code. The loaded fit has no observations, so that `loo` and
-    the tree's log_likelihood are not available; `fit.method` is only a description.
+    `model`: the function that was fitted; a file holds no code. The loaded fit has no observations,
+    so that `loo` and the tree's log_likelihood are not available; `fit.method` is only a
+    description.
 
-    **Raises** `StoreError`, naming the file: truncated, not written by `save`, a newer format, values that no fit has
-    (NaN, outside a support, of another shape), or another model (its sites do not fit the saved ones);
-    `FileNotFoundError`. Warns where the file holds float64 and JAX has it off.
+    **Raises** `StoreError`, naming the file: truncated, not written by `save`, a newer format,
+    values that no fit has (NaN, outside a support, of another shape), or another model (its sites
+    do not fit the saved ones); `FileNotFoundError`. Warns where the file holds float64 and JAX has
+    it off.
     """
     path = Path(path)
     with open(path, "rb") as file, _named(path):
@@ -99,7 +110,8 @@ def _named(path: Path):
         raise StoreError(f"{path} {error}") from error
     except Exception as error:
         raise StoreError(
-            f"{path} is no fit saved by ppl_gp, or it was truncated or damaged: {type(error).__name__}: {error}"
+            f"{path} is no fit saved by ppl_gp, or it was truncated or damaged: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -123,22 +135,33 @@ def _check_format(header) -> None:
         packages = header.get("packages")
         writer = packages.get("ppl-gp") if isinstance(packages, dict) else None
         raise StoreError(
-            f"has format version {version} (written by ppl-gp {writer}), and this installation reads up to version "
-            f"{FORMAT_VERSION}; upgrade ppl-gp."
+            f"has format version {version} (written by ppl-gp {writer}), and this installation "
+            f"reads up to version {FORMAT_VERSION}; upgrade ppl-gp."
         )
     header |= {k: v for k, v in _DEFAULTS.items() if k not in header}
     for name, kind in _FIELDS.items():
-        if name not in header or not isinstance(header[name], kind) or (kind is int and header[name] is True):
-            raise StoreError(f"is damaged: the header's '{name}' is {str(header.get(name))[:100]!r}.")
+        if (
+            name not in header
+            or not isinstance(header[name], kind)
+            or (kind is int and header[name] is True)
+        ):
+            raise StoreError(
+                f"is damaged: the header's '{name}' is {str(header.get(name))[:100]!r}."
+            )
 
 
 def _array(archive, name, claims) -> np.ndarray:
-    """One array, of the size that its own header claims: the file may claim more than there is memory."""
+    """One array, of the size that its own header claims: the file may claim more than there is
+    memory.
+    """
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
         shape, _, dtype = _npy_header(member)
         if math.prod(shape) * dtype.itemsize > info.file_size:
-            raise StoreError(f"is damaged: array '{name}' claims the shape {shape}, and has {info.file_size} bytes.")
+            raise StoreError(
+                f"is damaged: array '{name}' claims the shape {shape}, and has {info.file_size} "
+                "bytes."
+            )
     with archive.open(info) as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
         member.read()  # to the end, where the checksum is compared
@@ -146,20 +169,28 @@ def _array(archive, name, claims) -> np.ndarray:
         raise StoreError(f"is damaged: array '{name}' holds {array.dtype}.")
     if isinstance(claims, dict) and claims[name] != [array.dtype.str, list(array.shape)]:
         found = f"{array.dtype} {array.shape}"
-        raise StoreError(f"is damaged: array '{name}' is {found}, and its header says {claims[name]}.")
+        raise StoreError(
+            f"is damaged: array '{name}' is {found}, and its header says {claims[name]}."
+        )
     return array
 
 
 def _npy_header(member):
     version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     return read(member)
 
 
 def _rebuilt(model, header, arrays) -> Fit:
     fields = decode({k: header[k] for k in _PARTS}, arrays)
     if header["result"] not in list(Result):
-        raise StoreError(f"ended as '{header['result']}', which this installation does not know; upgrade ppl-gp.")
+        raise StoreError(
+            f"ended as '{header['result']}', which this installation does not know; upgrade ppl-gp."
+        )
     args, kwargs = tuple(fields["args"]), fields["kwargs"]
     return Fit(
         model=_declared(model, header, args, kwargs),
@@ -177,29 +208,40 @@ def _rebuilt(model, header, arrays) -> Fit:
 
 
 def _declared(model, header, args, kwargs) -> Declared:
-    """The model with what was read off it in training; of a file that does not hold that, what its arguments still tell."""
+    """The model with what was read off it in training; of a file that does not hold that, what its
+    arguments still tell.
+    """
     if header["reading"] is not None:
         if reading_digest(header["reading"]) != header["reading_digest"]:
-            raise StoreError("is damaged: its reading of the model is not the one that was written.")
+            raise StoreError(
+                "is damaged: its reading of the model is not the one that was written."
+            )
         return Declared(
-            keyed(own_function(model)), Reading(**cast(dict, {k: _tuples(v) for k, v in header["reading"].items()}))
+            keyed(own_function(model)),
+            Reading(**cast(dict, {k: _tuples(v) for k, v in header["reading"].items()})),
         )
     try:
         declared = declare(model, args, kwargs)
     except Exception as error:
         raise StoreError(
-            f"was saved from the model '{header['model']}', and the one given does not run with its arguments: {error}"
+            f"was saved from the model '{header['model']}', and the one given does not run with "
+            f"its arguments: {error}"
         ) from error
     return Declared(declared.function, declared.reading.observing(tuple(header["observed_sites"])))
 
 
 def _check_constants(path: Path, saved: dict | None, fit: Fit) -> None:
-    """Values that the model reads (globals, closures, defaults) must be those of the fit; its code may have been edited."""
+    """Values that the model reads (globals, closures, defaults) must be those of the fit; its code
+    may have been edited.
+    """
     now = reads(fit.model.function)
-    values = [k for k in saved or {} if not k.startswith("code of ") and not _is_function(k, saved or {})]
+    values = [
+        k for k in saved or {} if not k.startswith("code of ") and not _is_function(k, saved or {})
+    ]
     if differing := [k for k in values if now.get(k, saved[k]) != saved[k]]:  # pyright: ignore[reportOptionalSubscript]
         raise StoreError(
-            f"{path} was saved from a model that read other values: {differing} differ. Put the old values back, or fit again."
+            f"{path} was saved from a model that read other values: {differing} differ. Put the "
+            "old values back, or fit again."
         )
 
 
@@ -217,7 +259,11 @@ def _draws(sampled: bool, fields) -> Draws:
     if not sampled:
         return Draws.one(fields["hyper"], kept)
     draws = Draws.equal(fields["hyper"], kept)
-    return draws if fields["log_weights"] is None else Draws(draws.hyper, {}, kept, fields["log_weights"])
+    return (
+        draws
+        if fields["log_weights"] is None
+        else Draws(draws.hyper, {}, kept, fields["log_weights"])
+    )
 
 
 def _kept(name: str, fields) -> Kept:
@@ -236,9 +282,11 @@ def _kept(name: str, fields) -> Kept:
 
 
 def _warn_of_precision(path, arrays) -> None:
-    if any(a.dtype == np.float64 for a in arrays.values()) and not jax.config.read("jax_enable_x64"):
+    if any(a.dtype == np.float64 for a in arrays.values()) and not jax.config.read(
+        "jax_enable_x64"
+    ):
         warnings.warn(
-            f"{path} holds float64, which JAX has switched off: predictions will be less exact than the saved fit's. "
-            "Call jax.config.update('jax_enable_x64', True) first.",
+            f"{path} holds float64, which JAX has switched off: predictions will be less exact "
+            "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first.",
             stacklevel=3,
         )

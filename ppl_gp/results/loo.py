@@ -1,15 +1,18 @@
 """Leave-one-out predictive densities, as ArviZ's `ELPDData`.
 
-- One setting of the hyperparameters: from the cavities q_{-n} = q / site_n of the pseudo-likelihood, by quadrature of
-  log int p(y_n|f_n) q_{-n}(f_n) df_n (Opper & Winther 2000; Vehtari, Mononen, Tolvanen, Sivula & Winther 2016: LA-LOO
-  and EP-LOO). For EP it is the log normaliser of the tilted distribution. Exact for Gaussian likelihoods
-  (R&W 5.10-5.12). No refit: O(N^3) once and N integrals.
-- `hyper=Sample()`: p(y_n | y_{-n}) = 1 / E[1 / p(y_n | y_{-n}, theta)] over posterior draws of theta, with f integrated
-  out by the cavity at each draw; the importance weights are Pareto-smoothed (integrated PSIS: Vehtari et al. 2016;
-  Vehtari, Simpson, Gelman, Yao & Gabry 2024) and bring a Pareto k for each datum.
+- One setting of the hyperparameters: from the cavities q_{-n} = q / site_n of the
+  pseudo-likelihood, by quadrature of log int p(y_n|f_n) q_{-n}(f_n) df_n (Opper & Winther 2000;
+  Vehtari, Mononen, Tolvanen, Sivula & Winther 2016: LA-LOO and EP-LOO). For EP it is the log
+  normaliser of the tilted distribution. Exact for Gaussian likelihoods (R&W 5.10-5.12). No refit:
+  O(N^3) once and N integrals.
+- `hyper=Sample()`: p(y_n | y_{-n}) = 1 / E[1 / p(y_n | y_{-n}, theta)] over posterior draws of
+  theta, with f integrated out by the cavity at each draw; the importance weights are
+  Pareto-smoothed (integrated PSIS: Vehtari et al. 2016; Vehtari, Simpson, Gelman, Yao & Gabry 2024)
+  and bring a Pareto k for each datum.
 - Draws of f (`NUTS`, `EllipticalSlice`): PSIS over the draws, by ArviZ.
-- `SVGP`: draws of q(f), whose weights also correct q for what it is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019),
-  where there is one layer and one setting of the hyperparameters; else the draws as they are.
+- `SVGP`: draws of q(f), whose weights also correct q for what it is not the posterior (Magnusson,
+  Andersen, Jonasson & Vehtari 2019), where there is one layer and one setting of the
+  hyperparameters; else the draws as they are.
 """
 
 import dataclasses
@@ -50,29 +53,35 @@ from ppl_gp.wrappers import bare_shape, mask_of
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-# ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not wait for.
+# ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not
+# wait for.
 
 
 def loo(fit: Record) -> "ELPDData":
-    """Expected log predictive density of the training data, each datum left out (`elpd`, `se`, pointwise `elpd_i`).
+    """Expected log predictive density of the training data, each datum left out (`elpd`, `se`,
+    pointwise `elpd_i`).
 
-    `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges the importance
-    weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times, or once for each of an autoguide's 100 draws (`None` for
-    a local method at one setting of the hyperparameters, which needs no weights). Several observed
-    sites of one datum are left out together; masked data do not count, nor do `scale` handlers. ArviZ's `compare`
-    takes the result.
+    `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
+    the importance weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times, or once
+    for each of an autoguide's 100 draws (`None` for a local method at one setting of the
+    hyperparameters, which needs no weights). Several observed sites of one datum are left out
+    together; masked data do not count, nor do `scale` handlers. ArviZ's `compare` takes the result.
 
-    In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a loaded fit (no observations),
-    `ModelError` where observed sites have no log density for each datum.
+    In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
+    loaded fit (no observations), `ModelError` where observed sites have no log density for each
+    datum.
     """
     require_whole_data(fit, "loo")
     sites = training_sites(fit)
     if not scored_names(sites):
-        raise DataError("loo() needs the observations, which a saved fit does not hold; call it before saving.")
+        raise DataError(
+            "loo() needs the observations, which a saved fit does not hold; call it before saving."
+        )
     if not all(kept.has_sites for kept in fit.latent.values()):
         if num_data(fit) > MAX_DATA:
             raise DataError(
-                f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by log_density."
+                f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by "
+                "log_density."
             )
         if can_be_corrected(fit, num_data(fit)):
             return _corrected(fit, sites)
@@ -89,14 +98,18 @@ def loo(fit: Record) -> "ELPDData":
 
 
 def _corrected(fit, sites):
-    """PSIS-LOO of draws of q(f) whose weights are p(y, f) / (p(y_n | f_n) q(f)) (Magnusson et al. 2019).
+    """PSIS-LOO of draws of q(f) whose weights are p(y, f) / (p(y_n | f_n) q(f)) (Magnusson et al.
+    2019).
 
-    Without that correction, and with a warning, where q is so far from the posterior that no weights correct it.
+    Without that correction, and with a warning, where q is so far from the posterior that no
+    weights correct it.
     """
     import arviz_stats
 
     num, known = num_data(fit), fit.draws.at(0).known
-    f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS)
+    f, log_lik, log_ratio = corrected_draws(
+        fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS
+    )
     hyper = {k: jnp.broadcast_to(v, (_DRAWS, *jnp.shape(v))) for k, v in known.items()}
     tree = _tree(fit, sites, _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num), f)
     found: Any = arviz_stats.loo_approximate_posterior(
@@ -106,9 +119,10 @@ def _corrected(fit, sites):
         return found
     plain: Any = arviz_stats.loo(tree, pointwise=True)
     warnings.warn(
-        f"loo(): q(f) of {type(fit.method).__name__} is too far from the posterior, over all {num} data at once, for its draws to be "
-        f"corrected by weights (median Pareto k {float(np.median(found.pareto_k)):.2f}); this is leave-one-out by q itself, which "
-        "may be too low where y_n sees several functions. Score held-out data by log_density.",
+        f"loo(): q(f) of {type(fit.method).__name__} is too far from the posterior, over all "
+        f"{num} data at once, for its draws to be corrected by weights (median Pareto k "
+        f"{float(np.median(found.pareto_k)):.2f}); this is leave-one-out by q itself, which may "
+        "be too low where y_n sees several functions. Score held-out data by log_density.",
         stacklevel=5,
     )
     return dataclasses.replace(plain, warning=True)
@@ -140,10 +154,11 @@ def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
 
 
 def cavity(prior: GP, latent: FromPseudo) -> Moments:
-    """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it is not proper.
+    """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it
+    is not proper.
 
-    variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not cancel.
-    mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
+    variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not
+    cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
     """
     v, sites = latent.variance, latent.sites
     root = prediction_root(prior.covariance_matrix, sites)
@@ -158,11 +173,15 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
 def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
     """(S, N): log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum."""
     plan = Layout((), (), num)
-    return lax.map(lambda draw: log_density_per_datum(run(model, args, kwargs, *draw), plan), (hyper, f))
+    return lax.map(
+        lambda draw: log_density_per_datum(run(model, args, kwargs, *draw), plan), (hyper, f)
+    )
 
 
 def _psis(fit, sites, densities, posterior, lpd=None):
-    """ArviZ's PSIS-LOO of log densities (S, N); `lpd` (N,) is log p(y_n | data) where they are not given f."""
+    """ArviZ's PSIS-LOO of log densities (S, N); `lpd` (N,) is log p(y_n | data) where they are not
+    given f.
+    """
     import arviz_stats
 
     keep = _counted(sites, densities.shape[-1])

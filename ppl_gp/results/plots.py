@@ -1,7 +1,8 @@
-"""Pictures of fits, each a matplotlib Figure: bands, probability surfaces, evidence against truth, forest, calibration.
+"""Pictures of fits, each a matplotlib Figure: bands, probability surfaces, evidence against truth,
+forest, calibration.
 
-Matplotlib is imported when a picture is made, not with the package. Close a figure with `matplotlib.pyplot.close` when
-many are made.
+Matplotlib is imported when a picture is made, not with the package. Close a figure with
+`matplotlib.pyplot.close` when many are made.
 """
 
 import math
@@ -30,7 +31,9 @@ def _panels(names: Sequence[str], title: str, **kwargs):
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
     size = (max(_PANEL[0] * columns, 5.0) + 0.8, _PANEL[1] * rows + 0.6)
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **kwargs)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", **kwargs
+    )
     figure.suptitle(title)
     for unused in axes.ravel()[len(names) :]:
         unused.set_axis_off()
@@ -42,20 +45,27 @@ def _as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
     return {type(fits.method).__name__: fits} if isinstance(fits, Fit) else dict(fits)
 
 
-def plot_band(fits, X, y, X_new=None, *, xlabel="x", flabel="f", observed: bool = False, **kwargs) -> "Figure":
+def plot_band(
+    fits, X, y, X_new=None, *, xlabel="x", flabel="f", observed: bool = False, **kwargs
+) -> "Figure":
     """Mean and +-2 standard deviations over one input dimension, one panel a fit, the data beneath.
 
-    **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show; `X_new` (M, 1): where
-    to predict, by default 100 points over X; `observed`: the band of y (its predictive mean and standard deviation)
-    instead of that of f; `kwargs`: the model's other arguments at X_new. y is drawn as points on its own axis only
-    where `observed`; beside f, whose units differ, it is a rug (coloured by class where y is 0 or 1).
+    **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
+    `X_new` (M, 1): where to predict, by default 100 points over X; `observed`: the band of y (its
+    predictive mean and standard deviation) instead of that of f; `kwargs`: the model's other
+    arguments at X_new. y is drawn as points on its own axis only where `observed`; beside f, whose
+    units differ, it is a rug (coloured by class where y is 0 or 1).
     """
     X, y = np.asarray(X).reshape(len(y), -1), np.asarray(y)
     if X.shape[1] != 1:
-        raise DataError(f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two.")
+        raise DataError(
+            f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two."
+        )
     X_new = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else np.asarray(X_new)
     fits, what = _as_fits(fits), "y" if observed else flabel
-    figure, axes = _panels(list(fits), f"Mean of {what} and ±2 standard deviations", sharex=True, sharey=True)
+    figure, axes = _panels(
+        list(fits), f"Mean of {what} and ±2 standard deviations", sharex=True, sharey=True
+    )
     for name, ax in axes.items():
         p = fits[name].predict(X_new, **kwargs)
         mean, variance = (p.mean, p.variance) if observed else (p.f_mean, p.f_variance)
@@ -68,7 +78,15 @@ def plot_band(fits, X, y, X_new=None, *, xlabel="x", flabel="f", observed: bool 
 
 def _band(ax, x, mean, half_width):
     ax.plot(x, mean, color="black", label="mean")
-    ax.fill_between(x, mean - half_width, mean + half_width, color="black", alpha=0.15, linewidth=0, label="±2 sd")
+    ax.fill_between(
+        x,
+        mean - half_width,
+        mean + half_width,
+        color="black",
+        alpha=0.15,
+        linewidth=0,
+        label="±2 sd",
+    )
 
 
 def _points(ax, x, y):
@@ -89,29 +107,49 @@ def _rug(ax, x, y):
                 label=f"y = {label}",
             )
     else:
-        ax.plot(x, np.full(x.size, 0.02), "|", color=_CLASS_COLOURS[0], transform=transform, label="data")
+        ax.plot(
+            x,
+            np.full(x.size, 0.02),
+            "|",
+            color=_CLASS_COLOURS[0],
+            transform=transform,
+            label="data",
+        )
 
 
-def plot_surface(fits, X, y, *, labels=("x1", "x2"), classes=("y = 0", "y = 1"), num: int = 20, **kwargs) -> "Figure":
+def plot_surface(
+    fits, X, y, *, labels=("x1", "x2"), classes=("y = 0", "y = 1"), num: int = 20, **kwargs
+) -> "Figure":
     """p(y = 1) over two input dimensions, one panel a fit, with the boundary p = 1/2 and the data.
 
-    `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units; `classes`: of y = 0, 1.
+    `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units;
+    `classes`: of y = 0, 1.
     """
     X, y = np.asarray(X), np.asarray(y)
     if X.ndim != 2 or X.shape[1] != 2:
-        raise DataError(f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_band one.")
+        raise DataError(
+            f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_band one."
+        )
     margin = 0.08 * np.ptp(X, axis=0)
-    sides = [np.linspace(low, high, num) for low, high in zip(X.min(0) - margin, X.max(0) + margin, strict=True)]
+    sides = [
+        np.linspace(low, high, num)
+        for low, high in zip(X.min(0) - margin, X.max(0) + margin, strict=True)
+    ]
     grid = np.stack([side.ravel() for side in np.meshgrid(*sides)], 1)
     fits = _as_fits(fits)
-    figure, axes = _panels(list(fits), f"Probability of {classes[1]}, and its boundary 1/2", sharex=True, sharey=True)
+    figure, axes = _panels(
+        list(fits), f"Probability of {classes[1]}, and its boundary 1/2", sharex=True, sharey=True
+    )
     for name, ax in axes.items():
         probs = np.asarray(fits[name].predict(grid, **kwargs).probs)
         if probs.shape != (len(grid),):
             raise DataError(
-                f"plot_surface shows p(y = 1) of binary observations; '{name}' predicts shape {probs.shape}."
+                f"plot_surface shows p(y = 1) of binary observations; '{name}' predicts shape "
+                f"{probs.shape}."
             )
-        surface = ax.contourf(*sides, probs.reshape(num, num), np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8)
+        surface = ax.contourf(
+            *sides, probs.reshape(num, num), np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8
+        )
         ax.contour(*sides, probs.reshape(num, num), [0.5], colors="black", linewidths=1.2)
         _classes(ax, X, y, classes)
         ax.set(title=name, xlabel=labels[0], ylabel=labels[1])
@@ -135,25 +173,49 @@ def _classes(ax, X, y, classes):
 
 
 def plot_evidence(comparison: "Comparison") -> "Figure":
-    """Each method's log evidence or bound beside the importance-sampled truth at the same hyperparameters (+-2
-    s.e.)."""
+    """Each method's log evidence or bound beside the importance-sampled truth at the same
+    hyperparameters (+-2 s.e.).
+    """
     import matplotlib.pyplot as plt
 
     rows = [row for row in comparison.table if row["log_evidence"] is not None]
     if not rows:
-        raise DataError("plot_evidence: no fit has a log evidence (their hyperparameters were sampled).")
+        raise DataError(
+            "plot_evidence: no fit has a log evidence (their hyperparameters were sampled)."
+        )
     figure, ax = plt.subplots(figsize=(1.4 * len(rows) + 3.0, 4.0), layout="constrained")
     x = np.arange(len(rows))
-    ax.plot(x, [row["log_evidence"] for row in rows], "D", color="tab:red", label="the method's own value")
-    known = [(i, row["truth"], 2.0 * row["truth_se"]) for i, row in enumerate(rows) if row["truth"] is not None]
+    ax.plot(
+        x,
+        [row["log_evidence"] for row in rows],
+        "D",
+        color="tab:red",
+        label="the method's own value",
+    )
+    known = [
+        (i, row["truth"], 2.0 * row["truth_se"])
+        for i, row in enumerate(rows)
+        if row["truth"] is not None
+    ]
     if known:
         at, truth, width = zip(*known, strict=True)
-        ax.errorbar(at, truth, yerr=width, fmt="o", color="black", capsize=6, label="importance-sampled truth ±2 s.e.")
+        ax.errorbar(
+            at,
+            truth,
+            yerr=width,
+            fmt="o",
+            color="black",
+            capsize=6,
+            label="importance-sampled truth ±2 s.e.",
+        )
     for i, row in enumerate(rows):
         gap = "no truth" if row["truth"] is None else f"{row['log_evidence'] - row['truth']:+.2f}"
-        ax.annotate(gap, (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9)
+        ax.annotate(
+            gap, (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9
+        )
     ax.set(
-        title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, where importance sampling found it)",
+        title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, "
+        "where importance sampling found it)",
         xlabel="method",
         ylabel="log evidence (nats)",
         xlim=(-0.5, len(rows) - 0.3),
@@ -163,31 +225,46 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
     return figure
 
 
-def plot_forest(fits: Mapping[str, Fit], *, site: str | None = None, num_latents: int = 4) -> "Figure":
-    """Posterior medians and intervals (50 % and 94 %) of hyperparameters and of a few latents, method by method.
+def plot_forest(
+    fits: Mapping[str, Fit], *, site: str | None = None, num_latents: int = 4
+) -> "Figure":
+    """Posterior medians and intervals (50 % and 94 %) of hyperparameters and of a few latents,
+    method by method.
 
-    The latents are those of `num_latents` rows spread over the training data, of the GP site `site` (the first). A
-    method that fixes or maximises hyperparameters shows them as points. Positive hyperparameters have a panel with a
+    The latents are those of `num_latents` rows spread over the training data, of the GP site `site`
+    (the first). A method that fixes or maximises hyperparameters shows them as points. Positive
+    hyperparameters have a panel with a
     logarithmic axis: their posteriors have long right tails.
     """
     import matplotlib.pyplot as plt
 
     site = next(iter(next(iter(fits.values())).latent)) if site is None else site
-    draws = {name: _forest_draws(fit.to_datatree().posterior, fit, site, num_latents) for name, fit in fits.items()}
+    draws = {
+        name: _forest_draws(fit.to_datatree().posterior, fit, site, num_latents)
+        for name, fit in fits.items()
+    }
     labels = list(next(iter(draws.values())))
-    panels = [p for p in ([k for k in labels if not k.startswith(f"{site}[")], labels[-num_latents:]) if p]
+    panels = [
+        p for p in ([k for k in labels if not k.startswith(f"{site}[")], labels[-num_latents:]) if p
+    ]
     rows = len(fits) + 1
     heights = [len(p) for p in panels]
     figure, axes = plt.subplots(
-        len(panels), 1, squeeze=False, figsize=(8.0, 1.0 + 0.16 * rows * sum(heights)), height_ratios=heights,
+        len(panels),
+        1,
+        squeeze=False,
+        figsize=(8.0, 1.0 + 0.16 * rows * sum(heights)),
+        height_ratios=heights,
         layout="constrained",
-    )  # fmt: skip
+    )
     for ax, panel in zip(axes[:, 0], panels, strict=True):
         for j, name in enumerate(fits):
             for i, label in enumerate(panel):
                 _interval(ax, draws[name][label], -rows * i - j, f"C{j}", name if i == 0 else None)
         ax.set_yticks([-rows * i - 0.5 * (len(fits) - 1) for i in range(len(panel))], panel)
-        if panel is not labels[-num_latents:] and all(np.min(d[k]) > 0 for d in draws.values() for k in panel):
+        if panel is not labels[-num_latents:] and all(
+            np.min(d[k]) > 0 for d in draws.values() for k in panel
+        ):
             ax.set_xscale("log")
         ax.grid(axis="x", alpha=0.3)
     axes[-1, 0].set_xlabel(f"latent value of {site} at a training row")
@@ -220,8 +297,8 @@ def _interval(ax, draws, y, colour, label):
 def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
     """Observed against stated frequency on test data, one line a fit; the diagonal is calibrated.
 
-    Finitely many outcomes: a reliability diagram over `scores.NUM_BINS` bins. Otherwise the observed coverage of the
-    predictive central intervals.
+    Finitely many outcomes: a reliability diagram over `scores.NUM_BINS` bins. Otherwise the
+    observed coverage of the predictive central intervals.
     """
     import matplotlib.pyplot as plt
 
@@ -245,7 +322,17 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
             alpha=0.8,
             label=f"{name} ({score.name} {score.value:.3f})",
         )
-    names = ("predicted probability", "observed frequency") if discrete else ("nominal coverage", "observed coverage")
-    ax.set(title=f"Calibration on {len(y_test)} test rows", xlabel=names[0], ylabel=names[1], xlim=(0, 1), ylim=(0, 1))
+    names = (
+        ("predicted probability", "observed frequency")
+        if discrete
+        else ("nominal coverage", "observed coverage")
+    )
+    ax.set(
+        title=f"Calibration on {len(y_test)} test rows",
+        xlabel=names[0],
+        ylabel=names[1],
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
     ax.legend(fontsize="small")
     return figure

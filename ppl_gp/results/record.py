@@ -26,13 +26,17 @@ Process = Posterior | Mixture | SparseProcess
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class Record:
-    """What was inferred: fields only, and what follows from them at once. Every method fills the same fields.
+    """What was inferred: fields only, and what follows from them at once. Every method fills the
+    same fields.
 
-    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`); S = 1 where the hyperparameters are one value.
+    - `draws`: S weighted draws of hyperparameters, latents and q(f) (`Draws`); S = 1 where the
+      hyperparameters are one value.
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
-    - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of NUTS are in `draws.latents`).
+    - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of
+      NUTS are in `draws.latents`).
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
-    - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after another.
+    - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after
+      another.
     """
 
     model: Any  # a Declared; a plain function is declared at construction
@@ -63,12 +67,16 @@ class Record:
 
     @functools.cached_property
     def hyper(self) -> dict:
-        """{site: value} of hyperparameters, params and drawn latents, with a leading axis of S draws where they were sampled."""
+        """{site: value} of hyperparameters, params and drawn latents, with a leading axis of S
+        draws where they were sampled.
+        """
         return self.draws.known if self.sampled else self.draws.at(0).known
 
     @property
     def latent(self) -> Mapping[str, Kept]:
-        """{GP site: what is kept of q(f)}, with a leading axis of S (1 where the hyperparameters are one value)."""
+        """{GP site: what is kept of q(f)}, with a leading axis of S (1 where the hyperparameters
+        are one value).
+        """
         return self.draws.kept
 
     def __repr__(self) -> str:
@@ -76,14 +84,19 @@ class Record:
         evidence = "" if self.log_evidence is None else f", log_evidence={self.log_evidence:.4f}"
         hyper = ", ".join(_told(k, v) for k, v in self.hyper.items())
         name = getattr(self.model, "__qualname__", repr(self.model))
-        return f"{type(self).__name__}({name} by {self.method!r}: {self.result}{evidence}; {hyper or 'no hyperparameters'})"
+        return (
+            f"{type(self).__name__}({name} by {self.method!r}: {self.result}{evidence}; "
+            f"{hyper or 'no hyperparameters'})"
+        )
 
     @functools.cached_property
     @one_at_a_time
     def posterior(self) -> Process | dict[str, Process]:
-        """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site: process} for several sites.
+        """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site:
+        process} for several sites.
 
-        Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function of two rows.
+        Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function
+        of two rows.
         """
         require_unchanged(self.model)
         self.require_pairs()
@@ -91,12 +104,16 @@ class Record:
 
     @functools.cached_property
     def mixing(self) -> list[str]:
-        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own (see `companions.mixing_sites`)."""
+        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own
+        (see `companions.mixing_sites`).
+        """
         return mixing_sites(self.model, self.args, self.kwargs, self.draws.at(0).known)
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
-        """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and none with new rows."""
+        """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
+        none with new rows.
+        """
         first = self.draws.at(0)
         trace = run(self.model, self.args, self.kwargs, first.known, first.values)
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
@@ -107,7 +124,8 @@ class Record:
 
     @property
     def independent_draws(self) -> float | None:
-        """How many independent draws of the posterior this fit's are worth; `None` for one setting and for weighted points.
+        """How many independent draws of the posterior this fit's are worth; `None` for one setting
+        and for weighted points.
 
         S, or the smallest effective sample size where chains have one.
         """
@@ -118,11 +136,16 @@ class Record:
 
     @property
     def inducing(self):
-        """The inducing variables of a sparse fit, {site: ...} for several GP sites; to be given as `inducing=` again."""
+        """The inducing variables of a sparse fit, {site: ...} for several GP sites; to be given as
+        `inducing=` again.
+        """
         found = {k: v.draw(0).inducing_variables for k, v in self.latent.items()}
         found = {k: v for k, v in found.items() if v is not None}
         if not found:
-            raise ModelError(f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() do.")
+            raise ModelError(
+                f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() "
+                "do."
+            )
         return next(iter(found.values())) if len(found) == 1 else found
 
 
@@ -148,15 +171,16 @@ def _root(model, site: str, draw: Draws, args, kwargs):
 
 
 def posterior_of(record: Record) -> Process | dict[str, Process]:
-    """`Posterior` where the hyperparameters are one value, else `Mixture` over the draws; {site: ...} for several.
+    """`Posterior` where the hyperparameters are one value, else `Mixture` over the draws; {site:
+    ...} for several.
 
-    Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random; with inducing variables each layer is a
-    process at its own inputs.
+    Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random; with
+    inducing variables each layer is a process at its own inputs.
     """
     if len(record.latent) > 1 and record.draws.at(0).values and feeds_another(record):
         raise ModelError(
-            f"a GP of this model is fed by another (GP sites {list(record.latent)}), so it is no process of given inputs; "
-            "fit.predict and fit.sample draw through both."
+            f"a GP of this model is fed by another (GP sites {list(record.latent)}), so it is no "
+            "process of given inputs; fit.predict and fit.sample draw through both."
         )
     processes = {site: _process(record, site) for site in record.latent}
     return next(iter(processes.values())) if len(processes) == 1 else processes
@@ -167,7 +191,8 @@ def _process(record: Record, site: str) -> Process:
         return Mixture(lambda known: training_prior(record, site, known), site, record.draws)
     draw = record.draws.at(0)
     root = _root(record.model, site, draw, record.args, record.kwargs)
-    # The prior is made outside the compiled function: a mean or kernel may close over the hyperparameters.
+    # The prior is made outside the compiled function: a mean or kernel may close over the
+    # hyperparameters.
     return draw.kept[site].process(training_prior(record, site, draw.known), root)
 
 
@@ -177,5 +202,8 @@ def feeds_another(record: Record) -> bool:
     known = {**first.known, **first.values}
     gps, trace = tuple(record.latent), run(record.model, record.args, record.kwargs, known)
     return any(
-        feeds(g, gps, trace, lambda v: run(record.model, record.args, record.kwargs, {**known, **v})) for g in gps
+        feeds(
+            g, gps, trace, lambda v: run(record.model, record.args, record.kwargs, {**known, **v})
+        )
+        for g in gps
     )

@@ -1,8 +1,11 @@
-"""Titsias' collapsed bound: q(u) at its optimum in closed form, where the likelihood is Gaussian in f.
+"""Titsias' collapsed bound: q(u) at its optimum in closed form, where the likelihood is Gaussian in
+f.
 
-A datum's log-likelihood c_n + b_n d - t_n d^2 / 2 in d = f_n - m_n has the bound (Titsias 2009, eq. 9, for any t_n)
+A datum's log-likelihood c_n + b_n d - t_n d^2 / 2 in d = f_n - m_n has the bound (Titsias 2009, eq.
+9, for any t_n)
 
-sum_n c_n - sum_n t_n (k_nn - a_n^T a_n) / 2 - log|B| / 2 + beta^T B^-1 beta / 2,  B = I + A diag(t) A^T, beta = A b,
+sum_n c_n - sum_n t_n (k_nn - a_n^T a_n) / 2 - log|B| / 2 + beta^T B^-1 beta / 2,  B = I + A diag(t)
+A^T, beta = A b,
 
 with A = R^-1 Cov[u, f(X)]. The optimal q(v) has natural parameters beta and B - I.
 """
@@ -35,10 +38,14 @@ class Collapsed(NamedTuple):
     sites: Sites
 
 
-def collapsed(model: Callable, hyper: dict, variables: dict[str, InducingVariables], batch: Batch) -> Collapsed:
-    """The collapsed bound on the evidence at these hyperparameters, differentiable in them and in the inducing variables.
+def collapsed(
+    model: Callable, hyper: dict, variables: dict[str, InducingVariables], batch: Batch
+) -> Collapsed:
+    """The collapsed bound on the evidence at these hyperparameters, differentiable in them and in
+    the inducing variables.
 
-    One latent function, all data in the batch. O(N M^2). `require_gaussian` says whether the likelihood allows it.
+    One latent function, all data in the batch. O(N M^2). `require_gaussian` says whether the
+    likelihood allows it.
     """
     ((name, prior),) = priors_at(model, batch, hyper).items()
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
@@ -63,28 +70,32 @@ def _quadratic(log_lik: Callable, f):
 
 
 def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
-    """Raise `ModelError` unless there is one latent function (N,) whose likelihood is proved to be Gaussian in f.
+    """Raise `ModelError` unless there is one latent function (N,) whose likelihood is proved to be
+    Gaussian in f.
 
-    The proof is `degree` <= 2 and a curvature that is not positive: at any f, not at those that were tried.
+    The proof is `degree` <= 2 and a curvature that is not positive: at any f, not at those that
+    were tried.
     """
     trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, hyper)
     gps = {k: trace[k] for k in roles(trace).gps}
     if len(gps) > 1 or any(len(s["fn"].shape()) > 1 for s in gps.values()):
         told = {k: tuple(s["fn"].shape()) for k, s in gps.items()}
         raise ModelError(
-            f"SVGP(collapsed=True) needs one latent function of shape (N,); the model has the GP sites {told}. Leave `collapsed` out."
+            "SVGP(collapsed=True) needs one latent function of shape (N,); the model has the GP "
+            f"sites {told}. Leave `collapsed` out."
         )
     ((name, site),) = gps.items()
     if site["scale"] is not None:
         raise ModelError(
-            f"SVGP(collapsed=True): numpyro.handlers.scale stands around '{name}', and q(u) at a KL weight of 1 is what has a closed "
-            "form; leave `collapsed` out."
+            f"SVGP(collapsed=True): numpyro.handlers.scale stands around '{name}', and q(u) at a "
+            "KL weight of 1 is what has a closed form; leave `collapsed` out."
         )
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
     at = lambda f: log_lik({name: f})  # noqa: E731
     mean = unwrap(site["fn"]).mean
     if degree(at, mean) > 2 or not bool(jnp.all(_quadratic(at, mean)[2] >= 0)):
         raise ModelError(
-            "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its logarithm a polynomial of degree "
-            "2), so that q(u) has no closed form; leave `collapsed` out."
+            "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its "
+            "logarithm a polynomial of degree 2), so that q(u) has no closed form; leave "
+            "`collapsed` out."
         )

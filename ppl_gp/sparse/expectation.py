@@ -1,4 +1,6 @@
-"""E_q[log p(y_n | f_n)] for one function a datum, two or three, or many: Gauss-Hermite, its tensor product, or draws."""
+"""E_q[log p(y_n | f_n)] for one function a datum, two or three, or many: Gauss-Hermite, its tensor
+product, or draws.
+"""
 
 import math
 from collections.abc import Callable
@@ -19,10 +21,12 @@ FINE = 384
 
 
 class Expectation(NamedTuple):
-    """How to integrate: `num_nodes` in each direction (`None`: 20, 12, 8 for one, two, three functions), or `num_draws`.
+    """How to integrate: `num_nodes` in each direction (`None`: 20, 12, 8 for one, two, three
+    functions), or `num_draws`.
 
-    Draws serve any number of functions; they are the default above three. `additive`: log p(y_n | f_n) is known to be a sum of terms
-    that see one function each (several outputs, each with a function of its own): one set of nodes then serves all of them.
+    Draws serve any number of functions; they are the default above three. `additive`: log p(y_n |
+    f_n) is known to be a sum of terms that see one function each (several outputs, each with a
+    function of its own): one set of nodes then serves all of them.
     """
 
     num_nodes: int | None = None
@@ -52,15 +56,18 @@ def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
     return rows, rebuild
 
 
-def expected_log_lik(log_lik: Callable, mean: dict, variance: dict, how: Expectation, key) -> Float[Array, "B"]:
+def expected_log_lik(
+    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
+) -> Float[Array, "B"]:
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
 
-    Gauss-Hermite is exact for polynomials of degree 2 num_nodes - 1 and converges slowly where log p is peaked on a scale far below
-    f's standard deviation (StudentT(4) of scale 0.05 under sd 1: +0.56 nats a datum with 20 nodes, so a sum of it is no bound);
-    `expectation_error` tells by how much.
+    Gauss-Hermite is exact for polynomials of degree 2 num_nodes - 1 and converges slowly where log
+    p is peaked on a scale far below
+    f's standard deviation (StudentT(4) of scale 0.05 under sd 1: +0.56 nats a datum with 20 nodes,
+    so a sum of it is no bound); `expectation_error` tells by how much.
 
-    Cost: num_nodes^F (num_nodes where it is additive, or num_draws) evaluations of the likelihood. Raises `DataError` for `num_nodes`
-    above three functions that are not additive.
+    Cost: num_nodes^F (num_nodes where it is additive, or num_draws) evaluations of the likelihood.
+    Raises `DataError` for `num_nodes` above three functions that are not additive.
     """
     m, rebuild = flatten(mean)
     scale = jnp.sqrt(flatten(variance)[0])
@@ -71,8 +78,10 @@ def expected_log_lik(log_lik: Callable, mean: dict, variance: dict, how: Expecta
     num = how.nodes(m.shape[0])
     if num is None:
         if how.num_nodes is not None and how.num_draws is None:
-            raise DataError(f"num_nodes={how.num_nodes}: cubature serves up to 3 functions, this model has {m.shape[0]}; "
-                            "leave it out, or give num_draws.")  # fmt: skip
+            raise DataError(
+                f"num_nodes={how.num_nodes}: cubature serves up to 3 functions, this model has "
+                f"{m.shape[0]}; leave it out, or give num_draws."
+            )
         z = random.normal(key, (how.num_draws or 10, *m.shape), m.dtype)
         return jnp.mean(jax.vmap(lambda z: log_lik(rebuild(m + scale * z)))(z), 0)
     z, w = _hermite(num, m.shape[0])
@@ -80,11 +89,15 @@ def expected_log_lik(log_lik: Callable, mean: dict, variance: dict, how: Expecta
     return jnp.asarray(w, m.dtype) @ values
 
 
-def expectation_error(log_lik: Callable, mean: dict, variance: dict, how: Expectation, key) -> Float[Array, "B"]:
-    """expected_log_lik(how) minus a finer rule's, (B,), nats: positive where a bound made of it is too high.
+def expectation_error(
+    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
+) -> Float[Array, "B"]:
+    """expected_log_lik(how) minus a finer rule's, (B,), nats: positive where a bound made of it is
+    too high.
 
-    One function: `FINE` nodes that follow the likelihood, good to about 1e-8. Several: three times the Gauss-Hermite nodes, which
-    tells an error's size. 0 for draws, which are right on average. Cost: `FINE` or 3^F as many likelihood values; for reports.
+    One function: `FINE` nodes that follow the likelihood, good to about 1e-8. Several: three times
+    the Gauss-Hermite nodes, which tells an error's size. 0 for draws, which are right on average.
+    Cost: `FINE` or 3^F as many likelihood values; for reports.
     """
     m, rebuild = flatten(mean)
     if how.num_draws is not None or (how.nodes(m.shape[0]) is None and not how.additive):
@@ -92,7 +105,9 @@ def expectation_error(log_lik: Callable, mean: dict, variance: dict, how: Expect
     coarse = expected_log_lik(log_lik, mean, variance, how, key)
     if m.shape[0] > 1:
         num = how.num_nodes or NODES[1 if how.additive else m.shape[0]]
-        return coarse - expected_log_lik(log_lik, mean, variance, how._replace(num_nodes=3 * num), key)
+        return coarse - expected_log_lik(
+            log_lik, mean, variance, how._replace(num_nodes=3 * num), key
+        )
 
     def one(f):
         return log_lik(rebuild(f[None]))
@@ -103,8 +118,12 @@ def expectation_error(log_lik: Callable, mean: dict, variance: dict, how: Expect
 
 
 def _hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes (num^dims, dims) and weights of the tensor product; constants of the compiled program."""
+    """Nodes (num^dims, dims) and weights of the tensor product; constants of the compiled
+    program.
+    """
     x, w = np.polynomial.hermite_e.hermegauss(num)
     nodes = np.stack(np.meshgrid(*[x] * dims, indexing="ij"), -1).reshape(-1, dims)
-    weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * dims, indexing="ij"), -1), -1).reshape(-1)
+    weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * dims, indexing="ij"), -1), -1).reshape(
+        -1
+    )
     return nodes, weights

@@ -1,7 +1,8 @@
-"""Families of q(u): Gaussians over the inducing variables, each seen as q(v) = N(m, S) of the whitened v = R^-1 (u - E[u]).
+"""Families of q(u): Gaussians over the inducing variables, each seen as q(v) = N(m, S) of the
+whitened v = R^-1 (u - E[u]).
 
-A family holds arrays (several functions at one site: a leading axis F) and says, for a given root R, what m, P = I - S and
-KL[q(u) || p(u)] are. The KL does not depend on R for the whitened ones.
+A family holds arrays (several functions at one site: a leading axis F) and says, for a given root
+R, what m, P = I - S and KL[q(u) || p(u)] are. The KL does not depend on R for the whitened ones.
 """
 
 from abc import abstractmethod
@@ -13,7 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, tril_gram, tril_inverse
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    half_log_det,
+    robust_cholesky,
+    tril_gram,
+    tril_inverse,
+)
 from ppl_gp.numerics.triangular import lower_of_product, product, tril_outer
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DenseRoot, Root
@@ -27,7 +34,9 @@ class Basis(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in nats."""
+    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in
+    nats.
+    """
 
     mean: Float[Array, "*F M"]
     reduction: Float[Array, "..."]
@@ -44,7 +53,9 @@ class Family(eqx.Module):
 
 
 class FullGaussian(Family):
-    """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`; the signs of its diagonal do not matter."""
+    """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`; the signs of its diagonal do not
+    matter.
+    """
 
     loc: Float[Array, "*F M"]
     scale_tril: Float[Array, "*F M M"]
@@ -63,7 +74,8 @@ class UnwhitenedGaussian(Family):
         def one(loc, scale_tril):
             m = root.whiten((loc - inducing.mean(prior))[:, None])[:, 0]
             scale = root.whiten(jnp.tril(scale_tril))
-            # R^-1 L is lower triangular where R is; of another root's product the determinant needs a factorisation.
+            # R^-1 L is lower triangular where R is; of another root's product the determinant needs
+            # a factorisation.
             if isinstance(root, DenseRoot):
                 return _from_scale(m, jnp.tril(scale))
             S = product(scale, scale.T)
@@ -80,11 +92,17 @@ class Values(Family):
     values: Float[Array, "*F M"]
 
     def whitened(self, root, inducing, prior):
-        return Whitened(self.values, jnp.ones_like(self.values), jnp.zeros(self.values.shape[:-1], self.values.dtype))
+        return Whitened(
+            self.values,
+            jnp.ones_like(self.values),
+            jnp.zeros(self.values.shape[:-1], self.values.dtype),
+        )
 
 
 class DiagonalGaussian(Family):
-    """q(v) = N(loc, diag(scale^2)): O(M B) beside the whitening, no M x M parameters; too narrow along correlations."""
+    """q(v) = N(loc, diag(scale^2)): O(M B) beside the whitening, no M x M parameters; too narrow
+    along correlations.
+    """
 
     loc: Float[Array, "*F M"]
     log_scale: Float[Array, "*F M"]
@@ -96,10 +114,12 @@ class DiagonalGaussian(Family):
 
 
 class DecoupledGaussian(Family):
-    """Orthogonally decoupled (Salimbeni et al. 2018, eq. 13-15): a second set of points for the mean alone.
+    """Orthogonally decoupled (Salimbeni et al. 2018, eq. 13-15): a second set of points for the
+    mean alone.
 
-    mean(x) = a^T m + (k(x, Z') - a^T A') w, A' = Cov[v, f(Z')]; KL gains w^T (K_Z'Z' - A'^T A') w / 2. The covariance is the
-    full one of the inducing variables. Each of the K further points costs O(M^2) and O(B K), not O(K^3).
+    mean(x) = a^T m + (k(x, Z') - a^T A') w, A' = Cov[v, f(Z')]; KL gains w^T (K_Z'Z' - A'^T A') w /
+    2. The covariance is the full one of the inducing variables. Each of the K further points costs
+       O(M^2) and O(B K), not O(K^3).
     """
 
     q: FullGaussian
@@ -114,11 +134,13 @@ class DecoupledGaussian(Family):
 
 
 class Sites(Family):
-    """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in natural parameters.
+    """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in
+    natural parameters.
 
-    The dual parameterisation (Adam, Chang, Khan & Solin 2021). `base`: the factor L of K_uu for which they were computed;
-    under another root R they are carried over, T = R^-1 L, nat1 <- T nat1, nat2 <- T nat2 T^T, so that the bound as a function
-    of the hyperparameters moves q(u) with the prior (their eq. 17). `None`: held in whitened coordinates.
+    The dual parameterisation (Adam, Chang, Khan & Solin 2021). `base`: the factor L of K_uu for
+    which they were computed; under another root R they are carried over, T = R^-1 L, nat1 <- T
+    nat1, nat2 <- T nat2 T^T, so that the bound as a function of the hyperparameters moves q(u) with
+    the prior (their eq. 17). `None`: held in whitened coordinates.
     """
 
     nat1: Float[Array, "*F M"]
@@ -151,7 +173,9 @@ def _from_scale(loc, L) -> Whitened:
 
 @jax.custom_vjp
 def _outer(L):
-    """L L^T of a lower triangular L, whose reverse rule is one product: 2 tril(S_bar L) for a symmetric S_bar."""
+    """L L^T of a lower triangular L, whose reverse rule is one product: 2 tril(S_bar L) for a
+    symmetric S_bar.
+    """
     return tril_outer(L)
 
 

@@ -1,7 +1,9 @@
-"""Inducing variables: what u is. A kind of them says three things about a GP prior, and nothing else changes.
+"""Inducing variables: what u is. A kind of them says three things about a GP prior, and nothing
+else changes.
 
-u is a set of M linear functionals of f: values at points, projections on Fourier features or eigenfunctions,
-derivatives. The bound, the posterior, training and prediction only ask for E[u], Cov[u] and Cov[u, f(X)].
+u is a set of M linear functionals of f: values at points, projections on Fourier features or
+eigenfunctions, derivatives. The bound, the posterior, training and prediction only ask for E[u],
+Cov[u] and Cov[u, f(X)].
 """
 
 from abc import abstractmethod
@@ -26,7 +28,9 @@ class InducingVariables(eqx.Module):
 
     @property
     def is_exact(self) -> bool:
-        """Whether u are functionals of f under the prior's own kernel, so that the bound is one on the model's evidence."""
+        """Whether u are functionals of f under the prior's own kernel, so that the bound is one on
+        the model's evidence.
+        """
         return True
 
     @abstractmethod
@@ -43,7 +47,9 @@ class InducingVariables(eqx.Module):
 
 
 class Points(InducingVariables):
-    """u = f(Z), Z of shape (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), and O(M^2 B) for B data."""
+    """u = f(Z), Z of shape (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), and O(M^2 B) for B
+    data.
+    """
 
     Z: Float[Array, "M *D"]
 
@@ -65,4 +71,6 @@ class Points(InducingVariables):
 
     def __check_init__(self):
         if hasattr(self.Z, "ndim") and (self.Z.ndim not in (1, 2) or 0 in self.Z.shape):
-            raise DataError(f"Points(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1.")
+            raise DataError(
+                f"Points(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1."
+            )

@@ -22,8 +22,12 @@ def factor_of_v(process: SparseProcess) -> Float[Array, "*F M M"]:
     return factor(S)
 
 
-def draw_with_inducing(process: SparseProcess, new: GP, key) -> tuple[Float[Array, "*F N"], Float[Array, ""]]:
-    """(f at the rows of `new`, log p(u) - log q(u) in nats): u ~ q(u), then f ~ p(f | u) jointly over the rows. O(M N^2 + N^3)."""
+def draw_with_inducing(
+    process: SparseProcess, new: GP, key
+) -> tuple[Float[Array, "*F N"], Float[Array, ""]]:
+    """(f at the rows of `new`, log p(u) - log q(u) in nats): u ~ q(u), then f ~ p(f | u) jointly
+    over the rows. O(M N^2 + N^3).
+    """
     f, log_ratio = draws_with_inducing(process, new, key, 1)
     return f[0], log_ratio[0]
 
@@ -34,10 +38,14 @@ def draws_with_inducing(
     """`num` of these. O(M N^2 + N^3 + num N^2)."""
     if process.basis is not None:
         raise ModelError(
-            "draws of u are for q(u) over the inducing variables alone, and this one has further points of the mean."
+            "draws of u are for q(u) over the inducing variables alone, and this one has further "
+            "points of the mean."
         )
     key_u, key_f = random.split(key)
-    L, white = factor_of_v(process), random.normal(key_u, (num, *process.mean.shape), process.mean.dtype)
+    L, white = (
+        factor_of_v(process),
+        random.normal(key_u, (num, *process.mean.shape), process.mean.dtype),
+    )
     v = process.mean + jnp.einsum("...ij,r...j->r...i", L, white)
     log_det = sum([half_log_det(x) for x in jnp.reshape(L, (-1, *L.shape[-2:]))], jnp.zeros(()))
     squares = jnp.reshape(white**2 - v**2, (num, -1))
@@ -45,7 +53,9 @@ def draws_with_inducing(
     rest = new.covariance_matrix - A.T @ A
     if not process.inducing.is_exact:
         rest = jnp.diag(jnp.maximum(jnp.diagonal(rest), 0.0))
-    R, _ = robust_cholesky(add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance))
+    R, _ = robust_cholesky(
+        add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance)
+    )
     noise = random.normal(key_f, (*v.shape[:-1], A.shape[1]), v.dtype) @ R.T
     return new.mean + v @ A + noise, 0.5 * jnp.sum(squares, 1) + log_det
 
@@ -61,7 +71,9 @@ def draw_jointly(process: SparseProcess, prior: GP, key, num: int) -> Float[Arra
     return mean + jnp.einsum("...ij,r...j->r...i", factor(covariance), white)
 
 
-def draw_given_inducing(process: SparseProcess, prior: GP, key, num: int) -> Float[Array, "num *F N"]:
+def draw_given_inducing(
+    process: SparseProcess, prior: GP, key, num: int
+) -> Float[Array, "num *F N"]:
     """u jointly, f given u row by row. O(N M) a draw."""
     A = process.root.whiten(process.inducing.cross(prior, prior.X))
     m = process.mean

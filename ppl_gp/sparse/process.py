@@ -13,10 +13,12 @@ from ppl_gp.sparse.root import Root
 
 
 class SparseProcess(Conditioned):
-    """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A with A = R^-1 Cov[u, f(X*)].
+    """q(f(X*)) = int p(f(X*) | u) q(u) du: mean m* + A^T m, covariance k** - A^T P A with A = R^-1
+    Cov[u, f(X*)].
 
-    `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a `MultivariateNormal`. X_new are
-    the GP site's own inputs, or a `GP` at them (then its kernel and mean are taken). O(M^2 B); K_uu is factored already.
+    `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a
+    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
+    mean are taken). O(M^2 B); K_uu is factored already.
     """
 
     inducing: InducingVariables
@@ -26,11 +28,17 @@ class SparseProcess(Conditioned):
     basis: Basis | None = None
 
     def marginals(self, new: GP):
-        """(mean, variance), (*F, B) each; rounding below zero is raised to a rounding error of the prior variance."""
-        mean, explained_variance = explained(self.root, self.inducing.cross(new, new.X), self.mean, self.reduction)
+        """(mean, variance), (*F, B) each; rounding below zero is raised to a rounding error of the
+        prior variance.
+        """
+        mean, explained_variance = explained(
+            self.root, self.inducing.cross(new, new.X), self.mean, self.reduction
+        )
         prior_variance = new.variance
         least = jnp.finfo(prior_variance.dtype).eps * prior_variance
-        return new.mean + mean + self.further(new), jnp.maximum(prior_variance - explained_variance, least)
+        return new.mean + mean + self.further(new), jnp.maximum(
+            prior_variance - explained_variance, least
+        )
 
     def joint(self, new: GP):
         """(mean (*F, B), covariance (*F, B, B)). O(M B^2)."""
@@ -40,7 +48,9 @@ class SparseProcess(Conditioned):
         covariance = new.covariance_matrix - product(A.T, PA)
         if (
             not self.inducing.is_exact
-        ):  # what u leaves unexplained is independent from row to row: k - Q need not be a covariance
+            # what u leaves unexplained is independent from row to row: k - Q need not be a
+            # covariance
+        ):
             Q = product(A.T, A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)

@@ -12,7 +12,12 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.triangular import lower_of_product, product, symmetric_product, tril_transpose_product
+from ppl_gp.numerics.triangular import (
+    lower_of_product,
+    product,
+    symmetric_product,
+    tril_transpose_product,
+)
 from ppl_gp.sparse.root import DenseRoot, Root
 
 
@@ -21,8 +26,9 @@ def explained(
 ) -> tuple[Float[Array, "*F B"], Float[Array, "*F B"]]:
     """(a_n^T m, a_n^T P a_n) for C = Cov[u, f(X)]; several functions F share the root.
 
-    `reduction` is P, (M, M), or its diagonal, (M,). A dense root costs 2 M^2 B multiply-adds forward and 2 M^2 B in reverse
-    (about 6 M^3 besides), and half of that for each further function; differentiating through triangular solves takes 10 M^2 B.
+    `reduction` is P, (M, M), or its diagonal, (M,). A dense root costs 2 M^2 B multiply-adds
+    forward and 2 M^2 B in reverse (about 6 M^3 besides), and half of that for each further
+    function; differentiating through triangular solves takes 10 M^2 B.
     """
     if mean.ndim > 1 and reduction.ndim > mean.ndim:
         return _of_several(root.whiten(C), mean, reduction)
@@ -37,7 +43,9 @@ def explained(
 
 
 def _of_several(A, mean, reduction):
-    """One function after the other: their M x B arrays stay in the processor's cache, which one large product's do not."""
+    """One function after the other: their M x B arrays stay in the processor's cache, which one
+    large product's do not.
+    """
     M, F = mean.shape[-1], mean.shape[:-1]
     each = (jnp.reshape(mean, (-1, M)), jnp.reshape(reduction, (-1, M, M)))
     m, square = lax.map(lambda q: _explained(A, *q), each)
@@ -87,7 +95,8 @@ def _dense_forward(W, C, m, P):
 @sequential_vmap
 def _dense_reverse(W, P, A, PA, m, g_mean, g_square):
     A_bar, m_bar, P_bar = _reverse(A, PA, m, g_mean, g_square)
-    # omega_bar = -A_bar A^T, and A_bar A^T = 2 P (A g A^T) + m (A g_mean)^T: a product of M^3 in place of M^2 B.
+    # omega_bar = -A_bar A^T, and A_bar A^T = 2 P (A g A^T) + m (A g_mean)^T: a product of M^3 in
+    # place of M^2 B.
     # Only its lower triangle counts: omega is lower triangular.
     omega_bar = -2.0 * lower_of_product(P, P_bar) - m[:, None] * m_bar
     return omega_bar, tril_transpose_product(W, A_bar), m_bar, P_bar

@@ -1,8 +1,10 @@
-"""Square roots of K_uu, R R^T = K_uu, in the form that its structure allows: what whitening means for each.
+"""Square roots of K_uu, R R^T = K_uu, in the form that its structure allows: what whitening means
+for each.
 
-`DenseRoot` carries the derivative of its Cholesky factor as one matrix: to first order L + dL = L (I + omega), omega
-lower triangular. `omega` is zero in value. Every product with the root adds its part to omega's cotangent, and only
-their sum is taken back to K_uu, by two products with L^-1 and no triangular solve (Murray 2016, eq. 8 and 10).
+`DenseRoot` carries the derivative of its Cholesky factor as one matrix: to first order L + dL = L
+(I + omega), omega lower triangular. `omega` is zero in value. Every product with the root adds its
+part to omega's cotangent, and only their sum is taken back to K_uu, by two products with L^-1 and
+no triangular solve (Murray 2016, eq. 8 and 10).
 """
 
 from abc import abstractmethod
@@ -53,9 +55,11 @@ class DiagonalRoot(Root):
 
 
 class LowRankRoot(Root):
-    """K_uu = diag(variance) + U U^T with U (M, r), r << M. Whitening costs O(M r B), the set-up O(M r^2).
+    """K_uu = diag(variance) + U U^T with U (M, r), r << M. Whitening costs O(M r B), the set-up O(M
+    r^2).
 
-    R = D^(1/2) (I + Q (T - I) Q^T): Q an orthonormal basis of D^(-1/2) U, T T^T = I + G, G = Q^T D^(-1/2) U U^T D^(-1/2) Q.
+    R = D^(1/2) (I + Q (T - I) Q^T): Q an orthonormal basis of D^(-1/2) U, T T^T = I + G, G = Q^T
+    D^(-1/2) U U^T D^(-1/2) Q.
     """
 
     variance: Float[Array, "M"]
@@ -84,7 +88,8 @@ class LowRankRoot(Root):
 
 
 class DenseRoot(Root):
-    """R = L, the Cholesky factor of a dense K_uu, with its inverse W: whitening is one matrix product, O(M^2 B).
+    """R = L, the Cholesky factor of a dense K_uu, with its inverse W: whitening is one matrix
+    product, O(M^2 B).
 
     L and W carry no derivative themselves; `omega` does. Set-up: two thirds of M^3 multiply-adds.
     """
@@ -114,7 +119,8 @@ def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
 @jax.custom_vjp
 def _factor(K, unit):
     L, added = robust_cholesky(K, unit)
-    # Zero, and computed from L: of a constant, `vmap` would take one cotangent for the whole batch, their sum.
+    # Zero, and computed from L: of a constant, `vmap` would take one cotangent for the whole batch,
+    # their sum.
     return L, tril_inverse(L), jnp.where(jnp.isnan(L), 0.0, jnp.zeros_like(L)), added
 
 
@@ -130,7 +136,9 @@ def _factor_reverse(W, cotangents):
 # Under `vmap`, over draws of the hyperparameters, one matrix after the other.
 @sequential_vmap
 def _pull_back(W, omega_bar):
-    """The transpose of dK -> omega = Phi(W dK W^T): W^T Phi(omega_bar) W, with triangular factors."""
+    """The transpose of dK -> omega = Phi(W dK W^T): W^T Phi(omega_bar) W, with triangular
+    factors.
+    """
     K_bar = tril_transpose_product(W, tril_tril_product(lower_half(omega_bar), W))
     return 0.5 * (K_bar + K_bar.T)
 

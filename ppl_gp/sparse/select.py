@@ -1,4 +1,6 @@
-"""Choosing inducing points among the inputs: greedily by conditional variance, by k-means, or at random."""
+"""Choosing inducing points among the inputs: greedily by conditional variance, by k-means, or at
+random.
+"""
 
 from functools import partial
 
@@ -18,20 +20,28 @@ RULES = ("greedy", "kmeans", "subset")
 def select(rule: str, prior: GP, X, num: int, seed: int, tol: float = 1e-6) -> np.ndarray:
     """At most `num` inducing points Z (M, *D) for the GP prior, from the rows of X.
 
-    - "greedy": the next point is the one of largest variance given those before it (a pivoted Cholesky factorisation; Burt,
-      Rasmussen & van der Wilk 2020, section 7). Stops early where no variance exceeds `tol` of the prior's. O(N M^2).
-    - "kmeans": centres of clusters of X / (column standard deviation); not rows of X. O(N M) a pass.
+    - "greedy": the next point is the one of largest variance given those before it (a pivoted
+      Cholesky factorisation; Burt, Rasmussen & van der Wilk 2020, section 7). Stops early where no
+      variance exceeds `tol` of the prior's. O(N M^2).
+    - "kmeans": centres of clusters of X / (column standard deviation); not rows of X. O(N M) a
+      pass.
     - "subset": rows at random.
 
-    Duplicate rows are dropped first; where fewer than `num` remain, all are taken. Raises `DataError` for another rule.
+    Duplicate rows are dropped first; where fewer than `num` remain, all are taken. Raises
+    `DataError` for another rule.
     """
     if rule not in RULES:
         raise DataError(
-            f"inducing={rule!r} is no rule for choosing points; give one of {RULES}, an array Z, or inducing variables."
+            f"inducing={rule!r} is no rule for choosing points; give one of {RULES}, an array Z, "
+            "or inducing variables."
         )
     rng = np.random.default_rng([seed, 17])
     X = np.asarray(X)
-    rows = X if len(X) <= MAX_CANDIDATES else X[np.sort(rng.choice(len(X), MAX_CANDIDATES, replace=False))]
+    rows = (
+        X
+        if len(X) <= MAX_CANDIDATES
+        else X[np.sort(rng.choice(len(X), MAX_CANDIDATES, replace=False))]
+    )
     rows = np.unique(rows, axis=0)
     if len(rows) <= num:
         return rows
@@ -57,7 +67,9 @@ def _kmeans(rows, num, rng):
 
 @partial(jax.jit, static_argnames="num")
 def greedy(prior: GP, num: int) -> tuple[Int[Array, "M"], Float[Array, "M"]]:
-    """(rows in the order chosen, each one's variance given those before it) of a pivoted Cholesky factorisation."""
+    """(rows in the order chosen, each one's variance given those before it) of a pivoted Cholesky
+    factorisation.
+    """
     X, variance = prior.X, prior.variance
 
     def step(carry, i):

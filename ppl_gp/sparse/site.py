@@ -1,4 +1,6 @@
-"""q(u) at a GP site of a NumPyro model: the distribution that replaces the prior there, and its KL rule."""
+"""q(u) at a GP site of a NumPyro model: the distribution that replaces the prior there, and its KL
+rule.
+"""
 
 from typing import Any, cast
 
@@ -20,10 +22,12 @@ from ppl_gp.sparse.process import SparseProcess
 
 
 class SparseMarginals(dist.Distribution):
-    """q(f) at the rows of X, batch_shape F, event_shape (N,). `sample` draws each f_n from its marginal.
+    """q(f) at the rows of X, batch_shape F, event_shape (N,). `sample` draws each f_n from its
+    marginal.
 
-    That is what a bound with a pointwise likelihood needs: its rows need not be drawn together. `kl` is KL[q(u) || p(u)], and
-    NumPyro's `kl_divergence(SparseMarginals, GP)` returns it. There is no joint density of marginals: `log_prob` raises.
+    That is what a bound with a pointwise likelihood needs: its rows need not be drawn together.
+    `kl` is KL[q(u) || p(u)], and NumPyro's `kl_divergence(SparseMarginals, GP)` returns it. There
+    is no joint density of marginals: `log_prob` raises.
     """
 
     support = constraints.real_vector
@@ -31,10 +35,14 @@ class SparseMarginals(dist.Distribution):
     pytree_data_fields = ("process", "prior", "loc", "variance_n", "kl")
     has_rsample = True
 
-    def __init__(self, process: SparseProcess, prior: GP, kl: Float[Array, "*F"], *, validate_args=None):
+    def __init__(
+        self, process: SparseProcess, prior: GP, kl: Float[Array, "*F"], *, validate_args=None
+    ):
         self.process, self.prior, self.kl = process, prior, kl
         self.loc, self.variance_n = process.marginals(prior)
-        super().__init__(jnp.shape(self.loc)[:-1], jnp.shape(self.loc)[-1:], validate_args=validate_args)
+        super().__init__(
+            jnp.shape(self.loc)[:-1], jnp.shape(self.loc)[-1:], validate_args=validate_args
+        )
 
     @property
     def mean(self):
@@ -53,8 +61,8 @@ class SparseMarginals(dist.Distribution):
 
     def log_prob(self, value):
         raise ModelError(
-            "a sparse q(f) is drawn row by row and has no joint density: use numpyro.infer.TraceMeanField_ELBO, whose KL term "
-            "is KL[q(u) || p(u)] in closed form."
+            "a sparse q(f) is drawn row by row and has no joint density: use "
+            "numpyro.infer.TraceMeanField_ELBO, whose KL term is KL[q(u) || p(u)] in closed form."
         )
 
 
@@ -64,15 +72,19 @@ def _kl_sparse(q: SparseMarginals, p: GP):
 
 
 def _param(name: str, init) -> Array:
-    # Declared as any array-like or None; of an array, or a function that returns one, it gives an array.
+    # Declared as any array-like or None; of an array, or a function that returns one, it gives an
+    # array.
     return cast(Array, numpyro.param(name, init))
 
 
 class SparsePosterior(eqx.Module):
-    """Declares a trainable q(u) for `approximate` and `guide`: its parameters become `numpyro.param`s.
+    """Declares a trainable q(u) for `approximate` and `guide`: its parameters become
+    `numpyro.param`s.
 
-    `inducing`: an array Z, or inducing variables. `covariance`: "full" or "diagonal"; `whiten=False` parameterises q(u) itself
-    (full only). Parameters of site f: `f_Z` where points are trained, `f_loc`, and `f_scale_tril` or `f_log_scale`.
+    `inducing`: an array Z, or inducing variables. `covariance`: "full" or "diagonal";
+    `whiten=False` parameterises q(u) itself
+    (full only). Parameters of site f: `f_Z` where points are trained, `f_loc`, and `f_scale_tril`
+    or `f_log_scale`.
     """
 
     inducing: Any
@@ -81,9 +93,12 @@ class SparsePosterior(eqx.Module):
     train_inducing: bool = eqx.field(default=True, static=True)
 
     def __check_init__(self):
-        if self.covariance not in ("full", "diagonal") or (self.covariance == "diagonal" and not self.whiten):
+        if self.covariance not in ("full", "diagonal") or (
+            self.covariance == "diagonal" and not self.whiten
+        ):
             raise DataError(
-                f"SparsePosterior(covariance={self.covariance!r}, whiten={self.whiten}): give 'full' or a whitened 'diagonal'."
+                f"SparsePosterior(covariance={self.covariance!r}, whiten={self.whiten}): give "
+                "'full' or a whitened 'diagonal'."
             )
 
     def at_site(self, name: str, fn, prior: GP) -> SparseMarginals:
@@ -91,7 +106,9 @@ class SparsePosterior(eqx.Module):
         require_pairs(unpaired({name: prior}))
         variables = self._variables(name)
         root = variables.root(prior)
-        q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(root, variables, prior)
+        q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(
+            root, variables, prior
+        )
         process = SparseProcess(prior, variables, root, q.mean, q.reduction, q.basis)
         return SparseMarginals(process, prior, q.kl)
 
@@ -103,13 +120,19 @@ class SparsePosterior(eqx.Module):
 
     def _family(self, name, batch, variables, root, prior) -> Family:
         shape = (*batch, variables.num)
-        zeros, eye = jnp.zeros(shape), jnp.broadcast_to(jnp.eye(variables.num), (*shape, variables.num))
+        zeros, eye = (
+            jnp.zeros(shape),
+            jnp.broadcast_to(jnp.eye(variables.num), (*shape, variables.num)),
+        )
         if self.covariance == "diagonal":
-            return DiagonalGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_log_scale", zeros))
+            return DiagonalGaussian(
+                _param(f"{name}_loc", zeros), _param(f"{name}_log_scale", zeros)
+            )
         if self.whiten:
             return FullGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_scale_tril", eye))
         loc = _param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
         scale = _param(
-            f"{name}_scale_tril", lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape)
+            f"{name}_scale_tril",
+            lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape),
         )
         return UnwhitenedGaussian(loc, scale)

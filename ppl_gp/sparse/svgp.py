@@ -16,11 +16,13 @@ _MINIBATCH = 1000
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Save the state of a run to `folder` every `every` steps (and at its end), and go on from there when it is run again.
+    """Save the state of a run to `folder` every `every` steps (and at its end), and go on from
+    there when it is run again.
 
-    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps` included: the model's code with all
-    that it reads (closures, globals, partial arguments), the settings, schedules by their values, the key and the data (arrays
-    above 16 MiB by 4096 rows and column sums, a stream by its first batch) are compared, and `StoreError` names what differs.
+    A resumed run has the numbers of an uninterrupted one; it must be the same run, `max_steps`
+    included: the model's code with all that it reads (closures, globals, partial arguments), the
+    settings, schedules by their values, the key and the data (arrays above 16 MiB by 4096 rows and
+    column sums, a stream by its first batch) are compared, and `StoreError` names what differs.
     `keep`: how many files stay. `resume=False` starts anew and replaces the folder's files.
     """
 
@@ -36,48 +38,66 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SVGP:
-    """Sparse variational inference with M inducing variables (Hensman et al. 2013, 2015; Titsias 2009).
+    """Sparse variational inference with M inducing variables (Hensman et al. 2013, 2015; Titsias
+    2009).
 
-    q(u) by natural gradients in the dual parameterisation, hyperparameters and inducing inputs by Adam, both from one
-    forward and reverse pass a step. O(M^3 + M^2 B) a step, O(B M + M^2) memory.
+    q(u) by natural gradients in the dual parameterisation, hyperparameters and inducing inputs by
+    Adam, both from one forward and reverse pass a step. O(M^3 + M^2 B) a step, O(B M + M^2) memory.
 
-    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset" (see `sparse.select`), an array Z, or inducing variables such as
-      `FourierFeatures`; {site: ...} for several GP sites. `train_inducing`: whether Z moves.
-    - `covariance`: of q(u): "full", "diagonal", or "decoupled" (as many points again for the mean alone). `whiten=False`
-      parameterises q(u) itself. `natural=False`, and everything but a whitened full covariance, trains q(u) by Adam.
-    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP, Adam et al. 2021) in place of holding q(v). For
-      fixed inducing inputs; not the default, as it was slower on the data it was measured on.
-    - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in a step, O(N M^2); the options on
-      batches and rates do not apply.
-    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws, with its own parameters). Its
-      standard deviations come out too small, three to six times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11
-      for length scale, variance, noise, where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v)
-      serves all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such limit. A guide whose values
-      depend on no key, such as `AutoDelta`, is a point as under `MAP()`: one value, and the bound there without the prior. `DataError`
-      for guides that stand for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its kin).
-    - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's plate subsamples.
-    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax schedule; `None`: 0.05, or 0.03 where a
-      GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step
-      size in (0, 1] or a schedule; `None`: 1 where the bound is exact (all data, nothing drawn), else 0.1 decaying to 0.01.
-      `warm_up`: steps in which hyperparameters and inducing variables are held; q(u), q(h) and encoders move.
-    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats. `patience`: ends where the
-      bound, averaged over so many steps, stops rising.
-    - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or `Free()`, for all or as {site: ...}.
-      `num_importance`: K copies of each datum's latents in a log-mean-exp (`ImportanceWeightedELBO` has the bound).
-      `doubly_reparameterised`: their gradient by Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound (the fit's
-      `log_evidence` has 1 in any case). `numpyro.handlers.scale` around a site weighs its own KL.
-    - GPs that feed each other: inner layers are drawn, their q(u) trained by Adam, the last by natural gradients. `num_paths`:
-      passes through the layers that a step averages. `expected_last=False` draws the last layer too (Adam for all is advised).
-      O(M^3 + num_paths K M^2 B) a GP site, K^3 B more for a layer that is drawn at K copies.
-    - `num_nodes`, `num_draws`: see `sparse.expectation`. `devices`: spread each batch's rows over this many devices.
+    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset" (see `sparse.select`), an array Z, or
+      inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
+      `train_inducing`: whether Z moves.
+    - `covariance`: of q(u): "full", "diagonal", or "decoupled" (as many points again for the mean
+      alone). `whiten=False` parameterises q(u) itself. `natural=False`, and everything but a
+      whitened full covariance, trains q(u) by Adam.
+    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP, Adam et al.
+      2021) in place of holding q(v). For fixed inducing inputs; not the default, as it was slower
+            on the data it was measured on.
+    - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in
+      a step, O(N M^2); the options on batches and rates do not apply.
+    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws,
+      with its own parameters). Its standard deviations come out too small, three to six times on 40
+      data of a regression (sd of the logarithms 0.11, 0.13, 0.11 for length scale, variance, noise,
+      where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v) serves
+      all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such
+      limit. A guide whose values depend on no key, such as `AutoDelta`, is a point as under
+      `MAP()`: one value, and the bound there without the prior. `DataError` for guides that stand
+      for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its
+      kin).
+    - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's
+      plate subsamples.
+    - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax
+      schedule; `None`: 0.05, or 0.03 where a
+      GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default
+      `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1 where the bound is
+      exact (all data, nothing drawn), else 0.1 decaying to 0.01.
+      `warm_up`: steps in which hyperparameters and inducing variables are held; q(u), q(h) and
+      encoders move.
+    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats.
+      `patience`: ends where the bound, averaged over so many steps, stops rising.
+    - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or
+      `Free()`, for all or as {site: ...}.
+      `num_importance`: K copies of each datum's latents in a log-mean-exp (`ImportanceWeightedELBO`
+      has the bound).
+      `doubly_reparameterised`: their gradient by Tucker et al. (2019). `beta`: weight of every KL
+      term, 1 for a bound (the fit's `log_evidence` has 1 in any case). `numpyro.handlers.scale`
+      around a site weighs its own KL.
+    - GPs that feed each other: inner layers are drawn, their q(u) trained by Adam, the last by
+      natural gradients. `num_paths`: passes through the layers that a step averages.
+      `expected_last=False` draws the last layer too (Adam for all is advised). O(M^3 + num_paths K
+      M^2 B) a GP site, K^3 B more for a layer that is drawn at K copies.
+    - `num_nodes`, `num_draws`: see `sparse.expectation`. `devices`: spread each batch's rows over
+      this many devices.
 
-    Results: converged (by `tol` or `patience`); completed (all steps made); diverged (the bound ended far below its start);
-    nonfinite; interrupted; stream_ended. Where a bound is drawn (autoguides, layers, latents, more than three functions that are not
-    additive) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
-    `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes miss something of the likelihood
-    (0 for Gaussian noise): a warning where that is above 1e-3 a datum. `log_evidence` is the bound at the hyperparameters where they
-    are points, by any guide, without their prior, and the bound on log p(y) where they have a distribution (of some: at the points of
-    the rest).
+    Results: converged (by `tol` or `patience`); completed (all steps made); diverged (the bound
+    ended far below its start); nonfinite; interrupted; stream_ended. Where a bound is drawn
+    (autoguides, layers, latents, more than three functions that are not additive) `log_evidence`
+    averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
+    `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes
+    miss something of the likelihood
+    (0 for Gaussian noise): a warning where that is above 1e-3 a datum. `log_evidence` is the bound
+    at the hyperparameters where they are points, by any guide, without their prior, and the bound
+    on log p(y) where they have a distribution (of some: at the points of the rest).
     """
 
     num_inducing: int = 100
@@ -109,9 +129,21 @@ class SVGP:
     beta: float = 1.0
 
     def __post_init__(self):
-        numbers = {"num_inducing": self.num_inducing, "max_steps": self.max_steps, "batch_size": self.batch_size}
-        numbers |= {"num_nodes": self.num_nodes, "num_draws": self.num_draws, "devices": self.devices}
-        numbers |= {"patience": self.patience, "num_importance": self.num_importance, "num_paths": self.num_paths}
+        numbers = {
+            "num_inducing": self.num_inducing,
+            "max_steps": self.max_steps,
+            "batch_size": self.batch_size,
+        }
+        numbers |= {
+            "num_nodes": self.num_nodes,
+            "num_draws": self.num_draws,
+            "devices": self.devices,
+        }
+        numbers |= {
+            "patience": self.patience,
+            "num_importance": self.num_importance,
+            "num_paths": self.num_paths,
+        }
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise DataError(f"SVGP({name}={value}): give at least 1.")
@@ -119,21 +151,36 @@ class SVGP:
             raise DataError(f"SVGP(covariance={self.covariance!r}): give one of {COVARIANCES}.")
         if not self.whiten and self.covariance != "full":
             raise DataError(
-                f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has an unwhitened form."
+                f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has "
+                "an unwhitened form."
             )
-        if self.collapsed and (self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)):
-            raise DataError("SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...}).")
+        if self.collapsed and (
+            self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)
+        ):
+            raise DataError(
+                "SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...})."
+            )
         if self.collapsed and (self.checkpoint is not None or self.devices is not None):
-            raise DataError("SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices out.")
+            raise DataError(
+                "SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices "
+                "out."
+            )
         if self.collapsed and self.beta != 1.0:
-            raise DataError(f"SVGP(collapsed=True, beta={self.beta}): the collapsed bound has a KL weight of 1.")
+            raise DataError(
+                f"SVGP(collapsed=True, beta={self.beta}): the collapsed bound has a KL weight of 1."
+            )
         if self.dual_bound and self.train_inducing:
-            # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu hardly determines.
-            raise DataError("SVGP(dual_bound=True) carries q(u) along with the prior and needs train_inducing=False.")
+            # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu
+            # hardly determines.
+            raise DataError(
+                "SVGP(dual_bound=True) carries q(u) along with the prior and needs "
+                "train_inducing=False."
+            )
         if not 0.0 <= self.beta < float("inf") or (self.beta == 0.0 and self.uses_natural):
             raise DataError(
-                f"SVGP(beta={self.beta}): give a positive weight of the KL terms; 0 leaves q(u) without a prior, and only "
-                "natural=False, which trains q(u) by Adam, can start there."
+                f"SVGP(beta={self.beta}): give a positive weight of the KL terms; 0 leaves q(u) "
+                "without a prior, and only natural=False, which trains q(u) by Adam, can start "
+                "there."
             )
         if self.warm_up < 0:
             raise DataError(f"SVGP(warm_up={self.warm_up}): give 0 or a number of steps.")
@@ -141,7 +188,8 @@ class SVGP:
             raise DataError(f"SVGP(natural_rate={self.natural_rate}): give a step size in (0, 1].")
         if isinstance(self.hyper, type) and issubclass(self.hyper, MAP | Fixed):
             raise DataError(
-                f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, {self.hyper.__name__}(...)."
+                f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, "
+                f"{self.hyper.__name__}(...)."
             )
 
     @property

@@ -1,4 +1,6 @@
-"""Zip files of a JSON header and NumPy arrays, no pickle, written so that no reader ever sees half of one."""
+"""Zip files of a JSON header and NumPy arrays, no pickle, written so that no reader ever sees half
+of one.
+"""
 
 import json
 import os
@@ -13,7 +15,9 @@ HEADER = "header.json"
 
 
 def write_archive(path: Path, header: dict, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `header` and {name: array} to one file. An interruption leaves the old file, or none; a full disk `OSError`."""
+    """Write `header` and {name: array} to one file. An interruption leaves the old file, or none; a
+    full disk `OSError`.
+    """
     # Beside the target: a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

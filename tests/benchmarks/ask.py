@@ -29,7 +29,9 @@ def everyone(kind: str = "svgp") -> tuple[str, ...]:
 
 
 def ask(given: dict, settings: dict, names) -> dict[str, dict]:
-    """{library: answer}, one after the other, ours first; those that failed left out, with the reason printed."""
+    """{library: answer}, one after the other, ours first; those that failed left out, with the
+    reason printed.
+    """
     answers = {name: run_peer(name, given, settings, LIMIT) for name in names}
     for name, answer in answers.items():
         if "error" in answer:
@@ -38,7 +40,8 @@ def ask(given: dict, settings: dict, names) -> dict[str, dict]:
 
 
 def against_best(answers: dict[str, dict], scale: float, unit: str) -> Measured:
-    """Our time, the best peer's, and their ratio; only theirs if ours failed, only ours if there is no peer.
+    """Our time, the best peer's, and their ratio; only theirs if ours failed, only ours if there is
+    no peer.
 
     `scale`: of the unit, in a second. The value is the ratio, or our time where there is none.
     """
@@ -50,4 +53,6 @@ def against_best(answers: dict[str, dict], scale: float, unit: str) -> Measured:
     if not times:
         return Measured(f"{ours:.3g} {unit} ({NO_PEER})", ours, unit, compared=False)
     ratio = ours / min(times.values())
-    return Measured(f"{ours:.3g} {unit}; {others}: {ratio:.2f} of the best peer's", ratio, "of the best peer's")
+    return Measured(
+        f"{ours:.3g} {unit}; {others}: {ratio:.2f} of the best peer's", ratio, "of the best peer's"
+    )

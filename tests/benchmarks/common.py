@@ -16,9 +16,11 @@ from ppl_gp.model.factors import read
 
 
 class Row(NamedTuple):
-    """One line of the table: what was measured, the figure as text, and the target the project set itself.
+    """One line of the table: what was measured, the figure as text, and the target the project set
+    itself.
 
-    `value` in `unit` is the number in the figure that the target is about, for the history; `None` where it was not had.
+    `value` in `unit` is the number in the figure that the target is about, for the history; `None`
+    where it was not had.
     """
 
     what: str
@@ -38,7 +40,9 @@ def binary(X, y=None):
 
 
 def flat(X, y=None):
-    """The same with improper flat priors, which scikit-learn's evidence maximisation corresponds to."""
+    """The same with improper flat priors, which scikit-learn's evidence maximisation corresponds
+    to.
+    """
     variance = numpyro.param("variance", 1.0, constraint=dist.constraints.positive)
     lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
@@ -56,7 +60,9 @@ def two_moons_like(n: int, seed: int = 0):
 
 
 def seconds(*works: Callable, repeats: int = 5) -> list[list[float]]:
-    """Wall seconds of each piece of work, all of them in turn, `repeats` times after one warm-up each."""
+    """Wall seconds of each piece of work, all of them in turn, `repeats` times after one warm-up
+    each.
+    """
     for work in works:
         jax.block_until_ready(work())
     out = [[] for _ in works]
@@ -86,14 +92,18 @@ def yardstick(n: int) -> Callable:
 
 
 def evidence_and_gradient(method, X, y):
-    """A compiled (log variance, log lengthscale) -> (log evidence, gradient), with the solution as auxiliary output."""
+    """A compiled (log variance, log lengthscale) -> (log evidence, gradient), with the solution as
+    auxiliary output.
+    """
 
     @jax.jit
     def both(theta, X, y):
         def value(theta):
             hyper = {"variance": jax.numpy.exp(theta[0]), "lengthscale": jax.numpy.exp(theta[1])}
             factors = read(binary, X, y=y, hyper=hyper)
-            return log_evidence(method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik)
+            return log_evidence(
+                method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
+            )
 
         return jax.value_and_grad(value, has_aux=True)(theta)
 

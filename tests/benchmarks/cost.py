@@ -1,4 +1,6 @@
-"""First-call compile time of each method (n = 300) and peak memory at n = 4000, each in a process of its own."""
+"""First-call compile time of each method (n = 300) and peak memory at n = 4000, each in a process
+of its own.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,16 +23,19 @@ X, y = two_moons_like(n)
 before = peak()
 fit = pg.fit(binary, eval(methods, {{"pg": pg}}), 0, X, y=y, throw=False)
 after = peak()
-print(json.dumps({{"compile": fit.stats["compile_seconds"], "run": fit.stats["run_seconds"], "kib": after, "base": before}}))
+compiling, running = fit.stats["compile_seconds"], fit.stats["run_seconds"]
+print(json.dumps({{"compile": compiling, "run": running, "kib": after, "base": before}}))
 """
 _FIXED = "pg.Fixed({'variance': 4.0, 'lengthscale': 1.0})"
 _LOCAL = ("Laplace", "EP", "VI", "LocalBound")
 
 
 class Size(NamedTuple):
-    """The methods whose compiling is timed, by n data; those whose memory is measured, by `large` data.
+    """The methods whose compiling is timed, by n data; those whose memory is measured, by `large`
+    data.
 
-    Only a `cold` process, which finds nothing compiled before, has a compile time that means anything.
+    Only a `cold` process, which finds nothing compiled before, has a compile time that means
+    anything.
     """
 
     n: int
@@ -42,7 +47,11 @@ class Size(NamedTuple):
 
 FULL = Size(
     300,
-    (*(f"pg.{m}(hyper={_FIXED})" for m in _LOCAL), *(f"pg.{m}()" for m in _LOCAL), "pg.NUTS(20, 20, 1)"),
+    (
+        *(f"pg.{m}(hyper={_FIXED})" for m in _LOCAL),
+        *(f"pg.{m}()" for m in _LOCAL),
+        "pg.NUTS(20, 20, 1)",
+    ),
     4000,
     ("Laplace", "EP"),
 )
@@ -67,7 +76,10 @@ def _compiling(text: str, size: Size) -> Row:
 
 
 def _memory(name: str, size: Size) -> Row:
-    matrix, got = size.large**2 * 8 / 2**20, _measure(f"pg.{name}(hyper={_FIXED})", size.large, size)
+    matrix, got = (
+        size.large**2 * 8 / 2**20,
+        _measure(f"pg.{name}(hyper={_FIXED})", size.large, size),
+    )
     peak = (got["kib"] - got["base"]) / 1024
     figure = f"{peak:.0f} MiB = {peak / matrix:.1f} matrices of n x n"
     what = f"{name}: peak memory of a fit, n = {size.large}"

@@ -1,4 +1,6 @@
-"""A deep GP of two layers against GPflux and GPyTorch, each in its own environment, on one clock (`peers/`)."""
+"""A deep GP of two layers against GPflux and GPyTorch, each in its own environment, on one clock
+(`peers/`).
+"""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -15,8 +17,8 @@ from tests.benchmarks.common import Row
 class Size(NamedTuple):
     """n data in D dimensions, M inducing points in each layer, B rows of a minibatch.
 
-    `bound`: data, draws' repeats. `steps`: of a timed run and of the look at learning. `weighted`: the fewer and the more
-    steps whose difference is timed, with K = `copies` of each latent.
+    `bound`: data, draws' repeats. `steps`: of a timed run and of the look at learning. `weighted`:
+    the fewer and the more steps whose difference is timed, with K = `copies` of each latent.
     """
 
     n: int
@@ -34,22 +36,47 @@ class Size(NamedTuple):
 
 
 FULL = Size(
-    n=8192, D=8, M=100, B=1024, bound=(2000, 20), steps=(20, 50), repeats=5, draws=(1, 10),
-    precisions=("float64", "float32"), models={"LV-GP": latent, "LV-DGP 9-9-1": latent_deep}, weighted=(5, 35),
+    n=8192,
+    D=8,
+    M=100,
+    B=1024,
+    bound=(2000, 20),
+    steps=(20, 50),
+    repeats=5,
+    draws=(1, 10),
+    precisions=("float64", "float32"),
+    models={"LV-GP": latent, "LV-DGP 9-9-1": latent_deep},
+    weighted=(5, 35),
     copies=(1, 5, 20),
-)  # fmt: skip
+)
 TOY = Size(
-    n=20, D=2, M=3, B=10, bound=(20, 4), steps=(2, 2), repeats=1, draws=(1,),
-    precisions=("float64",), models={"LV-GP": latent}, weighted=(1, 2), copies=(1, 2),
-)  # fmt: skip
+    n=20,
+    D=2,
+    M=3,
+    B=10,
+    bound=(20, 4),
+    steps=(2, 2),
+    repeats=1,
+    draws=(1,),
+    precisions=("float64",),
+    models={"LV-GP": latent},
+    weighted=(1, 2),
+    copies=(1, 2),
+)
 
 
 def problem(n: int, M: int, D: int, seed: int = 0) -> dict:
-    """A sine of one direction with noise; inducing points of both layers at the first rows; short inner steps."""
+    """A sine of one direction with noise; inducing points of both layers at the first rows; short
+    inner steps.
+    """
     rng = np.random.default_rng(seed)
     X, direction = rng.normal(size=(n, D)), rng.normal(size=D)
     y = np.sin(2.0 * X @ direction / np.linalg.norm(direction)) + 0.1 * rng.normal(size=n)
-    kernels = {"lengthscale": np.full((2, D), 2.0), "variance": np.array([0.1, 1.0]), "noise": np.array(0.1)}
+    kernels = {
+        "lengthscale": np.full((2, D), 2.0),
+        "variance": np.array([0.1, 1.0]),
+        "noise": np.array(0.1),
+    }
     return {"X": X, "y": y, "Z": np.stack([X[:M], X[:M]]), **kernels}
 
 
@@ -78,20 +105,33 @@ def _given(size: Size) -> dict:
 
 
 def importance_weighted(size: Size = FULL) -> Iterator[Row]:
-    """Steps with K copies of each datum's latents: natural gradients for the last layer, Adam for the encoder and the rest."""
+    """Steps with K copies of each datum's latents: natural gradients for the last layer, Adam for
+    the encoder and the rest.
+    """
     for name, model in size.models.items():
         times = {K: _weighted_step(size, model, K) for K in size.copies}
         first, *more = times.values()
         told = ", ".join(f"{1e3 * seconds:.3g} ms at K = {K}" for K, seconds in times.items())
         told += f": {' and '.join(f'{seconds / first:.1f}' for seconds in more)} times the first"
         what = f"{name}, one step with importance weighting, M = {size.M}, B = {size.B}"
-        yield Row(what, told, "reported", more[-1] / first, f"times K = {size.copies[0]}, at K = {size.copies[-1]}")
+        yield Row(
+            what,
+            told,
+            "reported",
+            more[-1] / first,
+            f"times K = {size.copies[0]}, at K = {size.copies[-1]}",
+        )
 
 
 def _weighted_step(size: Size, model, K: int) -> float:
     """Seconds: the difference of two runs, so that what a run does once cancels."""
     given, (fewer, more) = _given(size), size.weighted
-    fixed = {"inducing": "subset", "num_inducing": size.M, "batch_size": size.B, "num_importance": K}
+    fixed = {
+        "inducing": "subset",
+        "num_inducing": size.M,
+        "batch_size": size.B,
+        "num_importance": K,
+    }
 
     def run(steps):
         method = pg.SVGP(**fixed, max_steps=steps)
@@ -103,13 +143,20 @@ def _weighted_step(size: Size, model, K: int) -> float:
 
 
 def _same_work(size: Size, names) -> Iterator[Row]:
-    """The bound at a random q, whose inner layer draws, or hardly: every library must have the same number."""
+    """The bound at a random q, whose inner layer draws, or hardly: every library must have the same
+    number.
+    """
     (n, repeats), settings = size.bound, {"task": "deep_bound", "num_draws": 10, "chunk": 1000}
     given = elsewhere(problem(n, size.M, size.D))
     calm = given | {"variance": np.array([1e-10, 1.0])}
-    for what, at, jitter, slack in (("", given, 1e-6, 0.0), (" that hardly draws", calm, 1e-12, 0.01)):
+    for what, at, jitter, slack in (
+        ("", given, 1e-6, 0.0),
+        (" that hardly draws", calm, 1e-12, 0.01),
+    ):
         answers = ask(at, settings | {"jitter": jitter, "repeats": repeats}, names)
-        bounds, errors = zip(*[(v["bound"], v["standard_error"]) for v in answers.values()], strict=True)
+        bounds, errors = zip(
+            *[(v["bound"], v["standard_error"]) for v in answers.values()], strict=True
+        )
         spread, error = max(bounds) - min(bounds), np.hypot.reduce(errors)
         if spread > 4.0 * error + slack:
             raise RuntimeError(f"the libraries do not do the same work: bounds {answers}")
@@ -119,21 +166,34 @@ def _same_work(size: Size, names) -> Iterator[Row]:
 
 
 def _learning(size: Size, names) -> Row:
-    """The bounds before the first and the last step, from the same start and on the same minibatches."""
+    """The bounds before the first and the last step, from the same start and on the same
+    minibatches.
+    """
     settings = {"task": "deep_step", "batch": size.B, "steps": size.steps[1], "repeats": 1}
     answers = ask(_given(size), settings, names)
-    told = ", ".join(f"{k} {v['first_bound']:.0f} to {v['last_bound']:.0f}" for k, v in answers.items())
+    told = ", ".join(
+        f"{k} {v['first_bound']:.0f} to {v['last_bound']:.0f}" for k, v in answers.items()
+    )
     what = f"the same, bound of a minibatch over {size.steps[1]} steps at rate 0.01"
-    return Row(what, told, "reported", answers.get("ppl_gp", {}).get("last_bound"), "nats at the end")
+    return Row(
+        what, told, "reported", answers.get("ppl_gp", {}).get("last_bound"), "nats at the end"
+    )
 
 
 def _step(size: Size, names, draws: int, dtype: str) -> Iterator[Row]:
     """Time a step, and compiling."""
-    settings = {"task": "deep_step", "batch": size.B, "steps": size.steps[0], "repeats": size.repeats}
+    settings = {
+        "task": "deep_step",
+        "batch": size.B,
+        "steps": size.steps[0],
+        "repeats": size.repeats,
+    }
     answers = ask(_given(size), settings | {"num_draws": draws, "dtype": dtype}, names)
     layers, how = f"deep GP {size.D}-{size.D}-1", f"draws = {draws}, {dtype}"
     what = f"{layers}, one Adam step, M = {size.M}, B = {size.B}, {how}"
-    yield against_best(answers, 1e3, "ms").row(what, "at most 0.5" if dtype == "float64" else "reported")
+    yield against_best(answers, 1e3, "ms").row(
+        what, "at most 0.5" if dtype == "float64" else "reported"
+    )
     told = {k: v["compile_seconds"] for k, v in answers.items()}
     compiling = ", ".join(f"{k} {seconds:.1f} s" for k, seconds in told.items())
     yield Row(f"compiling for it, {how}", compiling, "reported", told.get("ppl_gp"), "s")

@@ -1,11 +1,20 @@
-"""Log evidence and gradient in yardsticks: one Cholesky factor and one n-column triangular solve by SciPy."""
+"""Log evidence and gradient in yardsticks: one Cholesky factor and one n-column triangular solve by
+SciPy.
+"""
 
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 import ppl_gp as pg
-from tests.benchmarks.common import Row, evidence_and_gradient, ratio, seconds, two_moons_like, yardstick
+from tests.benchmarks.common import (
+    Row,
+    evidence_and_gradient,
+    ratio,
+    seconds,
+    two_moons_like,
+    yardstick,
+)
 
 
 class Size(NamedTuple):

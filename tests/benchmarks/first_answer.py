@@ -1,7 +1,9 @@
-"""Seconds from the start of a fresh process to its answer: import, fit of binary data in the plane, predictions.
+"""Seconds from the start of a fresh process to its answer: import, fit of binary data in the plane,
+predictions.
 
-Peers maximise the evidence or its bound, without priors; our methods take the mode under log-normal priors, and NUTS draws. The
-mean log density of held-out labels beside each time shows that all of them answer the same question.
+Peers maximise the evidence or its bound, without priors; our methods take the mode under log-normal
+priors, and NUTS draws. The mean log density of held-out labels beside each time shows that all of
+them answer the same question.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ from tests.benchmarks.ask import LIMIT
 from tests.benchmarks.common import Row, two_moons_like
 from tests.benchmarks.peers.call import OWN, available, run_peer
 
-TARGETS = {"Laplace": 3.5, "EP": 4.5, "VI": 4.5, "SVGP": 6.5, "NUTS": 10.0}  # seconds, nothing compiled before
+# seconds, nothing compiled before
+TARGETS = {"Laplace": 3.5, "EP": 4.5, "VI": 4.5, "SVGP": 6.5, "NUTS": 10.0}
 FILLED = 3.0  # seconds, everything compiled before
 PEERS = {
     "sklearn": "scikit-learn, GaussianProcessClassifier (Laplace)",
@@ -25,7 +28,8 @@ PEERS = {
 
 
 class Size(NamedTuple):
-    """Training data, held-out data, our methods, and what they and the peers' optimisers are allowed.
+    """Training data, held-out data, our methods, and what they and the peers' optimisers are
+    allowed.
 
     `repeats`: processes of which the one with the median total is reported.
     """
@@ -39,7 +43,8 @@ class Size(NamedTuple):
     peer_steps: int  # of Adam
     iterations: int  # of GPflow's L-BFGS, at most
     repeats: int
-    cold: bool = True  # where it is not, JAX may look into its own cache, and the first answer is none
+    # where it is not, JAX may look into its own cache, and the first answer is none
+    cold: bool = True
 
 
 FULL = Size(300, 100, tuple(TARGETS), 50, 200, 3000, 200, 1000, 3)
@@ -55,12 +60,19 @@ def rows(size: Size = FULL) -> Iterator[Row]:
         with TemporaryDirectory() as folder:
             settings = {"method": name, "cache": folder}
             _answer(size, "ppl_gp", settings)  # fills it
-            yield _row(f"{_what(size, name)}, filled cache", _median(size, "ppl_gp", settings), f"at most {FILLED:g} s")
+            yield _row(
+                f"{_what(size, name)}, filled cache",
+                _median(size, "ppl_gp", settings),
+                f"at most {FILLED:g} s",
+            )
     yield from _peers(size)
 
 
 def _what(size: Size, name: str) -> str:
-    told = {"NUTS": f", {size.draws} + {size.draws} draws, 1 chain", "SVGP": f", M = {size.inducing}"}
+    told = {
+        "NUTS": f", {size.draws} + {size.draws} draws, 1 chain",
+        "SVGP": f", M = {size.inducing}",
+    }
     return f"{name}{told.get(name, '')}"
 
 
@@ -82,13 +94,20 @@ def _problem(size: Size) -> tuple[dict, np.ndarray]:
 
 
 def _answer(size: Size, name: str, settings: dict) -> dict:
-    """Seconds of a process: in all, and of import (with the interpreter's start), fit and predictions; the log density.
+    """Seconds of a process: in all, and of import (with the interpreter's start), fit and
+    predictions; the log density.
 
     Raises `RuntimeError` where the process failed.
     """
     given, labels = _problem(size)
     steps = size.steps if name == "ppl_gp" else size.peer_steps
-    asked = {"task": "first", "cache": None, "inducing": size.inducing, "draws": size.draws, "steps": steps}
+    asked = {
+        "task": "first",
+        "cache": None,
+        "inducing": size.inducing,
+        "draws": size.draws,
+        "steps": steps,
+    }
     asked |= {"iterations": size.iterations, "learning_rate": 0.05, **settings}
     got = run_peer(name, given, asked, LIMIT, size.cold)
     if "error" in got:
@@ -106,6 +125,8 @@ def _median(size: Size, name: str, settings: dict) -> dict:
 
 
 def _row(what: str, answer: dict, target: str) -> Row:
-    parts = ", ".join(f"{k} {v:.1f}" for k, v in zip(("import", "fit", "predict"), answer["parts"], strict=True))
+    parts = ", ".join(
+        f"{k} {v:.1f}" for k, v in zip(("import", "fit", "predict"), answer["parts"], strict=True)
+    )
     figure = f"{answer['total']:.1f} s ({parts}); log density {answer['score']:.3f}"
     return Row(what, figure, target, answer["total"], "s")

@@ -17,7 +17,11 @@ def fresh(script: str, cold: bool = True) -> dict:
     Raises `RuntimeError` with the end of what it wrote to stderr, where the script failed.
     """
     environment = without_cache() if cold else dict(os.environ)
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
     if done.returncode:
-        raise RuntimeError(f"a benchmark's own process ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        raise RuntimeError(
+            f"a benchmark's own process ended with {done.returncode}: {done.stderr.strip()[-2000:]}"
+        )
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,6 +1,8 @@
-"""`make bench-history`: every number that the benchmarks were run for, over their runs, as one picture.
+"""`make bench-history`: every number that the benchmarks were run for, over their runs, as one
+picture.
 
-A panel a row of the tables, a dot a run, in order of time and joined where the machine is the same. The dashed line is the row's
+A panel a row of the tables, a dot a run, in order of time and joined where the machine is the same.
+The dashed line is the row's
 target, and the shaded side misses it. A star after a commit: the tree was changed.
 """
 
@@ -24,7 +26,9 @@ TITLE = "One dot a run of the benchmarks, by machine; below, date and commit (* 
 
 
 class Panel(NamedTuple):
-    """One row of a table over its runs: (index among the part's runs, value, machine), and the last run's target."""
+    """One row of a table over its runs: (index among the part's runs, value, machine), and the last
+    run's target.
+    """
 
     part: str
     name: str
@@ -34,13 +38,17 @@ class Panel(NamedTuple):
 
 
 def panels(runs: dict[str, list[dict]]) -> list[Panel]:
-    """A panel for each row and unit that has a value in some run, in the order in which the rows first came."""
+    """A panel for each row and unit that has a value in some run, in the order in which the rows
+    first came.
+    """
     found: dict[tuple, list] = {}
     for part, lines in runs.items():
         for i, run in enumerate(lines):
             for row in run["rows"]:
                 if row["value"] is not None:
-                    found.setdefault((part, row["name"], row["unit"]), []).append((i, row, run["machine"]))
+                    found.setdefault((part, row["name"], row["unit"]), []).append(
+                        (i, row, run["machine"])
+                    )
     return [
         Panel(*key, dots[-1][1]["target"], [(i, row["value"], where) for i, row, where in dots])
         for key, dots in found.items()
@@ -48,7 +56,9 @@ def panels(runs: dict[str, list[dict]]) -> list[Panel]:
 
 
 def limit(target: str) -> tuple[str, float] | None:
-    """("most" or "least", number) of a target such as "at least 2 x"; `None` where it names no number."""
+    """("most" or "least", number) of a target such as "at least 2 x"; `None` where it names no
+    number.
+    """
     found = re.match(r"at (most|least) ([\d.]+(?:e-?\d+)?)", target)
     return (found[1], float(found[2])) if found else None
 
@@ -79,7 +89,9 @@ def _legend(figure: Figure, colours: dict[str, str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=c, marker="o", label=where) for where, c in colours.items()]
-    lines.append(Line2D([], [], color="0.3", linestyle="--", label="target (the shaded side misses it)"))
+    lines.append(
+        Line2D([], [], color="0.3", linestyle="--", label="target (the shaded side misses it)")
+    )
     figure.legend(handles=lines, loc="outside upper center", ncols=2, title=TITLE)
 
 
@@ -95,7 +107,11 @@ def _panel(ax, panel: Panel, lines: list[dict], colours: dict[str, str]) -> None
     ax.set_ylim(bottom, top)
     if wanted:
         ax.axhline(wanted[1], color="0.3", linestyle="--", linewidth=1)
-        ax.axhspan(*((wanted[1], top) if wanted[0] == "most" else (bottom, wanted[1])), color="C3", alpha=0.08)
+        ax.axhspan(
+            *((wanted[1], top) if wanted[0] == "most" else (bottom, wanted[1])),
+            color="C3",
+            alpha=0.08,
+        )
     title = textwrap.fill(f"{panel.part}: {panel.name}", LETTERS)
     ax.set_title(f"{title}\n(target: {panel.target})", fontsize=8)
     ax.set_ylabel(textwrap.fill(panel.unit, 20), fontsize=8)
@@ -119,7 +135,9 @@ def _runs(ax, lines: list[dict], most: int = 4) -> None:
 
 def _when(run: dict) -> str:
     """Date and commit, with a star where the tree was changed."""
-    return f"{run['date'][:10]}\n{run['commit'][:7]}{'*' if run['commit'].endswith('dirty') else ''}"
+    return (
+        f"{run['date'][:10]}\n{run['commit'][:7]}{'*' if run['commit'].endswith('dirty') else ''}"
+    )
 
 
 def main() -> None:
@@ -131,7 +149,10 @@ def main() -> None:
     if not runs:
         parser.error("the history is empty: make bench writes it")
     if unknown := set(chosen.parts) - set(runs):
-        parser.error(f"no history of {', '.join(sorted(unknown))}; there is one of {', '.join(runs) or 'nothing'}")
+        parser.error(
+            f"no history of {', '.join(sorted(unknown))}; there is one of "
+            f"{', '.join(runs) or 'nothing'}"
+        )
     number = draw({part: runs[part] for part in chosen.parts or runs}, chosen.out)
     print(f"{number} panels in {chosen.out}")
 

@@ -1,5 +1,6 @@
-"""Effective samples a second: our NUTS against a hand-written NumPyro model, and Laplace's `Sample` against joint
-NUTS."""
+"""Effective samples a second: our NUTS against a hand-written NumPyro model, and Laplace's `Sample`
+against joint NUTS.
+"""
 
 import time
 from collections.abc import Iterator
@@ -42,7 +43,10 @@ def hand_written(X, y):
 
 
 def _hyper_ess(values):
-    return min(float(effective_sample_size(np.asarray(values[k]).reshape(1, -1))) for k in ("variance", "lengthscale"))
+    return min(
+        float(effective_sample_size(np.asarray(values[k]).reshape(1, -1)))
+        for k in ("variance", "lengthscale")
+    )
 
 
 def _ours(method, X, y):
@@ -70,9 +74,14 @@ def rows(size: Size = FULL) -> Iterator[Row]:
     joint = pg.NUTS(*draws)
     X, y = two_moons_like(size.joint)
     ratio = _ours(joint, X, y) / _by_hand(size, X, y)
-    what = f"NUTS: effective samples a second against a hand-written NumPyro model, n = {size.joint}"
+    what = (
+        f"NUTS: effective samples a second against a hand-written NumPyro model, n = {size.joint}"
+    )
     yield Row(what, f"{ratio:.2f} x", "at least 1 x", ratio, "x")
     X, y = two_moons_like(size.marginal)
     gain = _ours(pg.Laplace(hyper=pg.Sample(*draws)), X, y) / _ours(joint, X, y)
-    what = f"Sample() under Laplace against joint NUTS: hyperparameter ESS a second, n = {size.marginal}"
+    what = (
+        "Sample() under Laplace against joint NUTS: hyperparameter ESS a second, n = "
+        f"{size.marginal}"
+    )
     yield Row(what, f"{gain:.1f} x", "at least 5 x", gain, "x")

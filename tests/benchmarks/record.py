@@ -30,7 +30,9 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The checked-out commit's short name, with "-dirty" where the tree differs from it; "unknown" without git."""
+    """The checked-out commit's short name, with "-dirty" where the tree differs from it; "unknown"
+    without git.
+    """
     try:
         name = _git("rev-parse", "--short=10", "HEAD").strip()
         changed = _git("status", "--porcelain", "--", ".", *(f":!{path}" for path in WRITTEN))
@@ -40,7 +42,9 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def entry(part: str, rows: list[Row], at: str | None = None) -> dict:
@@ -52,7 +56,8 @@ def entry(part: str, rows: list[Row], at: str | None = None) -> dict:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit() if at is None else at,
         "machine": machine(),
-        "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()}
+        | {p: importlib.metadata.version(p) for p in PACKAGES},
         "part": part,
         "rows": [_row(r) for r in rows],
     }
@@ -61,7 +66,13 @@ def entry(part: str, rows: list[Row], at: str | None = None) -> dict:
 def _row(row: Row) -> dict:
     """Names as the history has them; a value that is no number is none."""
     value = None if row.value is None or not math.isfinite(row.value) else float(row.value)
-    return {"name": row.what, "value": value, "unit": row.unit, "figure": row.figure, "target": row.target}
+    return {
+        "name": row.what,
+        "value": value,
+        "unit": row.unit,
+        "figure": row.figure,
+        "target": row.target,
+    }
 
 
 def append(line: dict, folder: pathlib.Path = HISTORY) -> pathlib.Path:

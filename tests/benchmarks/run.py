@@ -1,4 +1,6 @@
-"""`make bench`: measure, print, write the tables into the README between their markers, and a line into the history."""
+"""`make bench`: measure, print, write the tables into the README between their markers, and a line
+into the history.
+"""
 
 import argparse
 import datetime
@@ -25,12 +27,19 @@ PARTS = {
 }  # each has `rows(size)`, and the sizes FULL and TOY
 ALONE = ("sparse", "deep", "first")  # each has a table of its own in the README
 _IN_TURN = "Compiled and warm; each library in a process of its own, one after the other."
-HOW = {"sparse": _IN_TURN, "deep": _IN_TURN, "first": "Each answer by fresh processes, one after the other."}
+HOW = {
+    "sparse": _IN_TURN,
+    "deep": _IN_TURN,
+    "first": "Each answer by fresh processes, one after the other.",
+}
 
 
 def heading(marks: str = "benchmarks") -> str:
     """When, where and how this table was measured."""
-    how = "Compiled and warm unless it says compile time; ratios are medians of pairs taken in turn in one process."
+    how = (
+        "Compiled and warm unless it says compile time; ratios are medians of pairs taken in "
+        "turn in one process."
+    )
     return (
         f"Measured on {datetime.date.today()} with {record.machine()}, float64, "
         f"Python {platform.python_version()}, JAX {jax.__version__}. {HOW.get(marks, how)}"
@@ -54,7 +63,9 @@ def table(rows: list[Row]) -> str:
 
 def write_table(parts: list[str], rows: list[Row], readme: pathlib.Path = README) -> None:
     """Between the README's markers, if these parts together have a table there."""
-    tables = {frozenset([part]): part for part in ALONE} | {frozenset(PARTS) - set(ALONE): "benchmarks"}
+    tables = {frozenset([part]): part for part in ALONE} | {
+        frozenset(PARTS) - set(ALONE): "benchmarks"
+    }
     if marks := tables.get(frozenset(parts)):
         marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
         new = f"{heading(marks)}\n\n{table(rows)}"
@@ -62,10 +73,14 @@ def write_table(parts: list[str], rows: list[Row], readme: pathlib.Path = README
 
 
 def main():
-    """Run the chosen parts. Those in `ALONE`, each alone, and all the others together, rewrite their README tables."""
+    """Run the chosen parts. Those in `ALONE`, each alone, and all the others together, rewrite
+    their README tables.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--toy", action="store_true", help="once, at toy size, and nothing is written")
+    parser.add_argument(
+        "--toy", action="store_true", help="once, at toy size, and nothing is written"
+    )
     chosen = parser.parse_args()
     parts = chosen.parts or [part for part in PARTS if part not in ALONE]
     if unknown := set(parts) - set(PARTS):

@@ -1,4 +1,6 @@
-"""Laplace against scikit-learn's GaussianProcessClassifier: the same kernel, data, start and criterion (no priors)."""
+"""Laplace against scikit-learn's GaussianProcessClassifier: the same kernel, data, start and
+criterion (no priors).
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -32,9 +34,16 @@ def _evidence(n, repeats):
     X, y = two_moons_like(n)
     peer, theta = _peer(X, y, None), np.log([4.0, 1.0])
     ours = evidence_and_gradient(pg.Laplace(), X, y)
-    theirs, mine = peer.log_marginal_likelihood(theta, eval_gradient=True)[0], float(ours(jnp.asarray(theta))[0][0])
+    theirs, mine = (
+        peer.log_marginal_likelihood(theta, eval_gradient=True)[0],
+        float(ours(jnp.asarray(theta))[0][0]),
+    )
     assert abs(theirs - mine) < 1e-3 * abs(mine), (theirs, mine)
-    a, b = seconds(lambda: ours(jnp.asarray(theta)), lambda: peer.log_marginal_likelihood(theta, True), repeats=repeats)
+    a, b = seconds(
+        lambda: ours(jnp.asarray(theta)),
+        lambda: peer.log_marginal_likelihood(theta, True),
+        repeats=repeats,
+    )
     what, value = f"Laplace evidence and gradient against scikit-learn, n = {n}", ratio(b, a)
     return Row(what, f"{value:.1f} x faster", "at least 2 x", value, "x faster")
 
@@ -55,7 +64,13 @@ def _fit(n, repeats):
     a, b = seconds(ours, theirs, repeats=repeats)
     gap, value = found["ours"] - found["theirs"], ratio(b, a)
     figure = f"{value:.1f} x faster (log evidence {gap:+.4f} nats to theirs)"
-    return Row(f"Laplace, whole MAP fit against scikit-learn, n = {n}", figure, "at least 3 x", value, "x faster")
+    return Row(
+        f"Laplace, whole MAP fit against scikit-learn, n = {n}",
+        figure,
+        "at least 3 x",
+        value,
+        "x faster",
+    )
 
 
 def rows(size: Size = FULL) -> Iterator[Row]:

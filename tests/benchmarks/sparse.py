@@ -1,4 +1,6 @@
-"""SVGP against GPflow, GPyTorch and GPJax, each in its own environment, on one clock (`peers/`); and our own large runs."""
+"""SVGP against GPflow, GPyTorch and GPJax, each in its own environment, on one clock (`peers/`);
+and our own large runs.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -26,13 +28,26 @@ class Size(NamedTuple):
 
 
 FULL = Size(
-    n=10_000, bound=(800, 40), steps=((100, 256), (200, 1000), (500, 1000)), repeats=5,
-    optimum=(100, 1000, 5000, 15.0), rates=(0.05, 0.01), large=(10**6, 200, 1000), predict=(200, 10**5),
-)  # fmt: skip
+    n=10_000,
+    bound=(800, 40),
+    steps=((100, 256), (200, 1000), (500, 1000)),
+    repeats=5,
+    optimum=(100, 1000, 5000, 15.0),
+    rates=(0.05, 0.01),
+    large=(10**6, 200, 1000),
+    predict=(200, 10**5),
+)
 TOY = Size(
-    n=20, bound=(20, 3), steps=((3, 10),), repeats=1,
-    optimum=(3, 10, 25, 1.0), rates=(0.05,), large=(20, 3, 10), predict=(3, 20), cold=False,
-)  # fmt: skip
+    n=20,
+    bound=(20, 3),
+    steps=((3, 10),),
+    repeats=1,
+    optimum=(3, 10, 25, 1.0),
+    rates=(0.05,),
+    large=(20, 3, 10),
+    predict=(3, 20),
+    cold=False,
+)
 
 
 def problem(n: int, M: int, seed: int = 0) -> dict:
@@ -60,7 +75,10 @@ def rows(size: Size = FULL) -> Iterator[Row]:
 def _same_work(size: Size, names) -> Row:
     """The bound at a random q(u): every library must have the same number."""
     (n, M), rng = size.bound, np.random.default_rng(1)
-    given = problem(n, M) | {"mean": rng.normal(size=M), "root": np.tril(0.1 * rng.normal(size=(M, M))) + np.eye(M)}
+    given = problem(n, M) | {
+        "mean": rng.normal(size=M),
+        "root": np.tril(0.1 * rng.normal(size=(M, M))) + np.eye(M),
+    }
     bounds = {k: v["bound"] for k, v in ask(given, {"task": "bound"}, names).items()}
     spread = max(bounds.values()) - min(bounds.values())
     if spread > 1e-3:
@@ -70,7 +88,9 @@ def _same_work(size: Size, names) -> Row:
 
 
 def _steps(size: Size, names) -> Iterator[Row]:
-    """One step, by minibatch and number of inducing points; the last again in float32 and by natural gradients."""
+    """One step, by minibatch and number of inducing points; the last again in float32 and by
+    natural gradients.
+    """
 
     def measured(M, B, names, **more):
         settings = {"task": "step", "batch": B, "steps": 20, "repeats": size.repeats, **more}
@@ -85,16 +105,26 @@ def _steps(size: Size, names) -> Iterator[Row]:
 
 
 def _optimum(size: Size, names) -> Row:
-    """Seconds to come within 1 nat per 1000 data of the bound that we reach in the limit, from the same start."""
+    """Seconds to come within 1 nat per 1000 data of the bound that we reach in the limit, from the
+    same start.
+    """
     M, B, steps, limit = size.optimum
     given = problem(size.n, M)
-    common = {"task": "optimum", "batch": B, "steps": steps, "every": 25, "learning_rate": size.rates}
+    common = {
+        "task": "optimum",
+        "batch": B,
+        "steps": steps,
+        "every": 25,
+        "learning_rate": size.rates,
+    }
     common["seconds_limit"] = limit
     long = ask(given, common | {"methods": ["natgrad"]}, ("ppl_gp",))
     target, answers = max(run.get("bound", -np.inf) for run in long["ppl_gp"]["runs"]), {}
     for name in names:
         answers |= ask(given, common | {"methods": METHODS[name], "target": target}, (name,))
-    what = f"SVGP to within 1 nat per 1000 data of our bound, N = {size.n}, M = {M}, each at its best"
+    what = (
+        f"SVGP to within 1 nat per 1000 data of our bound, N = {size.n}, M = {M}, each at its best"
+    )
     return _race(answers, target, limit).row(what, "the fastest")
 
 
@@ -108,7 +138,9 @@ def _race(answers: dict[str, dict], target: float, limit: float) -> Measured:
     missed = [f"{k} {v.get('bound', np.nan):.0f}" for k, v in answers.items() if not v["reached"]]
     told += f"; not reached in {limit:.0f} s: {', '.join(missed)}" if missed else ""
     ours = answers.get("ppl_gp", {"reached": False})
-    return Measured(f"to {target:.0f} nats: {told}", ours["seconds"] if ours["reached"] else None, "s")
+    return Measured(
+        f"to {target:.0f} nats: {told}", ours["seconds"] if ours["reached"] else None, "s"
+    )
 
 
 def _epoch(size: Size, names) -> Iterator[Row]:
@@ -118,9 +150,16 @@ def _epoch(size: Size, names) -> Iterator[Row]:
     what = f"SVGP, one epoch of N = {n} ({n // B} Adam steps), M = {M}"
     yield against_best(epoch, 1.0, "s").row(what)
     peaks = ", ".join(
-        f"{k} {v['peak_training_mib']:.0f} MiB (of which start-up {v['base_mib']:.0f})" for k, v in epoch.items()
+        f"{k} {v['peak_training_mib']:.0f} MiB (of which start-up {v['base_mib']:.0f})"
+        for k, v in epoch.items()
     )
-    yield Row("peak memory of that epoch", peaks, "reported", epoch.get("ppl_gp", {}).get("peak_training_mib"), "MiB")
+    yield Row(
+        "peak memory of that epoch",
+        peaks,
+        "reported",
+        epoch.get("ppl_gp", {}).get("peak_training_mib"),
+        "MiB",
+    )
 
 
 _SCRIPT = """
@@ -137,14 +176,24 @@ given = problem(n, M)
 before = peak()
 method = pg.SVGP(num_inducing=M, batch_size=B, max_steps=n // B)
 fit = pg.fit(flat, method, 0, given["X"], y=given["y"].astype(int), throw=False)
-print(json.dumps({{"run": fit.stats["run_seconds"], "compile": fit.stats["compile_seconds"], "mib": (peak() - before) / 1024,
-                  "bound": fit.log_evidence}}))
+compiling, running = fit.stats["compile_seconds"], fit.stats["run_seconds"]
+mib = (peak() - before) / 1024
+print(json.dumps({{"run": running, "compile": compiling, "mib": mib, "bound": fit.log_evidence}}))
 """
 
 
 def _whole_fit(size: Size) -> Row:
     """Our own call, compiling, choice of inducing points and all."""
     (n, M, B), got = size.large, fresh(_SCRIPT.format(large=size.large), size.cold)
-    figure = f"{got['run']:.0f} s and {got['compile']:.0f} s of compiling, {got['mib']:.0f} MiB beside the data"
+    figure = (
+        f"{got['run']:.0f} s and {got['compile']:.0f} s of compiling, {got['mib']:.0f} MiB "
+        "beside the data"
+    )
     what = f"pg.fit(SVGP()) on N = {n}, {n // B} steps, M = {M}: wall time and peak memory"
-    return Row(what, f"{figure}; bound {got['bound']:.0f} nats", "reported", got["run"] + got["compile"], "s")
+    return Row(
+        what,
+        f"{figure}; bound {got['bound']:.0f} nats",
+        "reported",
+        got["run"] + got["compile"],
+        "s",
+    )

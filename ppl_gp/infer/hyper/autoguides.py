@@ -1,4 +1,6 @@
-"""Guides of the hyperparameters: what an autoguide is built on, which sites it holds at points, and which guides are refused."""
+"""Guides of the hyperparameters: what an autoguide is built on, which sites it holds at points, and
+which guides are refused.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +19,9 @@ _REMEDY = "MAP() is a point, AutoNormal and AutoMultivariateNormal are distribut
 
 
 class _WithoutPlates(Messenger):
-    """Sites with the batch shape that their plates gave them, and without the plates, which stay hidden from the guide."""
+    """Sites with the batch shape that their plates gave them, and without the plates, which stay
+    hidden from the guide.
+    """
 
     def process_message(self, msg):
         """Stands outside of the model's plates."""
@@ -26,9 +30,11 @@ class _WithoutPlates(Messenger):
 
 
 def hyper_model(model: Callable) -> Callable:
-    """The model with GP sites pinned and hidden, and observations hidden: what an autoguide is built on.
+    """The model with GP sites pinned and hidden, and observations hidden: what an autoguide is
+    built on.
 
-    An autoguide's set-up evaluates its model's density and gradient; on the model itself that would factor an N x N matrix.
+    An autoguide's set-up evaluates its model's density and gradient; on the model itself that would
+    factor an N x N matrix.
     """
 
     def hyper_only(*args, **kwargs):
@@ -39,16 +45,22 @@ def hyper_model(model: Callable) -> Callable:
 
 
 def make_guide(make: Callable, model: Callable) -> Any:
-    """`make`'s guide of the hyperparameters, not set up yet. `DataError` for what makes none, and for annealed guides."""
-    # They run Hamiltonian steps on the density of the model that they see, here the prior alone, and score them by a factor.
+    """`make`'s guide of the hyperparameters, not set up yet. `DataError` for what makes none, and
+    for annealed guides.
+    """
+    # They run Hamiltonian steps on the density of the model that they see, here the prior alone,
+    # and score them by a factor.
     if isinstance(make, type) and issubclass(make, AutoDAIS | AutoSemiDAIS):
-        raise DataError(f"hyper={make.__name__} anneals towards the model's density, of which a guide of the hyperparameters "
-                        f"sees the prior alone; {_REMEDY}")  # fmt: skip
+        raise DataError(
+            f"hyper={make.__name__} anneals towards the model's density, of which a guide of the "
+            f"hyperparameters sees the prior alone; {_REMEDY}"
+        )
     with set_up(make):
         guide = make(hyper_model(model))
     if not callable(guide):
         raise DataError(
-            f"hyper={guide_name(make)} is called with a model and has to return a guide, a function; {_REMEDY}"
+            f"hyper={guide_name(make)} is called with a model and has to return a guide, a "
+            f"function; {_REMEDY}"
         )
     return guide
 
@@ -62,43 +74,50 @@ def set_up(make: Callable) -> Iterator[None]:
         raise
     except Exception as error:  # autoguides raise whatever they like
         raise DataError(
-            f"hyper={guide_name(make)} makes no guide of this model's hyperparameters ({type(error).__name__}: {error}); give a "
-            f"NumPyro autoguide class, or a function of a model that returns a guide: {_REMEDY}"
+            f"hyper={guide_name(make)} makes no guide of this model's hyperparameters "
+            f"({type(error).__name__}: {error}); give a NumPyro autoguide class, or a function of "
+            f"a model that returns a guide: {_REMEDY}"
         ) from error
 
 
 def points_of(guide: Callable, trace: dict, make: Callable, names, args, kwargs) -> tuple[str, ...]:
-    """The hyperparameters that a guide, set up already, does not draw: their values depend on no key, a proof by its jaxpr.
+    """The hyperparameters that a guide, set up already, does not draw: their values depend on no
+    key, a proof by its jaxpr.
 
-    Raises `ModelError` where it draws other sites than `names`, `DataError` where its training distribution is another
-    than the one it stands for: a joint vector held at a point, as AutoLaplaceApproximation's, or weights of its own.
+    Raises `ModelError` where it draws other sites than `names`, `DataError` where its training
+    distribution is another
+    than the one it stands for: a joint vector held at a point, as AutoLaplaceApproximation's, or
+    weights of its own.
     """
     drawn = {k: s for k, s in trace.items() if s["type"] == "sample"}
     hyper = {k for k, s in drawn.items() if not is_auxiliary(s) and not s["is_observed"]}
     if hyper != set(names):
         raise ModelError(
-            f"hyper={guide_name(make)}: the guide draws {sorted(hyper)}, and the model's hyperparameters are {sorted(names)}; "
-            "give a NumPyro autoguide class, such as AutoNormal."
+            f"hyper={guide_name(make)}: the guide draws {sorted(hyper)}, and the model's "
+            f"hyperparameters are {sorted(names)}; give a NumPyro autoguide class, such as "
+            "AutoNormal."
         )
     params = {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
 
     def values(key):
         with handlers.block():
-            again = handlers.trace(handlers.substitute(handlers.seed(guide, key), data=params)).get_trace(
-                *args, **kwargs
-            )
+            again = handlers.trace(
+                handlers.substitute(handlers.seed(guide, key), data=params)
+            ).get_trace(*args, **kwargs)
         return {k: again[k]["value"] for k in drawn}
 
     random_sites = reached(values, random.key(0))
     for name, site in drawn.items():
         if site["is_observed"]:
             raise DataError(
-                f"hyper={guide_name(make)}: the guide scores itself by '{name}', a factor, which no bound here counts; {_REMEDY}"
+                f"hyper={guide_name(make)}: the guide scores itself by '{name}', a factor, which "
+                f"no bound here counts; {_REMEDY}"
             )
         if is_auxiliary(site) and not random_sites[name]:
             raise DataError(
-                f"hyper={guide_name(make)} is trained as a point ('{name}' is not random) in unconstrained coordinates, and would "
-                f"stand for a distribution afterwards that no bound was computed for; {_REMEDY}"
+                f"hyper={guide_name(make)} is trained as a point ('{name}' is not random) in "
+                "unconstrained coordinates, and would stand for a distribution afterwards that "
+                f"no bound was computed for; {_REMEDY}"
             )
     return tuple(k for k in names if not random_sites[k])
 
@@ -111,7 +130,9 @@ def is_auxiliary(site) -> bool:
 def log_q(site):
     """log q of what a guide drew; a flow without an inverse knows what it was drawn from."""
     extra = site.get("intermediates")
-    return site["fn"].log_prob(site["value"], extra) if extra else site["fn"].log_prob(site["value"])
+    return (
+        site["fn"].log_prob(site["value"], extra) if extra else site["fn"].log_prob(site["value"])
+    )
 
 
 def guide_name(make) -> str:

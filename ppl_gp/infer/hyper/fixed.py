@@ -1,4 +1,6 @@
-"""Values that a user gives for hyperparameters, `Fixed({...})` and `MAP(init={...})`, checked before any work."""
+"""Values that a user gives for hyperparameters, `Fixed({...})` and `MAP(init={...})`, checked
+before any work.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -22,22 +24,33 @@ def given(hyper) -> tuple[str, Mapping]:
 
 
 def holding(model: Callable, hyper) -> Callable:
-    """The model at the values that `hyper=` gives, each checked as the model comes to it: so at the values before it.
+    """The model at the values that `hyper=` gives, each checked as the model comes to it: so at the
+    values before it.
 
-    Sites that are not given and have no draws (improper priors) get some value in their support. Raises `DataError`.
+    Sites that are not given and have no draws (improper priors) get some value in their support.
+    Raises `DataError`.
     """
     label, values = given(hyper)
 
     def value(site):
-        if site["type"] in ("sample", "param") and site["name"] in values and not site.get("is_observed"):
+        if (
+            site["type"] in ("sample", "param")
+            and site["name"] in values
+            and not site.get("is_observed")
+        ):
             return _checked(f"{label}['{site['name']}']", values[site["name"]], site)
-        return inside(site) if site["type"] == "sample" and site["value"] is None and cannot_be_drawn(site) else None
+        return (
+            inside(site)
+            if site["type"] == "sample" and site["value"] is None and cannot_be_drawn(site)
+            else None
+        )
 
     return handlers.substitute(model, substitute_fn=value)
 
 
 def fixed_values(hyper, names, model, args, kwargs) -> dict:
-    """{site: value} that `hyper=` gives, one for each of the hyperparameters `names`, checked, as arrays.
+    """{site: value} that `hyper=` gives, one for each of the hyperparameters `names`, checked, as
+    arrays.
 
     Raises `ModelError` for names, `DataError` for values.
     """
@@ -59,7 +72,10 @@ def _checked(name, value, site):
     if jax.tree.structure(expected) == jax.tree.structure(0):
         value = _as_array(name, value)
     elif jax.tree.structure(value) != jax.tree.structure(expected):
-        raise DataError(f"{name} is {type(value).__name__}; the param is the tree {jax.tree.structure(expected)}.")
+        raise DataError(
+            f"{name} is {type(value).__name__}; the param is the tree "
+            f"{jax.tree.structure(expected)}."
+        )
     else:
         value = jax.tree.map(lambda x: _as_array(name, x), value)
     jax.tree.map(lambda x, e: _require_entries(name, x, e.shape, support(site)), value, expected)
@@ -75,14 +91,20 @@ def _shapes(site):
 
 def _as_array(name, value):
     try:
-        return jnp.asarray(np.asarray(value) if isinstance(value, list | tuple) else value, jnp.result_type(float))
+        return jnp.asarray(
+            np.asarray(value) if isinstance(value, list | tuple) else value, jnp.result_type(float)
+        )
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} = {value!r} is no array of numbers: {error}") from error
 
 
 def _require_entries(name, value, shape, where):
     if value.shape != tuple(shape):
-        same = f"; for equal entries give numpy.full({tuple(shape)}, {value})" if value.ndim == 0 else ""
+        same = (
+            f"; for equal entries give numpy.full({tuple(shape)}, {value})"
+            if value.ndim == 0
+            else ""
+        )
         raise DataError(f"{name} has shape {value.shape}, and the site {tuple(shape)}{same}.")
     if not bool(jnp.all(jnp.isfinite(value))):
         raise DataError(f"{name} = {value} is not finite.")

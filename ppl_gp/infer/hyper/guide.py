@@ -1,4 +1,6 @@
-"""The hyperparameters' part of a guide: points, or any NumPyro autoguide, with no covariance of the data anywhere."""
+"""The hyperparameters' part of a guide: points, or any NumPyro autoguide, with no covariance of the
+data anywhere.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -28,9 +30,11 @@ def _described(name: str, value, support) -> tuple:
 
 
 class HyperGuide:
-    """An autoguide over the hyperparameters with a prior, as functions of its unconstrained parameters, and points for the others.
+    """An autoguide over the hyperparameters with a prior, as functions of its unconstrained
+    parameters, and points for the others.
 
-    `sampled`: the sites with a prior. `held`: those among them whose values the guide does not draw.
+    `sampled`: the sites with a prior. `held`: those among them whose values the guide does not
+    draw.
     """
 
     def __init__(self, model, make: Callable, args, kwargs):
@@ -48,14 +52,18 @@ class HyperGuide:
             handlers.seed(self.guide, random.key(0))(*args, **kwargs)
         self.held = points_of(first, start, make, found.hyper, args, kwargs)
         params = {k: s for k, s in start.items() if s["type"] == "param"}
-        self.transforms = {k: biject_to(s["kwargs"].get("constraint", constraints.real)) for k, s in params.items()}
+        self.transforms = {
+            k: biject_to(s["kwargs"].get("constraint", constraints.real)) for k, s in params.items()
+        }
         self.points = {k: biject_to(c) for k, c in points.items()}
         self.initial = {k: self.transforms[k].inv(s["value"]) for k, s in params.items()}
         self.initial |= {k: t.inv(own[k]["value"]) for k, t in self.points.items()}
 
     @property
     def draws(self) -> bool:
-        """Whether the hyperparameters have a distribution; under AutoDelta, say, they are points."""
+        """Whether the hyperparameters have a distribution; under AutoDelta, say, they are
+        points.
+        """
         return set(self.held) != set(self.sampled)
 
     def __hash__(self):

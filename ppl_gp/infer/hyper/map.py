@@ -1,10 +1,11 @@
-"""MAP estimates of the hyperparameters: optimistix's BFGS on log evidence + log prior, all restarts in one compiled
-step.
+"""MAP estimates of the hyperparameters: optimistix's BFGS on log evidence + log prior, all restarts
+in one compiled step.
 
-The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with the best point so far. Each step
-makes one evaluation of the log evidence a restart, and starts the inner iteration from the pseudo-likelihood of the
-last accepted one. The solver is told values and gradients instead of calling the function, so that the evaluation, nine tenths
-of what there is to compile, is compiled once and serves the optimum's last solution too.
+The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with the best point so
+far. Each step makes one evaluation of the log evidence a restart, and starts the inner iteration
+from the pseudo-likelihood of the last accepted one. The solver is told values and gradients instead
+of calling the function, so that the evaluation, nine tenths of what there is to compile, is
+compiled once and serves the optimum's last solution too.
 """
 
 from collections.abc import Callable
@@ -30,14 +31,16 @@ from ppl_gp.model.factors import read
 from ppl_gp.quick import FEW_DATA, quick_jit
 
 _FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
-_UNUSABLE = 1e10  # loss where the density cannot be evaluated: finite, so that the line search backs off
+# loss where the density cannot be evaluated: finite, so that the line search backs off
+_UNUSABLE = 1e10
 
 
 class Optimum(NamedTuple):
-    """The best restart: constrained hyperparameters, how it ended, the figures behind it, the log evidence and the solution there.
+    """The best restart: constrained hyperparameters, how it ended, the figures behind it, the log
+    evidence and the solution there.
 
-    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared on: a maximum at the
-    edge, where the gradient in the declared coordinates does not vanish.
+    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared
+    on: a maximum at the edge, where the gradient in the declared coordinates does not vanish.
     """
 
     hyper: dict
@@ -55,17 +58,23 @@ class _Problem(eqx.Module):
     kwargs: dict
 
     def log_posterior(self, free, init: Sites):
-        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm sites."""
+        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
+        sites.
+        """
         hyper = self.space.constrain(free)
         factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
         prior, log_lik = factors.prior, factors.log_lik
-        value, solution = log_evidence(self.method, prior.covariance_matrix, prior.mean, log_lik, init)
+        value, solution = log_evidence(
+            self.method, prior.covariance_matrix, prior.mean, log_lik, init
+        )
         value = value + log_lik.shared()
         return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
 
 
 class _Evaluation(NamedTuple):
-    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the solution behind it."""
+    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the
+    solution behind it.
+    """
 
     loss: Array
     slopes: dict
@@ -110,13 +119,28 @@ def _begin(point, num: int, form: type[Sites]) -> _Run:
     sites = flat(jnp.zeros(num), form)
     one, zero = jnp.ones(()), jnp.zeros(())
     arrays, _ = _fresh(point, sites)
-    return _Run(point, point, arrays, sites, one, zero + jnp.inf, zero + jnp.inf, jnp.int32(0), jnp.zeros((), bool))
+    return _Run(
+        point,
+        point,
+        arrays,
+        sites,
+        one,
+        zero + jnp.inf,
+        zero + jnp.inf,
+        jnp.int32(0),
+        jnp.zeros((), bool),
+    )
 
 
 def _step(r: _Run, at: _Evaluation, tol) -> _Run:
     """Tell the solver the answer; it says where to look next."""
     _, static = _fresh(r.point, r.sites)
-    evaluated = (r.asked, at.loss / r.scale, jax.tree.map(lambda g: g / r.scale, at.slopes), at.solution.sites)
+    evaluated = (
+        r.asked,
+        at.loss / r.scale,
+        jax.tree.map(lambda g: g / r.scale, at.slopes),
+        at.solution.sites,
+    )
     state = eqx.combine(r.solver, static)
     point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
     gradient = state.f_info.grad
@@ -126,8 +150,19 @@ def _step(r: _Run, at: _Evaluation, tol) -> _Run:
     hopeless = (r.steps == 0) & ~(loss < _UNUSABLE)  # nowhere to back off to
     done = (slope < tol) | flat | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)
-    told = _Run(point, state.y_eval, solver, _finite_or(sites, r.sites), r.scale, loss, slope, r.steps + 1, done)
-    # After the first evaluation, start again with the loss scaled so that the first step has length below one.
+    told = _Run(
+        point,
+        state.y_eval,
+        solver,
+        _finite_or(sites, r.sites),
+        r.scale,
+        loss,
+        slope,
+        r.steps + 1,
+        done,
+    )
+    # After the first evaluation, start again with the loss scaled so that the first step has length
+    # below one.
     restarted, _ = _fresh(r.point, r.sites)
     first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
     return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
@@ -140,10 +175,18 @@ def _finite_or(sites, fallback):
 
 @quick_jit
 def _start(problem: _Problem, rng_key, num_restarts: int, init):
-    points = None if init is not None and num_restarts == 1 else starts(problem.space, rng_key, num_restarts)
+    points = (
+        None
+        if init is not None and num_restarts == 1
+        else starts(problem.space, rng_key, num_restarts)
+    )
     if init is not None:
         first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
-        points = first if points is None else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
+        points = (
+            first
+            if points is None
+            else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
+        )
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
     log_lik = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik
     return jax.vmap(lambda p: _begin(p, log_lik.num, form_of(log_lik)))(points)
@@ -158,21 +201,27 @@ def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
         (total, (value, solution)), slopes = both(point, init)
         solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
         loss = jnp.where(solved, -total, _UNUSABLE)
-        return _Evaluation(loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution)
+        return _Evaluation(
+            loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution
+        )
 
     def one(entry):
         *at, skip = entry
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at))
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at)
+        )
         return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
 
     if len(skipped) == 1:  # and is wanted, or the caller would not ask
-        return jax.tree.map(lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites))))
+        return jax.tree.map(
+            lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites)))
+        )
     return over_leading_axis(one, (points, sites, skipped))
 
 
 def _asked(problem: _Problem, runs: _Run) -> tuple[_Run, _Evaluation]:
-    """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave, and rescues, are compiled when an
-    evaluation has failed without them.
+    """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave,
+    and rescues, are compiled when an evaluation has failed without them.
     """
     evaluate = _evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else _evaluate.full
     at = evaluate(problem, runs.asked, runs.sites, runs.done)
@@ -188,7 +237,9 @@ def _advance(runs: _Run, at: _Evaluation, tol) -> _Run:
     """A step of every restart that has not ended."""
 
     def one(run, at):
-        return jax.tree.map(lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol))
+        return jax.tree.map(
+            lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol)
+        )
 
     return jax.vmap(one)(runs, at)
 
@@ -199,8 +250,11 @@ def _constrain(problem: _Problem, runs: _Run, best):
     return hyper, at_bounds(problem.space, hyper)
 
 
-def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, kwargs, *, progress: bool) -> Optimum:
-    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the best point so far.
+def maximise(
+    model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, kwargs, *, progress: bool
+) -> Optimum:
+    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the
+    best point so far.
 
     How the best one has ended counts; the others' ends are in `stats`.
     """
@@ -208,7 +262,10 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
     runs = _start(problem, rng_key, config.restarts, _checked_init(config, sp))
     _require_inside(runs, config)
     tol, interrupted = jnp.asarray(config.tol), False
-    with track(f"{type(method).__name__} MAP", config.max_steps, progress) as update, one_blas_thread():
+    with (
+        track(f"{type(method).__name__} MAP", config.max_steps, progress) as update,
+        one_blas_thread(),
+    ):
         try:
             for step in range(config.max_steps):
                 runs, at = _asked(problem, runs)
@@ -240,17 +297,30 @@ def maximise(model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, 
 def _result(runs: _Run, best: int) -> Result:
     if not float(runs.loss[best]) < _UNUSABLE:
         return Result.nonfinite
-    return Result.converged if bool(runs.done[best]) and float(runs.slope[best]) < _FLAT else Result.max_steps
+    return (
+        Result.converged
+        if bool(runs.done[best]) and float(runs.slope[best]) < _FLAT
+        else Result.max_steps
+    )
 
 
 def _checked_init(config: MAP, sp: Space):
-    return None if config.init is None else fixed_values(config, sp.names, sp.model, sp.args, sp.kwargs)
+    return (
+        None
+        if config.init is None
+        else fixed_values(config, sp.names, sp.model, sp.args, sp.kwargs)
+    )
 
 
 def _require_inside(runs: _Run, config: MAP) -> None:
     """The ends of a support are infinitely far away."""
-    edge = [k for k, x in runs.point.items() if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))]
+    edge = [
+        k
+        for k, x in runs.point.items()
+        if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))
+    ]
     if config.init is not None and edge:
         raise DataError(
-            f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give values inside."
+            f"MAP(init=...) has {edge} on the edge of the support, where no step starts; give "
+            "values inside."
         )

@@ -1,4 +1,6 @@
-"""`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation integrates out."""
+"""`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation
+integrates out.
+"""
 
 from functools import lru_cache
 
@@ -24,16 +26,23 @@ from ppl_gp.results.record import prior_at
 @lru_cache(maxsize=64)
 def _kernel(model, method, config: Sample, missing: tuple[str, ...]):
     """One kernel a model and configuration, so that compiled code is found again."""
-    return Kernel(marginal(self_contained(model, missing), method), target_accept_prob=config.target_accept_prob)
+    return Kernel(
+        marginal(self_contained(model, missing), method),
+        target_accept_prob=config.target_accept_prob,
+    )
 
 
 def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
-    """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood and inner status."""
+    """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood
+    and inner status.
+    """
     trace = first_trace(model, args, kwargs)
     config, found = method.hyper, roles(trace)
     require_samplable(model, trace, args, kwargs, "hyper=Sample()")
     if not found.hyper:
-        raise ModelError("Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP().")
+        raise ModelError(
+            "Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP()."
+        )
     kernel = _kernel(model, method, config, missing_parts(trace))
     draws = run_chains(
         kernel,
@@ -50,16 +59,29 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
     result, stats = diagnose(draws, found.hyper)
     codes = np.asarray(values[f"{name}_code"])
     stats |= {"residual": float(np.max(values[f"{name}_residual"])), "inner_codes": codes}
-    inner = {f"inner_{figure}": draws.values[f"{name}_{figure}"] for figure in ("steps", "residual", "code")}
+    inner = {
+        f"inner_{figure}": draws.values[f"{name}_{figure}"]
+        for figure in ("steps", "residual", "code")
+    }
     stats["sample_stats"] = {**stats["sample_stats"], **inner}
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
-    kept = _kept(model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs)
+    kept = _kept(
+        model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs
+    )
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, {name: kept}),
-        log_evidence=None, result=result, stats=stats, num_chains=config.num_chains, sampled=True,
-    )  # fmt: skip
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, {name: kept}),
+        log_evidence=None,
+        result=result,
+        stats=stats,
+        num_chains=config.num_chains,
+        sampled=True,
+    )
 
 
 @quick_jit

@@ -1,7 +1,7 @@
 """The hyperparameters as an unconstrained vector space: transforms, log prior, starts.
 
-A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed as the model runs,
-site by site, each by the support that it has at the values so far.
+A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed
+as the model runs, site by site, each by the support that it has at the values so far.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ _AT_BOUND = 1e-3
 
 
 class Space(eqx.Module):
-    """The hyperparameters `names` of a model, a site's value being an array or, of a param, a tree of arrays.
+    """The hyperparameters `names` of a model, a site's value being an array or, of a param, a tree
+    of arrays.
 
     `given`: values of other sites. Each call runs the model once, O(N), no factorisation.
     """
@@ -43,7 +44,9 @@ class Space(eqx.Module):
                 return None
             return jax.tree.map(transform(site), free[site["name"]])
 
-        trace = run(handlers.substitute(self.model, substitute_fn=value), self.args, self.kwargs, self.given)
+        trace = run(
+            handlers.substitute(self.model, substitute_fn=value), self.args, self.kwargs, self.given
+        )
         return {k: trace[k]["value"] for k in self.names}
 
     def unconstrain(self, hyper: dict) -> dict:
@@ -54,14 +57,20 @@ class Space(eqx.Module):
         """The unconstrained values of a trace."""
 
         def inverse(site):
-            return jax.tree.map(lambda x: transform(site).inv(jnp.asarray(x, jnp.result_type(float))), site["value"])
+            return jax.tree.map(
+                lambda x: transform(site).inv(jnp.asarray(x, jnp.result_type(float))), site["value"]
+            )
 
         return {k: inverse(trace[k]) for k in self.names}
 
 
 def support(site: dict) -> constraints.Constraint:
     """Where a sample or param site's values may lie, at the values of the sites before it."""
-    return site["fn"].support if site["type"] == "sample" else site["kwargs"].get("constraint", constraints.real)
+    return (
+        site["fn"].support
+        if site["type"] == "sample"
+        else site["kwargs"].get("constraint", constraints.real)
+    )
 
 
 def transform(site: dict) -> Transform:
@@ -71,15 +80,20 @@ def transform(site: dict) -> Transform:
 
 def cannot_be_drawn(site: dict) -> bool:
     """Whether a site's distribution has no draws, such as `ImproperUniform`."""
-    return site["type"] == "sample" and not is_gp(site) and type(unwrap(site["fn"])).sample is Distribution.sample
+    return (
+        site["type"] == "sample"
+        and not is_gp(site)
+        and type(unwrap(site["fn"])).sample is Distribution.sample
+    )
 
 
 def require_draws(site: dict, remedy: str) -> None:
     """Raise `ModelError` for a hyperparameter whose prior has no draws to start from."""
     if cannot_be_drawn(site):
         raise ModelError(
-            f"hyperparameter '{site['name']}' has the improper prior {type(unwrap(site['fn'])).__name__}, which has no "
-            f"median and no draws to start from; give {remedy}, or hyper=Fixed({{...}}), or a proper prior."
+            f"hyperparameter '{site['name']}' has the improper prior "
+            f"{type(unwrap(site['fn'])).__name__}, which has no median and no draws to start "
+            f"from; give {remedy}, or hyper=Fixed({{...}}), or a proper prior."
         )
 
 
@@ -98,7 +112,10 @@ def at_bounds(sp: Space, hyper: dict) -> dict:
             where = where.base_constraint
         if hasattr(where, "lower_bound") and hasattr(where, "upper_bound"):
             low, high = where.lower_bound, where.upper_bound
-            edges = [jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low) for x in jax.tree.leaves(hyper[name])]
+            edges = [
+                jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low)
+                for x in jax.tree.leaves(hyper[name])
+            ]
             found[name] = jnp.any(jnp.stack([jnp.any(e) for e in edges]))
     return found
 
@@ -108,12 +125,15 @@ def space(trace: dict, model, args, kwargs, given: dict | None = None) -> Space:
     found = roles(trace)
     for name in found.hyper:
         if support(trace[name]).is_discrete:
-            raise ModelError(f"hyperparameter '{name}' is discrete; fix it with hyper=Fixed({{'{name}': ...}}).")
+            raise ModelError(
+                f"hyperparameter '{name}' is discrete; fix it with hyper=Fixed({{'{name}': ...}})."
+            )
     return Space(model, (*found.hyper, *found.params), args, kwargs, given or {})
 
 
 def log_prior(model, args, kwargs, hyper: dict, names=None):
-    """sum of scale x log p(hyperparameter), nats, in the declared coordinates; `numpyro.param` sites have none.
+    """sum of scale x log p(hyperparameter), nats, in the declared coordinates; `numpyro.param`
+    sites have none.
 
     `names`: over these alone.
 
@@ -125,13 +145,16 @@ def log_prior(model, args, kwargs, hyper: dict, names=None):
         scale = 1.0 if site["scale"] is None else site["scale"]
         return jnp.sum(scale * site["fn"].log_prob(site["value"]))
 
-    return sum([term(trace[k]) for k in (roles(trace).hyper if names is None else names)], jnp.zeros(()))
+    return sum(
+        [term(trace[k]) for k in (roles(trace).hyper if names is None else names)], jnp.zeros(())
+    )
 
 
 def starts(sp: Space, rng_key, num: int) -> dict:
     """(num, ...) unconstrained starting points: the prior's median first, then prior draws.
 
-    Params have no prior: the first start is their declared value, the others what they declare under further keys.
+    Params have no prior: the first start is their declared value, the others what they declare
+    under further keys.
     """
 
     def refuse(site):
@@ -139,7 +162,13 @@ def starts(sp: Space, rng_key, num: int) -> dict:
             require_draws(site, f"MAP(init={{'{site['name']}': ..., ...}}) with restarts=1")
 
     def draw(key):
-        trace = run(handlers.substitute(sp.model, substitute_fn=refuse), sp.args, sp.kwargs, sp.given, key=key)
+        trace = run(
+            handlers.substitute(sp.model, substitute_fn=refuse),
+            sp.args,
+            sp.kwargs,
+            sp.given,
+            key=key,
+        )
         free, params = sp.free_of(trace), roles(trace).params
         return {k: v for k, v in free.items() if k not in params}, {k: free[k] for k in params}
 

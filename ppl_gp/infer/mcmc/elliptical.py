@@ -1,9 +1,11 @@
-"""`EllipticalSlice`: f by elliptical slice sampling, the hyperparameters by NUTS given f, alternated.
+"""`EllipticalSlice`: f by elliptical slice sampling, the hyperparameters by NUTS given f,
+alternated.
 
-Murray, Adams & MacKay 2010 (algorithm of figure 2) in the whitened coordinates v ~ N(0, I), all GP sites at once: an
-update needs the likelihood alone, no gradient and no step size. Given v, one NUTS transition of the hyperparameters
-(Murray & Adams 2010: whitened variables make that conditional broad). NumPyro's HMCGibbs is not
-used because its Gibbs step cannot see the model's arguments, so that new data would compile anew.
+Murray, Adams & MacKay 2010 (algorithm of figure 2) in the whitened coordinates v ~ N(0, I), all GP
+sites at once: an update needs the likelihood alone, no gradient and no step size. Given v, one NUTS
+transition of the hyperparameters (Murray & Adams 2010: whitened variables make that conditional
+broad). NumPyro's HMCGibbs is not used because its Gibbs step cannot see the model's arguments, so
+that new data would compile anew.
 """
 
 from functools import lru_cache
@@ -39,10 +41,12 @@ _MAX_SHRINKS = 100
 
 
 class EllipticalSlice(eqx.Module):
-    """Elliptical slice sampling of f within Gibbs. `num_slices` updates of f for each update of the hyperparameters.
+    """Elliptical slice sampling of f within Gibbs. `num_slices` updates of f for each update of the
+    hyperparameters.
 
-    Slower mixing than `NUTS()` where f and the hyperparameters are strongly coupled; needs no gradient of the
-    likelihood. Local latents and scaled priors of f are not supported (`ModelError`). Results and `stats` as `NUTS`.
+    Slower mixing than `NUTS()` where f and the hyperparameters are strongly coupled; needs no
+    gradient of the likelihood. Local latents and scaled priors of f are not supported
+    (`ModelError`). Results and `stats` as `NUTS`.
     """
 
     num_warmup: int = eqx.field(default=500, static=True)
@@ -56,9 +60,11 @@ class EllipticalSlice(eqx.Module):
 
 
 def elliptical_slice(key, v, log_lik):
-    """One update of v ~ N(0, I) x exp(log_lik(v)), v any pytree; O(1) likelihood evaluations, about 5 on average.
+    """One update of v ~ N(0, I) x exp(log_lik(v)), v any pytree; O(1) likelihood evaluations, about
+    5 on average.
 
-    The bracket shrinks towards the current point, which always lies on the slice; `_MAX_SHRINKS` bounds the loop.
+    The bracket shrinks towards the current point, which always lies on the slice; `_MAX_SHRINKS`
+    bounds the loop.
     """
     flat, unravel = ravel_pytree(v)
     key_nu, key_height, key_angle, key_loop = random.split(key, 4)
@@ -77,7 +83,13 @@ def elliptical_slice(key, v, log_lik):
         angle, low, high, shrinks, key = state
         low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
         key, sub = random.split(key)
-        return random.uniform(sub, minval=low, maxval=high, dtype=flat.dtype), low, high, shrinks + 1, key
+        return (
+            random.uniform(sub, minval=low, maxval=high, dtype=flat.dtype),
+            low,
+            high,
+            shrinks + 1,
+            key,
+        )
 
     start = (first, first - 2 * jnp.pi, first, jnp.int32(0), key_loop)
     angle, _, _, shrinks, _ = lax.while_loop(outside, shrink, start)
@@ -91,26 +103,39 @@ class _GibbsState(NamedTuple):
 
 
 class _SliceWithinGibbs(MCMCKernel):
-    """`num_slices` updates of the whitened sites, then one NUTS transition of the hyperparameters, if there are any."""
+    """`num_slices` updates of the whitened sites, then one NUTS transition of the hyperparameters,
+    if there are any.
+    """
 
     sample_field = "z"
 
     def __init__(self, model, config: EllipticalSlice, base_sites, has_hyper: bool):
-        self._model, self._config, self._base_sites, self._has_hyper = model, config, base_sites, has_hyper
+        self._model, self._config, self._base_sites, self._has_hyper = (
+            model,
+            config,
+            base_sites,
+            has_hyper,
+        )
         self._nuts = Kernel(self._given_whites, target_accept_prob=config.target_accept_prob)
 
     def _given_whites(self, *args, _whites, **kwargs):
         return handlers.condition(self._model, data=_whites)(*args, **kwargs)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        """Start f at zero in whitened coordinates and the hyperparameters where NUTS starts them."""
+        """Start f at zero in whitened coordinates and the hyperparameters where NUTS starts
+        them.
+        """
         del init_params
         with handlers.block():
-            trace = handlers.trace(handlers.seed(self._model, rng_key)).get_trace(*model_args, **model_kwargs)
+            trace = handlers.trace(handlers.seed(self._model, rng_key)).get_trace(
+                *model_args, **model_kwargs
+            )
         whites = {k: jnp.zeros_like(trace[k]["value"]) for k in self._base_sites}
         inner = None
         if self._has_hyper:
-            inner = self._nuts.init(rng_key, num_warmup, None, model_args, {**model_kwargs, "_whites": whites})
+            inner = self._nuts.init(
+                rng_key, num_warmup, None, model_args, {**model_kwargs, "_whites": whites}
+            )
         return _GibbsState({"whites": whites, "hyper": inner.z if inner else {}}, inner, rng_key)
 
     def sample(self, state, model_args, model_kwargs):
@@ -119,7 +144,8 @@ class _SliceWithinGibbs(MCMCKernel):
         whites, inner = state.z["whites"], state.hmc_state
 
         def log_lik(v):
-            # All of the joint density but N(v): a prior, or its support, may be computed from f too.
+            # All of the joint density but N(v): a prior, or its support, may be computed from f
+            # too.
             energy = self._energy(v, state.z["hyper"], model_args, model_kwargs)
             return -energy - sum(dist.Normal().log_prob(x).sum() for x in v.values())
 
@@ -129,10 +155,14 @@ class _SliceWithinGibbs(MCMCKernel):
         whites, _ = lax.scan(update, whites, random.split(key_slice, self._config.num_slices))
         if self._has_hyper:
             given = {**model_kwargs, "_whites": whites}
-            energy, gradient = jax.value_and_grad(lambda z: self._energy(whites, z, model_args, model_kwargs))(inner.z)
+            energy, gradient = jax.value_and_grad(
+                lambda z: self._energy(whites, z, model_args, model_kwargs)
+            )(inner.z)
             inner = inner._replace(potential_energy=energy, z_grad=gradient)
             inner = self._nuts.sample(inner, model_args, given)
-        return _GibbsState({"whites": whites, "hyper": inner.z if self._has_hyper else {}}, inner, key)
+        return _GibbsState(
+            {"whites": whites, "hyper": inner.z if self._has_hyper else {}}, inner, key
+        )
 
     def _energy(self, whites, z, args, kwargs):
         """-log p(v, z, data), nats, z the unconstrained hyperparameters."""
@@ -143,13 +173,21 @@ class _SliceWithinGibbs(MCMCKernel):
 
         def transform(z):
             given = {**model_kwargs, "_whites": z["whites"]}
-            return constrain_fn(self._given_whites, model_args, given, z["hyper"], return_deterministic=True)
+            return constrain_fn(
+                self._given_whites, model_args, given, z["hyper"], return_deterministic=True
+            )
 
         return transform
 
 
 @lru_cache(maxsize=64)
-def _kernel(model, config: EllipticalSlice, sites: tuple[str, ...], missing: tuple[str, ...], has_hyper: bool):
+def _kernel(
+    model,
+    config: EllipticalSlice,
+    sites: tuple[str, ...],
+    missing: tuple[str, ...],
+    has_hyper: bool,
+):
     """One kernel a model and configuration, so that compiled code is found again."""
     model = whitened(self_contained(model, missing), sites)
     return _SliceWithinGibbs(model, config, tuple(f"{s}_base" for s in sites), has_hyper)
@@ -164,7 +202,8 @@ def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progr
     require_gp(found, trace)
     if found.local_latents:
         raise ModelError(
-            f"EllipticalSlice() takes no local latents, and the model has {list(found.local_latents)}. Use NUTS()."
+            "EllipticalSlice() takes no local latents, and the model has "
+            f"{list(found.local_latents)}. Use NUTS()."
         )
     draws = run_chains(
         _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper)),

@@ -1,4 +1,6 @@
-"""`NUTS`: the exact joint posterior of f and the hyperparameters, by NumPyro's sampler on the whitened model."""
+"""`NUTS`: the exact joint posterior of f and the hyperparameters, by NumPyro's sampler on the
+whitened model.
+"""
 
 from functools import lru_cache
 
@@ -22,13 +24,16 @@ from ppl_gp.results.fit import Fit
 
 
 class NUTS(eqx.Module):
-    """The exact posterior by NumPyro's NUTS, f whitened. `hyper` is sampled with f; nothing is approximated.
+    """The exact posterior by NumPyro's NUTS, f whitened. `hyper` is sampled with f; nothing is
+    approximated.
 
-    Results: converged; not_mixed where r-hat of a hyperparameter or of f exceeds 1.05, the effective sample size falls
-    below 10 draws a chain (or has no estimate), or more than 5 % of draws diverge; interrupted. `stats`: r_hat, ess
-    (the worst over hyperparameters and f; quantiles want ESS of 100 draws a chain), divergences.
+    Results: converged; not_mixed where r-hat of a hyperparameter or of f exceeds 1.05, the
+    effective sample size falls below 10 draws a chain (or has no estimate), or more than 5 % of
+    draws diverge; interrupted. `stats`: r_hat, ess (the worst over hyperparameters and f; quantiles
+    want ESS of 100 draws a chain), divergences.
 
-    `ModelError` for what has no density to sample: `numpyro.param` sites, discrete latents, plates that subsample.
+    `ModelError` for what has no density to sample: `numpyro.param` sites, discrete latents, plates
+    that subsample.
     """
 
     num_warmup: int = eqx.field(default=500, static=True)
@@ -79,6 +84,14 @@ def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit
     kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, kept), log_evidence=None,
-        result=result, stats=stats, num_chains=num_chains, sampled=True,
-    )  # fmt: skip
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, kept),
+        log_evidence=None,
+        result=result,
+        stats=stats,
+        num_chains=num_chains,
+        sampled=True,
+    )

@@ -1,4 +1,6 @@
-"""A model as the samplers see it: what they cannot sample is refused, and what needs no sampling is kept from them."""
+"""A model as the samplers see it: what they cannot sample is refused, and what needs no sampling is
+kept from them.
+"""
 
 from collections.abc import Callable
 from numbers import Integral
@@ -20,40 +22,56 @@ from ppl_gp.numerics.linalg import half_log_det
 
 
 def require_settings(config, *counts: str) -> None:
-    """Raise `DataError` unless the named settings of a sampler are whole numbers from 1 on and its acceptance lies in (0, 1)."""
+    """Raise `DataError` unless the named settings of a sampler are whole numbers from 1 on and its
+    acceptance lies in (0, 1).
+    """
     name = type(config).__name__
     for count in counts:
         value = getattr(config, count)
         if not isinstance(value, Integral) or value < 1:
             raise DataError(f"{name}({count}={value!r}): give a whole number, at least 1.")
     if not 0.0 < config.target_accept_prob < 1.0:
-        raise DataError(f"{name}(target_accept_prob={config.target_accept_prob!r}): give a number between 0 and 1.")
+        raise DataError(
+            f"{name}(target_accept_prob={config.target_accept_prob!r}): give a number between 0 "
+            "and 1."
+        )
 
 
 def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -> None:
-    """Raise `ModelError` for what `method` cannot sample: plates that subsample, params, discrete latents, state.
+    """Raise `ModelError` for what `method` cannot sample: plates that subsample, params, discrete
+    latents, state.
 
-    A param that nothing depends on is left alone: `random_eqx_module` declares one beside the priors of its weights.
-    One abstract trace of the model where it has params or missing observations, no factorisation.
+    A param that nothing depends on is left alone: `random_eqx_module` declares one beside the
+    priors of its weights. One abstract trace of the model where it has params or missing
+    observations, no factorisation.
     """
     require_no_subsampling(trace, method)
     if state := [k for k, site in trace.items() if site["type"] == "mutable"]:
         raise ModelError(
-            f"{method} cannot follow the state that numpyro.mutable sites {state} carry from call to call."
+            f"{method} cannot follow the state that numpyro.mutable sites {state} carry from call "
+            "to call."
         )
     found = roles(trace)
     for name in (*found.hyper, *found.local_latents):
         if trace[name]["fn"].support.is_discrete:
-            raise ModelError(f"latent site '{name}' is discrete, and {method} samples real numbers; sum it out, for "
-                             "instance with numpyro.distributions.MixtureSameFamily.")  # fmt: skip
+            raise ModelError(
+                f"latent site '{name}' is discrete, and {method} samples real numbers; sum it "
+                "out, for instance with numpyro.distributions.MixtureSameFamily."
+            )
     for name in found.params:
         if _is_used(name, model, trace, args, kwargs):
-            raise ModelError(f"site '{name}' is a numpyro.param, which has no prior: {method} would leave it at its initial value. "
-                             f"Declare it by numpyro.sample('{name}', prior), or fit by a method with hyper=MAP().")  # fmt: skip
+            raise ModelError(
+                f"site '{name}' is a numpyro.param, which has no prior: {method} would leave it "
+                f"at its initial value. Declare it by numpyro.sample('{name}', prior), or fit by "
+                "a method with hyper=MAP()."
+            )
     for name in missing_parts(trace):
         if _is_used(name, model, trace, args, kwargs):
-            raise ModelError(f"the values that obs_mask leaves open at site '{name.removesuffix('_unobserved')}' enter another site, "
-                             f"and {method} does not sample them; declare them by a numpyro.sample of their own.")  # fmt: skip
+            raise ModelError(
+                "the values that obs_mask leaves open at site "
+                f"'{name.removesuffix('_unobserved')}' enter another site, and {method} does not "
+                "sample them; declare them by a numpyro.sample of their own."
+            )
 
 
 def _is_used(name, model, trace, args, kwargs) -> bool:
@@ -62,39 +80,54 @@ def _is_used(name, model, trace, args, kwargs) -> bool:
     def densities(value):
         again = run(model, args, kwargs, {name: value})
         others = [s for k, s in again.items() if s["type"] == "sample" and k != name]
-        return [(jax.tree.leaves(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others]
+        return [
+            (jax.tree.leaves(s["fn"]), s["scale"], s["value"] if is_observed(s) else ())
+            for s in others
+        ]
 
     return bool(depends(densities, trace[name]["value"]))
 
 
 def missing_parts(trace: dict) -> tuple[str, ...]:
     """Names of NumPyro's `<y>_unobserved`: what `obs_mask` leaves open."""
-    return tuple(k for k in trace if k.endswith("_unobserved") and k.removesuffix("_unobserved") + "_observed" in trace)
+    return tuple(
+        k
+        for k in trace
+        if k.endswith("_unobserved") and k.removesuffix("_unobserved") + "_observed" in trace
+    )
 
 
 def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) -> None:
-    """Raise `ModelError` where handlers mask a GP site, or (unless `scaled` are welcome) scale its prior."""
+    """Raise `ModelError` where handlers mask a GP site, or (unless `scaled` are welcome) scale its
+    prior.
+    """
     for name in gps:
         site = trace[name]
         fn = site["fn"]
         while fn is not unwrap(fn):
             if not np.all(np.asarray(getattr(fn, "_mask", True))):
                 raise ModelError(
-                    f"numpyro.handlers.mask takes the prior away from GP site '{name}'; mask the observed sites alone."
+                    f"numpyro.handlers.mask takes the prior away from GP site '{name}'; mask the "
+                    "observed sites alone."
                 )
             fn = fn.base_dist
-        if not scaled and site["scale"] is not None and not np.all(np.asarray(site["scale"]) == 1.0):
+        if (
+            not scaled
+            and site["scale"] is not None
+            and not np.all(np.asarray(site["scale"]) == 1.0)
+        ):
             raise ModelError(
-                f"numpyro.handlers.scale scales the prior of GP site '{name}', and {method} needs it as declared; scale the "
-                "observed sites alone, or use NUTS()."
+                f"numpyro.handlers.scale scales the prior of GP site '{name}', and {method} needs "
+                "it as declared; scale the observed sites alone, or use NUTS()."
             )
 
 
 class self_contained(Messenger):
-    """Keeps from the outer handlers what a sampler does not sample; every run of the model makes these anew.
+    """Keeps from the outer handlers what a sampler does not sample; every run of the model makes
+    these anew.
 
-    Those are params that nothing depends on (NumPyro's kernels would carry their values from one compiled function into
-    another) and missing observations, which integrate to one at any value.
+    Those are params that nothing depends on (NumPyro's kernels would carry their values from one
+    compiled function into another) and missing observations, which integrate to one at any value.
     """
 
     def __init__(self, fn=None, missing: tuple[str, ...] = ()):
@@ -115,7 +148,8 @@ class self_contained(Messenger):
 class whitened(handlers.reparam):
     """f = m + L v at GP sites (`Whiten`), the density of f kept where a handler scales the prior.
 
-    N(f)^s df = N(v)^s |L|^(1 - s) dv: the base site has the first factor, a `numpyro.factor` the second.
+    N(f)^s df = N(v)^s |L|^(1 - s) dv: the base site has the first factor, a `numpyro.factor` the
+    second.
     """
 
     def __init__(self, fn, sites: tuple[str, ...]):
@@ -128,6 +162,9 @@ class whitened(handlers.reparam):
         super().process_message(msg)
         if is_white and scale is not None:
             # The factor is scaled as well, and plates expand it to the batch shape.
-            prior, count = unwrap(fn), int(np.prod(fn.shape()) / np.prod(fn.event_shape[-1:]) / np.prod(fn.batch_shape))
+            prior, count = (
+                unwrap(fn),
+                int(np.prod(fn.shape()) / np.prod(fn.event_shape[-1:]) / np.prod(fn.batch_shape)),
+            )
             volume = (1.0 / scale - 1.0) * count * half_log_det(prior.scale_tril)
             numpyro.factor(f"{msg['name']}_volume", jnp.broadcast_to(volume, fn.batch_shape))

@@ -1,4 +1,6 @@
-"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together, on the same model."""
+"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together, on the same
+model.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -43,10 +45,12 @@ from ppl_gp.sparse.svgp import SVGP
 class SparseNUTS(eqx.Module):
     """MCMC for variationally sparse GPs (Hensman, Matthews, Filippone & Ghahramani 2015).
 
-    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n | f_n)]), their eq. 9: no Gaussian form
-    is assumed for u, and the sparsity is the only approximation. Latents that stand one a datum are sampled too. In inner layers f
-    given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing variables are fixed: chosen as `SVGP`
-    chooses them, or given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a leapfrog step; all data in every step.
+    Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n |
+    f_n)]), their eq. 9: no Gaussian form is assumed for u, and the sparsity is the only
+    approximation. Latents that stand one a datum are sampled too. In inner layers f given u is
+    independent from row to row, as in `SVGP`, and its noise is sampled. Inducing variables are
+    fixed: chosen as `SVGP` chooses them, or given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a
+    leapfrog step; all data in every step.
 
     Results and `stats` as `NUTS`.
     """
@@ -61,13 +65,17 @@ class SparseNUTS(eqx.Module):
     num_nodes: int | None = eqx.field(default=None, static=True)
 
     def __check_init__(self):
-        require_settings(self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth")
+        require_settings(
+            self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth"
+        )
 
 
 def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Callable:
-    """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`, and the data as a factor.
+    """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`,
+    and the data as a factor.
 
-    Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables, *args, **kwargs)`, `variables` =
+    Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables,
+    *args, **kwargs)`, `variables` =
     {GP site: InducingVariables}.
     """
 
@@ -76,7 +84,9 @@ def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Calla
         trace = run(model, args, kwargs)
         shapes = {k: trace[k]["fn"].shape() for k in of.gps}
         given = sample_hyper(model, args, kwargs)
-        q: dict[str, Family] = {k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num))) for k in of.gps}
+        q: dict[str, Family] = {
+            k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num))) for k in of.gps
+        }
         noise = {k: _white(f"{k}_noise", shapes[k]) for k in of.inner}
         at = run(model, args, kwargs, given)
         priors = {k: unwrap(at[k]["fn"]) for k in of.gps}
@@ -88,14 +98,24 @@ def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Calla
 
 
 def _white(name: str, shape):
-    return cast(Array, numpyro.sample(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))))
+    return cast(
+        Array, numpyro.sample(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape)))
+    )
 
 
 @lru_cache(maxsize=64)
 def _kernel(
-    model, how: Expectation, of: Structure, missing, target_accept_prob: float, max_tree_depth: int, num_warmup: int
+    model,
+    how: Expectation,
+    of: Structure,
+    missing,
+    target_accept_prob: float,
+    max_tree_depth: int,
+    num_warmup: int,
 ):
-    """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps its length of warm-up.)"""
+    """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps
+    its length of warm-up.)
+    """
     return Kernel(
         sparse_model(self_contained(model, missing), how, of),
         target_accept_prob=target_accept_prob,
@@ -106,12 +126,15 @@ def _kernel(
 @run_method.register
 def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress) -> Fit:
     if args and isinstance(args[0], Stream):
-        raise DataError("SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP().")
+        raise DataError(
+            "SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP()."
+        )
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
     require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
     whole = SVGP(
-        num_inducing=method.num_inducing, batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None
+        num_inducing=method.num_inducing,
+        batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None,
     )
     subject = look_at(whole, model, args, kwargs, seed)
     require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
@@ -119,7 +142,8 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     priors, _ = priors_of(subject.trace, subject.gps)
     inputs = site_inputs(subject, hyper, seed)
     variables = {
-        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
+        for k, p in priors.items()
     }
     how = Expectation(method.num_nodes, additive=subject.additive)
     kernel = _kernel(
@@ -149,9 +173,17 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     stats["num_inducing"] = max(v.num for v in variables.values())
     hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
     return Fit(
-        model=model, method=method, args=args, kwargs=kwargs, draws=Draws.equal(hyper, kept), log_evidence=None,
-        result=result, stats=stats, num_chains=method.num_chains, sampled=True,
-    )  # fmt: skip
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, kept),
+        log_evidence=None,
+        result=result,
+        stats=stats,
+        num_chains=method.num_chains,
+        sampled=True,
+    )
 
 
 def _kept(variables, draws) -> FromInducing:

@@ -1,4 +1,6 @@
-"""Checkpoints of a long run: the state's arrays in one file, written so that no reader ever sees half of one."""
+"""Checkpoints of a long run: the state's arrays in one file, written so that no reader ever sees
+half of one.
+"""
 
 import functools
 import json
@@ -24,7 +26,9 @@ FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 2
 
 
 class Checkpoints:
-    """The checkpoints of one run, whose state is any tree. `identity` says what run it is: model, method, data, key."""
+    """The checkpoints of one run, whose state is any tree. `identity` says what run it is: model,
+    method, data, key.
+    """
 
     def __init__(self, config: Checkpoint, identity: dict):
         self.config, self.identity = config, identity
@@ -33,7 +37,9 @@ class Checkpoints:
         self.files: list[Path] = []  # of this run, in the order of their steps
 
     def save(self, state: Any, bounds: np.ndarray, step: int, last: bool = False) -> None:
-        """Write a checkpoint if one is due. A disk that is full ends no run: it warns, and `error` says so."""
+        """Write a checkpoint if one is due. A disk that is full ends no run: it warns, and `error`
+        says so.
+        """
         if step == self.saved or not (last or step - self.saved >= self.config.every):
             return
         try:
@@ -42,17 +48,22 @@ class Checkpoints:
             self._write(path, state, bounds)
             self.saved, self.error = step, None
             self.files = [*self.files, path][-self.config.keep :]
-            # Those of an earlier run (resume=False) go as well: the next start would take them for this one's.
+            # Those of an earlier run (resume=False) go as well: the next start would take them for
+            # this one's.
             for old in set(self._files()) - set(self.files):
                 old.unlink(missing_ok=True)
         except OSError as error:
             self.error = f"step {step}: {error}"
-            warnings.warn(f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.", stacklevel=2)
+            warnings.warn(
+                f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.",
+                stacklevel=2,
+            )
 
     def restore(self, state: Any) -> tuple[Any, np.ndarray]:
         """(state, bounds so far) of the newest checkpoint, or `state` as it is where there is none.
 
-        Raises `StoreError` where it belongs to another model, method, data or version, or cannot be read.
+        Raises `StoreError` where it belongs to another model, method, data or version, or cannot be
+        read.
         """
         for half_written in self.folder.glob(".step-*.ckpt.*"):  # by a run that was killed
             half_written.unlink(missing_ok=True)
@@ -65,9 +76,13 @@ class Checkpoints:
         leaves, structure = jax.tree.flatten(state)
         if set(arrays) != {*_arrays(leaves), "bounds"}:
             raise StoreError(
-                f"{path} holds {len(arrays)} arrays, and this run has {len(_arrays(leaves)) + 1}. {_REMEDY}"
+                f"{path} holds {len(arrays)} arrays, and this run has {len(_arrays(leaves)) + 1}. "
+                f"{_REMEDY}"
             )
-        restored = [_like(arrays[f"leaf-{i}"], x, path) if eqx.is_array(x) else x for i, x in enumerate(leaves)]
+        restored = [
+            _like(arrays[f"leaf-{i}"], x, path) if eqx.is_array(x) else x
+            for i, x in enumerate(leaves)
+        ]
         self.saved = len(arrays["bounds"])
         return jax.tree.unflatten(structure, restored), arrays["bounds"]
 
@@ -75,8 +90,15 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.ckpt"))
 
     def _write(self, path: Path, state: Any, bounds) -> None:
-        arrays = {k: np.asarray(x) for k, x in _arrays(jax.tree.leaves(state)).items()} | {"bounds": bounds}
-        header = {"format": FORMAT, "version": FORMAT_VERSION, "packages": package_versions(), **self.identity}
+        arrays = {k: np.asarray(x) for k, x in _arrays(jax.tree.leaves(state)).items()} | {
+            "bounds": bounds
+        }
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "packages": package_versions(),
+            **self.identity,
+        }
         write_archive(path, header, arrays)
 
     def _read(self, path: Path) -> tuple[dict, dict]:
@@ -90,12 +112,22 @@ class Checkpoints:
                         arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
                 if not isinstance(header, dict):
                     raise ValueError("its header is no dictionary")
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError, EOFError, RuntimeError, SyntaxError) as error:
-            raise StoreError(f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}") from error
+        except (
+            OSError,
+            zipfile.BadZipFile,
+            KeyError,
+            ValueError,
+            EOFError,
+            RuntimeError,
+            SyntaxError,
+        ) as error:
+            raise StoreError(
+                f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}"
+            ) from error
         if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
             raise StoreError(
-                f"{path} has format {header.get('format')!r}, version {header.get('version')}; this installation reads "
-                f"{FORMAT!r}, version {FORMAT_VERSION}. {_REMEDY}"
+                f"{path} has format {header.get('format')!r}, version {header.get('version')}; "
+                f"this installation reads {FORMAT!r}, version {FORMAT_VERSION}. {_REMEDY}"
             )
         return header, arrays
 
@@ -115,25 +147,32 @@ def _arrays(leaves) -> dict:
 
 def _like(array: np.ndarray, leaf, path):
     if array.shape != jnp.shape(leaf) or array.dtype != np.asarray(leaf).dtype:
-        raise StoreError(f"{path} holds an array of shape {array.shape} and type {array.dtype} where this run has "
-                         f"{jnp.shape(leaf)} and {np.asarray(leaf).dtype}. {_REMEDY}")  # fmt: skip
+        raise StoreError(
+            f"{path} holds an array of shape {array.shape} and type {array.dtype} where this run "
+            f"has {jnp.shape(leaf)} and {np.asarray(leaf).dtype}. {_REMEDY}"
+        )
     return jnp.asarray(array)
 
 
 def identity(method: SVGP, model: Callable, data: tuple, num_data: int, key) -> dict:
-    """What run a checkpoint belongs to: the model's code and all that it reads, the settings, `data`, the key.
+    """What run a checkpoint belongs to: the model's code and all that it reads, the settings,
+    `data`, the key.
 
-    The same in every process: by contents, never by address. Schedules count by their values at some steps as well. Of a stream
+    The same in every process: by contents, never by address. Schedules count by their values at
+    some steps as well. Of a stream
     `data` is the first batch: its later ones are not seen.
     """
     settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)
     rates = {
-        k: [float(cast(Callable, v)(s)) for s in steps] for k, v in settings.items() if k in _SCHEDULES and callable(v)
+        k: [float(cast(Callable, v)(s)) for s in steps]
+        for k, v in settings.items()
+        if k in _SCHEDULES and callable(v)
     }
     return {
         "model": f"{_name(model)} {fingerprint(model)}",
-        "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items()) + (f", {rates}" if rates else ""),
+        "method": ", ".join(f"{k}={_told(v)}" for k, v in settings.items())
+        + (f", {rates}" if rates else ""),
         "num_data": num_data,
         "data": digest(data),
         "key": np.asarray(jax.random.key_data(key)).tolist(),

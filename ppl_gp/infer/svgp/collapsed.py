@@ -1,4 +1,6 @@
-"""`SVGP(collapsed=True)`: L-BFGS on Titsias' collapsed bound plus the log prior, all data in every step."""
+"""`SVGP(collapsed=True)`: L-BFGS on Titsias' collapsed bound plus the log prior, all data in every
+step.
+"""
 
 from typing import Any, NamedTuple
 
@@ -43,7 +45,9 @@ def _solver():
 
 
 def _split(problem: Problem, free, variables):
-    move = jax.tree.map(lambda x: problem.plan.train_inducing and eqx.is_inexact_array(x), variables)
+    move = jax.tree.map(
+        lambda x: problem.plan.train_inducing and eqx.is_inexact_array(x), variables
+    )
     return eqx.partition((free, variables), (jax.tree.map(lambda _: True, free), move))
 
 
@@ -54,7 +58,9 @@ def _objective(problem: Problem, trained, held, batch: Batch):
 
 
 @eqx.filter_jit
-def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[Array, "k"], Float[Array, ""]]:
+def _climb(
+    problem: Problem, climb: Climb, batch: Batch
+) -> tuple[Climb, Float[Array, "k"], Float[Array, ""]]:
     trained, held = _split(problem, climb.free, climb.variables)
     value = lambda p: _objective(problem, p, held, batch)  # noqa: E731
     value_and_grad = optax.value_and_grad_from_state(value)
@@ -62,14 +68,18 @@ def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[A
     def step(carry, _):
         trained, state = carry
         loss, gradient = value_and_grad(trained, state=state)
-        updates, state = _solver().update(gradient, state, trained, value=loss, grad=gradient, value_fn=value)
+        updates, state = _solver().update(
+            gradient, state, trained, value=loss, grad=gradient, value_fn=value
+        )
         moved = optax.apply_updates(trained, updates)
         usable = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(moved)]))
         moved = jax.tree.map(lambda a, b: jnp.where(usable, a, b), moved, trained)
         slope = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
         return (moved, state), (jnp.negative(loss), slope)
 
-    (trained, state), (bounds, slopes) = lax.scan(step, (trained, climb.optimiser), None, length=CHUNK)
+    (trained, state), (bounds, slopes) = lax.scan(
+        step, (trained, climb.optimiser), None, length=CHUNK
+    )
     free, variables = eqx.combine(trained, held)
     return Climb(free, variables, state), bounds, slopes[-1]
 
@@ -81,11 +91,17 @@ def _best_sites(problem: Problem, free, variables, batch: Batch):
 
 
 def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress: bool) -> Reached:
-    """Maximise; ends where `_PATIENT` chunks of steps gain less than `tol` nats together. Ctrl-C keeps what is reached."""
+    """Maximise; ends where `_PATIENT` chunks of steps gain less than `tol` nats together. Ctrl-C
+    keeps what is reached.
+    """
     trained, _ = _split(problem, free, variables)
     moving = bool(jax.tree.leaves(trained))
     state = Climb(free, variables, _solver().init(trained) if moving else None)
-    bounds, result, steps = np.zeros(0), Result.completed if moving else Result.converged, problem.plan.max_steps
+    bounds, result, steps = (
+        np.zeros(0),
+        Result.completed if moving else Result.converged,
+        problem.plan.max_steps,
+    )
     with track("SVGP, collapsed", steps, progress) as update, one_blas_thread():
         try:
             while moving and len(bounds) < steps:

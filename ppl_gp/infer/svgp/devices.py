@@ -1,4 +1,6 @@
-"""Spreading a batch's rows over devices: data-parallel training by JAX's sharding, on one process or several."""
+"""Spreading a batch's rows over devices: data-parallel training by JAX's sharding, on one process
+or several.
+"""
 
 from typing import Any, NamedTuple
 
@@ -15,9 +17,9 @@ from ppl_gp.sparse.bound import Batch
 class Placement(NamedTuple):
     """Where batches and parameters live. Without a mesh everything stays on the default device.
 
-    Rows are split over the mesh's one axis, parameters are on every device; the compiler adds the sums of partial bounds and
-    gradients. With several processes (`jax.distributed`) every process must run the same program on the same data, and holds
-    the rows of its own devices only.
+    Rows are split over the mesh's one axis, parameters are on every device; the compiler adds the
+    sums of partial bounds and gradients. With several processes (`jax.distributed`) every process
+    must run the same program on the same data, and holds the rows of its own devices only.
     """
 
     mesh: Any = None
@@ -34,7 +36,9 @@ class Placement(NamedTuple):
         """On every device."""
         if self.mesh is None:
             return tree
-        return jax.tree.map(lambda x: self._place(x, PartitionSpec()) if eqx.is_array(x) else x, tree)
+        return jax.tree.map(
+            lambda x: self._place(x, PartitionSpec()) if eqx.is_array(x) else x, tree
+        )
 
     def local(self, tree):
         """Back on this process' default device, where each process can use them alone."""
@@ -52,8 +56,14 @@ class Placement(NamedTuple):
         def put(x):
             if not eqx.is_array(x):
                 return x
-            rows = not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) and x.ndim > axis and x.shape[axis] == num
-            return self._place(x, PartitionSpec(*[None] * axis, "data") if rows else PartitionSpec())
+            rows = (
+                not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+                and x.ndim > axis
+                and x.shape[axis] == num
+            )
+            return self._place(
+                x, PartitionSpec(*[None] * axis, "data") if rows else PartitionSpec()
+            )
 
         return jax.tree.map(put, batch)
 
@@ -73,10 +83,15 @@ def placement(devices: int | None, batch_size: int | None) -> Placement:
     if devices is None:
         return Placement()
     if devices > jax.device_count():
-        raise DataError(f"SVGP(devices={devices}): JAX sees {jax.device_count()}; on CPU ask for more with "
-                        "numpyro.set_host_device_count(n) before anything else.")  # fmt: skip
+        raise DataError(
+            f"SVGP(devices={devices}): JAX sees {jax.device_count()}; on CPU ask for more with "
+            "numpyro.set_host_device_count(n) before anything else."
+        )
     if batch_size is not None and batch_size % devices:
         raise DataError(
-            f"SVGP(devices={devices}): a batch of {batch_size} rows cannot be split evenly; choose a multiple."
+            f"SVGP(devices={devices}): a batch of {batch_size} rows cannot be split evenly; "
+            "choose a multiple."
         )
-    return Placement(jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices]))
+    return Placement(
+        jax.make_mesh((devices,), ("data",), (AxisType.Auto,), devices=jax.devices()[:devices])
+    )

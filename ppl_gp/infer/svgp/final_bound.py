@@ -1,4 +1,6 @@
-"""The bound over all data at the end of a run, with its own error where it is an estimate; and whether the run got anywhere."""
+"""The bound over all data at the end of a run, with its own error where it is an estimate; and
+whether the run got anywhere.
+"""
 
 import warnings
 
@@ -16,15 +18,19 @@ from ppl_gp.infer.svgp.step import Problem, State, bound_terms, expectation_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
-_REPEATS, _REPEATED_ROWS = 10, 20_000  # sums that an estimate averages: up to ten, of about so many rows in all
+# sums that an estimate averages: up to ten, of about so many rows in all
+_REPEATS, _REPEATED_ROWS = 10, 20_000
 _WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
 
 
-def total_bound(problem: Problem, state: State, subject: Subject, spread: Placement, key) -> float | None:
+def total_bound(
+    problem: Problem, state: State, subject: Subject, spread: Placement, key
+) -> float | None:
     """The objective over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
 
-    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over them.
+    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over
+    them.
     """
     source = subject.source
     if isinstance(source, StreamSource) and not source.stream.restarts:
@@ -42,13 +48,19 @@ def total_bound(problem: Problem, state: State, subject: Subject, spread: Placem
 def judged(
     problem: Problem, state: State, subject: Subject, spread: Placement, key
 ) -> tuple[float | None, float | None]:
-    """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the run had.
+    """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the
+    run had.
 
-    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the sum is exact.
+    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the
+    sum is exact.
     """
     rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
     plain = eqx.tree_at(lambda p: p.rates, problem, rates)
-    num = int(np.clip(_REPEATED_ROWS // subject.source.num_data, 2, _REPEATS)) if problem.plan.drawn else 1
+    num = (
+        int(np.clip(_REPEATED_ROWS // subject.source.num_data, 2, _REPEATS))
+        if problem.plan.drawn
+        else 1
+    )
     totals = [total_bound(plain, state, subject, spread, k) for k in random.split(key, num)]
     values = [t for t in totals if t is not None]
     if not values:
@@ -57,10 +69,11 @@ def judged(
 
 
 def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
-    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations miss something.
+    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations
+    miss something.
 
-    An estimate from up to `_SWEEP` rows at even distances, or the first batch of a stream; `None` where expectations are drawn.
-    A warning where it matters.
+    An estimate from up to `_SWEEP` rows at even distances, or the first batch of a stream; `None`
+    where expectations are drawn. A warning where it matters.
     """
     if problem.plan.drawn:
         return None
@@ -68,26 +81,37 @@ def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float 
     if not isinstance(source, StreamSource):
         first = source.spread(_SWEEP)
     batch = as_batch(first, key)
-    # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's batch stand for all data.
+    # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's
+    # batch stand for all data.
     counted = np.sum(np.asarray(batch.weights) > 0)
     share = 1.0 if isinstance(source, StreamSource) else source.num_data / counted
     gap, size = (share * float(x) for x in expectation_gap(problem, state, batch))
     if size > _WORTH_TELLING * source.num_data:
         warnings.warn(
-            f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's expectations are off by {size:.2g} "
-            f"nats in all, and the bound is {gap:.2g} nats too high; raise num_nodes.",
+            f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
+            f"expectations are off by {size:.2g} nats in all, and the bound is {gap:.2g} nats too "
+            "high; raise num_nodes.",
             stacklevel=2,
         )
     return gap
 
 
 def result_of(
-    ended: Result, bounds: np.ndarray, bound: float | None, problem: Problem, states, subject, spread, key
+    ended: Result,
+    bounds: np.ndarray,
+    bound: float | None,
+    problem: Problem,
+    states,
+    subject,
+    spread,
+    key,
 ) -> Result:
-    """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the start, else as the run ended.
+    """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the
+    start, else as the run ended.
 
-    `states`: at the start and at the end. Steps on different batches cannot be compared with each other: where the last ones are
-    below one of the first the objective is summed over all data at both, and it has to be a nat and a hundredth lower.
+    `states`: at the start and at the end. Steps on different batches cannot be compared with each
+    other: where the last ones are below one of the first the objective is summed over all data at
+    both, and it has to be a nat and a hundredth lower.
     """
     if bound is not None and not np.isfinite(bound):
         return Result.nonfinite

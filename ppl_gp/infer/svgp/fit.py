@@ -1,4 +1,6 @@
-"""Fitting by `SVGP`: choose inducing variables, run the steps, sum the bound over all data, make a `Fit`."""
+"""Fitting by `SVGP`: choose inducing variables, run the steps, sum the bound over all data, make a
+`Fit`.
+"""
 
 import dataclasses
 import math
@@ -28,7 +30,13 @@ from ppl_gp.infer.svgp.devices import placement
 from ppl_gp.infer.svgp.final_bound import judged, nodes_error, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at, site_inputs, uses_inputs
 from ppl_gp.infer.svgp.run import Ended, LongRun
-from ppl_gp.infer.svgp.start import initial_latents, initial_point, initial_variational, of_site, units
+from ppl_gp.infer.svgp.start import (
+    initial_latents,
+    initial_point,
+    initial_variational,
+    of_site,
+    units,
+)
 from ppl_gp.infer.svgp.step import Plan, Problem, Rates, State, begin, hyper_at
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.tracing import roles, run
@@ -46,7 +54,8 @@ GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide k
 def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if isinstance(method.hyper, Sample):
         raise DataError(
-            "SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is SparseNUTS()."
+            "SVGP(hyper=Sample()): NUTS over inducing variables and hyperparameters together is "
+            "SparseNUTS()."
         )
     (key_start, key_run, key_end), seed = _keys(rng_key)
     seed = int(seed)
@@ -62,9 +71,13 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)
     spread = placement(method.devices, subject.source.batch_size)
     checkpoints = (
-        None if method.checkpoint is None else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
+        None
+        if method.checkpoint is None
+        else Checkpoints(method.checkpoint, _identity(method, subject, rng_key))
     )
-    long_run = LongRun(problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress)
+    long_run = LongRun(
+        problem, subject.source, key_run, method.tol, method.patience, spread, checkpoints, progress
+    )
     ended = long_run.go(spread.replicated(state))
     told: dict = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
     if ended.message:  # a bad batch would be met again in the sum over all data
@@ -98,14 +111,15 @@ def _on_all_data(method: SVGP, args) -> SVGP:
 def _require_collapsible(subject: Subject) -> None:
     if subject.source.plate is not None:
         raise ModelError(
-            f"SVGP(collapsed=True) takes all data in every step, and plate '{subject.source.plate}' subsamples; leave subsample_size "
-            "out of the model, or `collapsed`."
+            "SVGP(collapsed=True) takes all data in every step, and plate "
+            f"'{subject.source.plate}' subsamples; leave subsample_size out of the model, or "
+            "`collapsed`."
         )
     if not subject.structure.is_shallow:
         of = subject.structure
         raise ModelError(
-            f"SVGP(collapsed=True) needs one latent function at given inputs, and the model has latents {list(of.latents)} and inner "
-            f"layers {list(of.inner)}; leave `collapsed` out."
+            "SVGP(collapsed=True) needs one latent function at given inputs, and the model has "
+            f"latents {list(of.latents)} and inner layers {list(of.inner)}; leave `collapsed` out."
         )
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))
@@ -117,19 +131,31 @@ def _fit_collapsed(method, subject: Subject, problem: Problem, state: State, pro
     end = begin(problem, reached.free, reached.variational)
     bound, _ = judged(problem, end, subject, placement(None, None), key)
     result = Result.nonfinite if bound is None or not np.isfinite(bound) else reached.result
-    return _make_fit(method, subject, problem, Ended(end, result, reached.bounds, None), bound, {}, key)
+    return _make_fit(
+        method, subject, problem, Ended(end, result, reached.bounds, None), bound, {}, key
+    )
 
 
 def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
-    """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for the inducing points."""
+    """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for
+    the inducing points.
+    """
     batch = as_batch(subject.first, key)
     guide, fixed, free = None, {}, {}
-    if is_point(method.hyper) or not roles(subject.trace).hyper:  # a `numpyro.param` has no prior: always a point
+    # a `numpyro.param` has no prior: always a point
+    if is_point(method.hyper) or not roles(subject.trace).hyper:
         config = method.hyper if is_point(method.hyper) else MAP()
-        fixed, free = initial_point(config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs)
+        fixed, free = initial_point(
+            config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
+        )
     else:
         guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
-        require_bounded(subject.trace, subject.model.reading, f"SVGP(hyper={guide_name(method.hyper)})", guide.held)
+        require_bounded(
+            subject.trace,
+            subject.model.reading,
+            f"SVGP(hyper={guide_name(method.hyper)})",
+            guide.held,
+        )
         free = guide.initial
         # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
         method = dataclasses.replace(method, dual_bound=False)
@@ -139,7 +165,10 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed)
-    scale = {k: units(v, inputs[k]) if method.train_inducing else _none(v) for k, v in variational.variables.items()}
+    scale = {
+        k: units(v, inputs[k]) if method.train_inducing else _none(v)
+        for k, v in variational.variables.items()
+    }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
     problem = Problem(plan, rates, fixed, scale, frozen)
     return problem, begin(problem, free, variational._replace(latents=latents))
@@ -151,11 +180,19 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
     for i, name in enumerate(subject.structure.latents):
         config = of_site(method.latents, name, "latents") or Amortised()
         if isinstance(config, Free) and isinstance(subject.source, StreamSource):
-            raise DataError("Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, Amortised().")
+            raise DataError(
+                "Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, "
+                "Amortised()."
+            )
         found[name] = initial_latents(
-            config, trace[name], random.fold_in(key, i), subject.source.num_data, batch.args, batch.kwargs,
+            config,
+            trace[name],
+            random.fold_in(key, i),
+            subject.source.num_data,
+            batch.args,
+            batch.kwargs,
             uses_inputs(subject.model, batch),
-        )  # fmt: skip
+        )
     return found
 
 
@@ -200,7 +237,9 @@ def _if_callable(rate):
 
 def _rates(method: SVGP, of: Structure) -> Rates:
     # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
-    learning = (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+    learning = (
+        (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+    )
     numbers = (learning, method.natural_rate, method.beta)
     return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
 
@@ -208,27 +247,35 @@ def _rates(method: SVGP, of: Structure) -> Rates:
 def _sampling(method: SVGP, of: Structure) -> Sampling:
     if method.num_importance > 1 and not of.latents:
         raise ModelError(
-            f"SVGP(num_importance={method.num_importance}): the model has no latent that stands one a datum, so there is nothing to "
-            "weight; num_paths averages several draws through the layers."
+            f"SVGP(num_importance={method.num_importance}): the model has no latent that stands "
+            "one a datum, so there is nothing to weight; num_paths averages several draws "
+            "through the layers."
         )
     joint = [g for g in of.varying if g in of.inner or not method.expected_last]
     if method.doubly_reparameterised and joint:
         raise ModelError(
-            f"SVGP(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the copies, whose weights then depend on "
-            "each other's latents; that gradient is for latents that enter the last layer, with expected_last=True."
+            f"SVGP(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the "
+            "copies, whose weights then depend on each other's latents; that gradient is for "
+            "latents that enter the last layer, with expected_last=True."
         )
-    return Sampling(method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised)
+    return Sampling(
+        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
+    )
 
 
 def _identity(method: SVGP, subject: Subject, key) -> dict:
     source = subject.source
     data = (
-        (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+        (subject.first.args, subject.first.kwargs)
+        if isinstance(source, StreamSource)
+        else (source.args, source.kwargs)
     )
     return identity(method, subject.model, data, source.num_data, key)
 
 
-def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key) -> Fit:
+def _make_fit(
+    method, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key
+) -> Fit:
     state = ended.state
     hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
     sampled = problem.plan.draws_hyper
@@ -244,18 +291,29 @@ def _make_fit(method, subject: Subject, problem: Problem, ended: Ended, bound, t
         "jitter_raised": float(raised),
     }
     stats |= {k: v for k, v in told.items() if v is not None}
-    if isinstance(source, StreamSource):  # what is kept of the data: `loo` and `to_datatree` know no others
+    # what is kept of the data: `loo` and `to_datatree` know no others
+    if isinstance(source, StreamSource):
         stats["first_batch_only"] = True
     args, kwargs = (
-        (subject.first.args, subject.first.kwargs) if isinstance(source, StreamSource) else (source.args, source.kwargs)
+        (subject.first.args, subject.first.kwargs)
+        if isinstance(source, StreamSource)
+        else (source.args, source.kwargs)
     )
     args, kwargs = jax.tree.map(_on_device, (args, kwargs))
     draws = Draws.equal(hyper, kept) if sampled else Draws.one(hyper, kept)
     local = eqx.combine(state.variational.latents, problem.frozen)
     return Fit(
-        model=subject.model, method=method, args=args, kwargs=kwargs, draws=draws, log_evidence=bound,
-        result=ended.result, stats=stats, sampled=sampled, local=local,
-    )  # fmt: skip
+        model=subject.model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=draws,
+        log_evidence=bound,
+        result=ended.result,
+        stats=stats,
+        sampled=sampled,
+        local=local,
+    )
 
 
 def _on_device(x):
@@ -264,7 +322,9 @@ def _on_device(x):
 
 @quick_jit
 def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict, jax.Array]:
-    """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws where there are any."""
+    """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws
+    where there are any.
+    """
 
     def one(key):
         hyper, _ = hyper_at(problem, state.free, batch._replace(key=key))
@@ -273,7 +333,9 @@ def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict
             variables = state.variational.variables[name]
             root = variables.root(prior)
             q = state.variational.q[name].whitened(root, variables, prior)
-            kept[name] = FromInducing(inducing=variables, mean=q.mean, reduction=q.reduction, basis=q.basis)
+            kept[name] = FromInducing(
+                inducing=variables, mean=q.mean, reduction=q.reduction, basis=q.basis
+            )
             raised = jnp.maximum(raised, root.added)
         return hyper, kept, raised
 

@@ -1,4 +1,6 @@
-"""What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first batch showed."""
+"""What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first
+batch showed.
+"""
 
 from typing import Any, NamedTuple
 
@@ -59,34 +61,44 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
-        raise DataError(f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all data in memory. "
-                        "Leave subsample_size out, and give SVGP(batch_size=...) or a Stream.")  # fmt: skip
+        raise DataError(
+            f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all "
+            "data in memory. Leave subsample_size out, and give SVGP(batch_size=...) or a Stream."
+        )
     found = roles(trace)
-    of = structure(found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values}))
+    of = structure(
+        found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values})
+    )
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}
     additive = probe_layers(model, of, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         require_rows_apart(model, of, hyper, trace, batch, source.axes)
-    additive = additive and additive_throughout(source, model, of, {**hyper, **batch.given}, trace, batch)
+    additive = additive and additive_throughout(
+        source, model, of, {**hyper, **batch.given}, trace, batch
+    )
     return Subject(model, source, first, trace, names, of, additive)
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
     if args and isinstance(args[0], Stream):
         if len(args) > 1:
-            raise DataError("a Stream is the only positional argument: its batches hold the model's arguments.")
+            raise DataError(
+                "a Stream is the only positional argument: its batches hold the model's arguments."
+            )
         return StreamSource(args[0], model, kwargs)
     if (num := num_rows(args)) is None:
         raise DataError(
-            "SVGP() needs inputs as the first positional argument: an array with one row a datum, or a Stream."
+            "SVGP() needs inputs as the first positional argument: an array with one row a "
+            "datum, or a Stream."
         )
     plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
     if plate is None:
         if not model.reading.grows and method.rows(num) < num:
             raise DataError(
-                "minibatches need every array with one entry a datum as an argument of the model, which holds arrays of its own (in a "
-                f"closure, a partial or a global); pass them, or take all data in a step, batch_size={num}."
+                "minibatches need every array with one entry a datum as an argument of the "
+                "model, which holds arrays of its own (in a closure, a partial or a global); "
+                f"pass them, or take all data in a step, batch_size={num}."
             )
         axes = model.reading.axes_of(Leaves(model, args, kwargs))
         return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
@@ -95,7 +107,9 @@ def _source(method: SVGP, model, args, kwargs, seed):
 
 
 def _is_small_to_trace(args) -> bool:
-    """A memory map is not read as a whole to see whether the model subsamples: pass arrays, or let SVGP subsample."""
+    """A memory map is not read as a whole to see whether the model subsamples: pass arrays, or let
+    SVGP subsample.
+    """
     return not isinstance(args[0], np.memmap)
 
 
@@ -111,11 +125,17 @@ def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
 
 
 def _subsampling_plates(trace) -> list:
-    return [s for s in trace.values() if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])]
+    return [
+        s
+        for s in trace.values()
+        if s["type"] == "plate" and s["args"][1] not in (None, s["args"][0])
+    ]
 
 
 def uses_inputs(model, batch: Batch) -> bool:
-    """Whether anything of the model is computed from the values of its first argument (not from its length alone)."""
+    """Whether anything of the model is computed from the values of its first argument (not from its
+    length alone).
+    """
 
     def everything(X):
         trace = run(model, (X, *batch.args[1:]), batch.kwargs, batch.given)
@@ -125,7 +145,9 @@ def uses_inputs(model, batch: Batch) -> bool:
 
 
 def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:
-    """Inputs that each GP site sees, up to `MAX_CANDIDATES` rows of them: what inducing points are chosen from."""
+    """Inputs that each GP site sees, up to `MAX_CANDIDATES` rows of them: what inducing points are
+    chosen from.
+    """
     source = subject.source
     if isinstance(source, StreamSource):
         looks = [subject.first]
@@ -135,7 +157,9 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
         rng = np.random.default_rng([seed, 29])
         few = source.num_data <= MAX_CANDIDATES
         rows = (
-            np.arange(source.num_data) if few else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
+            np.arange(source.num_data)
+            if few
+            else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
         )
         looks = [source.rows(rows)]
     found = [_inputs(subject, hyper, rows) for rows in looks]
@@ -143,7 +167,9 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
 
 
 def _finite_rows(X):
-    """A memory map is checked as it is read: its bad rows, which end the run, are no inducing points before."""
+    """A memory map is checked as it is read: its bad rows, which end the run, are no inducing
+    points before.
+    """
     return X[np.isfinite(X).reshape(len(X), -1).all(1)]
 
 
@@ -157,7 +183,9 @@ def _inputs(subject, hyper, rows: Rows):
 
 
 def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.ndarray]:
-    """Where the means of the layers below give one input for all rows: inputs at draws from the prior, of a part of the rows."""
+    """Where the means of the layers below give one input for all rows: inputs at draws from the
+    prior, of a part of the rows.
+    """
     num = batch.weights.shape[0]
     rows = np.arange(min(num, _DRAWN_ROWS))
     args, kwargs = take(batch.args, batch.kwargs, rows, subject.source.axes)

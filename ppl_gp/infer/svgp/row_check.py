@@ -1,4 +1,6 @@
-"""Whether a datum's row means the same in every batch: what minibatches need, checked before any is drawn."""
+"""Whether a datum's row means the same in every batch: what minibatches need, checked before any is
+drawn.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +19,28 @@ from ppl_gp.sparse.bound import Batch
 
 
 def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Batch, axes) -> None:
-    """Raise `NotPointwiseError` where a datum's likelihood, inputs or prior depend on which other rows its batch holds.
+    """Raise `NotPointwiseError` where a datum's likelihood, inputs or prior depend on which other
+    rows its batch holds.
 
-    The rows of a batch are drawn anew, with repetitions and in another order: at the same values of f and latents each must have the
-    terms that it had. An array that has N rows and is no data (a table of places) does not pass, nor does a lookup f[order], nor a
-    normalisation over the rows. Two evaluations of the model, one compilation, O(B).
+    The rows of a batch are drawn anew, with repetitions and in another order: at the same values of
+    f and latents each must have the terms that it had. An array that has N rows and is no data (a
+    table of places) does not pass, nor does a lookup f[order], nor a normalisation over the rows.
+    Two evaluations of the model, one compilation, O(B).
     """
     num = batch.weights.shape[0]
     rows = np.random.default_rng(3).integers(0, num, num)
-    values = {k: random.normal(random.fold_in(random.key(4), i), trace[k]["fn"].shape()) for i, k in enumerate(of.gps)}
-    axis = {k: v.ndim - 1 for k, v in values.items()} | {k: latent_form(trace[k], num)[0] for k in of.latents}
+    values = {
+        k: random.normal(random.fold_in(random.key(4), i), trace[k]["fn"].shape())
+        for i, k in enumerate(of.gps)
+    }
+    axis = {k: v.ndim - 1 for k, v in values.items()} | {
+        k: latent_form(trace[k], num)[0] for k in of.latents
+    }
     values |= {k: trace[k]["value"] for k in of.latents}
     moved = {k: jnp.take(v, rows, axis[k]) for k, v in values.items()}
     args, kwargs = jax.tree.map(
-        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, take(batch.args, batch.kwargs, rows, axes)
+        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x,
+        take(batch.args, batch.kwargs, rows, axes),
     )
     by_row, shared = _seen(model, of, num, hyper, values, batch.args, batch.kwargs)
     by_row_after, shared_after = _seen(model, of, num, hyper, moved, args, kwargs)
@@ -39,15 +49,19 @@ def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Ba
     wrong += [k for k, x in shared.items() if not all(map(_same, x, shared_after[k]))]
     if wrong:
         raise NotPointwiseError(
-            f"minibatches would read wrong rows: {wrong[0]} depends on which other rows are in a datum's batch. An array that has as "
-            "many rows as there are data and is none of them (a table that is looked up), f[order], or a normalisation over the rows "
-            "does that. Take all data in a step, SVGP(batch_size=N), or compute what depends on all rows before the fit."
+            f"minibatches would read wrong rows: {wrong[0]} depends on which other rows are in a "
+            "datum's batch. An array that has as many rows as there are data and is none of them "
+            "(a table that is looked up), f[order], or a normalisation over the rows does that. "
+            "Take all data in a step, SVGP(batch_size=N), or compute what depends on all rows "
+            "before the fit."
         )
 
 
 @quick_jit
 def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[dict, dict]:
-    """({what: of each row (B, ...)}, {what: that all rows share}) of a model at given values of f and latents."""
+    """({what: of each row (B, ...)}, {what: that all rows share}) of a model at given values of f
+    and latents.
+    """
     gps = {k: values[k] for k in of.gps}
     given = {**hyper, **{k: values[k] for k in of.latents}}
     trace = run(model, args, kwargs, given, gps)
@@ -58,7 +72,9 @@ def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[
         by_row[f"the inputs of '{name}'"] = jnp.asarray(prior.X, float).reshape(num, -1)
         by_row[f"the mean of '{name}'"] = jnp.moveaxis(prior.mean, -1, 0)
     kernels = {f"the kernel of '{k}'": jax.tree.leaves(p.kernel) for k, p in priors.items()}
-    return by_row, {k: [x for x in leaves if jnp.shape(x)[:1] != (num,)] for k, leaves in kernels.items()}
+    return by_row, {
+        k: [x for x in leaves if jnp.shape(x)[:1] != (num,)] for k, leaves in kernels.items()
+    }
 
 
 def _same(a, b) -> bool:

@@ -1,4 +1,6 @@
-"""Running many compiled steps: chunks of batches, progress, checkpoints, Ctrl-C and bad batches, with nothing lost."""
+"""Running many compiled steps: chunks of batches, progress, checkpoints, Ctrl-C and bad batches,
+with nothing lost.
+"""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -23,7 +25,9 @@ MAX_FAILURES = 20  # failed steps in a row after which a run is over
 
 
 class Ended(NamedTuple):
-    """The last state, how the run ended, the objective before every step (nats), and what went wrong."""
+    """The last state, how the run ended, the objective before every step (nats), and what went
+    wrong.
+    """
 
     state: State
     result: Result
@@ -66,13 +70,16 @@ class LongRun(NamedTuple):
                     if isinstance(chunk, Failure):
                         ended, message = chunk
                         break
-                    state, bounds = self._advance(state, bounds, chunk)  # at once: Ctrl-C comes before or after it
+                    # at once: Ctrl-C comes before or after it
+                    state, bounds = self._advance(state, bounds, chunk)
                     update(len(bounds), f"bound {bounds[-1]:.2f}")
                     if self.checkpoints is not None:
                         self.checkpoints.save(state, bounds, len(bounds))
                     if (ended := self._ended(state, bounds)) is not None:
                         break
-                result = ended or (Result.completed if len(bounds) >= max_steps else Result.stream_ended)
+                result = ended or (
+                    Result.completed if len(bounds) >= max_steps else Result.stream_ended
+                )
             except KeyboardInterrupt:
                 result = Result.interrupted
         if self.checkpoints is not None:
@@ -92,7 +99,9 @@ class LongRun(NamedTuple):
         return jax.block_until_ready(state), np.concatenate([bounds, np.asarray(new)])
 
     def _chunks(self, done: int, max_steps: int) -> "Iterator[list[Rows] | Failure]":
-        """Lists of batches, of one length but at the end; in place of a batch that cannot be used, what is wrong."""
+        """Lists of batches, of one length but at the end; in place of a batch that cannot be used,
+        what is wrong.
+        """
         size, batches = chunk_size(max_steps), self.source.batches(done)
         while done < max_steps:
             wanted = min(size, max_steps - done)
@@ -105,13 +114,17 @@ class LongRun(NamedTuple):
             done += len(chunk)
 
     def _read(self, batches, wanted: int, done: int) -> "tuple[list[Rows], Failure | None]":
-        """Batches up to the first that cannot be used: hours of work do not end with somebody's file."""
+        """Batches up to the first that cannot be used: hours of work do not end with somebody's
+        file.
+        """
         chunk = []
         try:
             for batch in islice(batches, wanted):
                 if not self.source.checked and not is_finite(batch):
                     step = done + len(chunk)
-                    return chunk, Failure(Result.nonfinite, where_not_finite(batch, step, self.source))
+                    return chunk, Failure(
+                        Result.nonfinite, where_not_finite(batch, step, self.source)
+                    )
                 chunk.append(batch)
         except Exception as error:
             told = f"batch {done + len(chunk)} (counted from 0): {type(error).__name__}: {error}"
@@ -120,8 +133,11 @@ class LongRun(NamedTuple):
 
     def _ended(self, state: State, bounds) -> Result | None:
         if int(state.failures) >= MAX_FAILURES:
-            # Steps that gain nothing at any length are the end; values that are not finite are a failure.
-            return Result.converged if np.isfinite(bounds[-MAX_FAILURES:]).all() else Result.nonfinite
+            # Steps that gain nothing at any length are the end; values that are not finite are a
+            # failure.
+            return (
+                Result.converged if np.isfinite(bounds[-MAX_FAILURES:]).all() else Result.nonfinite
+            )
         plan, window = self.problem.plan, self.patience
         if len(bounds) <= plan.warm_up:
             return None
@@ -131,13 +147,17 @@ class LongRun(NamedTuple):
         if window is not None and len(bounds) >= 2 * window + plan.warm_up:
             # A step that failed says nothing about the others.
             finite = np.where(np.isfinite(bounds[-2 * window :]), bounds[-2 * window :], np.nan)
-            before, recent = (np.nanmean(half) if np.isfinite(half).any() else np.nan for half in np.split(finite, 2))
+            before, recent = (
+                np.nanmean(half) if np.isfinite(half).any() else np.nan
+                for half in np.split(finite, 2)
+            )
             return Result.converged if recent <= before else None
         return None
 
 
 def chunk_size(max_steps: int) -> int:
-    """Steps a chunk, of which one length is compiled. Without a divisor near `CHUNK` the last steps are made one by one.
+    """Steps a chunk, of which one length is compiled. Without a divisor near `CHUNK` the last steps
+    are made one by one.
 
     A function of `max_steps` alone: a resumed run makes the same chunks.
     """

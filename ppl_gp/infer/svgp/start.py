@@ -43,11 +43,16 @@ def num_rows(site: dict, args: tuple) -> int:
 
 
 def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
-    """(fixed hyperparameters, unconstrained starting values of the others) for `MAP` and `Fixed`."""
+    """(fixed hyperparameters, unconstrained starting values of the others) for `MAP` and
+    `Fixed`.
+    """
     if isinstance(hyper, Fixed):
         return fixed_values(hyper, names, model, args, kwargs), {}
     if hyper.restarts > 1:
-        raise DataError(f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give restarts=1.")
+        raise DataError(
+            f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give "
+            "restarts=1."
+        )
     if not names:
         return {}, {}
     where = space(trace, model, args, kwargs)
@@ -61,11 +66,16 @@ def _starts(where: Space, key):
     return starts(where, key, 1)
 
 
-def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int) -> Variational:
-    """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner layers."""
+def initial_variational(
+    method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int
+) -> Variational:
+    """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner
+    layers.
+    """
     priors, shapes = priors_of(trace, of.gps)
     variables = {
-        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed) for k, p in priors.items()
+        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
+        for k, p in priors.items()
     }
     q = {
         k: _inner_family(variables[k], prior, shapes[k][:-1])
@@ -77,17 +87,25 @@ def initial_variational(method: SVGP, trace: dict, of: Structure, inputs: dict, 
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
-    """What an option says of a site: {site: ...}, or one for all. `DataError` for a dictionary without it."""
+    """What an option says of a site: {site: ...}, or one for all. `DataError` for a dictionary
+    without it.
+    """
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
         kind = "latent" if option == "latents" else "GP site"
-        raise DataError(f"{option}={{...}} has entries for {sorted(choice)}, and none for the {kind} '{site}'.")
+        raise DataError(
+            f"{option}={{...}} has entries for {sorted(choice)}, and none for the {kind} '{site}'."
+        )
     return choice[site]
 
 
-def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int) -> InducingVariables:
-    """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables, or {site: one of those}."""
+def inducing_variables(
+    choice: Any, site: str, num: int, prior: GP, X, seed: int
+) -> InducingVariables:
+    """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables,
+    or {site: one of those}.
+    """
     choice = of_site(choice, site, "inducing")
     if isinstance(choice, InducingVariables):
         return choice
@@ -96,7 +114,8 @@ def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int
     Z = jnp.asarray(choice, prior.X.dtype)
     if Z.ndim != prior.X.ndim or Z.shape[1:] != prior.X.shape[1:] or 0 in Z.shape:
         raise DataError(
-            f"inducing=Z has shape {Z.shape}, and the GP site's inputs {prior.X.shape}: only the rows may differ in number."
+            f"inducing=Z has shape {Z.shape}, and the GP site's inputs {prior.X.shape}: only the "
+            "rows may differ in number."
         )
     if not bool(jnp.all(jnp.isfinite(Z))):
         raise DataError("inducing=Z has entries that are not finite.")
@@ -104,30 +123,45 @@ def inducing_variables(choice: Any, site: str, num: int, prior: GP, X, seed: int
 
 
 def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Family:
-    """Nearly the prior mean: what is drawn in inner layers has little noise at first (Salimbeni & Deisenroth 2017, 4)."""
+    """Nearly the prior mean: what is drawn in inner layers has little noise at first (Salimbeni &
+    Deisenroth 2017, 4).
+    """
     dtype = prior.variance.dtype
     zeros = jnp.zeros((*batch_shape, variables.num), dtype)
     eye = jnp.eye(variables.num, dtype=dtype)
     return FullGaussian(zeros, jnp.broadcast_to(INNER_SCALE * eye, (*zeros.shape, variables.num)))
 
 
-def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool) -> LatentGuide:
+def initial_latents(
+    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool
+) -> LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
     num, dtype = num_rows(site, args), jnp.result_type(float)
     size = latent_size(site, num)
     if isinstance(config, Free):
-        means = 0.1 * random.normal(key, (num_data, size)) if config.init is None else jnp.asarray(config.init, dtype)
+        means = (
+            0.1 * random.normal(key, (num_data, size))
+            if config.init is None
+            else jnp.asarray(config.init, dtype)
+        )
         if means.shape != (num_data, size):
             raise DataError(
-                f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs ({num_data}, {size})."
+                f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs "
+                f"({num_data}, {size})."
             )
-        return FreeGaussian(jnp.concatenate([means, jnp.full_like(means, jnp.log(config.scale))], 1))
+        return FreeGaussian(
+            jnp.concatenate([means, jnp.full_like(means, jnp.log(config.scale))], 1)
+        )
     if not isinstance(config, Amortised):
-        raise DataError(f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}.")
+        raise DataError(
+            f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}."
+        )
     sees = config.sees or ("xy" if uses_inputs else "y")
     encoder = config.encoder
     if encoder is None:
-        encoder = mlp_encoder(encoder_rows(sees, args, kwargs), size, config.width, config.depth, key)
+        encoder = mlp_encoder(
+            encoder_rows(sees, args, kwargs), size, config.width, config.depth, key
+        )
     guide = Encoded(encoder, sees)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
     return guide
@@ -135,7 +169,8 @@ def initial_latents(config, site: dict, key, num_data: int, args, kwargs, uses_i
 
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
     root = _root(variables, prior)
-    shape, dtype = (*batch_shape, variables.num), prior.variance.dtype  # X may be float32, and the kernel float64
+    # X may be float32, and the kernel float64
+    shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
     zeros = jnp.zeros(shape, dtype)
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.uses_natural:
@@ -145,12 +180,17 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
         return DiagonalGaussian(zeros, zeros)
     if not method.whiten:
         mean = jnp.broadcast_to(variables.mean(prior), shape)
-        return UnwhitenedGaussian(mean, jnp.broadcast_to(root.color(jnp.eye(variables.num, dtype=dtype)), eye.shape))
+        return UnwhitenedGaussian(
+            mean, jnp.broadcast_to(root.color(jnp.eye(variables.num, dtype=dtype)), eye.shape)
+        )
     full = FullGaussian(zeros, eye)
     if method.covariance == "full":
         return full
     if not isinstance(variables, Points):
-        raise DataError(f"SVGP(covariance='decoupled') needs inducing points, and has {type(variables).__name__}.")
+        raise DataError(
+            "SVGP(covariance='decoupled') needs inducing points, and has "
+            f"{type(variables).__name__}."
+        )
     return DecoupledGaussian(full, Basis(_between(variables.Z), zeros))
 
 
@@ -160,17 +200,23 @@ def _root(variables: InducingVariables, prior: GP):
 
 
 def _between(Z):
-    """Further points for the mean: halfway from each inducing point to its successor, so that none coincides with one."""
+    """Further points for the mean: halfway from each inducing point to its successor, so that none
+    coincides with one.
+    """
     return 0.5 * (Z + jnp.roll(Z, 1, 0)) + 1e-3 * jnp.std(Z, 0)
 
 
 def units(variables: InducingVariables, X) -> Any:
-    """What one unit of the optimiser's step means for each trained array: a column's standard deviation for inducing points."""
+    """What one unit of the optimiser's step means for each trained array: a column's standard
+    deviation for inducing points.
+    """
     spread = np.std(np.asarray(X), 0)
     spread = np.where(spread > 0, spread, 1.0)
 
     def unit(x):
-        return jnp.asarray(spread, x.dtype) if isinstance(variables, Points) else jnp.ones((), x.dtype)
+        return (
+            jnp.asarray(spread, x.dtype) if isinstance(variables, Points) else jnp.ones((), x.dtype)
+        )
 
     return jax.tree.map(unit, eqx.filter(variables, eqx.is_inexact_array))
 

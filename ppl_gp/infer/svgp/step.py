@@ -1,7 +1,9 @@
-"""One step of sparse variational training, compiled: natural gradients for q(u), an optax optimiser for everything else.
+"""One step of sparse variational training, compiled: natural gradients for q(u), an optax optimiser
+for everything else.
 
-Both gradients come from one forward and one reverse pass. A step that gives something that is not finite is not made: the run
-goes back to the last good state with a shorter natural-gradient step, and counts it.
+Both gradients come from one forward and one reverse pass. A step that gives something that is not
+finite is not made: the run goes back to the last good state with a shorter natural-gradient step,
+and counts it.
 """
 
 from collections.abc import Callable
@@ -21,18 +23,29 @@ from ppl_gp.infer.hyper.guide import HyperGuide
 from ppl_gp.infer.hyper.space import Space, log_prior
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.quick import quick_jit
-from ppl_gp.sparse.bound import Batch, Terms, Variational, blend, natural_target, nudges, quadrature_gap
+from ppl_gp.sparse.bound import (
+    Batch,
+    Terms,
+    Variational,
+    blend,
+    natural_target,
+    nudges,
+    quadrature_gap,
+)
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Sites
 from ppl_gp.sparse.root import positive_definite
 
 MAX_HALVINGS = 10
-FIRST_RATE, LAST_SHARE = 0.1, 0.1  # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
+# of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
+FIRST_RATE, LAST_SHARE = 0.1, 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static about a run: hashable, so that the compiled step is found again by the next fit."""
+    """What is static about a run: hashable, so that the compiled step is found again by the next
+    fit.
+    """
 
     model: Callable
     expectation: Expectation
@@ -61,7 +74,9 @@ class Plan:
 
 
 class Rates(NamedTuple):
-    """The numbers that a step is made with. Arrays, so that another value of one compiles nothing anew."""
+    """The numbers that a step is made with. Arrays, so that another value of one compiles nothing
+    anew.
+    """
 
     learning: Any  # before its decay
     natural: Any  # `None`: as `Problem.natural_rate` chooses
@@ -69,25 +84,34 @@ class Rates(NamedTuple):
 
 
 class Problem(eqx.Module):
-    """The plan and the arrays that a run does not change: rates, fixed hyperparameters, units of the inducing variables."""
+    """The plan and the arrays that a run does not change: rates, fixed hyperparameters, units of
+    the inducing variables.
+    """
 
     plan: Plan = eqx.field(static=True)
     rates: Rates
     fixed: dict
     units: Any  # of the structure of the trained inducing variables
-    frozen: dict  # {latent site: what of q(h) is no array, such as an encoder's activation functions}
+    # {latent site: what of q(h) is no array, such as an encoder's activation functions}
+    frozen: dict
 
-    def bound(self, hyper: dict, variational: Variational, batch: Batch, nudge: dict | None = None) -> Terms:
+    def bound(
+        self, hyper: dict, variational: Variational, batch: Batch, nudge: dict | None = None
+    ) -> Terms:
         """The terms of the bound on a batch."""
         plan, sampling = self.plan, self.plan.sampling._replace(beta=self.rates.beta)
         whole = variational._replace(latents=eqx.combine(variational.latents, self.frozen))
-        return terms(plan.model, plan.expectation, sampling, plan.structure, hyper, whole, batch, nudge)
+        return terms(
+            plan.model, plan.expectation, sampling, plan.structure, hyper, whole, batch, nudge
+        )
 
     def learning_rate(self, step):
         """Of the optimiser: a number decays by a cosine to a hundredth."""
         if self.plan.schedule is not None:
             return self.plan.schedule(step)
-        return self.rates.learning * optax.cosine_decay_schedule(1.0, self.plan.max_steps, alpha=0.01)(step)
+        return self.rates.learning * optax.cosine_decay_schedule(
+            1.0, self.plan.max_steps, alpha=0.01
+        )(step)
 
     def natural_rate(self, step):
         """Size of the natural-gradient step."""
@@ -129,11 +153,19 @@ def hyper_at(problem: Problem, free, batch: Batch):
     """(hyperparameters, log prior - log q of them)."""
     plan = problem.plan
     if plan.guide is None:
-        where = Space(plan.model, tuple(plan.names), batch.args, batch.kwargs, {**problem.fixed, **batch.given})
+        where = Space(
+            plan.model,
+            tuple(plan.names),
+            batch.args,
+            batch.kwargs,
+            {**problem.fixed, **batch.given},
+        )
         hyper = {**problem.fixed, **where.constrain(free)}
         extra = jnp.zeros(())
     else:
-        hyper, log_q = plan.guide.draw(free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs)
+        hyper, log_q = plan.guide.draw(
+            free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs
+        )
         hyper, extra = {**problem.fixed, **hyper}, -log_q
     return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
 
@@ -155,13 +187,17 @@ def begin(problem: Problem, free, variational: Variational) -> State:
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
     last = Last(free, variational, target, jnp.asarray(jnp.inf))
-    state = State(free, variational, problem.optax().init(trained), last, zero, one, zero, zero, zero)
+    state = State(
+        free, variational, problem.optax().init(trained), last, zero, one, zero, zero, zero
+    )
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
 
 
 def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
-    """(state, objective): the bound plus the log prior of the hyperparameters, nats, before the step."""
+    """(state, objective): the bound plus the log prior of the hyperparameters, nats, before the
+    step.
+    """
     plan = problem.plan
     spec = is_trained(plan, state.free, state.variational)
     trained, held = eqx.partition((state.free, state.variational), spec)
@@ -172,7 +208,9 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
         t = problem.bound(hyper, variational, batch, nudge)
         return -(t.bound + log_p), t
 
-    (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(trained, nudges(state.variational))
+    (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        trained, nudges(state.variational)
+    )
     finite = jnp.isfinite(value) & _all_finite((gradient, toward))
     slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
     # Natural gradients alone, on all data, never lower the bound but by a step that is too long.
@@ -194,17 +232,29 @@ def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> 
     updates = (free_updates, variational_updates._replace(variables=variables))
     free, variational = eqx.combine(eqx.apply_updates(trained, updates), held)
     sites = {k: q for k, q in state.variational.q.items() if isinstance(q, Sites)}
-    target = {k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k]) for k, q in sites.items()}
+    target = {
+        k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k])
+        for k, q in sites.items()
+    }
     here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
     rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = _blend_all(here, target, rate)
     variational = variational._replace(q={**variational.q, **moved})
-    last = Last(state.free, state.variational._replace(q={**state.variational.q, **here}), target, value)
+    last = Last(
+        state.free, state.variational._replace(q={**state.variational.q, **here}), target, value
+    )
     shrink = jnp.minimum(1.0, (1.1 if plan.noisy else 2.0) * state.shrink)
     return State(
-        free, variational, optimiser, last, state.step + 1, shrink, jnp.zeros_like(state.failures), state.failed,
+        free,
+        variational,
+        optimiser,
+        last,
+        state.step + 1,
+        shrink,
+        jnp.zeros_like(state.failures),
+        state.failed,
         state.halved + halved,
-    )  # fmt: skip
+    )
 
 
 def _based(sites: Sites, before: Sites, root) -> Sites:
@@ -220,13 +270,22 @@ def _retreat(problem: Problem, state: State) -> State:
     moved, halved = _blend_all(here, last.target, rate)
     variational = last.variational._replace(q={**last.variational.q, **moved})
     return State(
-        last.free, variational, state.optimiser, last, state.step + 1, shrink, state.failures + 1, state.failed + 1,
+        last.free,
+        variational,
+        state.optimiser,
+        last,
+        state.step + 1,
+        shrink,
+        state.failures + 1,
+        state.failed + 1,
         state.halved + halved,
-    )  # fmt: skip
+    )
 
 
 def _blend_all(here: dict, target: dict, rate):
-    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many were shortened."""
+    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many
+    were shortened.
+    """
     moved, halved = {}, jnp.zeros((), jnp.int32)
     for name in target:
         moved[name], shortened = _within_cone(here[name], target[name], rate)
@@ -235,12 +294,16 @@ def _blend_all(here: dict, target: dict, rate):
 
 
 def _within_cone(here: Sites, target: Sites, rate):
-    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is log-concave."""
+    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is
+    log-concave.
+    """
 
     def outside(state):
         halvings, sites = state
         precisions = jnp.reshape(sites.nat2, (-1, *sites.nat2.shape[-2:]))
-        inside = jnp.all(lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions))
+        inside = jnp.all(
+            lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions)
+        )
         return ~inside & (halvings < MAX_HALVINGS)
 
     def halve(state):
@@ -259,11 +322,15 @@ def _choose(first: Array, a, b):
 
 
 def _all_finite(tree):
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)] or [jnp.ones((), bool)]))
+    return jnp.all(
+        jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)] or [jnp.ones((), bool)])
+    )
 
 
 @eqx.filter_jit
-def advance(problem: Problem, state: State, constant: Batch, varying: Batch) -> tuple[State, Float[Array, "k"]]:
+def advance(
+    problem: Problem, state: State, constant: Batch, varying: Batch
+) -> tuple[State, Float[Array, "k"]]:
     """As many steps as `varying` holds along its leading axis, and the objective before each.
 
     `constant`: the parts of a batch that all share; each has `None` for the other's parts.
@@ -272,28 +339,44 @@ def advance(problem: Problem, state: State, constant: Batch, varying: Batch) -> 
 
 
 @eqx.filter_jit
-def advance_whole(problem: Problem, state: State, batch: Batch, keys) -> tuple[State, Float[Array, "k"]]:
+def advance_whole(
+    problem: Problem, state: State, batch: Batch, keys
+) -> tuple[State, Float[Array, "k"]]:
     """As `advance`, with the same data in every batch."""
     return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
 
 
 @quick_jit
-def expectation_gap(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values). For one layer, at one setting."""
+def expectation_gap(
+    problem: Problem, state: State, batch: Batch
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values).
+    For one layer, at one setting.
+    """
     hyper, _ = hyper_at(problem, state.free, batch)
-    return quadrature_gap(problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
+    return quadrature_gap(
+        problem.plan.model, problem.plan.expectation, hyper, state.variational, batch
+    )
 
 
 @quick_jit
-def bound_terms(problem: Problem, state: State, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all data."""
+def bound_terms(
+    problem: Problem, state: State, batch: Batch
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all
+    data.
+    """
     hyper, log_p = hyper_at(problem, state.free, batch)
     t = problem.bound(hyper, state.variational, batch)
     return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)
 
 
 def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
-    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without the prior."""
+    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without
+    the prior.
+    """
     if plan.guide is None or not plan.guide.draws:
         return 0.0
-    return log_p - log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held)
+    return log_p - log_prior(
+        plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held
+    )

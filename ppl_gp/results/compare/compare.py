@@ -1,4 +1,6 @@
-"""`compare`: every method of one model on the same data in one table, judged by truths that none of them provides."""
+"""`compare`: every method of one model on the same data in one table, judged by truths that none of
+them provides.
+"""
 
 import dataclasses
 import warnings
@@ -19,24 +21,30 @@ from ppl_gp.results.fit import Fit
 
 @dataclasses.dataclass
 class Comparison:
-    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes a further fit.
+    """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes a
+    further fit.
 
-    `print(comparison)` shows one column a method; `table` is a list of {quantity: value}, one a method, `None` where a
+    `print(comparison)` shows one column a method; `table` is a list of {quantity: value}, one a
+    method, `None` where a
     quantity does not exist, with the reasons in `notes`:
 
     - `result`, `compile_seconds`, `run_seconds`;
-    - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the same hyperparameters;
-    - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard error;
-    - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines them;
-    - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share of its draws: of q where it has
-      draws; neither sees a mode without one. `share`: the share of the evidence that q's draws meet, below 1 where a search for other
-      modes found one, which is no proof that there are no more;
-    - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the posterior
-    without it;
+    - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the
+      same hyperparameters;
+    - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
+      error;
+    - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
+      them;
+    - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
+      of its draws: of q where it has draws; neither sees a mode without one. `share`: the share of
+      the evidence that q's draws meet, below 1 where a search for other modes found one, which is
+      no proof that there are no more;
+    - `khat_datum`: the largest k-hat of a datum, of the weights that turn q, or the draws, into the
+    posterior without it;
     - `elpd_loo`, `elpd_loo_se`: by the fit's own `loo`, nats;
-    - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at the training inputs
-      to the reference method's, in its standard deviations. It includes what the reference does with the
-      hyperparameters, and its Monte Carlo error (`reference_error`).
+    - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
+      the training inputs to the reference method's, in its standard deviations. It includes what
+      the reference does with the hyperparameters, and its Monte Carlo error (`reference_error`).
     """
 
     X_test: Any
@@ -51,7 +59,9 @@ class Comparison:
     _rows: dict[str, dict] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
-        """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of other data."""
+        """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
+        other data.
+        """
         _require_same_problem(self.fits, name, fit)
         self.notes[name] = []
         self._rows[name] = self._score(name, fit)
@@ -59,8 +69,12 @@ class Comparison:
 
     def _score(self, name: str, fit: Fit) -> dict:
         prediction = fit.predict(self.X_test, *self.args, **self.kwargs)
-        log_density = np.asarray(fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs))
-        error, calibration = (score(prediction, self.y_test) for score in (scores.error, scores.calibration))
+        log_density = np.asarray(
+            fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
+        )
+        error, calibration = (
+            score(prediction, self.y_test) for score in (scores.error, scores.calibration)
+        )
         return {
             "method": name,
             "result": str(fit.result),
@@ -93,7 +107,8 @@ class Comparison:
     def _leave_one_out(self, name, fit) -> dict:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # ArviZ warns of a large k-hat, which is in the table
+                # ArviZ warns of a large k-hat, which is in the table
+                warnings.simplefilter("ignore", UserWarning)
                 loo = fit.loo()
         except PplGpError as error:
             self.notes[name].append(f"no LOO: {error}")
@@ -110,13 +125,16 @@ class Comparison:
 
     @property
     def reference_error(self) -> float | None:
-        """Monte Carlo error of the reference's least certain latent mean, in its standard deviations: 1 / sqrt(ESS).
+        """Monte Carlo error of the reference's least certain latent mean, in its standard
+        deviations: 1 / sqrt(ESS).
 
         `None` without an effective sample size of at least 1 (too few draws to estimate one).
         """
         fit = self.fits.get(self.reference_name or "")
         ess = fit.stats.get("ess") if fit is not None else None
-        return float(1.0 / np.sqrt(ess)) if ess is not None and np.isfinite(ess) and ess >= 1 else None
+        return (
+            float(1.0 / np.sqrt(ess)) if ess is not None and np.isfinite(ess) and ess >= 1 else None
+        )
 
     @property
     def table(self) -> list[dict]:
@@ -128,16 +146,22 @@ class Comparison:
         if reference is None or reference not in self.fits or name == reference:
             return {"mean_distance": None, "sd_distance": None}
         ours, theirs = training_moments(self.fits[name]), training_moments(self.fits[reference])
-        means, sds = zip(*(scores.distance(ours[site], theirs[site]) for site in theirs), strict=True)
+        means, sds = zip(
+            *(scores.distance(ours[site], theirs[site]) for site in theirs), strict=True
+        )
         return {"mean_distance": max(means), "sd_distance": max(sds)}
 
     @property
     def _caption(self) -> str:
         text = (
-            f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a mode that q has no draw in. "
+            f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a "
+            "mode that q has no draw in. "
         )
         if self.reference_error is not None:
-            text += f"{self.reference_name}'s own Monte Carlo error: about {self.reference_error:.2f} sd."
+            text += (
+                f"{self.reference_name}'s own Monte Carlo error: about "
+                f"{self.reference_error:.2f} sd."
+            )
         return text.strip()
 
     def to_csv(self, path) -> None:
@@ -166,13 +190,15 @@ def compare(
 ) -> Comparison:
     """Compare fits of one model to the same data.
 
-    **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,); the model's other arguments at the test inputs
-    (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that distances are taken to, by default the
-    first one by draws (`NUTS()`, `EllipticalSlice()`).
+    **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,); the model's other arguments
+    at the test inputs (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that
+    distances are taken to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
 
-    **Returns** a `Comparison`; `print` it. **Raises** `DataError`: no fits, an unknown reference, test data of
-    different lengths, fits to different training data; `ModelError`: fits of different models.
-    Cost: that of the fits' `predict`, `log_density` and `loo`, and O(N^2 num_importance_samples) a fit.
+    **Returns** a `Comparison`; `print` it. **Raises** `DataError`: no fits, an unknown reference,
+    test data of different lengths, fits to different training data; `ModelError`: fits of different
+    models.
+    Cost: that of the fits' `predict`, `log_density` and `loo`, and O(N^2 num_importance_samples) a
+    fit.
     """
     if not fits:
         raise DataError("compare(fits={}) has nothing to compare; give {name: fit, ...}.")
@@ -181,9 +207,12 @@ def compare(
     X_test, y_test = as_array("X_test", X_test), as_array("y_test", y_test)
     if np.shape(X_test)[:1] != np.shape(y_test)[:1]:
         raise DataError(
-            f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one observation a row of X_test."
+            f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one "
+            "observation a row of X_test."
         )
-    comparison = Comparison(X_test, y_test, args, kwargs, reference, rng_key, num_importance_samples)
+    comparison = Comparison(
+        X_test, y_test, args, kwargs, reference, rng_key, num_importance_samples
+    )
     for name, fit in fits.items():
         comparison.add(name, fit)
     return comparison
@@ -191,33 +220,47 @@ def compare(
 
 def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     if not isinstance(fit, Fit):
-        raise DataError(f"compare(fits={{{name!r}: ...}}) holds a {type(fit).__name__}; give what pg.fit returned.")
+        raise DataError(
+            f"compare(fits={{{name!r}: ...}}) holds a {type(fit).__name__}; give what pg.fit "
+            "returned."
+        )
     if not fits:
         return
     first, other = next(iter(fits.items()))
     if fit.model.function != other.model.function:
         raise ModelError(
-            f"'{name}' fits {_name(fit.model)} and '{first}' fits {_name(other.model)}; compare fits of one model."
+            f"'{name}' fits {_name(fit.model)} and '{first}' fits {_name(other.model)}; compare "
+            "fits of one model."
         )
     if differing := [k for k, (a, b) in _shared_arguments(fit, other).items() if not _same(a, b)]:
         raise DataError(
-            f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit them to the same."
+            f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit them "
+            "to the same."
         )
 
 
 def _shared_arguments(fit: Fit, other: Fit) -> dict:
-    positional = {f"argument {i}": pair for i, pair in enumerate(zip(fit.args, other.args, strict=False))}
-    return positional | {k: (fit.kwargs[k], other.kwargs[k]) for k in fit.kwargs.keys() & other.kwargs.keys()}
+    positional = {
+        f"argument {i}": pair for i, pair in enumerate(zip(fit.args, other.args, strict=False))
+    }
+    return positional | {
+        k: (fit.kwargs[k], other.kwargs[k]) for k in fit.kwargs.keys() & other.kwargs.keys()
+    }
 
 
 def _same(a, b) -> bool:
     """Of arrays, other values, and dictionaries, tuples and lists of them."""
-    (ours, form), (theirs, other_form) = (jax.tree.flatten(x, is_leaf=lambda x: x is None) for x in (a, b))
+    (ours, form), (theirs, other_form) = (
+        jax.tree.flatten(x, is_leaf=lambda x: x is None) for x in (a, b)
+    )
     return form == other_form and all(_same_leaf(*pair) for pair in zip(ours, theirs, strict=True))
 
 
 def _same_leaf(a, b) -> bool:
-    is_array = [hasattr(x, "shape") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in (a, b)]
+    is_array = [
+        hasattr(x, "shape") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+        for x in (a, b)
+    ]
     return np.array_equal(np.asarray(a), np.asarray(b)) if any(is_array) else bool(np.all(a == b))
 
 

@@ -1,4 +1,6 @@
-"""Scores of a prediction against test observations, and distances between posteriors: plain NumPy on arrays."""
+"""Scores of a prediction against test observations, and distances between posteriors: plain NumPy
+on arrays.
+"""
 
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -26,18 +28,30 @@ class Score(NamedTuple):
 
 
 def is_classification(prediction: Prediction) -> bool:
-    """Whether the outcomes of y are classes: Bernoulli, Categorical and ordinal sites. Counts are numbers, and scored as such."""
-    return prediction.probs is not None and not isinstance(prediction.probs, dict) and not prediction.counts
+    """Whether the outcomes of y are classes: Bernoulli, Categorical and ordinal sites. Counts are
+    numbers, and scored as such.
+    """
+    return (
+        prediction.probs is not None
+        and not isinstance(prediction.probs, dict)
+        and not prediction.counts
+    )
 
 
 def outcome_probabilities(prediction: Prediction) -> Float[ndarray, "... K"]:
     """p(y = k) in the shape of y and K, for Bernoulli observations too."""
     probs = np.asarray(prediction.probs)
-    return np.stack([1.0 - probs, probs], -1) if probs.ndim == 1 or probs.shape == np.shape(prediction.mean) else probs
+    return (
+        np.stack([1.0 - probs, probs], -1)
+        if probs.ndim == 1 or probs.shape == np.shape(prediction.mean)
+        else probs
+    )
 
 
 def error(prediction: Prediction, y) -> Score:
-    """Share of misclassified observations where y is one of classes 0, 1, ..., else the root mean squared error."""
+    """Share of misclassified observations where y is one of classes 0, 1, ..., else the root mean
+    squared error.
+    """
     if is_classification(prediction):
         guess = np.argmax(outcome_probabilities(prediction), -1)
         return Score(float(np.mean(guess != _observed(y, guess.shape))), "misclassified")
@@ -48,21 +62,29 @@ def error(prediction: Prediction, y) -> Score:
 
 
 def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
-    """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting would compare other rows."""
-    y: Any = next(iter(observed.values())) if isinstance(observed, dict) and len(observed) == 1 else observed
+    """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting
+    would compare other rows.
+    """
+    y: Any = (
+        next(iter(observed.values()))
+        if isinstance(observed, dict) and len(observed) == 1
+        else observed
+    )
     if np.shape(y) != shape:
         raise DataError(
-            f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model observes it."
+            f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model "
+            "observes it."
         )
     return np.asarray(y)
 
 
 def calibration(prediction: Prediction, y) -> Score:
-    """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give about 1 / sqrt(M).
+    """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give
+    about 1 / sqrt(M).
 
     Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
-    probability (Guo et al. 2017). Otherwise: the mean gap between nominal and observed coverage of central intervals,
-    from z-scores (y - mean) / sd.
+    probability (Guo et al. 2017). Otherwise: the mean gap between nominal and observed coverage of
+    central intervals, from z-scores (y - mean) / sd.
     """
     if is_classification(prediction):
         stated, observed, weight = reliability(prediction, y)
@@ -73,7 +95,9 @@ def calibration(prediction: Prediction, y) -> Score:
 
 
 def reliability(prediction: Prediction, y):
-    """(stated, observed, weight) of the occupied bins: mean probability, observed frequency, share of the rows."""
+    """(stated, observed, weight) of the occupied bins: mean probability, observed frequency, share
+    of the rows.
+    """
     probs = outcome_probabilities(prediction)
     y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
     binary = probs.shape[1] == 2
@@ -82,19 +106,29 @@ def reliability(prediction: Prediction, y):
     which = np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
     count = np.bincount(which, minlength=NUM_BINS)
     used = count > 0
-    means = [np.bincount(which, v, NUM_BINS)[used] / count[used] for v in (stated, happened.astype(float))]
+    means = [
+        np.bincount(which, v, NUM_BINS)[used] / count[used]
+        for v in (stated, happened.astype(float))
+    ]
     return (*means, count[used] / len(y))
 
 
 def coverage(prediction: Prediction, y) -> Float[ndarray, "L"]:
-    """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive mean and
-    variance."""
+    """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive
+    mean and variance.
+    """
     mean = np.asarray(prediction.mean)
     z = (_observed(y, mean.shape) - mean) / np.sqrt(np.asarray(prediction.variance))
     return np.mean(np.abs(np.ravel(z))[:, None] <= _WIDTHS, 0)
 
 
 def distance(f: Moments, reference: Moments) -> tuple[float, float]:
-    """Largest |difference| of latent means and of standard deviations, in standard deviations of the reference."""
-    (mean, sd), (mean_ref, sd_ref) = ((np.asarray(x.mean), np.sqrt(np.asarray(x.variance))) for x in (f, reference))
-    return float(np.max(np.abs(mean - mean_ref) / sd_ref)), float(np.max(np.abs(sd - sd_ref) / sd_ref))
+    """Largest |difference| of latent means and of standard deviations, in standard deviations of
+    the reference.
+    """
+    (mean, sd), (mean_ref, sd_ref) = (
+        (np.asarray(x.mean), np.sqrt(np.asarray(x.variance))) for x in (f, reference)
+    )
+    return float(np.max(np.abs(mean - mean_ref) / sd_ref)), float(
+        np.max(np.abs(sd - sd_ref) / sd_ref)
+    )

@@ -39,7 +39,9 @@ def _plain(label: str, key: str, digits: int = 3) -> Line:
 
 
 def _with_error(label: str, key: str, digits: int = 3) -> tuple[Line, Line]:
-    """The value, and its standard error on a line of its own: side by side they make a column twice as wide."""
+    """The value, and its standard error on a line of its own: side by side they make a column twice
+    as wide.
+    """
     indent = " " * (2 + len(label) - len(label.lstrip()))
     return _plain(label, key, digits), _plain(f"{indent}standard error", f"{key}_se", digits)
 
@@ -50,7 +52,9 @@ def _khat(row: Row) -> str:
 
 def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
     """The lines of the table; those that no method fills are left out."""
-    error_name, calibration_name = (rows[0][k] if rows else "" for k in ("error_name", "calibration_name"))
+    error_name, calibration_name = (
+        rows[0][k] if rows else "" for k in ("error_name", "calibration_name")
+    )
     wanted = [
         Line("result", lambda row: str(row["result"])),
         _plain("seconds compiling", "compile_seconds", 1),
@@ -72,9 +76,14 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
 
 
 def rich_tables(rows: Sequence[Row], reference: str | None, caption: str) -> list[Table]:
-    """Tables with methods across, each at most `WIDTH` columns wide where its names allow; the last has the caption."""
+    """Tables with methods across, each at most `WIDTH` columns wide where its names allow; the last
+    has the caption.
+    """
     of = lines(rows, reference)
-    return [_rich_table(block, of, caption if block[-1] is rows[-1] else "") for block in _blocks(rows, of)]
+    return [
+        _rich_table(block, of, caption if block[-1] is rows[-1] else "")
+        for block in _blocks(rows, of)
+    ]
 
 
 def _rich_table(rows: Sequence[Row], of: Sequence[Line], caption: str) -> Table:
@@ -101,7 +110,9 @@ def _blocks(rows: Sequence[Row], of: Sequence[Line]) -> list[list[Row]]:
 
 
 def as_text(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table as plain text, `WIDTH` columns wide or, where a name needs more, as wide as that."""
+    """The table as plain text, `WIDTH` columns wide or, where a name needs more, as wide as
+    that.
+    """
     out, tables = io.StringIO(), rich_tables(rows, reference, caption)
     unbound = Console(width=10_000)
     width = max(WIDTH, *(unbound.measure(table).maximum for table in tables))
@@ -118,7 +129,8 @@ def as_html(rows: Sequence[Row], reference: str | None, caption: str) -> str:
         + "</tr>"
         for line in lines(rows, reference)
     )
-    return f"<table><caption>{html.escape(caption)}</caption><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
+    head = f"<thead><tr><th></th>{head}</tr></thead>"
+    return f"<table><caption>{html.escape(caption)}</caption>{head}<tbody>{body}</tbody></table>"
 
 
 def write_csv(rows: Sequence[Row], path: str | Path) -> None:

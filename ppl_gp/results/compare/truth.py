@@ -1,18 +1,22 @@
-"""The log evidence that an approximation should have had, by importance sampling from a widened copy of it.
+"""The log evidence that an approximation should have had, by importance sampling from a widened
+copy of it.
 
-At the fit's hyperparameters, f = m + L v with v ~ N(0, I), and in the eigenbasis L^T T L = U diag(lambda) U^T of its
-pseudo-likelihood q is N(v0, 1 / (1 + lambda)) in u = U^T v. The proposal is an equal mixture of such Gaussians with the
-pseudo-likelihood's precision divided by s^2, s in `WIDTHS`: directions that the data inform are widened, the others
-keep the prior's width, so that N need not be small. Each component gets the same number of draws, and weights take
-the whole mixture as their denominator (Veach & Guibas 1995; Owen & Zhou 2000). The component s = 1 is q itself: its own weights
-give q's k-hat. Weights are Pareto-smoothed (Vehtari et al. 2024) by ArviZ.
+At the fit's hyperparameters, f = m + L v with v ~ N(0, I), and in the eigenbasis L^T T L = U
+diag(lambda) U^T of its pseudo-likelihood q is N(v0, 1 / (1 + lambda)) in u = U^T v. The proposal is
+an equal mixture of such Gaussians with the pseudo-likelihood's precision divided by s^2, s in
+`WIDTHS`: directions that the data inform are widened, the others keep the prior's width, so that N
+need not be small. Each component gets the same number of draws, and weights take the whole mixture
+as their denominator (Veach & Guibas 1995; Owen & Zhou 2000). The component s = 1 is q itself: its
+own weights give q's k-hat. Weights are Pareto-smoothed (Vehtari et al. 2024) by ArviZ.
 
-No weight can tell of a mode that no draw meets. So other modes of p(f | y) are looked for by ascents from points far from q: draws
-of the prior, and q's mean mirrored about the prior's. Each that is found, with more than `SMALL_SHARE` of the evidence by Laplace's
-approximation, adds a Gaussian to the proposals; and some draws are the prior's own. A mode that no ascent ends in stays unseen.
+No weight can tell of a mode that no draw meets. So other modes of p(f | y) are looked for by
+ascents from points far from q: draws of the prior, and q's mean mirrored about the prior's. Each
+that is found, with more than `SMALL_SHARE` of the evidence by Laplace's approximation, adds a
+Gaussian to the proposals; and some draws are the prior's own. A mode that no ascent ends in stays
+unseen.
 
-Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS` ascents, then O(N^2) a draw, in batches of `BATCH`
-draws; memory num_samples N / 4.
+Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS` ascents, then
+O(N^2) a draw, in batches of `BATCH` draws; memory num_samples N / 4.
 """
 
 from typing import NamedTuple
@@ -41,13 +45,16 @@ class Truth(NamedTuple):
 
     - `log_evidence`, `standard_error`: nats; `None` where `reason` says why.
     - `khat`: Pareto k-hat of the widened proposal, on which the estimate stands.
-    - `khat_q`: Pareto k-hat of q(f) itself against p(f | y) of the model, jointly over all f: the heaviness of its
-      weights' tail, above 0.7 too heavy to correct q by weights. Estimated from a quarter of the draws, to about +-0.1.
-    - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) / (p(y_n|f_n) q(f)), the weights
-      of leave-one-out by q (Magnusson et al. 2019).
-    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is exact.
-    - `other_modes`: modes of p(f | y) that were found away from q, and `share_q`: the share of the evidence that q's own draws
-      meet (1 where no other mode was found). k-hat and efficiency judge q where it has draws: they cannot see a mode without one.
+    - `khat_q`: Pareto k-hat of q(f) itself against p(f | y) of the model, jointly over all f: the
+      heaviness of its weights' tail, above 0.7 too heavy to correct q by weights. Estimated from a
+      quarter of the draws, to about +-0.1.
+    - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) /
+      (p(y_n|f_n) q(f)), the weights of leave-one-out by q (Magnusson et al. 2019).
+    - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is
+      exact.
+    - `other_modes`: modes of p(f | y) that were found away from q, and `share_q`: the share of the
+      evidence that q's own draws meet (1 where no other mode was found). k-hat and efficiency judge
+      q where it has draws: they cannot see a mode without one.
     """
 
     log_evidence: float | None
@@ -67,29 +74,39 @@ def unavailable(reason: str) -> Truth:
 
 
 def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Truth:
-    """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and the k-hat of its
-    q(f).
+    """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and
+    the k-hat of its q(f).
 
-    Not available, with the reason given: hyperparameters or f were sampled; the fit was loaded without its training
-    data; k-hat above 0.7. The standard error falls as 1 / sqrt(num_samples).
+    Not available, with the reason given: hyperparameters or f were sampled; the fit was loaded
+    without its training data; k-hat above 0.7. The standard error falls as 1 / sqrt(num_samples).
     """
     if fit.sampled:
-        return unavailable("the hyperparameters were sampled: there is no one evidence to compare with")
+        return unavailable(
+            "the hyperparameters were sampled: there is no one evidence to compare with"
+        )
     kept = next(iter(fit.latent.values()))
     if not kept.has_sites:
-        return unavailable("importance sampling knows the local methods' q(f); LOO's k-hat judges this one")
+        return unavailable(
+            "importance sampling knows the local methods' q(f); LOO's k-hat judges this one"
+        )
     if not observed_names(training_sites(fit)):
         return unavailable("a loaded fit holds no observations")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    factors, R, centre, strength = _coordinates(fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0))
-    modes = other_modes(factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES))
+    factors, R, centre, strength = _coordinates(
+        fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0)
+    )
+    modes = other_modes(
+        factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES)
+    )
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
 
 
 @eqx.filter_jit
 def _coordinates(model, hyper, args, kwargs, latent):
-    """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1 + strength about `centre`."""
+    """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1
+    + strength about `centre`.
+    """
     factors = read(model, *args, hyper=hyper, **kwargs)
     L = factors.prior.scale_tril
     strength, U = jnp.linalg.eigh((L.T * latent.sites.nat2) @ L)
@@ -99,14 +116,16 @@ def _coordinates(model, hyper, args, kwargs, latent):
 
 @eqx.filter_jit
 def _log_weights(factors, R, centre, strength, modes, key, num: int):
-    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and log p(y_n|f_n), (., N).
+    """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and
+    log p(y_n|f_n), (., N).
 
-    Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many each, and the prior with
-    `PRIOR_SHARE` of `num`.
+    Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many
+    each, and the prior with `PRIOR_SHARE` of `num`.
     """
     log_lik, mean, dtype = factors.log_lik, factors.prior.mean, R.dtype
     widths = jnp.array(WIDTHS, dtype)[:, None]
-    # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must not undo that.
+    # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must
+    # not undo that.
     precision = jnp.maximum(1.0 + strength / widths**2, jnp.finfo(dtype).eps)
     factor = lambda u, w: precision_factor(log_lik, mean, R, u, w)  # noqa: E731
     tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
@@ -116,28 +135,50 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
 
     def weigh(u):
         log_q = 0.5 * jnp.sum(jnp.log(precision) - precision * (u - centre) ** 2, 1)
-        elsewhere = [half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2) for C, m in zip(tall, at, strict=True)]
-        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(each / total)
+        elsewhere = [
+            half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2)
+            for C, m in zip(tall, at, strict=True)
+        ]
+        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(
+            each / total
+        )
         log_prior = -0.5 * u @ u
         terms = log_lik(mean + R @ u)
         log_p = jnp.sum(terms) + log_prior
-        return log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total)), log_p - log_q[0], terms
+        return (
+            log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total)),
+            log_p - log_q[0],
+            terms,
+        )
 
     def batch(make, keys):
-        return lax.map(lambda key: weigh(make(random.normal(key, centre.shape, dtype))), keys, batch_size=BATCH)
+        return lax.map(
+            lambda key: weigh(make(random.normal(key, centre.shape, dtype))), keys, batch_size=BATCH
+        )
 
     keys = random.split(key, (len(WIDTHS), each))
     from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0])
-    rest = [batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0] for p, k in zip(precision[1:], keys[1:], strict=True)]
+    rest = [
+        batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0]
+        for p, k in zip(precision[1:], keys[1:], strict=True)
+    ]
     for i, (C, m) in enumerate(zip(tall, at, strict=True)):
         own, inverse = random.split(random.fold_in(key, i), each), tril_inverse(C)
         rest.append(batch(lambda z, inverse=inverse, m=m: m + inverse.T @ z, own)[0])
     rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
-    return jnp.concatenate([from_q[0], *rest]) + log_lik.shared(), from_q[1] + log_lik.shared(), from_q[2]
+    return (
+        jnp.concatenate([from_q[0], *rest]) + log_lik.shared(),
+        from_q[1] + log_lik.shared(),
+        from_q[2],
+    )
 
 
-def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0) -> Truth:
-    """The estimate, its standard error and the k-hats from log weights; no estimate where k-hat exceeds 0.7."""
+def summarise(
+    log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0
+) -> Truth:
+    """The estimate, its standard error and the k-hats from log weights; no estimate where k-hat
+    exceeds 0.7.
+    """
     from arviz_stats.base import array_stats  # here: it takes a second
 
     usable = np.isfinite(log_w)
@@ -147,7 +188,8 @@ def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num
     smoothed_q, khat_q = smooth(log_w_q)
     efficiency_q = float(1.0 / np.sum(np.exp(2.0 * smoothed_q)) / log_w_q.size)
     khat_loo = array_stats.psislw((log_lik_q - log_w_q[:, None]).T)[1]
-    # ArviZ normalises the weights; those outside the tail are otherwise unchanged, which gives the constant back.
+    # ArviZ normalises the weights; those outside the tail are otherwise unchanged, which gives the
+    # constant back.
     lowest = int(np.argmin(np.where(usable, log_w, np.inf)))
     log_evidence = float(log_w[lowest] - smoothed[lowest] - np.log(log_w.size))
     standard_error = float(np.std(np.exp(smoothed + np.log(log_w.size))) / np.sqrt(log_w.size))
@@ -155,7 +197,9 @@ def summarise(log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num
     if not khat <= KHAT_LIMIT:
         reason = f"Pareto k-hat of the proposal is {khat:.2f}, above {KHAT_LIMIT}"
         return Truth(None, None, khat, khat_q, khat_loo, efficiency_q, reason, num_modes, share)
-    return Truth(log_evidence, standard_error, khat, khat_q, khat_loo, efficiency_q, None, num_modes, share)
+    return Truth(
+        log_evidence, standard_error, khat, khat_q, khat_loo, efficiency_q, None, num_modes, share
+    )
 
 
 def _log_mean(log_w: np.ndarray) -> float:
@@ -163,7 +207,9 @@ def _log_mean(log_w: np.ndarray) -> float:
 
 
 def smooth(log_w: np.ndarray) -> tuple[np.ndarray, float]:
-    """(Pareto-smoothed normalised log weights, k-hat); k-hat is -inf where all weights are equal, as for an exact q."""
+    """(Pareto-smoothed normalised log weights, k-hat); k-hat is -inf where all weights are equal,
+    as for an exact q.
+    """
     if np.ptp(log_w[np.isfinite(log_w)]) < 1e-6:
         w = np.exp(log_w - log_w.max())
         return np.log(w / w.sum()), -np.inf

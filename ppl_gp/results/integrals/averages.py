@@ -1,4 +1,6 @@
-"""What predictions and log densities share: moments of f at new inputs, averages over draws, and how finely integrals are taken."""
+"""What predictions and log densities share: moments of f at new inputs, averages over draws, and
+how finely integrals are taken.
+"""
 
 import math
 
@@ -12,12 +14,14 @@ from ppl_gp.results.integrals.several import Effort
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.query import Case, drawn_trace
 
-NODES = {True: 192, False: 384}  # by "many draws": what a mixture averages away need not be resolved
+# by "many draws": what a mixture averages away need not be resolved
+NODES = {True: 192, False: 384}
 MIN_DRAWS = 1000  # Monte Carlo draws in all
 LATENT_DRAWS = 4000  # of latents, which are weighted
 
 LAYER_NODES = 32  # of each of at least 1000 draws of the last layer's inputs
-MANY = 30  # draws of the hyperparameters from which several functions at each are integrated with fewer nodes
+# draws of the hyperparameters from which several functions at each are integrated with fewer nodes
+MANY = 30
 SEVERAL_NODES = {True: 64, False: 192}
 
 
@@ -48,19 +52,31 @@ def all_marginals(case: Case, draw: Draws) -> dict[str, Moments]:
 
 
 def below_outer(case: Case, trace) -> dict:
-    """Everything of a run that the last layer and the likelihood are given: hyperparameters, latents, inner layers."""
+    """Everything of a run that the last layer and the likelihood are given: hyperparameters,
+    latents, inner layers.
+    """
     known = (*case.draws.hyper, *case.layout.local_latents, *case.layout.inner)
     return {k: trace[k]["value"] for k in known if k in trace}
 
 
 def trace_above(case: Case, below: dict, f, **observations) -> dict:
-    """The model given what lies below the outer GP sites: f is their one function, or {site: values}."""
+    """The model given what lies below the outer GP sites: f is their one function, or {site:
+    values}.
+    """
     values = f if isinstance(f, dict) else {case.site: f}
     return run(case.model, case.new_args, {**case.new_kwargs, **observations}, below, values)
 
 
-def average(case: Case, integration: Integration, quantity, num_draws: int, finish=lambda x: x, **observations):
-    """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw if those are few.
+def average(
+    case: Case,
+    integration: Integration,
+    quantity,
+    num_draws: int,
+    finish=lambda x: x,
+    **observations,
+):
+    """Mix quantity(trace, moments of f) over draws of f at the new inputs, several a posterior draw
+    if those are few.
 
     `finish`: of what was mixed within one posterior draw.
     """
@@ -70,7 +86,9 @@ def average(case: Case, integration: Integration, quantity, num_draws: int, fini
         conditionals = case.conditionals(draw)
 
         def given_f(key):
-            return quantity(*drawn_trace(case, draw, conditionals, key, joint=joint, **observations))
+            return quantity(
+                *drawn_trace(case, draw, conditionals, key, joint=joint, **observations)
+            )
 
         return finish(mixture(given_f, keys))
 

@@ -1,4 +1,6 @@
-"""Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated apart; draws of what lies below."""
+"""Compiled prediction: quadrature where one f_n decides y_n, or several that can be integrated
+apart; draws of what lies below.
+"""
 
 import equinox as eqx
 import jax
@@ -21,7 +23,12 @@ from ppl_gp.results.integrals.averages import (
     trace_above,
 )
 from ppl_gp.results.integrals.integration import Integration
-from ppl_gp.results.integrals.likelihood import fn_at, moments_shape, outcome_log_probs, site_moments
+from ppl_gp.results.integrals.likelihood import (
+    fn_at,
+    moments_shape,
+    outcome_log_probs,
+    site_moments,
+)
 from ppl_gp.results.integrals.mackay import mackay_log_probs
 from ppl_gp.results.integrals.several import entries_of, outcomes_over
 from ppl_gp.results.query.mixture import Moments
@@ -32,9 +39,11 @@ _LITTLE = 5000  # draws x rows, of 96 nodes each, that take less time than it ta
 
 
 def predictive(case: Case, integration: Integration, link_approximation: str | None):
-    """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard error of the mean of y}).
+    """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard
+    error of the mean of y}).
 
-    Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies below it.
+    Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies
+    below it.
     """
     entries = entries_of(case) if integration is Integration.functions else {}
     drawn = tuple(k for k, v in entries.items() if v.functions is None)
@@ -47,14 +56,18 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
 def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
     num = case.draws.effective * repeats(case, MIN_DRAWS)
     if integration is Integration.quadrature:
-        f, y, log_probs = case.mixture(lambda draw: _predict_by_quadrature(case, draw, link_approximation))
+        f, y, log_probs = case.mixture(
+            lambda draw: _predict_by_quadrature(case, draw, link_approximation)
+        )
         between = {}
     elif integration is Integration.functions:
 
         def component(draw):
             f = all_marginals(case, draw)
             effort = effort_of(case, MIN_DRAWS)
-            return f, *outcomes_over(case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort)
+            return f, *outcomes_over(
+                case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort
+            )
 
         f, y, log_probs = case.mixture(component)
         between = {}
@@ -68,33 +81,46 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
 
         def given_below(trace, f):
             below = below_outer(case, trace)
-            y, log_probs = _outcomes(case, lambda x: trace_above(case, below, x), f[case.site], LAYER_NODES)
+            y, log_probs = _outcomes(
+                case, lambda x: trace_above(case, below, x), f[case.site], LAYER_NODES
+            )
             return _with_mean(case, (f, y, log_probs))
 
         f, y, log_probs, between = average(case, integration, given_below, MIN_DRAWS)
     else:
         f, y, log_probs, between = average(
-            case, integration, lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f)), MIN_DRAWS
+            case,
+            integration,
+            lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f)),
+            MIN_DRAWS,
         )
     missing = {site.label: None for site in case.layout.sites}
     moments = {
-        s.label: _outcome_moments(s.support, log_probs[s.label]) for s in case.layout.sites if s.label in log_probs
+        s.label: _outcome_moments(s.support, log_probs[s.label])
+        for s in case.layout.sites
+        if s.label in log_probs
     }
     errors = {k: jnp.sqrt(v.variance / num) for k, v in between.items()}
     return f, {**missing, **y, **moments}, log_probs, errors
 
 
 def _with_mean(case: Case, predicted):
-    """What was predicted from one draw, and the mean of y given it, whose variance over draws is the squared error of one."""
+    """What was predicted from one draw, and the mean of y given it, whose variance over draws is
+    the squared error of one.
+    """
     f, y, log_probs = predicted
     supports = {s.label: s.support for s in case.layout.sites}
-    means = {k: v.mean for k, v in y.items()} | {k: _outcome_moments(supports[k], v).mean for k, v in log_probs.items()}
+    means = {k: v.mean for k, v in y.items()} | {
+        k: _outcome_moments(supports[k], v).mean for k, v in log_probs.items()
+    }
     return f, y, log_probs, {k: Moments(m, jnp.zeros_like(m)) for k, m in means.items()}
 
 
 def _predict_by_quadrature(case: Case, draw: Draws, link_approximation):
     f = marginals(case, draw)
-    y, log_probs = _outcomes(case, lambda x: case.trace(draw, {case.site: x}), f, num_nodes(case), link_approximation)
+    y, log_probs = _outcomes(
+        case, lambda x: case.trace(draw, {case.site: x}), f, num_nodes(case), link_approximation
+    )
     return {case.site: f}, y, log_probs
 
 
@@ -118,14 +144,20 @@ def _predict_given_draw(case: Case, trace, f):
         fn = bare(trace[site.name]["fn"])
         if site.support is not None:
             values = jnp.asarray(site.support).reshape((-1,) + (1,) * len(fn.batch_shape))
-            log_probs[site.label] = fn.log_prob(jnp.broadcast_to(values, (values.size, *fn.batch_shape)))
+            log_probs[site.label] = fn.log_prob(
+                jnp.broadcast_to(values, (values.size, *fn.batch_shape))
+            )
         elif moments_shape(lambda _, fn=fn: fn, jnp.zeros(())) is not None:
-            y[site.label] = Moments(*(jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)))
+            y[site.label] = Moments(
+                *(jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance))
+            )
     return f, y, log_probs
 
 
 def _outcome_moments(support, log_probs) -> Moments:
-    """Of an outcome as a number; the variance about the mean, with p(y = k) along the first axis."""
+    """Of an outcome as a number; the variance about the mean, with p(y = k) along the first
+    axis.
+    """
     p = jnp.exp(log_probs)
     values = jnp.asarray(support, p.dtype).reshape((-1,) + (1,) * (p.ndim - 1))
     mean = jnp.sum(p * values, 0)
@@ -133,18 +165,27 @@ def _outcome_moments(support, log_probs) -> Moments:
 
 
 def joint_draws(case: Case, key, num_samples: int):
-    """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws' weights."""
+    """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws'
+    weights.
+    """
     of_sample = case.draws.resampled(num_samples)
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
-    # Of every posterior draw the first sample, then the second: a part of the samples is spread over the draws too.
+    # Of every posterior draw the first sample, then the second: a part of the samples is spread
+    # over the draws too.
     rank = np.empty_like(which)
-    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    return _joint_draws(case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max()))
+    rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(
+        np.cumsum(counts) - counts, counts
+    )
+    return _joint_draws(
+        case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max())
+    )
 
 
 @eqx.filter_jit
 def _joint_draws(case: Case, key, chosen, place, each: int):
-    """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample) are kept."""
+    """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample)
+    are kept.
+    """
 
     def component(entry):
         draw, keys = entry

@@ -1,10 +1,14 @@
-"""Integrals over two or three functions a datum, by nodes that follow the integrand; over more by weighted draws.
+"""Integrals over two or three functions a datum, by nodes that follow the integrand; over more by
+weighted draws.
 
-In whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and the eigenvectors V of the curvature there give
-axes along which N(0, I) stays a product. Along each of them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode
-and scaled by the curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps the Gaussian's tails in sight.
-Two functions are integrated one inside the other. Each rule is compared with its own half, which says how far it can be trusted.
-Draws come from the Gaussian at the mode and from N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
+In whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and the
+eigenvectors V of the curvature there give axes along which N(0, I) stays a product. Along each of
+them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode
+and scaled by the curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps
+the Gaussian's tails in sight. Two functions are integrated one inside the other. Each rule is
+compared with its own half, which says how far it can be trusted. Draws come from the Gaussian at
+the mode and from N(0, I), half each, with their mixture as the weights' denominator (Hesterberg
+1995).
 """
 
 from collections.abc import Callable
@@ -32,7 +36,9 @@ LEAST_CURVATURE = 0.25  # of the integrand, as a share of the Gaussian's own
 
 
 class Bulk(NamedTuple):
-    """Where the integrand lives: its mode (D, M), axes V (M, D, D) in columns, a standard deviation along each, (M, D)."""
+    """Where the integrand lives: its mode (D, M), axes V (M, D, D) in columns, a standard deviation
+    along each, (M, D).
+    """
 
     mode: Float[Array, "D M"]
     axes: Float[Array, "M D D"]
@@ -40,7 +46,9 @@ class Bulk(NamedTuple):
 
 
 def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
-    """Newton's method on log g(z) - |z|^2 / 2 for each datum, log_g: (D, M) -> (M,). O(D) gradients a step."""
+    """Newton's method on log g(z) - |z|^2 / 2 for each datum, log_g: (D, M) -> (M,). O(D) gradients
+    a step.
+    """
 
     def objective(z):
         return log_g(z) - 0.5 * jnp.sum(z**2, 0)
@@ -48,13 +56,17 @@ def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
     slope = jax.grad(lambda z: jnp.sum(objective(z)))
 
     def curvature(z):
-        """Eigenvalues (M, D) and vectors (M, D, D) of minus the Hessian, the former raised to where a step can be made."""
+        """Eigenvalues (M, D) and vectors (M, D, D) of minus the Hessian, the former raised to where
+        a step can be made.
+        """
         columns = jax.vmap(lambda e: jax.jvp(slope, (z,), (e[:, None] * jnp.ones_like(z),))[1])(
             jnp.eye(dims, dtype=z.dtype)
         )
         H = -jnp.moveaxis(columns, -1, 0)
         finite = jnp.all(jnp.isfinite(H), (1, 2))[:, None, None]
-        values, V = jnp.linalg.eigh(jnp.where(finite, 0.5 * (H + jnp.swapaxes(H, 1, 2)), jnp.eye(dims, dtype=z.dtype)))
+        values, V = jnp.linalg.eigh(
+            jnp.where(finite, 0.5 * (H + jnp.swapaxes(H, 1, 2)), jnp.eye(dims, dtype=z.dtype))
+        )
         return jnp.maximum(jnp.abs(values), LEAST_CURVATURE), V
 
     def step(state):
@@ -62,7 +74,9 @@ def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
         values, V = curvature(z)
         along = jnp.einsum("mij,im->mj", V, jnp.nan_to_num(slope(z)))
         direction = jnp.einsum("mij,mj->im", V, along / values)
-        trials = jnp.concatenate([z[None], z + jnp.array(FRACTIONS, z.dtype)[:, None, None] * direction])
+        trials = jnp.concatenate(
+            [z[None], z + jnp.array(FRACTIONS, z.dtype)[:, None, None] * direction]
+        )
         best = jnp.argmax(jnp.nan_to_num(jax.vmap(objective)(trials), nan=-jnp.inf), 0)
         new = jnp.take_along_axis(trials, best[None, None], 0)[0]
         return new, jnp.max(jnp.sum(((new - z) ** 2), 0) * values[:, -1]), steps + 1
@@ -82,9 +96,13 @@ class Nodes(NamedTuple):
     axes: Float[Array, "M D D"]
 
     def fold(self, function: Callable, combine: Callable, empty):
-        """Fold combine(total, function(z, log_w)) over slices of the grid; function gets z (P, D, M), log_w (P, M)."""
+        """Fold combine(total, function(z, log_w)) over slices of the grid; function gets z (P, D,
+        M), log_w (P, M).
+        """
         Q, D, _ = self.grid.shape
-        rest = jnp.stack(jnp.meshgrid(*[jnp.arange(Q)] * (D - 1), indexing="ij"), -1).reshape(-1, D - 1)
+        rest = jnp.stack(jnp.meshgrid(*[jnp.arange(Q)] * (D - 1), indexing="ij"), -1).reshape(
+            -1, D - 1
+        )
 
         def slice_at(total, q):
             chosen = jnp.concatenate([jnp.full((rest.shape[0], 1), q), rest], 1)  # (P, D)
@@ -104,14 +122,18 @@ def product_nodes(log_g: Callable, dims: int, like: Float[Array, "M"], num: int)
     at = bulk(log_g, dims, like)
     centre = jnp.einsum("mij,im->jm", at.axes, at.mode)
     zero = jnp.zeros(centre.size, like.dtype)
-    grid, log_w = nodes_around(zero, jnp.ones_like(zero), jnp.ravel(centre), jnp.ravel(at.scale.T), num)
+    grid, log_w = nodes_around(
+        zero, jnp.ones_like(zero), jnp.ravel(centre), jnp.ravel(at.scale.T), num
+    )
     return Nodes(*(jnp.reshape(x, (num, dims, -1)) for x in (grid, log_w)), at.axes)
 
 
 def log_integral(log_g: Callable, dims: int, like: Float[Array, "M"], many: bool):
-    """(log E[g(z)], squared relative error), z ~ N(0, I_D), (M,) each, for D = 2, 3. `many`: an average will be taken over it.
+    """(log E[g(z)], squared relative error), z ~ N(0, I_D), (M,) each, for D = 2, 3. `many`: an
+    average will be taken over it.
 
-    The error is the difference to the same rule with half of the nodes, which is larger than the rule's own.
+    The error is the difference to the same rule with half of the nodes, which is larger than the
+    rule's own.
     """
     if dims == 2:
         return _iterated(log_g, like, PAIR_NODES[many])
@@ -128,8 +150,9 @@ def log_integral(log_g: Callable, dims: int, like: Float[Array, "M"], many: bool
 def _iterated(log_g: Callable, like: Float[Array, "M"], num: int):
     """One axis inside the other, each way round, and the better of both for each datum.
 
-    The inner nodes follow the integrand at every outer node, so that a ridge whose width changes along it (a noise scale that is
-    a function too) is resolved, where the ridge is crossed by the inner axis.
+    The inner nodes follow the integrand at every outer node, so that a ridge whose width changes
+    along it (a noise scale that is a function too) is resolved, where the ridge is crossed by the
+    inner axis.
     """
     at = bulk(log_g, 2, like)
     spread = jnp.sqrt(jnp.einsum("mij,mj->im", at.axes**2, at.scale**2))
@@ -159,13 +182,19 @@ def _with_error(fine, coarse):
     return fine, jnp.where(jnp.isfinite(fine), jnp.expm1(coarse - fine) ** 2, jnp.inf)
 
 
-def moments(mean: Callable, variance: Callable, dims: int, like: Float[Array, "M"], many: bool) -> Moments:
-    """Mean and variance of y from those given z, (M,) each, by the law of total variance; nodes where E[y^2] lives."""
+def moments(
+    mean: Callable, variance: Callable, dims: int, like: Float[Array, "M"], many: bool
+) -> Moments:
+    """Mean and variance of y from those given z, (M,) each, by the law of total variance; nodes
+    where E[y^2] lives.
+    """
 
     def log_square(z):
         return jnp.log(variance(z) + mean(z) ** 2 + jnp.finfo(z.dtype).tiny)
 
-    nodes = product_nodes(log_square, dims, like, PAIR_NODES[many] if dims == 2 else TRIPLE_NODES[many])
+    nodes = product_nodes(
+        log_square, dims, like, PAIR_NODES[many] if dims == 2 else TRIPLE_NODES[many]
+    )
     base = mean(jnp.zeros((dims, like.shape[0]), like.dtype))  # about which sums cancel little
     base = jnp.where(jnp.isfinite(base), base, 0.0)
 
@@ -175,12 +204,16 @@ def moments(mean: Callable, variance: Callable, dims: int, like: Float[Array, "M
         return total(first), total(spread), total(first**2)
 
     zero = jnp.zeros_like(base)
-    first, spread, square = nodes.fold(part, lambda a, b: jax.tree.map(jnp.add, a, b), (zero, zero, zero))
+    first, spread, square = nodes.fold(
+        part, lambda a, b: jax.tree.map(jnp.add, a, b), (zero, zero, zero)
+    )
     return Moments(base + first, spread + jnp.maximum(square - first**2, 0.0))
 
 
 def log_integral_by_draws(log_g: Callable, dims: int, like: Float[Array, "M"], num: int, key):
-    """(log E[g(z)], relative variance of the estimate of E[g(z)]), (M,) each, by `num` weighted draws."""
+    """(log E[g(z)], relative variance of the estimate of E[g(z)]), (M,) each, by `num` weighted
+    draws.
+    """
     at = bulk(log_g, dims, like)
     spread = at.axes * at.scale[:, None, :]
     log_scale = jnp.sum(jnp.log(at.scale), 1)
@@ -194,12 +227,16 @@ def log_integral_by_draws(log_g: Callable, dims: int, like: Float[Array, "M"], n
         log_prior, log_bulk = -0.5 * jnp.sum(z**2, 0), -0.5 * jnp.sum(along**2, 0) - log_scale
         return log_g(z) + log_prior - (jnp.logaddexp(log_prior, log_bulk) - jnp.log(2.0))
 
-    log_w = lax.map(lambda x: draw(*x), (random.split(key, num), jnp.arange(num) % 2 == 0), batch_size=64)
+    log_w = lax.map(
+        lambda x: draw(*x), (random.split(key, num), jnp.arange(num) % 2 == 0), batch_size=64
+    )
     return mean_and_error(log_w)
 
 
 def mean_and_error(log_w: Float[Array, "S ..."]):
-    """(log mean weight, variance of the mean weight over its square) of weights with a leading axis of S draws."""
+    """(log mean weight, variance of the mean weight over its square) of weights with a leading axis
+    of S draws.
+    """
     log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
     num = log_w.shape[0]
     first = logsumexp(log_w, 0) - jnp.log(num)
@@ -208,6 +245,8 @@ def mean_and_error(log_w: Float[Array, "S ..."]):
 
 
 def relative_variance(log_first, log_second, num: int):
-    """Var[mean of w] / E[w]^2 from log E[w] and log E[w^2] over `num` draws; infinite where no draw has weight."""
+    """Var[mean of w] / E[w]^2 from log E[w] and log E[w^2] over `num` draws; infinite where no draw
+    has weight.
+    """
     ratio = jnp.exp(log_second - 2.0 * log_first)
     return jnp.where(jnp.isfinite(log_first), jnp.maximum(ratio - 1.0, 0.0) / num, jnp.inf)

@@ -1,4 +1,6 @@
-"""How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f, by a probe."""
+"""How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f,
+by a probe.
+"""
 
 from enum import Enum
 
@@ -34,7 +36,9 @@ def plan_integration(case: Case) -> Integration:
 
 @quick_jit
 def _is_pointwise(case: Case):
-    """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one function at a time."""
+    """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one
+    function at a time.
+    """
     first = case.draws.at(0)
     num, names = case.layout.num, [site.name for site in case.layout.sites]
     declared = case.trace(first, {})
@@ -45,14 +49,19 @@ def _is_pointwise(case: Case):
 
     def log_lik(f):
         trace = case.trace(first, f)
-        sites = [{**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names]
+        sites = [
+            {**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names
+        ]
         return sum([log_prob_per_datum(site, num) for site in sites], jnp.zeros(num))
 
     flat, rebuild = flatten(f)
     v, ones = random.normal(random.key(4), (num,)), jnp.ones(num)
 
     def function_is_pointwise(one):
-        along, rows = (jax.jvp(lambda x: log_lik(rebuild(x)), (flat,), (one[:, None] * d,))[1] for d in (v, ones))
+        along, rows = (
+            jax.jvp(lambda x: log_lik(rebuild(x)), (flat,), (one[:, None] * d,))[1]
+            for d in (v, ones)
+        )
         tolerance = 1e3 * jnp.finfo(flat.dtype).eps * (1.0 + jnp.abs(along) + jnp.abs(rows * v))
         return jnp.all(jnp.abs(along - rows * v) <= tolerance)
 

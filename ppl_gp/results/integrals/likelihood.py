@@ -1,7 +1,9 @@
-"""What the model's own observed sites say about y given f: moments, probabilities of outcomes, log densities.
+"""What the model's own observed sites say about y given f: moments, probabilities of outcomes, log
+densities.
 
-Integrals over one f_n per datum use the nodes of `numerics.quadrature.likelihood_nodes`, centred on the integrand, so
-that a logistic edge of width 1 under a standard deviation of 30 is resolved, and so is exp(2 f).
+Integrals over one f_n per datum use the nodes of `numerics.quadrature.likelihood_nodes`, centred on
+the integrand, so that a logistic edge of width 1 under a standard deviation of 30 is resolved, and
+so is exp(2 f).
 """
 
 from collections.abc import Callable
@@ -20,31 +22,45 @@ from ppl_gp.results.query.mixture import Moments
 from ppl_gp.wrappers import bare
 
 
-def log_expectation(log_g: Callable, f: Moments, num_nodes: int, concave: bool = False) -> Float[Array, "M"]:
-    """log E[exp log_g(f)_n] under f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes). `concave`: log_g is known to be."""
-    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave)
+def log_expectation(
+    log_g: Callable, f: Moments, num_nodes: int, concave: bool = False
+) -> Float[Array, "M"]:
+    """log E[exp log_g(f)_n] under f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes).
+    `concave`: log_g is known to be.
+    """
+    nodes, log_w = likelihood_nodes(
+        log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave
+    )
     return logsumexp(log_w + jax.vmap(log_g)(nodes), 0)
 
 
 def log_expectation_and_error(log_g: Callable, f: Moments, num_nodes: int, concave: bool):
-    """(`log_expectation`, log of its estimated error in nats: -inf where log_g is known to be concave), (M,) each."""
-    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave)
+    """(`log_expectation`, log of its estimated error in nats: -inf where log_g is known to be
+    concave), (M,) each.
+    """
+    nodes, log_w = likelihood_nodes(
+        log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave
+    )
     terms = log_w + jax.vmap(log_g)(nodes)
     value = logsumexp(terms, 0)
     return value, jnp.full_like(value, -jnp.inf) if concave else jnp.log(log_sum_error(terms))
 
 
-def expected_moments(mean: Callable, variance: Callable, f: Moments, num_nodes: int, concave: bool = False) -> Moments:
+def expected_moments(
+    mean: Callable, variance: Callable, f: Moments, num_nodes: int, concave: bool = False
+) -> Moments:
     """Mean and variance of y from those given f, (M,) each, by the law of total variance.
 
-    One set of nodes, centred on the integrand of E[y^2]; the variance is taken about the mean, so that it does not
-    cancel. Infinite or NaN where y has no such moment.
+    One set of nodes, centred on the integrand of E[y^2]; the variance is taken about the mean, so
+    that it does not cancel. Infinite or NaN where y has no such moment.
     """
 
     def log_square(f):
         return jnp.log(variance(f) + mean(f) ** 2 + jnp.finfo(f.dtype).tiny)
 
-    nodes, log_w = likelihood_nodes(log_square, f.mean, floored(f).variance, num=num_nodes, concave=concave)
+    nodes, log_w = likelihood_nodes(
+        log_square, f.mean, floored(f).variance, num=num_nodes, concave=concave
+    )
     w = jnp.exp(log_w)
     first, spread = jax.vmap(mean)(nodes), jax.vmap(variance)(nodes)
     total = jnp.sum(jnp.where(w > 0, w * first, 0.0), 0)
@@ -53,7 +69,9 @@ def expected_moments(mean: Callable, variance: Callable, f: Moments, num_nodes: 
 
 
 def floored(f: Moments) -> Moments:
-    """With variances that nodes can resolve beside a mean of this size: 50 rounding errors of its square at least."""
+    """With variances that nodes can resolve beside a mean of this size: 50 rounding errors of its
+    square at least.
+    """
     unit = 50 * jnp.finfo(f.mean.dtype).eps
     scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny / unit
     return Moments(f.mean, jnp.maximum(f.variance, unit * scale))
@@ -71,7 +89,9 @@ def from_by_datum(x, site: ObservedSite, shape):
 
 
 def outcome_log_probs(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int):
-    """log p(y = k) of every outcome k in the support, normalised over k: (K, *batch), nats. O(K M num_nodes)."""
+    """log p(y = k) of every outcome k in the support, normalised over k: (K, *batch), nats. O(K M
+    num_nodes).
+    """
     shape = jax.eval_shape(fn_at, f.mean).batch_shape
 
     def entry(outcome, e):
@@ -88,13 +108,16 @@ def outcome_log_probs(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes
 
 
 def site_moments(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int) -> Moments | None:
-    """Mean and variance of y at each datum, in the site's shape; `None` where NumPyro's distribution has none."""
+    """Mean and variance of y at each datum, in the site's shape; `None` where NumPyro's
+    distribution has none.
+    """
     if (shape := moments_shape(fn_at, f.mean)) is None:
         return None
 
     def entry(e):
         mean, variance = (
-            lambda f, a=a: by_datum(jnp.broadcast_to(getattr(fn_at(f), a), shape), site)[e] for a in _MOMENTS
+            lambda f, a=a: by_datum(jnp.broadcast_to(getattr(fn_at(f), a), shape), site)[e]
+            for a in _MOMENTS
         )
         return expected_moments(mean, variance, f, num_nodes, site.concave)
 
@@ -106,7 +129,9 @@ _MOMENTS = ("mean", "variance")
 
 
 def moments_shape(fn_at: Callable, f) -> tuple[int, ...] | None:
-    """The shape of the distribution's values, or `None` where it has no mean or variance in NumPyro."""
+    """The shape of the distribution's values, or `None` where it has no mean or variance in
+    NumPyro.
+    """
 
     def read(f):
         fn = fn_at(f)
@@ -124,17 +149,20 @@ def fn_at(trace_at: Callable, site: ObservedSite) -> Callable:
 
 
 def log_density_per_datum(trace: dict, plan: Layout) -> Float[Array, "M"]:
-    """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of training, does not.
+    """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of
+    training, does not.
 
-    A factor counts where it sees observations (censored data, say); another one is a penalty, and no part of a density of y.
-    Raises `ModelError` where no observed site has a log density for each datum.
+    A factor counts where it sees observations (censored data, say); another one is a penalty, and
+    no part of a density of y. Raises `ModelError` where no observed site has a log density for each
+    datum.
     """
     sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
     terms = [log_prob_per_datum({**s, "scale": None}) for s in sites]
     pointwise = [t for t in terms if jnp.ndim(t)]
     if not pointwise:
         raise ModelError(
-            f"the model's observed sites {[s['name'] for s in sites]} have no log density for each datum; log_density "
-            "needs the observations by keyword, y=..., and a site whose batch or plate has one entry a row of X_new."
+            f"the model's observed sites {[s['name'] for s in sites]} have no log density for "
+            "each datum; log_density needs the observations by keyword, y=..., and a site whose "
+            "batch or plate has one entry a row of X_new."
         )
     return sum(pointwise[1:], pointwise[0])

@@ -1,4 +1,6 @@
-"""The cheap class probability of logistic models: the logistic function's Gaussian integral by a probit."""
+"""The cheap class probability of logistic models: the logistic function's Gaussian integral by a
+probit.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +19,11 @@ MACKAY = "mackay"
 
 
 def mackay_log_probs(fn_at, f: Moments):
-    """log p(y = 0), log p(y = 1), (2, M): sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2) (PRML 4.153-4.154).
+    """log p(y = 0), log p(y = 1), (2, M): sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2) (PRML
+    4.153-4.154).
 
-    m and v are those of the logits, a + b f. MacKay (1992), "The evidence framework applied to classification
-    networks".
+    m and v are those of the logits, a + b f. MacKay (1992), "The evidence framework applied to
+    classification networks".
     """
     form = line(lambda x: _logits(fn_at(x), x), f.mean.shape[0], f.mean.dtype)
     mean, variance = form.intercept + form.slope * f.mean, form.slope**2 * f.variance
@@ -34,21 +37,26 @@ def check_link_approximation(case: Case, integration: Integration, name: str | N
         return
     if name != MACKAY:
         raise DataError(
-            f"link_approximation={name!r}: give 'mackay', or None for quadrature of the model's likelihood."
+            f"link_approximation={name!r}: give 'mackay', or None for quadrature of the model's "
+            "likelihood."
         )
     if integration is not Integration.quadrature or not _logits_are_affine(case):
         raise ModelError(
-            "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits affine in f; the observed "
-            f"sites are {[s.label for s in case.layout.sites]}. Leave it out: quadrature fits every likelihood."
+            "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits "
+            f"affine in f; the observed sites are {[s.label for s in case.layout.sites]}. Leave "
+            "it out: quadrature fits every likelihood."
         )
 
 
 def _logits_are_affine(case: Case) -> bool:
-    """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces, computes nothing."""
+    """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces,
+    computes nothing.
+    """
     first = case.draws.at(0)
     zero = jnp.zeros(case.layout.num)
     return all(
-        _has_line(lambda x, s=site: case.trace(first, {case.site: x})[s.name]["fn"], zero) for site in case.layout.sites
+        _has_line(lambda x, s=site: case.trace(first, {case.site: x})[s.name]["fn"], zero)
+        for site in case.layout.sites
     )
 
 

@@ -1,7 +1,7 @@
 """Other modes of p(f | y): ascents from points far from q(f), where no draw of q would go.
 
-In u with f = mean + R u, u ~ N(0, I): Newton's method with the curvature of the likelihood where it is positive, and steps shortened
-until the density rises. O(N^3) a step.
+In u with f = mean + R u, u ~ N(0, I): Newton's method with the curvature of the likelihood where it
+is positive, and steps shortened until the density rises. O(N^3) a step.
 """
 
 import equinox as eqx
@@ -24,27 +24,36 @@ _APART = 1e-2  # of the root of N, in u, beyond which two ends of ascents are tw
 
 
 def precision_factor(log_lik, mean, R, u, width=1.0) -> Float[Array, "N N"]:
-    """Lower Cholesky factor of I + R^T D R / width^2, D the likelihood's curvature at u where it is positive. O(N^3)."""
+    """Lower Cholesky factor of I + R^T D R / width^2, D the likelihood's curvature at u where it is
+    positive. O(N^3).
+    """
     h = derivatives(log_lik, mean + R @ u)[1]
     D = jnp.where(jnp.isfinite(h), jnp.maximum(-h, 0.0), 0.0) / width**2
     return cholesky(add_diagonal((R.T * D) @ R, 1.0))
 
 
 def other_modes(log_lik, mean, R, centre, key) -> np.ndarray:
-    """Modes (K, N) in u, without the one that q's centre ascends to: those with more than `SMALL_SHARE` of the evidence, at most
-    `MAX_MODES`."""
+    """Modes (K, N) in u, without the one that q's centre ascends to: those with more than
+    `SMALL_SHARE` of the evidence, at most `MAX_MODES`.
+    """
     ends, log_shares = map(np.asarray, _ascents(log_lik, mean, R, centre, key))
     found = [0]
     for i in np.argsort(-log_shares):
         far = min(np.linalg.norm(ends[i] - ends[j]) for j in found) > _APART * np.sqrt(len(centre))
-        if far and np.isfinite(log_shares[i]) and log_shares[i] > np.nanmax(log_shares) + np.log(SMALL_SHARE):
+        if (
+            far
+            and np.isfinite(log_shares[i])
+            and log_shares[i] > np.nanmax(log_shares) + np.log(SMALL_SHARE)
+        ):
             found.append(i)
     return ends[found[1 : 1 + MAX_MODES]]
 
 
 @eqx.filter_jit
 def _ascents(log_lik, mean, R, centre, key):
-    """(ends (STARTS + 2, N), their log evidence by Laplace's approximation); the first starts at `centre`."""
+    """(ends (STARTS + 2, N), their log evidence by Laplace's approximation); the first starts at
+    `centre`.
+    """
 
     def objective(u):
         return jnp.sum(log_lik(mean + R @ u)) - 0.5 * u @ u

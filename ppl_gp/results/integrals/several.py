@@ -1,8 +1,10 @@
-"""Integrals over several independent functions a datum: a product over groups of functions that the likelihood couples.
+"""Integrals over several independent functions a datum: a product over groups of functions that the
+likelihood couples.
 
-`results.dependence` proves which functions meet in a nonlinear operation. Functions that do not meet are integrated apart, one by one
-on the nodes of `numerics.quadrature` (several outputs, or several observed sites, each with a function of its own); two or three that
-meet by cubature; more by weighted draws, with an error.
+`results.dependence` proves which functions meet in a nonlinear operation. Functions that do not
+meet are integrated apart, one by one on the nodes of `numerics.quadrature` (several outputs, or
+several observed sites, each with a function of its own); two or three that meet by cubature; more
+by weighted draws, with an error.
 """
 
 from dataclasses import dataclass
@@ -32,11 +34,14 @@ from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
 from ppl_gp.wrappers import bare
 
-REFERENCES = 64  # draws among which a datum's point of reference is looked for where the means have no density
+# draws among which a datum's point of reference is looked for where the means have no density
+REFERENCES = 64
 
 
 class Effort(NamedTuple):
-    """Static: nodes of one function, whether `many` integrals are averaged, and draws of more functions than cubature serves."""
+    """Static: nodes of one function, whether `many` integrals are averaged, and draws of more
+    functions than cubature serves.
+    """
 
     nodes: int
     many: bool
@@ -49,7 +54,8 @@ def outer_sites(case: Case) -> list[str]:
 
 
 def _rows_at(case: Case, **observations):
-    """(a trace as a function of rows (F, M) of the outer functions, an array of that shape) at the first draw.
+    """(a trace as a function of rows (F, M) of the outer functions, an array of that shape) at the
+    first draw.
 
     What lies below them does not matter here, and is at its prior mean.
     """
@@ -60,9 +66,13 @@ def _rows_at(case: Case, **observations):
 
 
 def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...]:
-    """Groups of functions (rows of `flatten`) between which log p(y_n | f) is a sum; functions that it does not see are in none."""
+    """Groups of functions (rows of `flatten`) between which log p(y_n | f) is a sum; functions that
+    it does not see are in none.
+    """
     trace_at, rows = _rows_at(case, **observations)
-    found = dependence(lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows)
+    found = dependence(
+        lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows
+    )
     seen = np.asarray(found.on[0].any(1))
     reach = found.coupled & seen[:, None] & seen
     for _ in range(int(np.ceil(np.log2(rows.shape[0]))) + 1):
@@ -72,7 +82,9 @@ def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...
 
 @dataclass(frozen=True)
 class Entries:
-    """Which functions each entry of an observed site sees: (E, D) rows of `flatten`, D the most of any; `None` above three."""
+    """Which functions each entry of an observed site sees: (E, D) rows of `flatten`, D the most of
+    any; `None` above three.
+    """
 
     functions: tuple[tuple[int, ...], ...] | None
 
@@ -90,7 +102,8 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
         fn = bare(trace_at(f[:num])[site.name]["fn"])
         if site.support is None:
             return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in ("mean", "variance")]
-        # An outcome is any number, so that what is found holds for all of them: it comes from a row of its own.
+        # An outcome is any number, so that what is found holds for all of them: it comes from a row
+        # of its own.
         return [
             fn.log_prob(
                 jnp.asarray(site.support[0] + f[num, 0], jnp.asarray(site.support).dtype)
@@ -102,12 +115,17 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
         found = dependence(seen, num + 1, jnp.concatenate([rows, rows[:1]]))
     except NotImplementedError:  # no moments
         return Entries(((0,),))
-    by_entry = sum(np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on) > 0  # (F, E)
+    # (F, E)
+    by_entry = (
+        sum(np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on)
+        > 0
+    )
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
     if size > cubature.MAX_DIMENSIONS:
         return Entries(None)
-    others = [[i for i in range(num) if i not in s] for s in sets]  # any will do: the entry does not see them
+    # any will do: the entry does not see them
+    others = [[i for i in range(num) if i not in s] for s in sets]
     return Entries(tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)))
 
 
@@ -119,7 +137,8 @@ def _stacked(f: dict[str, Moments]):
 
 
 def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort, key):
-    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under independent f ~ N(mean, variance);
+    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under independent f ~ N(mean,
+    variance);
     log_lik: {site: f} -> (M,).
     """
     mean, variance, rebuild = _stacked(f)
@@ -148,7 +167,9 @@ def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort,
                 return cubature.log_integral(log_g, size, mean[0], effort.many)
             return cubature.log_integral_by_draws(log_g, size, mean[0], effort.draws, key)
 
-        log_p, error = lax.map(one, (index, random.split(random.fold_in(key, size), index.shape[0])))
+        log_p, error = lax.map(
+            one, (index, random.split(random.fold_in(key, size), index.shape[0]))
+        )
         parts.append((jnp.sum(log_p, 0), jnp.sum(error, 0)))
     log_p, error = (sum(x[1:], x[0]) for x in zip(*parts, strict=True))
     log_p = offset + log_p
@@ -156,7 +177,9 @@ def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort,
 
 
 def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M"]:
-    """log E[exp log_lik(f)_n] with log_lik replaced by its slope and curvature along each function at the means, (M,)."""
+    """log E[exp log_lik(f)_n] with log_lik replaced by its slope and curvature along each function
+    at the means, (M,).
+    """
     mean, variance, rebuild = _stacked(f)
     slope = jax.grad(lambda rows: jnp.sum(log_lik(rebuild(rows))))
 
@@ -171,7 +194,8 @@ def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M
 
 
 def _reference(at, mean, sd):
-    """(rows, log_lik there): the means, and where they have no density the likeliest of a few draws.
+    """(rows, log_lik there): the means, and where they have no density the likeliest of a few
+    draws.
 
     Terms of other groups are taken relative to it, so it must be finite.
     """
@@ -184,8 +208,11 @@ def _reference(at, mean, sd):
     return take(trials), take(values)
 
 
-def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Moments], effort: Effort):
-    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three functions;
+def outcomes_over(
+    sites, entries: dict[str, Entries], trace_at, f: dict[str, Moments], effort: Effort
+):
+    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three
+    functions;
     trace_at: {site: f} -> trace.
     """
     mean, variance, rebuild = _stacked(f)
@@ -216,8 +243,12 @@ def _outcome_log_probs(site, fn_at, index, mean, sd, effort: Effort) -> Float[Ar
             return by_datum(fn.log_prob(jnp.full(fn.batch_shape, outcome)), site)[e]
 
         if index.shape[1] == 1:
-            return log_expectation(lambda x: log_lik(x[None]), Moments(mean[i[0]], sd[i[0]] ** 2), effort.nodes)
-        return cubature.log_integral(lambda z: log_lik(mean[i] + sd[i] * z), index.shape[1], mean[0], effort.many)[0]
+            return log_expectation(
+                lambda x: log_lik(x[None]), Moments(mean[i[0]], sd[i[0]] ** 2), effort.nodes
+            )
+        return cubature.log_integral(
+            lambda z: log_lik(mean[i] + sd[i] * z), index.shape[1], mean[0], effort.many
+        )[0]
 
     entries = jnp.arange(index.shape[0])
     log_p = lax.map(lambda k: lax.map(lambda e: entry(k, e), entries), jnp.asarray(site.support))
@@ -229,11 +260,17 @@ def _entry_moments(site, fn_at, shape, index, mean, sd, effort: Effort, e) -> Mo
     i = index[e]
 
     def read(name):
-        return lambda x: by_datum(jnp.broadcast_to(getattr(fn_at(mean.at[i].set(x)), name), shape), site)[e]
+        return lambda x: by_datum(
+            jnp.broadcast_to(getattr(fn_at(mean.at[i].set(x)), name), shape), site
+        )[e]
 
     first, spread = read("mean"), read("variance")
     if index.shape[1] == 1:
         f = Moments(mean[i[0]], sd[i[0]] ** 2)
-        return expected_moments(lambda x: first(x[None]), lambda x: spread(x[None]), f, effort.nodes)
+        return expected_moments(
+            lambda x: first(x[None]), lambda x: spread(x[None]), f, effort.nodes
+        )
     at = lambda z: mean[i] + sd[i] * z  # noqa: E731
-    return cubature.moments(lambda z: first(at(z)), lambda z: spread(at(z)), index.shape[1], mean[0], effort.many)
+    return cubature.moments(
+        lambda z: first(at(z)), lambda z: spread(at(z)), index.shape[1], mean[0], effort.many
+    )

@@ -1,4 +1,6 @@
-"""Latents of new data, h* given (x*, y*): importance resampling from an encoder, or from a Gaussian fitted to each datum."""
+"""Latents of new data, h* given (x*, y*): importance resampling from an encoder, or from a Gaussian
+fitted to each datum.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -21,47 +23,64 @@ from ppl_gp.results.record import Record
 
 
 class LatentDraws(NamedTuple):
-    """`draws`: {latent site: (num_samples, ...)} in the site's own shape at the new inputs. `ess`: effective number of proposals
-    behind each datum's draws, (M,); a few mean that the draws repeat each other."""
+    """`draws`: {latent site: (num_samples, ...)} in the site's own shape at the new inputs. `ess`:
+    effective number of proposals behind each datum's draws, (M,); a few mean that the draws repeat
+    each other.
+    """
 
     draws: dict[str, Array]
     ess: Float[Array, "M"]
 
 
 def infer_latents(
-    fit: Record, rng_key, X_new, y_new, *args, num_samples: int = 200, num_proposals: int = 1000, **kwargs
+    fit: Record,
+    rng_key,
+    X_new,
+    y_new,
+    *args,
+    num_samples: int = 200,
+    num_proposals: int = 1000,
+    **kwargs,
 ) -> LatentDraws:
     """p(h* | x*, y*, data) of each new datum, proportional to p(h) E_q(f)[p(y* | f([x*, h]))].
 
-    Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian that is fitted to each datum by
-    Adam; two of three from the prior and the prior widened, which bounds the weights (a defensive mixture: Hesterberg
+    Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian
+    that is fitted to each datum by Adam; two of three from the prior and the prior widened, which
+    bounds the weights (a defensive mixture: Hesterberg
     1995). They are weighted by the
-    model and resampled, so that the draws are right as `num_proposals` grows: inner layers, and hyperparameters that have draws, are
-    drawn anew for each proposal, and outer functions are integrated. O(num_proposals M N_u^2) for N_u inducing variables.
-    Raises `ModelError` for a fit without q(h) (draws of NUTS are of the training data), `DataError` as
-    `log_density`.
+    model and resampled, so that the draws are right as `num_proposals` grows: inner layers, and
+    hyperparameters that have draws, are drawn anew for each proposal, and outer functions are
+    integrated. O(num_proposals M N_u^2) for N_u inducing variables. Raises `ModelError` for a fit
+    without q(h) (draws of NUTS are of the training data), `DataError` as `log_density`.
     """
     if min(num_samples, num_proposals) < 1:
         raise DataError(
-            f"infer_latents(num_samples={num_samples}, num_proposals={num_proposals}): give at least 1 each."
+            f"infer_latents(num_samples={num_samples}, num_proposals={num_proposals}): give at "
+            "least 1 each."
         )
     if not fit.local:
         raise ModelError(
-            f"{type(fit.method).__name__} has no q(h) of latents one a datum; fit a model with latents by SVGP()."
+            f"{type(fit.method).__name__} has no q(h) of latents one a datum; fit a model with "
+            "latents by SVGP()."
         )
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     encoders = {k: q for k, q in fit.local.items() if isinstance(q, Encoded)}
     groups = groups_above(case, plan_integration(case), observations)
-    case = dataclasses.replace(case, local={})  # the model's prior is what h* has, not an encoder's guess
-    return LatentDraws(*_infer(case, groups, encoders, observations, key, num_samples, num_proposals))
+    # the model's prior is what h* has, not an encoder's guess
+    case = dataclasses.replace(case, local={})
+    return LatentDraws(
+        *_infer(case, groups, encoders, observations, key, num_samples, num_proposals)
+    )
 
 
 @eqx.filter_jit
 def _infer(case: Case, groups, encoders, observations, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
-    proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), encoders, key_fit)
+    proposals = Proposals.fitted(
+        case, observations, quick_log_lik(case, observations, groups), encoders, key_fit
+    )
 
     def component(entry):
         draw, keys, which = entry
@@ -70,8 +89,11 @@ def _infer(case: Case, groups, encoders, observations, key, num_samples: int, nu
         def one(entry):
             key, which = entry
             h, log_ratio = proposals.draw(case, draw, {}, key, which)
-            # Layers below are drawn anew for each proposal: weights that are right on average are right (Andrieu & Roberts 2009).
-            trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
+            # Layers below are drawn anew for each proposal: weights that are right on average are
+            # right (Andrieu & Roberts 2009).
+            trace, f = drawn_trace(
+                case, draw, conditionals, key, joint=False, latents=h, **observations
+            )
             log_w = log_lik_above(case, trace, f, observations, groups, key) + log_ratio
             return h, log_w + draw.log_weights
 
@@ -85,11 +107,15 @@ def _infer(case: Case, groups, encoders, observations, key, num_samples: int, nu
     log_w = log_w - logsumexp(log_w, 0)
     chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, case.layout.num))
     sites = case.trace(case.draws.at(0), {}, **observations)
-    picked = {k: _choose(v, chosen, latent_form(sites[k], case.layout.num)[0]) for k, v in h.items()}
+    picked = {
+        k: _choose(v, chosen, latent_form(sites[k], case.layout.num)[0]) for k, v in h.items()
+    }
     return picked, jnp.exp(-logsumexp(2 * log_w, 0))
 
 
 def _choose(values, chosen, axis: int):
-    """values (proposals, ..., M at `axis`, ...) at each datum's chosen proposals, (samples, ...)."""
+    """values (proposals, ..., M at `axis`, ...) at each datum's chosen proposals, (samples,
+    ...).
+    """
     moved = jnp.moveaxis(values, 1 + axis, 1)  # (proposals, M, ...)
     return jnp.moveaxis(moved[chosen, jnp.arange(moved.shape[1])], 1, 1 + axis)

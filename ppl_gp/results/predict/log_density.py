@@ -24,7 +24,11 @@ from ppl_gp.results.integrals.averages import (
 )
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
-from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation, log_expectation_and_error
+from ppl_gp.results.integrals.likelihood import (
+    log_density_per_datum,
+    log_expectation,
+    log_expectation_and_error,
+)
 from ppl_gp.results.integrals.several import (
     Effort,
     coupled_groups,
@@ -37,7 +41,9 @@ from ppl_gp.results.query.query import Case, drawn_trace
 
 
 class LogDensity(NamedTuple):
-    """log p(y*_n | x*_n, data), (M,), nats, and its estimated errors: of nodes, and of draws (standard errors)."""
+    """log p(y*_n | x*_n, data), (M,), nats, and its estimated errors: of nodes, and of draws
+    (standard errors).
+    """
 
     value: Float[Array, "M"]
     nodes: Float[Array, "M"]
@@ -45,23 +51,42 @@ class LogDensity(NamedTuple):
 
 
 def log_density_at(
-    case: Case, integration: Integration, observations: dict, num_draws: int | None, effective: float | None
+    case: Case,
+    integration: Integration,
+    observations: dict,
+    num_draws: int | None,
+    effective: float | None,
 ) -> LogDensity:
     """The log density mixed over draws.
 
-    `effective`: how many independent draws of the posterior the fit's are worth, if they are random ones; where they are not (one
-    setting, or weighted points) only what is drawn within each counts as an error.
+    `effective`: how many independent draws of the posterior the fit's are worth, if they are random
+    ones; where they are not (one setting, or weighted points) only what is drawn within each counts
+    as an error.
     """
     groups = groups_above(case, integration, observations)
-    least = LATENT_DRAWS if case.layout.local_latents and integration is Integration.layers else MIN_DRAWS
-    log_p, nodes, within, between = _log_density(case, integration, groups, observations, num_draws or least)
+    least = (
+        LATENT_DRAWS
+        if case.layout.local_latents and integration is Integration.layers
+        else MIN_DRAWS
+    )
+    log_p, nodes, within, between = _log_density(
+        case, integration, groups, observations, num_draws or least
+    )
     square = within if effective is None else between / effective
     return LogDensity(log_p, nodes, jnp.sqrt(square))
 
 
-def groups_above(case: Case, integration: Integration, observations: dict) -> tuple[tuple[int, ...], ...]:
-    """Groups of outer functions that the likelihood couples; none where it is not proved that rows are apart, or for one function."""
-    if integration is Integration.quadrature or integration is Integration.joint_draws or case.site is not None:
+def groups_above(
+    case: Case, integration: Integration, observations: dict
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of outer functions that the likelihood couples; none where it is not proved that rows
+    are apart, or for one function.
+    """
+    if (
+        integration is Integration.quadrature
+        or integration is Integration.joint_draws
+        or case.site is not None
+    ):
         return ()
     return coupled_groups(case, observations)
 
@@ -72,10 +97,16 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
 
         def by_quadrature(draw):
             def log_lik(f):
-                return log_density_per_datum(case.trace(draw, {case.site: f}, **observations), case.layout)
+                return log_density_per_datum(
+                    case.trace(draw, {case.site: f}, **observations), case.layout
+                )
 
-            concave = is_concave(lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num)
-            log_p, log_error = log_expectation_and_error(log_lik, marginals(case, draw), num_nodes(case), concave)
+            concave = is_concave(
+                lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num
+            )
+            log_p, log_error = log_expectation_and_error(
+                log_lik, marginals(case, draw), num_nodes(case), concave
+            )
             return log_p, log_error, 2.0 * log_p
 
         first, log_error, second = case.mixture(by_quadrature)
@@ -108,28 +139,37 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
 
 
 def _with_square(sums):
-    """(log E[w], log E[w^2]) of one draw and the log of E[w] squared, whose mean over draws tells their variance."""
+    """(log E[w], log E[w^2]) of one draw and the log of E[w] squared, whose mean over draws tells
+    their variance.
+    """
     return *sums, 2.0 * sums[0]
 
 
 def _squared_errors(case: Case, first, second, square, each: int):
-    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the variance between draws).
+    """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the
+    variance between draws).
 
     From log E[w], log E[w^2] and log of E[E[w | draw]^2], mixed over draws.
     """
     ratio, between = jnp.exp(second - 2.0 * first), jnp.exp(square - 2.0 * first)
     known = jnp.isfinite(first)
     within = jnp.maximum(ratio - between, 0.0) / (each * case.draws.effective)
-    return jnp.where(known, within, jnp.inf), jnp.where(known, jnp.maximum(between - 1.0, 0.0), jnp.inf)
+    return jnp.where(known, within, jnp.inf), jnp.where(
+        known, jnp.maximum(between - 1.0, 0.0), jnp.inf
+    )
 
 
 def _over_latents(case: Case, groups, observations: dict, num_draws: int):
-    """(log E[w], log E[w^2], log E[E[w | draw]^2]) of importance weights over the latents of new data (`latent_proposals`)."""
+    """(log E[w], log E[w^2], log E[E[w | draw]^2]) of importance weights over the latents of new
+    data (`latent_proposals`).
+    """
 
     def log_lik(trace, f, key):
         return log_lik_above(case, trace, f, observations, groups, key)
 
-    proposals = Proposals.fitted(case, observations, quick_log_lik(case, observations, groups), {}, random.key(2))
+    proposals = Proposals.fitted(
+        case, observations, quick_log_lik(case, observations, groups), {}, random.key(2)
+    )
 
     def component(draw, entries):
         conditionals, base = case.conditionals(draw), proposals.base(case, draw)
@@ -137,7 +177,9 @@ def _over_latents(case: Case, groups, observations: dict, num_draws: int):
         def one(entry):
             key, which = entry
             h, log_ratio = proposals.draw(case, draw, base, key, which)
-            trace, f = drawn_trace(case, draw, conditionals, key, joint=False, latents=h, **observations)
+            trace, f = drawn_trace(
+                case, draw, conditionals, key, joint=False, latents=h, **observations
+            )
             log_w = log_lik(trace, f, key) + log_ratio
             return log_w, 2.0 * log_w
 
@@ -158,13 +200,16 @@ def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, 
     if case.site is not None:
         return log_expectation(log_lik, f[case.site], LAYER_NODES)
     outer = {k: f[k] for k in outer_sites(case)}
-    return log_expectation_over(log_lik, outer, groups, Effort(LAYER_NODES, True, LAYER_NODES), key)[0]
+    return log_expectation_over(
+        log_lik, outer, groups, Effort(LAYER_NODES, True, LAYER_NODES), key
+    )[0]
 
 
 def quick_log_lik(case: Case, observations: dict, groups):
     """(trace, f, key) -> nearly log p(y*_n | what was drawn below), (M,), for fitting proposals.
 
-    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian noise, and costs two gradients.
+    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
+    noise, and costs two gradients.
     """
     if case.site is not None:
         return lambda trace, f, key: log_lik_above(case, trace, f, observations, groups, key)
@@ -172,7 +217,10 @@ def quick_log_lik(case: Case, observations: dict, groups):
     def log_lik(trace, f, key):
         below, outer = below_outer(case, trace), {k: f[k] for k in outer_sites(case)}
         return quadratic_log_expectation(
-            lambda x: log_density_per_datum(trace_above(case, below, x, **observations), case.layout), outer
+            lambda x: log_density_per_datum(
+                trace_above(case, below, x, **observations), case.layout
+            ),
+            outer,
         )
 
     return log_lik

@@ -1,9 +1,10 @@
 """`predict`, `log_density` and `sample`: the one way to ask any fit about new inputs.
 
-Functions under a pointwise likelihood: f* is Gaussian at each draw of the hyperparameters, and y* follows by quadrature, function
-by function where the likelihood does not couple them. GPs that feed each other, local latents, likelihoods that couple rows of f:
-Monte Carlo over draws at X_new, with a fixed internal key, and a standard error.
-Fits with draws are mixtures over them; memory does not grow with their number.
+Functions under a pointwise likelihood: f* is Gaussian at each draw of the hyperparameters, and y*
+follows by quadrature, function by function where the likelihood does not couple them. GPs that feed
+each other, local latents, likelihoods that couple rows of f: Monte Carlo over draws at X_new, with
+a fixed internal key, and a standard error. Fits with draws are mixtures over them; memory does not
+grow with their number.
 """
 
 import warnings
@@ -32,16 +33,22 @@ UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. An array where the model has one GP site (or one observed site), else {site: array}.
+    """Predictions at M new inputs. An array where the model has one GP site (or one observed site),
+    else {site: array}.
 
-    - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a site.
-    - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes from a finite set,
-      of their value as a number. `None` where NumPyro's distribution has no mean; infinite or NaN where y has none.
-    - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes in order where the
-      support is finite and the same in all rows (Categorical, ordinal, Binomial of one total: K = total + 1); `None` otherwise, as for
-      Binomial totals that differ between the rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
-    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None` where it is exact.
-    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not classes; of one observed site.
+    - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
+      site.
+    - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes
+      from a finite set, of their value as a number. `None` where NumPyro's distribution has no
+      mean; infinite or NaN where y has none.
+    - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes
+      in order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
+      of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
+      rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
+    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None`
+      where it is exact.
+    - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
+      classes; of one observed site.
     """
 
     f_mean: Any
@@ -54,36 +61,44 @@ class Prediction(eqx.Module):
 
 
 class PredictiveDraws(NamedTuple):
-    """Joint draws at X_new. `f` (num_samples, M), or {site: ...} for several GP sites; `y` likewise, by observed site."""
+    """Joint draws at X_new. `f` (num_samples, M), or {site: ...} for several GP sites; `y`
+    likewise, by observed site.
+    """
 
     f: Any
     y: Any
 
 
-def predict(fit: Record, X_new, *args, link_approximation: str | None = None, **kwargs) -> Prediction:
+def predict(
+    fit: Record, X_new, *args, link_approximation: str | None = None, **kwargs
+) -> Prediction:
     """Predict f and y at new inputs.
 
     **Arguments:**
 
-    - `X_new`: (M, D) or (M,), as the training inputs; `args`, `kwargs`: the model's other arguments at the new inputs.
-      Arguments that are not arrays are remembered from training; arrays (an offset, say) are given again. Observations
-      and masks are left out.
-    - `link_approximation`: `None` integrates the model's own likelihood by quadrature, to about 1e-9 (latent standard
-      deviations up to 30). `"mackay"` takes p(y = 1) = sigma(kappa m), kappa = (1 + pi v / 8)^(-1/2), for logits of
-      mean m and variance v (MacKay 1992; PRML 4.153-4.154): cheaper, and off by up to 0.02. For `Bernoulli(logits=...)`
-      with logits affine in f; `ModelError` for others.
+    - `X_new`: (M, D) or (M,), as the training inputs; `args`, `kwargs`: the model's other arguments
+      at the new inputs. Arguments that are not arrays are remembered from training; arrays (an
+      offset, say) are given again. Observations and masks are left out.
+    - `link_approximation`: `None` integrates the model's own likelihood by quadrature, to about
+      1e-9 (latent standard deviations up to 30). `"mackay"` takes p(y = 1) = sigma(kappa m), kappa
+      = (1 + pi v / 8)^(-1/2), for logits of mean m and variance v (MacKay 1992; PRML 4.153-4.154):
+      cheaper, and off by up to 0.02. For `Bernoulli(logits=...)` with logits affine in f;
+      `ModelError` for others.
 
-    **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the mixture over draws.
-    Where an entry of y sees more than three functions, or latents or layers below, it is averaged over at least 1000 draws, and
-    `mean_error` says how well.
+    **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
+    mixture over draws. Where an entry of y sees more than three functions, or latents or layers
+    below, it is averaged over at least 1000 draws, and `mean_error` says how well.
 
-    **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for missing arrays.
-    More than 10 007 rows are predicted in chunks, so that memory does not grow with them.
-    Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M)) for S draws, K
-    outcomes.
+    **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for
+    missing arrays. More than 10 007 rows are predicted in chunks, so that memory does not grow with
+    them.
+    Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M))
+    for S draws, K outcomes.
     """
     if "y" in kwargs:
-        raise DataError("predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations.")
+        raise DataError(
+            "predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations."
+        )
     if _many_separate_rows(fit, X_new, args, kwargs):
         return by_rows(
             lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k),
@@ -110,10 +125,15 @@ def predict(fit: Record, X_new, *args, link_approximation: str | None = None, **
 
 
 def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
-    """Whether a prediction is to be made in chunks: more than `ROWS` rows that do not depend on each other."""
+    """Whether a prediction is to be made in chunks: more than `ROWS` rows that do not depend on
+    each other.
+    """
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
-    return plan_integration(case_at(fit, *first_rows(fit.model, X_new, args, kwargs))) is not Integration.joint_draws
+    return (
+        plan_integration(case_at(fit, *first_rows(fit.model, X_new, args, kwargs)))
+        is not Integration.joint_draws
+    )
 
 
 def _numpyro_convention(probs, boolean: bool):
@@ -126,28 +146,36 @@ def _one_or_all(by_site: dict):
 
 
 def log_density(
-    fit: Record, X_new, y_new, *args, num_draws: int | None = None, with_error: bool = False, **kwargs
+    fit: Record,
+    X_new,
+    y_new,
+    *args,
+    num_draws: int | None = None,
+    with_error: bool = False,
+    **kwargs,
 ) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
     """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`.
 
-    Several observed sites are scored together: the others' observations are passed by keyword, and their log densities
-    add up under the integral over f. A row that a mask leaves out scores 0; `scale` handlers do not count. The mixture over draws
-    is a logsumexp.
+    Several observed sites are scored together: the others' observations are passed by keyword, and
+    their log densities add up under the integral over f. A row that a mask leaves out scores 0;
+    `scale` handlers do not count. The mixture over draws is a logsumexp.
 
-    Functions that the likelihood does not couple are integrated apart, by quadrature, and two or three that it couples by
-    cubature. What is left is averaged over `num_draws` draws in all (at least; default 1000, 4000 of latents): more
-    functions than three (weighted
-    draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f where rows of y depend on several
-    rows of it. Such an average is unbiased for the density; its logarithm is not, and is too low by about half its squared error.
+    Functions that the likelihood does not couple are integrated apart, by quadrature, and two or
+    three that it couples by cubature. What is left is averaged over `num_draws` draws in all (at
+    least; default 1000, 4000 of latents): more functions than three (weighted
+    draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f
+    where rows of y depend on several rows of it. Such an average is unbiased for the density; its
+    logarithm is not, and is too low by about half its squared error.
 
-    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here, of the posterior draws that a
-    sampled fit has (the variance between them over their effective number), and of quadrature its estimated error: zero where the
-    likelihood is proved log-concave in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a
-    density. An error above 0.5 says that the number is not known, and is warned of.
+    `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
+    of the posterior draws that a sampled fit has (the variance between them over their effective
+    number), and of quadrature its estimated error: zero where the likelihood is proved log-concave
+    in f; below 1e-3 as a rule where there is cubature; infinite where no draw has a density. An
+    error above 0.5 says that the number is not known, and is warned of.
 
     Warns of rows that are NaN or +infinite, where the model's own log probability is so at some f.
-    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support, for num_draws < 1, and for a
-    model that has an argument called `num_draws` or `with_error`.
+    Raises `DataError` as `predict`, for y_new with NaN, of another shape, or outside the support,
+    for num_draws < 1, and for a model that has an argument called `num_draws` or `with_error`.
     """
     require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
@@ -165,8 +193,9 @@ def log_density(
         _warn_of_errors(found)
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
         warnings.warn(
-            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log probability is so at some f (far "
-            "in the tail of a truncated or censored distribution, say). Write that observation in log space, as log_ndtr does for a "
+            f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
+            "probability is so at some f (far in the tail of a truncated or censored "
+            "distribution, say). Write that observation in log space, as log_ndtr does for a "
             "normal tail.",
             stacklevel=3,
         )
@@ -176,14 +205,15 @@ def log_density(
 def _warn_of_errors(found: LogDensity) -> None:
     if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
         warnings.warn(
-            f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats (many narrow modes, or "
-            "edges); with_error=True tells of each row.",
+            f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats "
+            "(many narrow modes, or edges); with_error=True tells of each row.",
             stacklevel=4,
         )
     if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
         warnings.warn(
-            f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; take more draws (num_samples= of the "
-            "sampler, num_draws= here). with_error=True tells of each row.",
+            f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
+            "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
+            "tells of each row.",
             stacklevel=4,
         )
 
@@ -191,9 +221,10 @@ def _warn_of_errors(found: LogDensity) -> None:
 def sample(fit: Record, rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:
     """Draw f jointly over all rows of X_new (full covariance), and y given f.
 
-    Sampled fits: the draws are spread evenly over the posterior draws. `rng_key`: a JAX key, or an integer seed.
-    Cost: O(M^3 + M N^2) for each posterior draw used, and O(N^3) where the hyperparameters are sampled.
-    Raises `DataError` as `predict`, and for num_samples < 1.
+    Sampled fits: the draws are spread evenly over the posterior draws. `rng_key`: a JAX key, or an
+    integer seed.
+    Cost: O(M^3 + M N^2) for each posterior draw used, and O(N^3) where the hyperparameters are
+    sampled. Raises `DataError` as `predict`, and for num_samples < 1.
     """
     if num_samples < 1:
         raise DataError(f"sample(num_samples={num_samples}): give at least 1.")

@@ -1,4 +1,6 @@
-"""Predictions at many inputs in chunks of rows: one compiled function, and memory that does not grow with their number."""
+"""Predictions at many inputs in chunks of rows: one compiled function, and memory that does not
+grow with their number.
+"""
 
 from collections.abc import Callable
 
@@ -13,11 +15,14 @@ from ppl_gp.model.declared import Declared
 ROWS = 10_007
 
 
-def by_rows(function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()):
-    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one entry a datum, put together.
+def by_rows(
+    function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()
+):
+    """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one
+    entry a datum, put together.
 
-    `observed`: y_new by position, one entry a row. The last chunk is filled with rows before it, which are dropped. For
-    functions whose
+    `observed`: y_new by position, one entry a row. The last chunk is filled with rows before it,
+    which are dropped. For functions whose
     rows do not depend on each other.
     """
     num = jnp.shape(X)[0]
@@ -34,13 +39,19 @@ def by_rows(function: Callable, model: Declared, X, args: tuple, kwargs: dict, o
         part = function(first, (*(take(y, start) for y in observed), *others), named)
         repeated = 0 if i == 0 else starts[i - 1] + ROWS - start
         parts.append(jax.tree.map(lambda x, r=repeated: _drop(np.asarray(x), r), part))
-    return jax.tree.map(lambda *xs: jnp.asarray(np.concatenate(xs, xs[0].shape.index(ROWS))), *parts)
+    return jax.tree.map(
+        lambda *xs: jnp.asarray(np.concatenate(xs, xs[0].shape.index(ROWS))), *parts
+    )
 
 
 def first_rows(model: Declared, X, args: tuple, kwargs: dict) -> tuple:
     """(X, args, kwargs) at the first `ROWS` rows."""
     leaves, axes = Leaves(model, (X, *args), kwargs), model.reading.row_axes
-    rows = {p: x[(slice(None),) * axes[p] + (slice(0, ROWS),)] for p, x in leaves.arrays.items() if p in axes}
+    rows = {
+        p: x[(slice(None),) * axes[p] + (slice(0, ROWS),)]
+        for p, x in leaves.arrays.items()
+        if p in axes
+    }
     (first, *others), named = leaves.replaced(rows)
     return first, tuple(others), named
 

@@ -1,4 +1,6 @@
-"""Whether finitely many outcomes are classes or counts: both have a probability each, and are scored differently."""
+"""Whether finitely many outcomes are classes or counts: both have a probability each, and are
+scored differently.
+"""
 
 import jax
 
@@ -6,12 +8,15 @@ from ppl_gp.gp import unwrap
 from ppl_gp.observations import OrdinalProbit
 from ppl_gp.results.query.query import Case
 
-# Distributions over classes by the parameter that has an entry for each; a count has a number of trials instead.
+# Distributions over classes by the parameter that has an entry for each; a count has a number of
+# trials instead.
 _CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
 
 
 def observes_counts(case: Case) -> bool:
-    """Whether the outcomes of the one observed site are numbers: neither true or false, nor one of named or ordered classes."""
+    """Whether the outcomes of the one observed site are numbers: neither true or false, nor one of
+    named or ordered classes.
+    """
     (site,) = case.layout.sites
     if site.support is None or site.boolean:
         return False

@@ -27,7 +27,8 @@ class ObservedSite:
     axis: int | None  # of the data in the batch shape; None where one event holds all data
     support: tuple[int | float, ...] | None  # the outcomes, where they are finitely many scalars
     boolean: bool
-    concave: bool = False  # its log density is proved to be log-concave and smooth in the one function that there is
+    # its log density is proved to be log-concave and smooth in the one function that there is
+    concave: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,11 @@ class Layout:
     inner: tuple[str, ...] = ()  # GP sites that feed another GP
 
 
-def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()) -> Layout:
-    """Run a declared model once at new inputs, GP sites at their prior means, and look up what its reading says of its sites. O(M).
+def layout(
+    model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()
+) -> Layout:
+    """Run a declared model once at new inputs, GP sites at their prior means, and look up what its
+    reading says of its sites. O(M).
 
     `latents`: sites that stand one a datum.
 
@@ -50,7 +54,9 @@ def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, la
     reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
     trace = _run(model, args, kwargs, hyper)
     require_all_rows(trace)
-    sites = [_observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)]
+    sites = [
+        _observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)
+    ]
     gps = tuple(k for k, s in trace.items() if is_gp(s))
 
     def rerun(values):
@@ -58,7 +64,10 @@ def layout(model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, la
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
-        sites = [replace(s, concave=_is_concave(model, args, kwargs, hyper, gps[0], s, num)) for s in sites]
+        sites = [
+            replace(s, concave=_is_concave(model, args, kwargs, hyper, gps[0], s, num))
+            for s in sites
+        ]
     return Layout(tuple(sites), latents, num, inner)
 
 
@@ -70,13 +79,15 @@ def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: in
 
 
 def require_all_rows(trace: dict) -> None:
-    """Raise `DataError` where a plate of the model subsamples: an answer would be of random rows."""
+    """Raise `DataError` where a plate of the model subsamples: an answer would be of random
+    rows.
+    """
     for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise DataError(
-                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows at random, and an "
-                f"answer is wanted for all: "
-                "make its subsample_size an argument of the model that can be None, and pass None here."
+                f"plate '{name}' of the model takes {site['args'][1]} of {site['args'][0]} rows "
+                "at random, and an answer is wanted for all: make its subsample_size an argument "
+                "of the model that can be None, and pass None here."
             )
 
 
@@ -90,13 +101,17 @@ def _run(model, args, kwargs, hyper):
         caught = (
             ""
             if model.reading.grows
-            else " In training no other number of rows could be traced: the model holds arrays of its own."
+            else " In training no other number of rows could be traced: the model holds arrays "
+            "of its own."
         )
         left_out = [p for p in inspect.signature(model).parameters if p not in kwargs][len(args) :]
-        caught += f" Left at their defaults: {left_out}; pass what the model needs." if left_out else ""
+        caught += (
+            f" Left at their defaults: {left_out}; pass what the model needs." if left_out else ""
+        )
         raise DataError(
-            f"the model does not run at the new inputs (array arguments of shapes {shapes}): {error} Give every array "
-            f"one entry a row of X_new, and take sizes in the model from X (numpyro.plate('data', X.shape[0])).{caught}"
+            f"the model does not run at the new inputs (array arguments of shapes {shapes}): "
+            f"{error} Give every array one entry a row of X_new, and take sizes in the model from "
+            f"X (numpyro.plate('data', X.shape[0])).{caught}"
         ) from error
 
 

@@ -1,4 +1,6 @@
-"""Mixtures over weighted draws, accumulated in one pass: memory does not grow with the number of draws."""
+"""Mixtures over weighted draws, accumulated in one pass: memory does not grow with the number of
+draws.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,11 +18,14 @@ class Moments(NamedTuple):
     variance: Float[Array, "..."]
 
 
-def mixture(component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None) -> Any:
-    """Mix component(draw) over the leading axis of the pytree `draws`, by weights exp(log_weights), or in equal shares.
+def mixture(
+    component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None
+) -> Any:
+    """Mix component(draw) over the leading axis of the pytree `draws`, by weights exp(log_weights),
+    or in equal shares.
 
-    `Moments` in what a component returns mix by the laws of total expectation and total variance; any other array is a
-    log density, and mixes as logsumexp over draws of log weight + log density.
+    `Moments` in what a component returns mix by the laws of total expectation and total variance;
+    any other array is a log density, and mixes as logsumexp over draws of log weight + log density.
     """
     num = jax.tree.leaves(draws)[0].shape[0]
     if num == 1:
@@ -58,6 +63,8 @@ def _combine(total, part, share):
         if not _is_moments(new):
             return jnp.logaddexp(old + jnp.log1p(-w), new + jnp.log(w))
         shift = new.mean - old.mean
-        return Moments(old.mean + w * shift, (1 - w) * old.variance + w * new.variance + w * (1 - w) * shift**2)
+        return Moments(
+            old.mean + w * shift, (1 - w) * old.variance + w * new.variance + w * (1 - w) * shift**2
+        )
 
     return jax.tree.map(combine, total, part, is_leaf=_is_moments)

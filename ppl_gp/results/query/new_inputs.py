@@ -1,4 +1,6 @@
-"""The arguments of a prediction: new inputs checked against the training inputs, the other arguments completed."""
+"""The arguments of a prediction: new inputs checked against the training inputs, the other
+arguments completed.
+"""
 
 import inspect
 from typing import Any
@@ -9,18 +11,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import Leaves, argument_names, argument_of, as_array, as_arrays, optional_arguments
+from ppl_gp.model.arguments import (
+    Leaves,
+    argument_names,
+    argument_of,
+    as_array,
+    as_arrays,
+    optional_arguments,
+)
 from ppl_gp.results.record import Record
 
 
 def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by name where they have one.
+    """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by
+    name where they have one.
 
-    What the model took in training with one entry a datum is given again, by position or by name; options, numbers and
-    tables that belong
-    to no datum are remembered; observations and masks are left out. Which is which was read off the model in training.
-    Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than in training; an array that is missing; an argument
-    that is given twice.
+    What the model took in training with one entry a datum is given again, by position or by name;
+    options, numbers and tables that belong
+    to no datum are remembered; observations and masks are left out. Which is which was read off the
+    model in training.
+    Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than in training; an
+    array that is missing; an argument that is given twice.
     """
     X = _checked_inputs(X_new, fit.args)
     args, kwargs = as_arrays(args, kwargs)
@@ -43,10 +54,12 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     own = [p for p in leaves.arrays if argument_of(p) == name]
     if name != "y" and (missing := [p for p in own if p in reading.needed]):
         raise DataError(
-            f"predicting needs '{name}' at the new inputs: in training the model took {missing} with one entry a datum. Pass it to "
-            "predict, log_density or sample, by keyword or in its place."
+            f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
+            "with one entry a datum. Pass it to predict, log_density or sample, by keyword or in "
+            "its place."
         )
-    gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]  # observations and masks
+    # observations and masks
+    gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]
     if gone == own and own:
         return [] if name in optional_arguments(fit.model) else [(name, None)]
     args, kwargs = leaves.replaced(dict.fromkeys(gone))
@@ -71,7 +84,8 @@ def _in_place(model, first: str, X, order: list[str], given: dict) -> tuple[tupl
 def _checked_inputs(X_new, trained: tuple):
     if not trained:
         raise DataError(
-            "the model was fitted without a positional argument, so X_new has no place; pass X positionally."
+            "the model was fitted without a positional argument, so X_new has no place; pass X "
+            "positionally."
         )
     X = as_array("X_new", X_new)
     if not eqx.is_array(trained[0]) or not eqx.is_array(X):
@@ -80,7 +94,8 @@ def _checked_inputs(X_new, trained: tuple):
         raise DataError(f"X_new has shape {X.shape}; give at least one row of inputs.")
     if X.shape[1:] != trained[0].shape[1:]:
         raise DataError(
-            f"X_new has shape {X.shape}, and the training inputs {trained[0].shape}: only the rows may differ in number."
+            f"X_new has shape {X.shape}, and the training inputs {trained[0].shape}: only the "
+            "rows may differ in number."
         )
     return _as_trained(X, trained[0].dtype)
 
@@ -89,41 +104,61 @@ def _checked_tree(X, trained):
     """Inputs in a container: the same entries as in training, each as many further axes."""
     if jax.tree.structure(X) != jax.tree.structure(trained):
         return X
-    wrong = [(a.shape, b.shape) for a, b in zip(jax.tree.leaves(X), jax.tree.leaves(trained), strict=True)
-             if eqx.is_array(a) and eqx.is_array(b) and (a.shape[1:] != b.shape[1:] or 0 in a.shape)]  # fmt: skip
+    wrong = [
+        (a.shape, b.shape)
+        for a, b in zip(jax.tree.leaves(X), jax.tree.leaves(trained), strict=True)
+        if eqx.is_array(a) and eqx.is_array(b) and (a.shape[1:] != b.shape[1:] or 0 in a.shape)
+    ]
     if wrong:
-        raise DataError(f"X_new holds arrays of shapes {[a for a, _ in wrong]}, and the training inputs {[b for _, b in wrong]}: "
-                        "only the rows may differ in number.")  # fmt: skip
-    return jax.tree.map(lambda a, b: _as_trained(a, b.dtype) if eqx.is_array(a) and eqx.is_array(b) else a, X, trained)
+        raise DataError(
+            f"X_new holds arrays of shapes {[a for a, _ in wrong]}, and the training inputs "
+            f"{[b for _, b in wrong]}: only the rows may differ in number."
+        )
+    return jax.tree.map(
+        lambda a, b: _as_trained(a, b.dtype) if eqx.is_array(a) and eqx.is_array(b) else a,
+        X,
+        trained,
+    )
 
 
 def _as_trained(X, dtype):
-    """In the training inputs' precision, so that one set of compiled functions serves; integers stay integers."""
+    """In the training inputs' precision, so that one set of compiled functions serves; integers
+    stay integers.
+    """
     return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
 
 
 def shaping_arguments(fit: Record, *, masks: bool = False) -> set[str]:
-    """Names of the array arguments that distributions are computed from, not observations; with `masks`, masks and scales as well."""
+    """Names of the array arguments that distributions are computed from, not observations; with
+    `masks`, masks and scales as well.
+    """
     reading = fit.model.reading
     return {argument_of(p) for p in (*reading.shaping, *(reading.masking if masks else ()))}
 
 
 def require_own_rows(fit: Record, new_args: tuple) -> None:
-    """Raise `DataError` for new inputs of a model that holds arrays of N rows of its own, which would be paired with them."""
-    trained, new = Leaves(fit.model, fit.args[:1], {}).arrays, Leaves(fit.model, new_args[:1], {}).arrays
+    """Raise `DataError` for new inputs of a model that holds arrays of N rows of its own, which
+    would be paired with them.
+    """
+    trained, new = (
+        Leaves(fit.model, fit.args[:1], {}).arrays,
+        Leaves(fit.model, new_args[:1], {}).arrays,
+    )
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
     if not (fit.model.reading.grows or same):
         raise DataError(
-            "the model holds arrays of its own with one entry a datum (in a closure, a partial or a global), as no "
-            "other number of rows "
-            "could be traced: new inputs would be paired with the training data's entries. Make them arguments of the model."
+            "the model holds arrays of its own with one entry a datum (in a closure, a partial "
+            "or a global), as no other number of rows could be traced: new inputs would be "
+            "paired with the training data's entries. Make them arguments of the model."
         )
 
 
 def _require_rows(fit, leaves: Leaves, num: int) -> None:
-    """Raise `DataError` where an argument with one entry a datum has another shape than in training, but for its number of rows.
+    """Raise `DataError` where an argument with one entry a datum has another shape than in
+    training, but for its number of rows.
 
-    An array of another shape would be broadcast, (M, 1) with M values of f to (M, M). A plain number stands for all rows.
+    An array of another shape would be broadcast, (M, 1) with M values of f to (M, M). A plain
+    number stands for all rows.
     """
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).arrays
     for path, x in leaves.arrays.items():
@@ -131,11 +166,14 @@ def _require_rows(fit, leaves: Leaves, num: int) -> None:
         if axis is None or path in reading.acting or argument_of(path) == "y" or not np.ndim(x):
             continue
         if axis >= np.ndim(x) or x.shape[axis] != num:
-            raise DataError(f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one entry a row.")
+            raise DataError(
+                f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one "
+                "entry a row."
+            )
         if path in trained and (wanted := _with_rows(trained[path].shape, axis, num)) != x.shape:
             raise DataError(
-                f"argument '{path}' has shape {x.shape}, and in training {trained[path].shape}: only the rows may differ in number. "
-                f"Give shape {wanted}."
+                f"argument '{path}' has shape {x.shape}, and in training {trained[path].shape}: "
+                f"only the rows may differ in number. Give shape {wanted}."
             )
 
 
@@ -148,7 +186,9 @@ def num_rows(fit: Record, new_args: tuple) -> int:
     first = argument_names(fit.model, 1)[0]
     arrays = Leaves(fit.model, new_args[:1], {}).arrays
     rows = [
-        x.shape[fit.model.reading.axis_of(p)] for p, x in arrays.items() if fit.model.reading.axis_of(p) is not None
+        x.shape[fit.model.reading.axis_of(p)]
+        for p, x in arrays.items()
+        if fit.model.reading.axis_of(p) is not None
     ]
     if rows or not arrays:
         return rows[0] if rows else 0

@@ -13,19 +13,23 @@ from ppl_gp.wrappers import mask_of
 
 
 def observations_at(case: Case, y_new) -> dict:
-    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its support."""
+    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its
+    support.
+    """
     _, observations = as_arrays((), {"y": y_new})
     try:
         checked = _inside(case, observations)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
-            f"y_new does not hold what the model observes ({error!r}); give it in the form of the training y."
+            f"y_new does not hold what the model observes ({error!r}); give it in the form of the "
+            "training y."
         ) from error
     for name, (inside, value) in checked.items():
         if not bool(jnp.all(inside)):
             bad = np.asarray(value)[~np.asarray(inside)].ravel()[:3].tolist()
             raise DataError(
-                f"y_new: site '{name}' observes {bad}, outside its support; give observations coded as in training."
+                f"y_new: site '{name}' observes {bad}, outside its support; give observations "
+                "coded as in training."
             )
     return observations
 
@@ -34,7 +38,9 @@ def observations_at(case: Case, y_new) -> dict:
 def _inside(case: Case, observations: dict) -> dict:
     trace = case.trace(case.draws.at(0), {}, **observations)
     return {
-        k: _check(k, site, case.layout.num) for k, site in trace.items() if is_observed(site) and not is_factor(site)
+        k: _check(k, site, case.layout.num)
+        for k, site in trace.items()
+        if is_observed(site) and not is_factor(site)
     }
 
 
@@ -42,9 +48,12 @@ def _check(name, site, num):
     fn, value = site["fn"], site["value"]
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
-            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' observes shape {jnp.shape(value)}, "
-            f"and its distribution has {tuple(fn.shape())} there; give one observation a row."
+            f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' observes "
+            f"shape {jnp.shape(value)}, and its distribution has {tuple(fn.shape())} there; give "
+            "one observation a row."
         )
     core = unwrap(fn)
-    inside = jnp.broadcast_to(core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim])
+    inside = jnp.broadcast_to(
+        core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
+    )
     return inside | ~mask_of(fn), value

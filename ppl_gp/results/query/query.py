@@ -1,4 +1,6 @@
-"""A fit together with new inputs: what compiled prediction takes, and the posterior processes at one draw."""
+"""A fit together with new inputs: what compiled prediction takes, and the posterior processes at
+one draw.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,8 @@ from ppl_gp.results.record import Record
 class Case(eqx.Module):
     """Weighted draws with a leading axis S, the training arguments and the new ones.
 
-    `root`: the posterior process's factor of the one GP site, made already, where the hyperparameters are one value.
+    `root`: the posterior process's factor of the one GP site, made already, where the
+    hyperparameters are one value.
     """
 
     model: Callable = eqx.field(static=True)
@@ -41,36 +44,54 @@ class Case(eqx.Module):
 
     @property
     def site(self) -> str | None:
-        """The one GP site that is one function (N,), or `None` where there are several functions."""
+        """The one GP site that is one function (N,), or `None` where there are several
+        functions.
+        """
         outer = [(k, v) for k, v in self.draws.kept.items() if k not in self.layout.inner]
         return outer[0][0] if len(outer) == 1 and outer[0][1].mean.ndim == 2 else None
 
     @property
     def is_approximation(self) -> bool:
-        """Whether q(f) is a local approximation (a pointwise likelihood, which was proved) rather than draws."""
+        """Whether q(f) is a local approximation (a pointwise likelihood, which was proved) rather
+        than draws.
+        """
         return not any(kept.is_draws for kept in self.draws.kept.values())
 
     def mixture(self, component: Callable, *beside):
-        """component(draw), or component(draw, entry ...) of arrays with a leading axis S beside, mixed over the weighted draws."""
-        return mixture(lambda entry: component(*entry), (self.draws, *beside), self.draws.log_weights)
+        """component(draw), or component(draw, entry ...) of arrays with a leading axis S beside,
+        mixed over the weighted draws.
+        """
+        return mixture(
+            lambda entry: component(*entry), (self.draws, *beside), self.draws.log_weights
+        )
 
     def draw_latents(self, draw: Draws, key) -> dict:
-        """{latent site: a draw of q(h | x*)}, where there is one; the others are drawn from the prior as the model runs."""
+        """{latent site: a draw of q(h | x*)}, where there is one; the others are drawn from the
+        prior as the model runs.
+        """
         if not self.local:
             return {}
         sites = self.trace(draw, {})
-        q = {k: guide.at(sites[k], None, self.new_args, self.new_kwargs) for k, guide in self.local.items()}
+        q = {
+            k: guide.at(sites[k], None, self.new_args, self.new_kwargs)
+            for k, guide in self.local.items()
+        }
         return {k: q[k].sample(random.fold_in(key, i)) for i, k in enumerate(q)}
 
     def trace(self, draw: Draws, f: dict, key=None, **observations) -> dict:
-        """The model at the new inputs with GP sites given; observed sites are drawn, or have the values given.
+        """The model at the new inputs with GP sites given; observed sites are drawn, or have the
+        values given.
 
         Latents that were drawn in training stand for the training data, and are left out.
         """
-        return run(self.model, self.new_args, {**self.new_kwargs, **observations}, draw.hyper, f, key)
+        return run(
+            self.model, self.new_args, {**self.new_kwargs, **observations}, draw.hyper, f, key
+        )
 
     def conditionals(self, draw: Draws) -> dict[str, "Conditional"]:
-        """The posterior processes at one draw. O(N^3) or, with inducing variables, O(M^3), unless factored already."""
+        """The posterior processes at one draw. O(N^3) or, with inducing variables, O(M^3), unless
+        factored already.
+        """
         trace = run(self.model, self.args, self.kwargs, draw.known, draw.values)
         return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in draw.kept.items()}
 
@@ -80,15 +101,22 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     fit.require_pairs()
     if fit.mixing:
         raise ModelError(
-            f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised inside the model, a length scale "
-            "from the median of distances, the row's number, the number of rows ...), so that a prediction would depend on which "
-            "rows are asked for together. Compute it outside of the model, from the training data, and pass the result."
+            f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised "
+            "inside the model, a length scale from the median of distances, the row's number, "
+            "the number of rows ...), so that a prediction would depend on which rows are asked "
+            "for together. Compute it outside of the model, from the training data, and pass the "
+            "result."
         )
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
     draws = fit.draws
     plan = layout(
-        fit.model, new_args, new_kwargs, draws.at(0).hyper, num_rows(fit, new_args), (*draws.latents, *fit.local)
+        fit.model,
+        new_args,
+        new_kwargs,
+        draws.at(0).hyper,
+        num_rows(fit, new_args),
+        (*draws.latents, *fit.local),
     )
     require_same_kernels(fit, new_args, new_kwargs)
     root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
@@ -105,13 +133,18 @@ class Conditional(eqx.Module):
 
     def marginals(self, new: GP) -> Moments:
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
-        return Moments(*self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root))
+        return Moments(
+            *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
+        )
 
     def draw(self, key, new: GP, joint: bool):
-        """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the marginals."""
+        """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the
+        marginals.
+        """
         if not joint:
             mean, variance = self.marginals(new)
-            # The same number for all rows, each of which is judged alone: its answer may not depend on its companions.
+            # The same number for all rows, each of which is judged alone: its answer may not depend
+            # on its companions.
             return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
         unit = default_jitter(new.variance)
 
@@ -128,9 +161,17 @@ class Conditional(eqx.Module):
 
 
 def drawn_trace(
-    case: Case, draw: Draws, conditionals, key, *, joint: bool, latents: dict | None = None, **observations
+    case: Case,
+    draw: Draws,
+    conditionals,
+    key,
+    *,
+    joint: bool,
+    latents: dict | None = None,
+    **observations,
 ) -> tuple[dict, dict]:
-    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset data drawn.
+    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset
+    data drawn.
 
     `latents`: values of local latents to take instead.
     """
@@ -144,5 +185,7 @@ def drawn_trace(
     with handlers.block():
         known = draw.hyper | (case.draw_latents(draw, key_rest) if latents is None else latents)
         given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
-        trace = handlers.trace(set_gps(given, value)).get_trace(*case.new_args, **{**case.new_kwargs, **observations})
+        trace = handlers.trace(set_gps(given, value)).get_trace(
+            *case.new_args, **{**case.new_kwargs, **observations}
+        )
     return annotated(trace, case.model), moments

@@ -1,4 +1,6 @@
-"""Whether the kernels at a prediction's arguments are those of training: one function for training rows, new rows and both."""
+"""Whether the kernels at a prediction's arguments are those of training: one function for training
+rows, new rows and both.
+"""
 
 import jax
 import numpy as np
@@ -12,10 +14,11 @@ from ppl_gp.results.record import Record
 
 
 def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> None:
-    """Raise `DataError` where an argument that is given anew changes a kernel: the training covariance has the old one.
+    """Raise `DataError` where an argument that is given anew changes a kernel: the training
+    covariance has the old one.
 
-    Compared at the training inputs, where a larger table that a kernel looks up says what the smaller one said. Nothing is run unless
-    an argument without an axis of the data has changed.
+    Compared at the training inputs, where a larger table that a kernel looks up says what the
+    smaller one said. Nothing is run unless an argument without an axis of the data has changed.
     """
     changed = _changed(fit, Leaves(fit.model, new_args, new_kwargs))
     if not changed:
@@ -27,14 +30,17 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> None
         prior = unwrap(trained[name]["fn"])
         if kernels_differ(prior.kernel, unwrap(new[name]["fn"]).kernel, prior.X):
             raise DataError(
-                f"the kernel of GP site '{name}' is another one with what is given for {changed} than in training: training rows and "
-                "new rows would have no common covariance. Leave it out (it is remembered), fit again, or, where it holds one entry "
-                "a row, put it into the GP's inputs X as a column."
+                f"the kernel of GP site '{name}' is another one with what is given for {changed} "
+                "than in training: training rows and new rows would have no common covariance. "
+                "Leave it out (it is remembered), fit again, or, where it holds one entry a row, "
+                "put it into the GP's inputs X as a column."
             )
 
 
 def _changed(fit: Record, new: Leaves) -> list[str]:
-    """Paths of what a kernel could be computed from, no row's and no observation, whose value is not the one of training."""
+    """Paths of what a kernel could be computed from, no row's and no observation, whose value is
+    not the one of training.
+    """
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).leaves
     skipped = {*reading.row_axes, *(p for p in new.arrays if p not in reading.shaping), "y"}
     others = {p: x for p, x in new.leaves.items() if not {p, argument_of(p)} & skipped}

@@ -1,4 +1,6 @@
-"""Python values as JSON beside NumPy arrays, and back: what the header of a saved fit is written in."""
+"""Python values as JSON beside NumPy arrays, and back: what the header of a saved fit is written
+in.
+"""
 
 import dataclasses
 from typing import Any
@@ -22,7 +24,9 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
     if isinstance(value, jax.Array | np.ndarray):
         arrays[where] = _plain_array(value, name)
         return {_ARRAY: where}
-    if isinstance(value, dict) and all(isinstance(k, str) and not k.startswith(_MARK) for k in value):
+    if isinstance(value, dict) and all(
+        isinstance(k, str) and not k.startswith(_MARK) for k in value
+    ):
         return {k: encode(v, arrays, f"{where}/{k}", f"{name}['{k}']") for k, v in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         items = [encode(v, arrays, f"{where}/{i}", f"{name}[{i}]") for i, v in enumerate(value)]
@@ -32,16 +36,21 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
     if file_name(type(value)) is not None:
         return encode_module(value, arrays, where, name)
     raise DataError(
-        f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, or lists, tuples and "
-        "dictionaries of those (keys are strings that do not begin with '$'), and bind other objects to the model with "
-        "functools.partial."
+        f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, "
+        "or lists, tuples and dictionaries of those (keys are strings that do not begin with "
+        "'$'), and bind other objects to the model with functools.partial."
     )
 
 
 def _plain_array(value, name: str) -> np.ndarray:
-    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
     if is_key or np.asarray(value).dtype.kind not in NUMBER_KINDS:
-        raise DataError(f"{name} is an array of {value.dtype} and cannot be saved; pass numbers, or a list of strings.")
+        raise DataError(
+            f"{name} is an array of {value.dtype} and cannot be saved; pass numbers, or a list of "
+            "strings."
+        )
     return np.asarray(value)
 
 
@@ -76,14 +85,24 @@ def encode_module(value: Any, arrays: dict, where: str, name: str) -> dict:
 def _decode_module(value: dict, arrays) -> Any:
     cls = storable_modules().get(value[_MODULE])
     if cls is None:
-        raise StoreError(f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade ppl-gp.")
+        raise StoreError(
+            f"the file holds a '{value[_MODULE]}', which this installation does not know; upgrade "
+            "ppl-gp."
+        )
     fields = {k: decode(v, arrays) for k, v in value.items() if k != _MODULE}
-    declared = getattr(cls, "_fields", ()) if issubclass(cls, tuple) else tuple(f.name for f in dataclasses.fields(cls))
+    declared = (
+        getattr(cls, "_fields", ())
+        if issubclass(cls, tuple)
+        else tuple(f.name for f in dataclasses.fields(cls))
+    )
     if set(fields) != set(declared):
-        raise StoreError(f"a {cls.__name__} has the fields {list(declared)}, and the file gives {list(fields)}.")
+        raise StoreError(
+            f"a {cls.__name__} has the fields {list(declared)}, and the file gives {list(fields)}."
+        )
     if issubclass(cls, tuple):
         return cls(**fields)
-    module = object.__new__(cls)  # its arrays have an axis of draws, which a constructor would not expect
+    # its arrays have an axis of draws, which a constructor would not expect
+    module = object.__new__(cls)
     for k, v in fields.items():
         object.__setattr__(module, k, v)
     return module

@@ -1,7 +1,8 @@
 """Saving a fit: one zip file with a JSON header and NumPy arrays, no pickle.
 
-The file holds what prediction needs: hyperparameters and q(f) for *all* draws, the training inputs and other array
-arguments but not the observations, and figures about the fit. `ppl_gp.load` reads it back.
+The file holds what prediction needs: hyperparameters and q(f) for *all* draws, the training inputs
+and other array arguments but not the observations, and figures about the fit. `ppl_gp.load` reads
+it back.
 """
 
 import dataclasses
@@ -27,14 +28,16 @@ from ppl_gp.results.store.coding import encode, encode_module
 from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
 
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 2  # 2: draws have weights. A file without them is written as version 1
+# 2: draws have weights. A file without them is written as version 1
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 2
 
 
 def save(fit: Record, path) -> Path:
     """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
 
-    Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples and dictionaries of
-    those. Raises `DataError` naming an argument that is not, `StoreError` where the file cannot be written.
+    Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples
+    and dictionaries of those. Raises `DataError` naming an argument that is not, `StoreError` where
+    the file cannot be written.
     """
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
@@ -57,9 +60,16 @@ def save(fit: Record, path) -> Path:
         "log_evidence": fit.log_evidence,
         "num_chains": fit.num_chains,
         "sampled": fit.sampled,
-        "args": [encode(v, arrays, f"args/{k}", f"argument '{k}'") for k, v in zip(names, args, strict=True)],
-        "kwargs": {k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()},
-        "log_weights": encode(fit.draws.log_weights if weighted else None, arrays, "log_weights", "log_weights"),
+        "args": [
+            encode(v, arrays, f"args/{k}", f"argument '{k}'")
+            for k, v in zip(names, args, strict=True)
+        ],
+        "kwargs": {
+            k: encode(v, arrays, f"kwargs/{k}", f"argument '{k}'") for k, v in kwargs.items()
+        },
+        "log_weights": encode(
+            fit.draws.log_weights if weighted else None, arrays, "log_weights", "log_weights"
+        ),
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_kept(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
@@ -75,20 +85,27 @@ def save(fit: Record, path) -> Path:
 
 
 def reading_digest(reading: dict) -> str:
-    """By which a reading is known to be whole: no other part of a file would show that a name is missing."""
+    """By which a reading is known to be whole: no other part of a file would show that a name is
+    missing.
+    """
     return hashlib.sha256(json.dumps(reading, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _observed_sites(fit, trace, args, kwargs) -> list[str]:
-    """Sites that were not inferred. Also where the observations are gone, as in a fit that was loaded: a model may draw y at a site
-    that it does not have in training, where a `numpyro.factor` observes them.
+    """Sites that were not inferred. Also where the observations are gone, as in a fit that was
+    loaded: a model may draw y at a site that it does not have in training, where a `numpyro.factor`
+    observes them.
     """
     known, first = (*fit.hyper, *fit.local), fit.draws.at(0)
     try:
         without = run(fit.model, tuple(args), kwargs, first.known, first.values)
     except Exception:  # noqa: BLE001 - it does not run without observations, which `load` says
         without = {}
-    return [k for k, s in {**trace, **without}.items() if s["type"] == "sample" and k not in known and not is_gp(s)]
+    return [
+        k
+        for k, s in {**trace, **without}.items()
+        if s["type"] == "sample" and k not in known and not is_gp(s)
+    ]
 
 
 def qualified_name(model) -> str:
@@ -99,11 +116,13 @@ def qualified_name(model) -> str:
 
 
 def _without_observations(fit) -> tuple[list, dict]:
-    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is computed from.
+    """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is
+    computed from.
 
-    Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a keyword that was one array is left away.
-    Observations that do not grow with the inputs (a few blanks) keep their shape, as zeros: a model may ask for their number. Of the
-    inputs as much is kept as their number of rows needs.
+    Arguments are trees (`y={"u": ..., "v": ...}`): `None` stands for what is taken out, and a
+    keyword that was one array is left away. Observations that do not grow with the inputs (a few
+    blanks) keep their shape, as zeros: a model may ask for their number. Of the inputs as much is
+    kept as their number of rows needs.
     """
     reading, leaves = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs)
     kept = {*reading.shaping, *reading.masking} - {"y"}
@@ -112,15 +131,18 @@ def _without_observations(fit) -> tuple[list, dict]:
     gone = {p: x for p, x in leaves.arrays.items() if p not in kept and np.ndim(x)}
     tied = {p for p in gone if argument_of(p) == "y" or reading.axis_of(p) is not None}
     gone |= {p: None for p in gone if p in tied or argument_of(p) in optional_arguments(fit.model)}
-    args, kwargs = leaves.replaced({p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()})
+    args, kwargs = leaves.replaced(
+        {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
+    )
     return list(args), {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
 
 
 def _encode_local(name: str, q, arrays) -> dict:
     if isinstance(q, Encoded) and not isinstance(q.encoder, MLPEncoder):
         raise DataError(
-            f"the encoder of latent '{name}' is a {type(q.encoder).__name__}, and a file holds no code: save() keeps the package's "
-            "own encoders. Keep yours by equinox.tree_serialise_leaves(path, fit.local)."
+            f"the encoder of latent '{name}' is a {type(q.encoder).__name__}, and a file holds no "
+            "code: save() keeps the package's own encoders. Keep yours by "
+            "equinox.tree_serialise_leaves(path, fit.local)."
         )
     return encode_module(q, arrays, f"local/{name}", f"q({name})")
 

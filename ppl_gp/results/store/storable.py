@@ -8,8 +8,14 @@ from ppl_gp.sparse.inducing import InducingVariables
 
 
 def storable_modules() -> dict[str, type]:
-    """{name: class}: what q(u) and q(h) are made of, and every kind of inducing variables of this package."""
-    kinds = {cls.__name__: cls for cls in _descendants(InducingVariables) if cls.__module__.startswith("ppl_gp.")}
+    """{name: class}: what q(u) and q(h) are made of, and every kind of inducing variables of this
+    package.
+    """
+    kinds = {
+        cls.__name__: cls
+        for cls in _descendants(InducingVariables)
+        if cls.__module__.startswith("ppl_gp.")
+    }
     known = (Basis, MLPEncoder, Encoded, FreeGaussian)
     return {"SparseLatent": FromInducing, **{cls.__name__: cls for cls in known}, **kinds}
 

@@ -1,4 +1,6 @@
-"""Inter-domain inducing variables: projections on features and derivatives, and how kinds of them combine."""
+"""Inter-domain inducing variables: projections on features and derivatives, and how kinds of them
+combine.
+"""
 
 from ppl_gp.sparse.features.composed import Additive, Kronecker
 from ppl_gp.sparse.features.concatenated import Concatenated

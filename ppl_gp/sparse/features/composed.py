@@ -1,4 +1,6 @@
-"""Inducing variables for sums and products of kernels, from inducing variables for each term or factor."""
+"""Inducing variables for sums and products of kernels, from inducing variables for each term or
+factor.
+"""
 
 from functools import reduce
 
@@ -21,31 +23,39 @@ class _Composed(InducingVariables):
     def __init__(self, parts):
         self.parts = tuple(parts)
         if not self.parts:
-            raise DataError(f"{type(self).__name__}([]) has no parts; give one kind of inducing variables a kernel.")
+            raise DataError(
+                f"{type(self).__name__}([]) has no parts; give one kind of inducing variables a "
+                "kernel."
+            )
 
     @property
     def is_exact(self) -> bool:
-        """Whether all parts are functionals of their processes, so that the bound is one on the evidence."""
+        """Whether all parts are functionals of their processes, so that the bound is one on the
+        evidence.
+        """
         return all(getattr(part, "is_exact", True) for part in self.parts)
 
     def _pairs(self, kernels, prior):
         name = type(self).__name__
         if len(kernels) != len(self.parts):
             raise ModelError(
-                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} has {len(kernels)} to go with "
-                "them: give one part for each, in the order in which the kernel is written; or use Points(Z)."
+                f"{name} has {len(self.parts)} part(s), and the kernel {prior.kernel!r} has "
+                f"{len(kernels)} to go with them: give one part for each, in the order in which "
+                "the kernel is written; or use Points(Z)."
             )
         priors = (GP(kernel, prior.X, jitter=prior.jitter) for kernel in kernels)
         return list(zip(self.parts, priors, strict=True))
 
 
 class Additive(_Composed):
-    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et al. 2018).
+    """For a kernel k_1 + k_2 + ...: f = f_1 + f_2 + ..., and part i is about f_i alone (Hensman et
+    al. 2018).
 
-    The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf stacks the parts'. M is
-    the sum of theirs, and so is the cost. Parts go with the terms in the order in which the kernel is written; a
-    constant in front of the sum counts for each. Columns may be shared: a part sees its own term. For a term
-    `Constant(...)` one point, `Points(X[:1])`, is exact. u is about f less its mean, so E[u] = 0.
+    The terms are independent, so K_uu is block diagonal and keeps each part's structure; K_uf
+    stacks the parts'. M is the sum of theirs, and so is the cost. Parts go with the terms in the
+    order in which the kernel is written; a constant in front of the sum counts for each. Columns
+    may be shared: a part sees its own term. For a term `Constant(...)` one point, `Points(X[:1])`,
+    is exact. u is about f less its mean, so E[u] = 0.
     """
 
     @property
@@ -56,7 +66,10 @@ class Additive(_Composed):
         return jnp.concatenate([part.mean(term) for part, term in self._terms(prior)])
 
     def root(self, prior) -> "BlockRoot":
-        return BlockRoot(tuple(part.root(term) for part, term in self._terms(prior)), tuple(p.num for p in self.parts))
+        return BlockRoot(
+            tuple(part.root(term) for part, term in self._terms(prior)),
+            tuple(p.num for p in self.parts),
+        )
 
     def cross(self, prior, X):
         return jnp.concatenate([part.cross(term, X) for part, term in self._terms(prior)])
@@ -68,10 +81,12 @@ class Additive(_Composed):
 class Kronecker(_Composed):
     """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
 
-    f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is the tensor product of
-    the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products of the parts' rows. M is the product of
-    theirs. Whitening costs what the parts' own do, one after another; nothing of size M x M is made. `Points` as parts
-    make a grid of inducing points. Constant factors go to the first part. E[u] = 0, as u is about f less its mean.
+    f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is
+    the tensor product of
+    the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products of the parts' rows. M
+    is the product of theirs. Whitening costs what the parts' own do, one after another; nothing of
+    size M x M is made. `Points` as parts make a grid of inducing points. Constant factors go to the
+    first part. E[u] = 0, as u is about f less its mean.
     """
 
     @property
@@ -109,7 +124,9 @@ class BlockRoot(Root):
     def _each(self, apply, C):
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
         blocks = jnp.split(C, ends[:-1])
-        return jnp.concatenate([apply(root, block) for root, block in zip(self.roots, blocks, strict=True)])
+        return jnp.concatenate(
+            [apply(root, block) for root, block in zip(self.roots, blocks, strict=True)]
+        )
 
     @property
     def added(self) -> Float[Array, ""]:
@@ -133,7 +150,9 @@ class KroneckerRoot(Root):
         C = C.reshape(*self.sizes, -1)
         for axis, root in enumerate(self.roots):
             front = jnp.moveaxis(C, axis, 0)
-            C = jnp.moveaxis(apply(root, front.reshape(front.shape[0], -1)).reshape(front.shape), 0, axis)
+            C = jnp.moveaxis(
+                apply(root, front.reshape(front.shape[0], -1)).reshape(front.shape), 0, axis
+            )
         return C.reshape(shape)
 
     @property

@@ -1,4 +1,6 @@
-"""Several kinds of inducing variables of one process side by side: values with derivatives, features with points."""
+"""Several kinds of inducing variables of one process side by side: values with derivatives,
+features with points.
+"""
 
 from functools import partial
 
@@ -17,12 +19,14 @@ from ppl_gp.sparse.root import Root, dense_root
 class Concatenated(InducingVariables):
     """u = (u_1, u_2, ...), all functionals of the same f. K_uu is dense: O(M^3) for M in all.
 
-    A block Cov[u_i, u_j] is the functional j applied to x -> Cov[u_i, f(x)]: evaluated for `Points`, differentiated for
-    `Derivatives`. So any of these two take part, and at most one part of another kind (Fourier features for the trend
-    with points where it is rough). Parts that measure a thing twice make K_uu singular, and its jitter is raised.
-    The jitter is relative to each variable's own variance, since values, slopes and features differ in units.
+    A block Cov[u_i, u_j] is the functional j applied to x -> Cov[u_i, f(x)]: evaluated for
+    `Points`, differentiated for `Derivatives`. So any of these two take part, and at most one part
+    of another kind (Fourier features for the trend with points where it is rough). Parts that
+    measure a thing twice make K_uu singular, and its jitter is raised. The jitter is relative to
+    each variable's own variance, since values, slopes and features differ in units.
 
-    Raises `DataError` for two parts of other kinds, and for one that is no functional of f (`is_exact` False).
+    Raises `DataError` for two parts of other kinds, and for one that is no functional of f
+    (`is_exact` False).
     """
 
     parts: tuple[InducingVariables, ...]
@@ -30,11 +34,15 @@ class Concatenated(InducingVariables):
     def __init__(self, parts):
         self.parts = tuple(parts)
         other = [part for part in self.parts if not isinstance(part, Points | Derivatives)]
-        if not self.parts or len(other) > 1 or not all(getattr(part, "is_exact", True) for part in other):
+        if (
+            not self.parts
+            or len(other) > 1
+            or not all(getattr(part, "is_exact", True) for part in other)
+        ):
             names = [type(part).__name__ for part in self.parts]
             raise DataError(
-                f"Concatenated({names}) has parts of unknown covariance with each other: give Points and "
-                "Derivatives, and at most one other kind, whose `is_exact` is True."
+                f"Concatenated({names}) has parts of unknown covariance with each other: give "
+                "Points and Derivatives, and at most one other kind, whose `is_exact` is True."
             )
 
     @property
@@ -50,7 +58,9 @@ class Concatenated(InducingVariables):
         unit = default_jitter(jnp.ones_like(scale))
         jitter = jnp.concatenate([_jitter(prior, part, unit) for part in self.parts])
         correlation = K / scale[:, None] / scale
-        return ScaledRoot(scale, dense_root(add_diagonal(correlation, jnp.maximum(unit, jitter / scale**2)), unit))
+        return ScaledRoot(
+            scale, dense_root(add_diagonal(correlation, jnp.maximum(unit, jitter / scale**2)), unit)
+        )
 
     def cross(self, prior, X):
         return jnp.concatenate([part.cross(prior, X) for part in self.parts])
@@ -87,5 +97,9 @@ def _covariance(prior, first, second):
 
 def _jitter(prior, part, unit):
     """What the GP's own `jitter` asks for: it is noise on f, so on values of f alone."""
-    absolute = prior.jitter if isinstance(part, Points) and prior.jitter is not None else jnp.zeros_like(unit)
+    absolute = (
+        prior.jitter
+        if isinstance(part, Points) and prior.jitter is not None
+        else jnp.zeros_like(unit)
+    )
     return jnp.full(part.num, absolute, unit.dtype)

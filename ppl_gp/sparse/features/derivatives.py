@@ -15,13 +15,18 @@ from ppl_gp.sparse.root import DenseRoot, dense_root
 class Derivatives(InducingVariables):
     """u = d f / d x_dim at Z, (M, D) or (M,); `dim` counts columns from 0.
 
-    Cov[u, f(x)] = d k(z, x) / d z_dim, Cov[u] = d^2 k(z, z') / d z_dim d z'_dim (Rasmussen & Williams 2006, eq. 9.1),
-    E[u] the mean's derivative. One jvp for all rows: K_uf costs two evaluations of the kernel, whatever D is. K_uu is
-    dense, with the default jitter of its own diagonal; the GP's `jitter` is noise on f and does not enter.
-    With values of f, or several partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0), Derivatives(Z, 1)])`.
+    Cov[u, f(x)] = d k(z, x) / d z_dim, Cov[u] = d^2 k(z, z') / d z_dim d z'_dim (Rasmussen &
+    Williams 2006, eq. 9.1),
+    E[u] the mean's derivative. One jvp for all rows: K_uf costs two evaluations of the kernel,
+    whatever D is. K_uu is dense, with the default jitter of its own diagonal; the GP's `jitter` is
+    noise on f and does not enter.
+    With values of f, or several partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0),
+    Derivatives(Z, 1)])`.
 
-    Raises `ModelError` for a kernel without derivatives (Matern12, White) and for a site that observes derivatives
-    itself (kernel `WithDerivatives`): there derivatives are plain `Points(derivative_inputs(Z, dim))`.
+    Raises `ModelError` for a kernel without derivatives (Matern12, White) and for a site that
+    observes derivatives
+    itself (kernel `WithDerivatives`): there derivatives are plain `Points(derivative_inputs(Z,
+    dim))`.
     """
 
     Z: Float[Array, "M *D"]
@@ -42,13 +47,16 @@ class Derivatives(InducingVariables):
     def cross(self, prior, X):
         if isinstance(prior.kernel, WithDerivatives):
             raise ModelError(
-                f"Derivatives at a site with kernel {prior.kernel!r}: use Points(derivative_inputs(Z, dim))."
+                f"Derivatives at a site with kernel {prior.kernel!r}: use "
+                "Points(derivative_inputs(Z, dim))."
             )
         require_differentiable(prior.kernel, "Derivatives")
         return self.of(lambda Z: prior.kernel(Z, X))
 
     def of(self, function):
-        """The functional itself: the derivative of X -> array, one axis of which follows the rows of X, at Z."""
+        """The functional itself: the derivative of X -> array, one axis of which follows the rows
+        of X, at Z.
+        """
         D = 1 if self.Z.ndim == 1 else self.Z.shape[1]
         along = jnp.zeros_like(self.Z) + jnp.asarray(jnp.arange(D) == self.dim, self.Z.dtype)
         return jax.jvp(function, (self.Z,), (along,))[1]
@@ -57,5 +65,7 @@ class Derivatives(InducingVariables):
         if not hasattr(self.Z, "ndim"):
             return
         if self.Z.ndim not in (1, 2) or 0 in self.Z.shape:
-            raise DataError(f"Derivatives(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1.")
+            raise DataError(
+                f"Derivatives(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1."
+            )
         as_dim(self.dim, 1 if self.Z.ndim == 1 else self.Z.shape[1], "Derivatives")

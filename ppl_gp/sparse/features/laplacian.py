@@ -1,7 +1,8 @@
-"""Laplacian eigenfunctions on a box: the Hilbert-space approximation of a stationary kernel as inducing variables.
+"""Laplacian eigenfunctions on a box: the Hilbert-space approximation of a stationary kernel as
+inducing variables.
 
-Solin, Sarkka 2020, "Hilbert space methods for reduced-rank Gaussian process regression", Statistics and Computing 30;
-Riutort-Mayol et al. 2023 on the choice of the box.
+Solin, Sarkka 2020, "Hilbert space methods for reduced-rank Gaussian process regression", Statistics
+and Computing 30; Riutort-Mayol et al. 2023 on the choice of the box.
 """
 
 from functools import reduce
@@ -11,7 +12,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from numpyro.contrib.hsgp.spectral_densities import spectral_density_matern, spectral_density_squared_exponential
+from numpyro.contrib.hsgp.spectral_densities import (
+    spectral_density_matern,
+    spectral_density_squared_exponential,
+)
 
 from ppl_gp.kernels import RBF, Matern12, Matern32, Matern52
 from ppl_gp.kernels.distance import safe_sqrt
@@ -32,25 +36,30 @@ _SMOOTHNESS = {Matern12: 0.5, Matern32: 1.5, Matern52: 2.5}
 
 
 class LaplacianFeatures(InducingVariables):
-    """Cov[u] = I and Cov[u_j, f(x)] = sqrt(S(w_j)) phi_j(x), taken as the approximation k ~ sum_j S(w_j) phi_j phi_j.
+    """Cov[u] = I and Cov[u_j, f(x)] = sqrt(S(w_j)) phi_j(x), taken as the approximation k ~ sum_j
+    S(w_j) phi_j phi_j.
 
-    phi_j(x) = prod_d sqrt(2 / (high_d - low_d)) sin(w_jd (x_d - low_d)), w_jd = pi j_d / (high_d - low_d), j_d >= 1
-    (eq. 56); S is the kernel's spectral density (eq. 20). In the box; outside cov[u, f] = 0, so that q(f) is the prior.
+    phi_j(x) = prod_d sqrt(2 / (high_d - low_d)) sin(w_jd (x_d - low_d)), w_jd = pi j_d / (high_d -
+    low_d), j_d >= 1 (eq. 56); S is the kernel's spectral density (eq. 20). In the box; outside
+    cov[u, f] = 0, so that q(f) is the prior.
 
-    **What holds.** u is no functional of f under k: the joint covariance of u and f is not positive semi-definite,
-    except for a Matern12 of one column; hence `is_exact` is False and the bound is none on the evidence under k. With
-    q_xx' = Cov[f(x), u] Cov[u, f(x')] it is a strict bound on the evidence of a GP with another kernel,
-    q_xx' + [x = x'] (k_xx - q_xx): the reduced-rank one with the lost variance put back as independent noise on each
-    value of f. That is a GP as k_xx >= q_xx at every x, for these kernels and any M: in one column, by images,
-    q_xx <= k(0) + 2 sum_n k(4nL) - sum_n k(2x + 2L + 4nL) <= k(0) with L the half width, x from the middle; all four
-    kernels are positive mixtures of products of such. So no marginal variance is negative, but a joint covariance of
-    several values, k_xx' - A^T P A, may be indefinite: take the other kernel's there.
-    The approximation's error comes from M and from the edges, where f is pulled to 0 over about a length scale. Take a
-    box wider than the data by one or two length scales on each side, and w_M lengthscale > 3 or so.
+    **What holds.** u is no functional of f under k: the joint covariance of u and f is not positive
+    semi-definite, except for a Matern12 of one column; hence `is_exact` is False and the bound is
+    none on the evidence under k. With q_xx' = Cov[f(x), u] Cov[u, f(x')] it is a strict bound on
+    the evidence of a GP with another kernel, q_xx' + [x = x'] (k_xx - q_xx): the reduced-rank one
+    with the lost variance put back as independent noise on each value of f. That is a GP as k_xx >=
+    q_xx at every x, for these kernels and any M: in one column, by images, q_xx <= k(0) + 2 sum_n
+    k(4nL) - sum_n k(2x + 2L + 4nL) <= k(0) with L the half width, x from the middle; all four
+    kernels are positive mixtures of products of such. So no marginal variance is negative, but a
+    joint covariance of several values, k_xx' - A^T P A, may be indefinite: take the other kernel's
+    there. The approximation's error comes from M and from the edges, where f is pulled to 0 over
+    about a length scale. Take a box wider than the data by one or two length scales on each side,
+    and w_M lengthscale > 3 or so.
 
-    `num` as an integer takes the M lowest eigenvalues of the box's Laplacian; as a tuple, the full grid (j_d <= num_d).
-    `low`, `high` are one number or one a column, and fixed. The kernel is an RBF or Matern (length scales for each
-    column and `active_dims` included), times constants; else `ModelError`. K_uf costs O(D M B); nothing is factored.
+    `num` as an integer takes the M lowest eigenvalues of the box's Laplacian; as a tuple, the full
+    grid (j_d <= num_d). `low`, `high` are one number or one a column, and fixed. The kernel is an
+    RBF or Matern (length scales for each column and `active_dims` included), times constants; else
+    `ModelError`. K_uf costs O(D M B); nothing is factored.
     """
 
     size: int | tuple[int, ...] = eqx.field(static=True)
@@ -67,7 +76,9 @@ class LaplacianFeatures(InducingVariables):
 
     @property
     def is_exact(self) -> bool:
-        """Whether Cov[u, f(X)] is that of functionals of f under the prior, and the bound one on its evidence."""
+        """Whether Cov[u, f(X)] is that of functionals of f under the prior, and the bound one on
+        its evidence.
+        """
         return False
 
     def mean(self, prior):
@@ -80,16 +91,22 @@ class LaplacianFeatures(InducingVariables):
     def cross(self, prior, X) -> Float[Array, "M B"]:
         variance, core = fitting(prior.kernel, (RBF, *_SMOOTHNESS), "LaplacianFeatures")
         X, lengthscale = columns(core, X)
-        low, high = (per_dimension(edge, X.shape[1], "LaplacianFeatures' box") for edge in (self.low, self.high))
+        low, high = (
+            per_dimension(edge, X.shape[1], "LaplacianFeatures' box")
+            for edge in (self.low, self.high)
+        )
         w = _frequencies(self.size, high - low)
         density = _spectral_density(core, jnp.asarray(w, X.dtype), variance, lengthscale)
-        # safe_sqrt: an RBF's density underflows to 0 at high frequencies, where a plain root has no derivative.
+        # safe_sqrt: an RBF's density underflows to 0 at high frequencies, where a plain root has no
+        # derivative.
         return safe_sqrt(density)[:, None] * _eigenfunctions(w, low, high, X)
 
 
 def _frequencies(size, width):
     """w, (M, D)."""
-    index = multi_indices(size, len(width), lambda d, j: ((j + 1) * width.min() / width[d]) ** 2, "LaplacianFeatures")
+    index = multi_indices(
+        size, len(width), lambda d, j: ((j + 1) * width.min() / width[d]) ** 2, "LaplacianFeatures"
+    )
     return np.pi * (index + 1) / width
 
 
@@ -102,5 +119,8 @@ def _spectral_density(core, w, variance, lengthscale):
 
 def _eigenfunctions(w, low, high, X):
     w, low, high = (jnp.asarray(a, X.dtype) for a in (w, low, high))
-    phi = (jnp.sqrt(2.0 / (high[d] - low[d])) * jnp.sin(w[:, d, None] * (X[:, d] - low[d])) for d in range(len(low)))
+    phi = (
+        jnp.sqrt(2.0 / (high[d] - low[d])) * jnp.sin(w[:, d, None] * (X[:, d] - low[d]))
+        for d in range(len(low))
+    )
     return jnp.where(jnp.all((X >= low) & (X <= high), 1), reduce(mul, phi), 0.0)

@@ -1,4 +1,6 @@
-"""Run a peer's program from our own process, which needs NumPy only: write the problem, call, read the answer."""
+"""Run a peer's program from our own process, which needs NumPy only: write the problem, call, read
+the answer.
+"""
 
 import json
 import os
@@ -23,7 +25,8 @@ METHODS = {"ppl_gp": _BOTH, "gpflow": _BOTH, "gpytorch": _BOTH, "gpjax": [*_BOTH
 
 
 def available(kind: str = "svgp") -> dict[str, str]:
-    """The Python of every peer of this kind that is installed: PPL_GP_PEERS/<name>, else .venv-<name> of the repository.
+    """The Python of every peer of this kind that is installed: PPL_GP_PEERS/<name>, else
+    .venv-<name> of the repository.
 
     This project's own engine, "ppl_gp", and "sklearn" run on the caller's.
     """
@@ -39,16 +42,21 @@ def kind_of(task: str) -> str:
 
 
 def run_peer(name: str, problem: dict, settings: dict, timeout: float, cold: bool = False) -> dict:
-    """The peer's answer to `settings["task"]` on the arrays of `protocol`'s problem; or what went "error".
+    """The peer's answer to `settings["task"]` on the arrays of `protocol`'s problem; or what went
+    "error".
 
-    "started" is the time at which its process was, on `time.time`. `cold`: JAX finds nothing compiled before.
+    "started" is the time at which its process was, on `time.time`. `cold`: JAX finds nothing
+    compiled before.
     """
     kind = kind_of(settings["task"])
     python = sys.executable if name in OWN else available(kind)[name]
     with tempfile.TemporaryDirectory() as folder:
         given, answer = pathlib.Path(folder, "problem.npz"), pathlib.Path(folder, "out.json")
         np.savez(given, settings=json.dumps(settings), **problem)
-        command, started = [python, str(HERE / f"{name}_{kind}.py"), str(given), str(answer)], time.time()
+        command, started = (
+            [python, str(HERE / f"{name}_{kind}.py"), str(given), str(answer)],
+            time.time(),
+        )
         if failed := _call(command, _environment(name, cold), timeout):
             return {"library": name, "task": settings["task"], "error": failed}
         return json.loads(answer.read_text()) | {"started": started}
@@ -56,7 +64,12 @@ def run_peer(name: str, problem: dict, settings: dict, timeout: float, cold: boo
 
 def _environment(name: str, cold: bool) -> dict[str, str]:
     """Ours with this checkout's package; a peer's without what belongs to our Python."""
-    left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *(("JAX_COMPILATION_CACHE_DIR",) if cold else ()))
+    left_out = (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        *(("JAX_COMPILATION_CACHE_DIR",) if cold else ()),
+    )
     clean = {k: v for k, v in os.environ.items() if k not in left_out}
     return clean | {"PYTHONPATH": str(ROOT)} if name in OWN else clean
 
@@ -64,7 +77,13 @@ def _environment(name: str, cold: bool) -> dict[str, str]:
 def _call(command: list[str], environment: dict[str, str], timeout: float) -> str:
     """Nothing, or why the program gave no answer."""
     try:
-        done = subprocess.run(command, env=environment, timeout=timeout, capture_output=True, text=True)
+        done = subprocess.run(
+            command, env=environment, timeout=timeout, capture_output=True, text=True
+        )
     except subprocess.TimeoutExpired:
         return f"not finished after {timeout:g} s"
-    return "" if done.returncode == 0 else (done.stderr.strip()[-500:] or f"exit status {done.returncode}")
+    return (
+        ""
+        if done.returncode == 0
+        else (done.stderr.strip()[-500:] or f"exit status {done.returncode}")
+    )

@@ -1,7 +1,9 @@
-"""The command line of the programs that time a first answer: `python LIBRARY_first.py problem.npz out.json`.
+"""The command line of the programs that time a first answer: `python LIBRARY_first.py problem.npz
+out.json`.
 
-Such a program imports its library, then this module's `main` reads the problem (`protocol.Problem`, and "X_new"), fits,
-predicts p(y = 1) at X_new, and writes when each was done, on `time.time`, which the caller's clock shares.
+Such a program imports its library, then this module's `main` reads the problem (`protocol.Problem`,
+and "X_new"), fits, predicts p(y = 1) at X_new, and writes when each was done, on `time.time`, which
+the caller's clock shares.
 """
 
 import json
@@ -14,7 +16,9 @@ from protocol import read
 
 
 def main(library: str, version: str, fit, predict):
-    """`fit(problem, settings)` is whatever `predict(fitted, X_new)`, which returns (M,) probabilities, is given."""
+    """`fit(problem, settings)` is whatever `predict(fitted, X_new)`, which returns (M,)
+    probabilities, is given.
+    """
     imported = time.time()
     problem, settings = read(sys.argv[1])
     with np.load(sys.argv[1]) as file:
@@ -28,11 +32,15 @@ def main(library: str, version: str, fit, predict):
 
 
 def engine(make):
-    """(fit, predict) of an engine of `protocol`: steps of Adam on all the data, from the given start."""
+    """(fit, predict) of an engine of `protocol`: steps of Adam on all the data, from the given
+    start.
+    """
 
     def fit(problem, settings):
         settings = settings | {"batch": len(problem.y)}
-        made = make(problem, settings, settings["methods"][0], settings["learning_rate"], settings["gamma"])
+        made = make(
+            problem, settings, settings["methods"][0], settings["learning_rate"], settings["gamma"]
+        )
         made.run(np.zeros((settings["steps"], 0), np.int32))
         return made
 

@@ -1,4 +1,6 @@
-"""GPflow's first answer: VGP, a full Gaussian over f at every datum, trained by its own wrapper of L-BFGS."""
+"""GPflow's first answer: VGP, a full Gaussian over f at every datum, trained by its own wrapper of
+L-BFGS.
+"""
 
 import os
 
@@ -15,7 +17,9 @@ def fit(problem, settings):
     likelihood = gpflow.likelihoods.Bernoulli(invlink=tf.sigmoid)
     model = gpflow.models.VGP((problem.X, problem.y[:, None]), kernel, likelihood)
     options = {"maxiter": settings["iterations"]}
-    gpflow.optimizers.Scipy().minimize(model.training_loss, model.trainable_variables, options=options)
+    gpflow.optimizers.Scipy().minimize(
+        model.training_loss, model.trainable_variables, options=options
+    )
     return model
 
 

@@ -1,4 +1,6 @@
-"""GPflow's SVGP: one tf.function loops over the minibatches; Adam, or natural gradients for q and Adam for the rest."""
+"""GPflow's SVGP: one tf.function loops over the minibatches; Adam, or natural gradients for q and
+Adam for the rest.
+"""
 
 import os
 
@@ -15,7 +17,9 @@ def _model(problem, settings):
     gpflow.config.set_default_float(np.dtype(settings["dtype"]).type)
     gpflow.config.set_default_jitter(settings["jitter"])
     return gpflow.models.SVGP(
-        gpflow.kernels.SquaredExponential(variance=problem.variance, lengthscales=problem.lengthscale),
+        gpflow.kernels.SquaredExponential(
+            variance=problem.variance, lengthscales=problem.lengthscale
+        ),
         gpflow.likelihoods.Bernoulli(invlink=tf.sigmoid),
         gpflow.inducing_variables.InducingPoints(problem.Z.copy()),
         q_mu=problem.mean[:, None],
@@ -44,16 +48,27 @@ class Engine:
         self.start = [np.array(v) for v in self.variables]
 
     def _compile(self):
-        """tf.functions for training and evaluation, each traced once. (XLA, jit_compile, was slower.)"""
+        """tf.functions for training and evaluation, each traced once. (XLA, jit_compile, was
+        slower.)
+        """
         rows = tf.TensorSpec([None, None], tf.int32)
         self._loop = tf.function(self._train, input_signature=[rows])
-        self._all = tf.function(lambda n: self._repeat(n), input_signature=[tf.TensorSpec([], tf.int32)])
-        self._terms, self._kl = tf.function(self._expected, reduce_retracing=True), tf.function(self.model.prior_kl)
+        self._all = tf.function(
+            lambda n: self._repeat(n), input_signature=[tf.TensorSpec([], tf.int32)]
+        )
+        self._terms, self._kl = (
+            tf.function(self._expected, reduce_retracing=True),
+            tf.function(self.model.prior_kl),
+        )
 
     def _step(self, X, y):
-        """One step on a minibatch; the bound before it (before Adam's half of it, with natural gradients)."""
+        """One step on a minibatch; the bound before it (before Adam's half of it, with natural
+        gradients).
+        """
         if self.natural is not None:
-            self.natural.minimize(lambda: -self.model.elbo((X, y)), [(self.model.q_mu, self.model.q_sqrt)])
+            self.natural.minimize(
+                lambda: -self.model.elbo((X, y)), [(self.model.q_mu, self.model.q_sqrt)]
+            )
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.model.trainable_variables)
             loss = self.model.training_loss((X, y))
@@ -79,14 +94,16 @@ class Engine:
 
     def run(self, rows):
         """Steps; see `protocol`."""
-        return (self._loop(tf.constant(rows)) if rows.shape[1] else self._all(tf.constant(len(rows)))).numpy()
+        return (
+            self._loop(tf.constant(rows)) if rows.shape[1] else self._all(tf.constant(len(rows)))
+        ).numpy()
 
     def bound(self):
         """The bound on all data, in chunks."""
         at = range(0, len(self.y), self.chunk)
-        return sum(float(self._terms(self.X[i : i + self.chunk], self.y[i : i + self.chunk])) for i in at) - float(
-            self._kl()
-        )
+        return sum(
+            float(self._terms(self.X[i : i + self.chunk], self.y[i : i + self.chunk])) for i in at
+        ) - float(self._kl())
 
     def predict(self, X):
         """Mean and variance of f, with what does not depend on X computed once."""
@@ -95,7 +112,9 @@ class Engine:
             self._posterior = posterior
             self._predict = tf.function(posterior.predict_f, reduce_retracing=True)
         self._posterior.update_cache()
-        parts = [self._predict(tf.constant(X[i : i + self.chunk])) for i in range(0, len(X), self.chunk)]
+        parts = [
+            self._predict(tf.constant(X[i : i + self.chunk])) for i in range(0, len(X), self.chunk)
+        ]
         return tuple(np.concatenate([p[k].numpy()[:, 0] for p in parts]) for k in (0, 1))
 
     def reset(self):

@@ -14,8 +14,12 @@ from gpflow.mean_functions import Identity, Zero  # noqa: E402
 
 
 def _layer(problem, i, units, mean, root, **options):
-    """Layer i: whitened, its units sharing one kernel and inducing inputs. q's mean is (units, M), as ours."""
-    kernel = gpflow.kernels.SquaredExponential(variance=problem.variance[i], lengthscales=problem.lengthscale[i])
+    """Layer i: whitened, its units sharing one kernel and inducing inputs. q's mean is (units, M),
+    as ours.
+    """
+    kernel = gpflow.kernels.SquaredExponential(
+        variance=problem.variance[i], lengthscales=problem.lengthscale[i]
+    )
     layer = gpflux.layers.GPLayer(
         gpflow.kernels.SharedIndependent(kernel, units),
         SharedIndependentInducingVariables(InducingPoints(problem.Z[i].copy())),
@@ -29,14 +33,18 @@ def _layer(problem, i, units, mean, root, **options):
 
 
 def _model(problem, settings):
-    """Two layers and Gaussian noise. Leading axis of draws: GPflux carries it through the last layer."""
+    """Two layers and Gaussian noise. Leading axis of draws: GPflux carries it through the last
+    layer.
+    """
     gpflow.config.set_default_float(np.dtype(settings["dtype"]).type)
     gpflow.config.set_default_jitter(settings["jitter"])
     q, draws = (problem.inner_mean, problem.inner_root), settings["num_draws"]
     inner = _layer(problem, 0, len(q[0]), *q, mean_function=Identity(), num_samples=draws)
     last = _layer(problem, 1, 1, problem.mean[None], problem.root[None], mean_function=Zero())
     likelihood = gpflux.layers.LikelihoodLayer(gpflow.likelihoods.Gaussian(problem.noise))
-    return gpflux.models.DeepGP([inner, last], likelihood, input_dim=problem.X.shape[1], target_dim=1)
+    return gpflux.models.DeepGP(
+        [inner, last], likelihood, input_dim=problem.X.shape[1], target_dim=1
+    )
 
 
 class Engine:
@@ -48,11 +56,14 @@ class Engine:
         tf.random.set_seed(settings["seed"])
         self.model, self.chunk = _model(problem, settings), settings["chunk"]
         self.X, self.y = tf.constant(problem.X), tf.constant(problem.y[:, None])
-        self.model.elbo((self.X[:2], self.y[:2]))  # builds the layers, which makes their variables known
+        # builds the layers, which makes their variables known
+        self.model.elbo((self.X[:2], self.y[:2]))
         self.adam, self.trained = tf.optimizers.Adam(learning_rate), self.model.trainable_variables
         self.adam.build(self.trained)
         # (XLA, jit_compile, was slower; so was a loop of Keras's own, `as_training_model().fit`.)
-        self._loop = tf.function(self._train, input_signature=[tf.TensorSpec([None, None], tf.int32)])
+        self._loop = tf.function(
+            self._train, input_signature=[tf.TensorSpec([None, None], tf.int32)]
+        )
         self._elbo = tf.function(lambda X, y: self.model.elbo((X, y)), reduce_retracing=True)
         self.variables = [*self.model.variables, *self.adam.variables]
         self.start = [np.array(v) for v in self.variables]
@@ -74,7 +85,9 @@ class Engine:
 
     def run(self, rows):
         """Steps; see `protocol`."""
-        everything = np.broadcast_to(np.arange(len(self.y), dtype=np.int32), (len(rows), len(self.y)))
+        everything = np.broadcast_to(
+            np.arange(len(self.y), dtype=np.int32), (len(rows), len(self.y))
+        )
         return self._loop(tf.constant(rows if rows.shape[1] else everything)).numpy()
 
     def bound(self):

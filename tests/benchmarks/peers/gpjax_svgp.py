@@ -1,7 +1,8 @@
-"""GPJax's variational families: one jitted scan over the minibatches, the body of its own `fit` and `fit_natgrads`.
+"""GPJax's variational families: one jitted scan over the minibatches, the body of its own `fit` and
+`fit_natgrads`.
 
-Methods: "adam" on everything; "natgrad", natural gradients for the whitened q and Adam for the rest; "dual", the same
-with the dual parameterisation (t-SVGP).
+Methods: "adam" on everything; "natgrad", natural gradients for the whitened q and Adam for the
+rest; "dual", the same with the dual parameterisation (t-SVGP).
 """
 
 import equinox as eqx
@@ -11,12 +12,23 @@ import numpy as np
 import numpyro.distributions as dist
 import optax
 import tasks
-from gpjax import Dataset, __version__, gps, kernels, likelihoods, mean_functions, objectives, variational_families
+from gpjax import (
+    Dataset,
+    __version__,
+    gps,
+    kernels,
+    likelihoods,
+    mean_functions,
+    objectives,
+    variational_families,
+)
 from gpjax.natural_gradients import natural_gradient_step, partition_variational
 
 
 class Logit(likelihoods.Bernoulli):
-    """Bernoulli with a logit link instead of GPJax's probit; its base integrates by 20-point quadrature."""
+    """Bernoulli with a logit link instead of GPJax's probit; its base integrates by 20-point
+    quadrature.
+    """
 
     def link_function(self, f):
         """p(y | f)."""
@@ -30,7 +42,9 @@ def _family(problem, settings, method):
         "natgrad": variational_families.WhitenedVariationalGaussian,
         "dual": variational_families.DualVariationalGaussian,
     }
-    kernel = kernels.RBF(lengthscale=jnp.asarray(problem.lengthscale), variance=jnp.asarray(problem.variance))
+    kernel = kernels.RBF(
+        lengthscale=jnp.asarray(problem.lengthscale), variance=jnp.asarray(problem.variance)
+    )
     prior = gps.Prior(mean_function=mean_functions.Zero(), kernel=kernel, jitter=settings["jitter"])
     start = {"variational_mean": problem.mean[:, None], "variational_root_covariance": problem.root}
     start = {name: jnp.asarray(value) for name, value in start.items()} if method == "adam" else {}
@@ -55,19 +69,28 @@ class Engine:
         split = partition_variational(family) if self.natural else (None, family)
         state = (*split, self.adam.init(eqx.filter(split[1], eqx.is_array)))
         # GPJax's zero mean is weakly typed, and would compile again once a step has made it strong.
-        self.start = self.state = jax.tree.map(lambda a: jnp.asarray(a, a.dtype) if eqx.is_array(a) else a, state)
+        self.start = self.state = jax.tree.map(
+            lambda a: jnp.asarray(a, a.dtype) if eqx.is_array(a) else a, state
+        )
         self._run, self._terms = eqx.filter_jit(self._scan), eqx.filter_jit(self._expected)
-        self._predict, self._condition = eqx.filter_jit(_moments), eqx.filter_jit(lambda q: q.condition(None))
+        self._predict, self._condition = (
+            eqx.filter_jit(_moments),
+            eqx.filter_jit(lambda q: q.condition(None)),
+        )
 
     def _loss(self, trained, q, data):
         return -self.elbo(eqx.combine(q, trained) if self.natural else trained, data)
 
     def _step(self, state, data):
-        """One step on a minibatch; the bound before it (before Adam's half of it, with natural gradients)."""
+        """One step on a minibatch; the bound before it (before Adam's half of it, with natural
+        gradients).
+        """
         q, trained, moments = state
         if self.natural:
             objective = lambda family, data: -self.elbo(family, data)  # noqa: E731
-            q, _ = natural_gradient_step(q, trained, data, objective, jnp.asarray(self.gamma, self.X.dtype))
+            q, _ = natural_gradient_step(
+                q, trained, data, objective, jnp.asarray(self.gamma, self.X.dtype)
+            )
         loss, grads = eqx.filter_value_and_grad(self._loss)(trained, q, data)
         updates, moments = self.adam.update(grads, moments, eqx.filter(trained, eqx.is_array))
         return (q, eqx.apply_updates(trained, updates), moments), -loss
@@ -97,13 +120,19 @@ class Engine:
     def bound(self):
         """The bound on all data, in chunks."""
         q, at = self._q(), range(0, len(self.y), self.chunk)
-        terms = sum(float(self._terms(q, self.X[i : i + self.chunk], self.y[i : i + self.chunk])) for i in at)
+        terms = sum(
+            float(self._terms(q, self.X[i : i + self.chunk], self.y[i : i + self.chunk]))
+            for i in at
+        )
         return terms - float(q.prior_kl())
 
     def predict(self, X):
         """Mean and variance of f, with the factor of K(Z, Z) computed once."""
         posterior = self._condition(self._q())
-        parts = [self._predict(posterior, jnp.asarray(X[i : i + self.chunk])) for i in range(0, len(X), self.chunk)]
+        parts = [
+            self._predict(posterior, jnp.asarray(X[i : i + self.chunk]))
+            for i in range(0, len(X), self.chunk)
+        ]
         return tuple(np.concatenate([np.asarray(p[k]) for p in parts]) for k in (0, 1))
 
     def reset(self):

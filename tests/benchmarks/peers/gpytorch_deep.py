@@ -1,8 +1,8 @@
 """GPyTorch's deep GP: eager PyTorch; Adam trains everything, q too.
 
-The layers are ApproximateGPs whose units share one factor of K(Z, Z), and draws are rows of the last layer's input.
-GPyTorch's own DeepGPLayer does the same work once a unit and once a draw: it took twice as long with one draw, 18
-times with ten.
+The layers are ApproximateGPs whose units share one factor of K(Z, Z), and draws are rows of the
+last layer's input. GPyTorch's own DeepGPLayer does the same work once a unit and once a draw: it
+took twice as long with one draw, 18 times with ten.
 """
 
 import copy
@@ -22,14 +22,18 @@ class IdentityMean(gpytorch.means.Mean):
 
 
 class Layer(gpytorch.models.ApproximateGP):
-    """Layer i: whitened q with a full covariance for each unit, one ARD RBF kernel and inducing inputs for all."""
+    """Layer i: whitened q with a full covariance for each unit, one ARD RBF kernel and inducing
+    inputs for all.
+    """
 
     def __init__(self, problem, i, mean_module, mean, root, jitter):
         Z, mean, root = (torch.tensor(a) for a in (problem.Z[i], mean, root))
         q = CholeskyVariationalDistribution(len(Z), batch_shape=mean.shape[:-1], mean_init_std=0.0)
         super().__init__(VariationalStrategy(self, Z, q, jitter_val=jitter))
         self.mean_module = mean_module
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1]))
+        self.covar_module = gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1])
+        )
         self.covar_module.outputscale = torch.tensor(problem.variance[i])
         self.covar_module.base_kernel.lengthscale = torch.tensor(problem.lengthscale[i])
         self(Z[:2])  # the first call sets q to the prior
@@ -69,7 +73,9 @@ class Engine:
         torch.manual_seed(settings["seed"])
         self.X, self.y, self.n = torch.tensor(problem.X), torch.tensor(problem.y), len(problem.y)
         self.model, self.chunk = Model(problem, settings), settings["chunk"]
-        likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.Positive())
+        likelihood = gpytorch.likelihoods.GaussianLikelihood(
+            noise_constraint=gpytorch.constraints.Positive()
+        )
         likelihood.noise = torch.tensor(problem.noise)
         self.elbo = gpytorch.mlls.VariationalELBO(likelihood, self.model, num_data=self.n)
         self.adam = torch.optim.Adam(self.elbo.parameters(), lr=learning_rate)

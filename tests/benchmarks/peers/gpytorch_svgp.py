@@ -1,4 +1,6 @@
-"""GPyTorch's ApproximateGP: eager PyTorch; Adam, or NGD for q and Adam for the rest ("ciq": contour integrals too)."""
+"""GPyTorch's ApproximateGP: eager PyTorch; Adam, or NGD for q and Adam for the rest ("ciq": contour
+integrals too).
+"""
 
 import copy
 
@@ -23,12 +25,24 @@ class Model(gpytorch.models.ApproximateGP):
 
     def __init__(self, problem, settings, method):
         Z, natural = torch.tensor(problem.Z), method != "adam"
-        q = variational.NaturalVariationalDistribution if natural else variational.CholeskyVariationalDistribution
-        strategy = variational.CiqVariationalStrategy if method == "ciq" else variational.VariationalStrategy
+        q = (
+            variational.NaturalVariationalDistribution
+            if natural
+            else variational.CholeskyVariationalDistribution
+        )
+        strategy = (
+            variational.CiqVariationalStrategy
+            if method == "ciq"
+            else variational.VariationalStrategy
+        )
         q = q(len(Z), mean_init_std=0.0)
-        super().__init__(strategy(self, Z, q, learn_inducing_locations=True, jitter_val=settings["jitter"]))
+        super().__init__(
+            strategy(self, Z, q, learn_inducing_locations=True, jitter_val=settings["jitter"])
+        )
         self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1]))
+        self.covar_module = gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(ard_num_dims=Z.shape[1])
+        )
         self.covar_module.outputscale = torch.tensor(problem.variance)
         self.covar_module.base_kernel.lengthscale = torch.tensor(problem.lengthscale)
 
@@ -45,12 +59,21 @@ class Engine:
             raise ValueError(f"GPyTorch has no method {method}")
         torch.set_default_dtype(getattr(torch, settings["dtype"]))
         self.X, self.y, self.n = torch.tensor(problem.X), torch.tensor(problem.y), len(problem.y)
-        self.model, self.likelihood, self.chunk = Model(problem, settings, method), Logit(), settings["chunk"]
+        self.model, self.likelihood, self.chunk = (
+            Model(problem, settings, method),
+            Logit(),
+            settings["chunk"],
+        )
         self.elbo = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=self.n)
         self.optimisers = [torch.optim.Adam(self.model.parameters(), lr=learning_rate)]
         if method != "adam":
-            natural = gpytorch.optim.NGD(self.model.variational_parameters(), num_data=self.n, lr=gamma)
-            self.optimisers = [natural, torch.optim.Adam(self.model.hyperparameters(), lr=learning_rate)]
+            natural = gpytorch.optim.NGD(
+                self.model.variational_parameters(), num_data=self.n, lr=gamma
+            )
+            self.optimisers = [
+                natural,
+                torch.optim.Adam(self.model.hyperparameters(), lr=learning_rate),
+            ]
         self.model(self.X[:2])  # the first call sets q to the prior
         if method == "adam":
             q = self.model.variational_strategy._variational_distribution
@@ -80,7 +103,9 @@ class Engine:
         """The bound on all data, in chunks."""
         self.model.train()
         pairs = zip(self.X.split(self.chunk), self.y.split(self.chunk), strict=True)
-        terms = sum(float(self.likelihood.expected_log_prob(y, self.model(X)).sum()) for X, y in pairs)
+        terms = sum(
+            float(self.likelihood.expected_log_prob(y, self.model(X)).sum()) for X, y in pairs
+        )
         return terms - float(self.model.variational_strategy.kl_divergence())
 
     @torch.no_grad()

@@ -1,4 +1,6 @@
-"""This project's own deep GP for the same tasks, on the same clock: `python ppl_gp_deep.py problem.npz out.json`."""
+"""This project's own deep GP for the same tasks, on the same clock: `python ppl_gp_deep.py
+problem.npz out.json`.
+"""
 
 import numpy as np
 import tasks
@@ -24,7 +26,9 @@ def rbf(layer, columns):
     """A layer's kernel, its hyperparameters without priors."""
     positive = dist.constraints.positive
     variance = numpyro.param(f"variance_{layer}", 1.0, constraint=positive)
-    return pg.kernels.RBF(variance, numpyro.param(f"lengthscale_{layer}", jnp.ones(columns), constraint=positive))
+    return pg.kernels.RBF(
+        variance, numpyro.param(f"lengthscale_{layer}", jnp.ones(columns), constraint=positive)
+    )
 
 
 def model(X, y=None, *, jitter, columns):
@@ -45,7 +49,9 @@ class Engine:
             raise ValueError(f"not run here: {method}")
         self.problem, self.batch = problem, min(settings["batch"], len(problem.y))
         options = {"jitter": settings["jitter"], "columns": problem.X.shape[1]}
-        hyper = {f"{k}_{i}": getattr(problem, k)[i] for k in ("variance", "lengthscale") for i in (0, 1)}
+        hyper = {
+            f"{k}_{i}": getattr(problem, k)[i] for k in ("variance", "lengthscale") for i in (0, 1)
+        }
         config = pg.SVGP(
             inducing={"g": problem.Z[0], "f": problem.Z[1]},
             natural=False,
@@ -71,12 +77,19 @@ class Engine:
     def run(self, rows):
         """As many steps as rows."""
         source, self.key = self.subject.source, random.fold_in(self.key, 1)
-        rows = rows if rows.shape[1] else np.broadcast_to(np.arange(self.batch), (len(rows), self.batch))
+        rows = (
+            rows
+            if rows.shape[1]
+            else np.broadcast_to(np.arange(self.batch), (len(rows), self.batch))
+        )
         options = {k: v for k, v in source.kwargs.items() if k != "y"}
         weights = jnp.full(rows.shape, len(self.problem.y) / self.batch, self.problem.X.dtype)
         data = jnp.asarray(source.args[0][rows]), jnp.asarray(source.kwargs["y"][rows])
         varying = Batch(
-            (data[0],), {"y": data[1], **dict.fromkeys(options)}, weights, random.split(self.key, len(rows))
+            (data[0],),
+            {"y": data[1], **dict.fromkeys(options)},
+            weights,
+            random.split(self.key, len(rows)),
         )
         with one_blas_thread():
             self.state, bounds = advance(

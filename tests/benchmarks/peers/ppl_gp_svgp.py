@@ -1,4 +1,6 @@
-"""This project's own engine for the same tasks, on the same clock: `python ppl_gp_svgp.py problem.npz out.json`."""
+"""This project's own engine for the same tasks, on the same clock: `python ppl_gp_svgp.py
+problem.npz out.json`.
+"""
 
 import functools
 
@@ -74,7 +76,9 @@ class Engine:
     def run(self, indices):
         """As many steps as rows."""
         whole, source = self.batch == len(self.problem.y), self.subject.source
-        rows = np.broadcast_to(np.arange(self.batch), (len(indices), self.batch)) if whole else indices
+        rows = (
+            np.broadcast_to(np.arange(self.batch), (len(indices), self.batch)) if whole else indices
+        )
         keys = random.split(random.key(1), len(rows))
         options = {k: v for k, v in source.kwargs.items() if k != "y"}
         with one_blas_thread():
@@ -83,8 +87,12 @@ class Engine:
     def _advance(self, whole, rows, keys, options):
         source = self.subject.source
         if whole:
-            batch = Batch((jnp.asarray(source.args[0]),), {**source.kwargs}, jnp.ones(self.batch), keys[0])
-            batch = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch)
+            batch = Batch(
+                (jnp.asarray(source.args[0]),), {**source.kwargs}, jnp.ones(self.batch), keys[0]
+            )
+            batch = jax.tree.map(
+                lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch
+            )
             self.state, bounds = advance_whole(self.tree, self.state, batch, keys)
         else:
             weights = jnp.full(rows.shape, len(self.problem.y) / self.batch, self.problem.X.dtype)

@@ -1,16 +1,19 @@
-"""What every peer is asked to do, in plain NumPy: the problems, the settings, the minibatches, clock and memory.
+"""What every peer is asked to do, in plain NumPy: the problems, the settings, the minibatches,
+clock and memory.
 
 An engine is built by `make(problem, settings, method, learning_rate, gamma)` and has
-  run(indices)   as many training steps as rows, each on the data its row names (all data where rows are empty);
+  run(indices)   as many training steps as rows, each on the data its row names (all data where rows
+  are empty);
                  returns the bound of each step, scaled to the full data, when the work is finished,
   bound()        the bound on all data, with the current parameters,
   predict(X)     mean and variance of f at X, as NumPy arrays,
   reset()        back to the start: parameters and optimisers.
-All start at q(v) = N(mean, root root^T), where u = chol(K(Z, Z)) v, at the given hyperparameters and Z, and train
-all of them. The start of q is N(0, I) unless the problem says otherwise, which only the method "adam" takes.
+All start at q(v) = N(mean, root root^T), where u = chol(K(Z, Z)) v, at the given hyperparameters
+and Z, and train all of them. The start of q is N(0, I) unless the problem says otherwise, which
+only the method "adam" takes.
 
-The engines of the tasks named "deep_..." take a `DeepProblem`, have no `predict`, and average every bound over
-`num_draws` draws of the inner layer for each datum.
+The engines of the tasks named "deep_..." take a `DeepProblem`, have no `predict`, and average every
+bound over `num_draws` draws of the inner layer for each datum.
 """
 
 import json
@@ -29,7 +32,8 @@ DEFAULTS = {
     "dtype": "float64",
     "jitter": 1e-6,
     "num_draws": 1,  # of the inner layer of a deep GP, for each datum
-    "methods": ["adam"],  # "optimum" tries every one, with every rate and every gamma (natural-gradient step)
+    # "optimum" tries every one, with every rate and every gamma (natural-gradient step)
+    "methods": ["adam"],
     "learning_rate": 0.01,
     "gamma": 0.1,
     "target": None,  # of an "optimum"; without one it runs until time or steps are up
@@ -56,10 +60,11 @@ class Problem(NamedTuple):
 
 
 class DeepProblem(NamedTuple):
-    """Data with Gaussian noise, and the start of a deep GP of two layers that doubly stochastic inference trains.
+    """Data with Gaussian noise, and the start of a deep GP of two layers that doubly stochastic
+    inference trains.
 
-    D inner units with identity mean, which share Z[0] and one RBF kernel, feed one last unit with zero mean, Z[1] and
-    a kernel of its own. Both q are whitened; roots are lower triangular.
+    D inner units with identity mean, which share Z[0] and one RBF kernel, feed one last unit with
+    zero mean, Z[1] and a kernel of its own. Both q are whitened; roots are lower triangular.
     """
 
     X: np.ndarray  # (N, D)
@@ -75,9 +80,14 @@ class DeepProblem(NamedTuple):
 
 
 def _start(Z: np.ndarray) -> dict[str, np.ndarray]:
-    """q at the prior; of a deep GP's inner units, with a hundredth of its standard deviation, so that they start calm."""
+    """q at the prior; of a deep GP's inner units, with a hundredth of its standard deviation, so
+    that they start calm.
+    """
     size, units = Z.shape[-2:]
-    inner = {"inner_mean": np.zeros((units, size)), "inner_root": np.tile(0.01 * np.eye(size), (units, 1, 1))}
+    inner = {
+        "inner_mean": np.zeros((units, size)),
+        "inner_root": np.tile(0.01 * np.eye(size), (units, 1, 1)),
+    }
     return {"mean": np.zeros(size), "root": np.eye(size), **inner}
 
 
@@ -91,17 +101,27 @@ def read(path: str) -> tuple[Problem | DeepProblem, dict]:
 
 
 def peak_mib() -> float:
-    """The most memory this process has held. VmHWM starts afresh at exec; ru_maxrss would count the caller's size."""
+    """The most memory this process has held. VmHWM starts afresh at exec; ru_maxrss would count the
+    caller's size.
+    """
     status = pathlib.Path("/proc/self/status")
     if status.exists():
-        return next(int(r.split()[1]) / 1024 for r in status.read_text().splitlines() if r.startswith("VmHWM"))
+        return next(
+            int(r.split()[1]) / 1024
+            for r in status.read_text().splitlines()
+            if r.startswith("VmHWM")
+        )
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 1024
+    )
 
 
 def batches(problem: Problem, settings: dict, steps: int, seed: int = 0) -> np.ndarray:
-    """Rows of indices, drawn without replacement within an epoch; empty rows if a batch is all the data."""
+    """Rows of indices, drawn without replacement within an epoch; empty rows if a batch is all the
+    data.
+    """
     rng, n, size = np.random.default_rng(settings["seed"] + seed), len(problem.y), settings["batch"]
     if size >= n:
         return np.zeros((steps, 0), np.int32)

@@ -1,4 +1,6 @@
-"""The tasks that a peer's engine (see `protocol`) is timed on, and the command line of the peers' programs."""
+"""The tasks that a peer's engine (see `protocol`) is timed on, and the command line of the peers'
+programs.
+"""
 
 import json
 import pathlib
@@ -18,7 +20,10 @@ def _first(make, problem, settings):
 def bound(make, problem, settings):
     """The bound at the start: evaluated, and as training on all data sees it."""
     engine = _first(make, problem, settings | {"batch": len(problem.y)})
-    return {"bound": engine.bound(), "training_bound": float(engine.run(np.zeros((1, 0), np.int32))[0])}
+    return {
+        "bound": engine.bound(),
+        "training_bound": float(engine.run(np.zeros((1, 0), np.int32))[0]),
+    }
 
 
 def step(make, problem, settings):
@@ -26,21 +31,32 @@ def step(make, problem, settings):
     engine, rows = _first(make, problem, settings), batches(problem, settings, settings["steps"])
     first, bounds = timed(engine.run, rows)
     times = [timed(engine.run, rows)[0] / len(rows) for _ in range(settings["repeats"])]
-    out = {"seconds": float(np.median(times)), "seconds_min": min(times), "first_call_seconds": first}
+    out = {
+        "seconds": float(np.median(times)),
+        "seconds_min": min(times),
+        "first_call_seconds": first,
+    }
     return out | {"first_bound": float(bounds[0]), "last_bound": float(bounds[-1])}
 
 
 def deep_step(make, problem, settings):
     """As `step`, and what the first call took beyond its steps: compiling."""
     out = step(make, problem, settings)
-    return out | {"compile_seconds": max(0.0, out["first_call_seconds"] - settings["steps"] * out["seconds"])}
+    return out | {
+        "compile_seconds": max(0.0, out["first_call_seconds"] - settings["steps"] * out["seconds"])
+    }
 
 
 def deep_bound(make, problem, settings):
-    """The bound on all data at the start: the mean of repeated evaluations, and its standard error."""
+    """The bound on all data at the start: the mean of repeated evaluations, and its standard
+    error.
+    """
     engine = _first(make, problem, settings)
     bounds = [engine.bound() for _ in range(settings["repeats"])]
-    return {"bound": np.mean(bounds), "standard_error": np.std(bounds, ddof=1) / np.sqrt(len(bounds))}
+    return {
+        "bound": np.mean(bounds),
+        "standard_error": np.std(bounds, ddof=1) / np.sqrt(len(bounds)),
+    }
 
 
 def epoch(make, problem, settings):
@@ -51,7 +67,12 @@ def epoch(make, problem, settings):
     compiling = sum(timed(engine.run, b)[0] for b in {len(b): b for b in blocks}.values())
     engine.reset()
     seconds, peak = sum(timed(engine.run, block)[0] for block in blocks), peak_mib()
-    out = {"seconds": seconds, "steps": len(rows), "first_call_seconds": compiling, "peak_training_mib": peak}
+    out = {
+        "seconds": seconds,
+        "steps": len(rows),
+        "first_call_seconds": compiling,
+        "peak_training_mib": peak,
+    }
     return out | {"bound": engine.bound()}
 
 
@@ -64,18 +85,30 @@ def predict(make, problem, settings):
     engine.run(batches(problem, settings, settings["every"]))
     first, (mean, variance) = timed(engine.predict, at)
     times = [timed(engine.predict, at)[0] for _ in range(settings["repeats"])]
-    out = {"seconds": float(np.median(times)), "seconds_min": min(times), "first_call_seconds": first}
+    out = {
+        "seconds": float(np.median(times)),
+        "seconds_min": min(times),
+        "first_call_seconds": first,
+    }
     return out | {"mean_square": float(np.mean(mean**2)), "mean_variance": float(np.mean(variance))}
 
 
 def _race(engine, problem, settings, limit):
-    """Train until the bound is close to the target or time is up. The bound is looked at off the clock, in compiled
-    blocks of steps, whenever these have grown by a fifth since the last look."""
-    every, steps = settings["every"], max(1, settings["steps"] // settings["every"]) * settings["every"]
+    """Train until the bound is close to the target or time is up. The bound is looked at off the
+    clock, in compiled blocks of steps, whenever these have grown by a fifth since the last look.
+    """
+    every, steps = (
+        settings["every"],
+        max(1, settings["steps"] // settings["every"]) * settings["every"],
+    )
     rows = batches(problem, settings, steps, seed=1)
     compiling = timed(engine.run, rows[:every])[0]
     engine.reset()
-    goal = np.inf if settings["target"] is None else settings["target"] - settings["tolerance"] * len(problem.y)
+    goal = (
+        np.inf
+        if settings["target"] is None
+        else settings["target"] - settings["tolerance"] * len(problem.y)
+    )
     spent, looked, trace = 0.0, 0, [(0.0, engine.bound())]
     for done in range(every, steps + 1, every):
         spent += timed(engine.run, rows[done - every : done])[0]
@@ -84,12 +117,19 @@ def _race(engine, problem, settings, limit):
             looked, trace = done, [*trace, (spent, engine.bound())]
         if over or not trace[-1][1] < goal:
             break
-    out = {"reached": bool(trace[-1][1] >= goal), "seconds": spent, "bound": trace[-1][1], "steps": done}
+    out = {
+        "reached": bool(trace[-1][1] >= goal),
+        "seconds": spent,
+        "bound": trace[-1][1],
+        "steps": done,
+    }
     return out | {"first_call_seconds": compiling, "trace": trace}
 
 
 def _attempt(make, problem, settings, run, limit):
-    """`run`, which names a method and rates, with what came of it; a library may call a failed factor what it likes."""
+    """`run`, which names a method and rates, with what came of it; a library may call a failed
+    factor what it likes.
+    """
     try:
         return run | _race(make(problem, settings, *run.values()), problem, settings, limit)
     except Exception as failure:
@@ -97,12 +137,18 @@ def _attempt(make, problem, settings, run, limit):
 
 
 def optimum(make, problem, settings):
-    """Every method with every rate and gamma from the same start; the fastest to the target, and all the runs.
+    """Every method with every rate and gamma from the same start; the fastest to the target, and
+    all the runs.
 
     A run ends when it can no longer be the fastest, and all of them share `training_limit`.
     """
-    runs, lists = [], [np.atleast_1d(settings[name]) for name in ("methods", "learning_rate", "gamma")]
-    tried = dict.fromkeys((str(m), float(r), 0.0 if m == "adam" else float(g)) for m, r, g in product(*lists))
+    runs, lists = (
+        [],
+        [np.atleast_1d(settings[name]) for name in ("methods", "learning_rate", "gamma")],
+    )
+    tried = dict.fromkeys(
+        (str(m), float(r), 0.0 if m == "adam" else float(g)) for m, r, g in product(*lists)
+    )
     limit, left = settings["seconds_limit"], settings["training_limit"]
     for each in tried:
         run = dict(zip(("method", "learning_rate", "gamma"), each, strict=True))
@@ -122,5 +168,9 @@ def main(library: str, version: str, make):
     tasks = {t.__name__: t for t in known}
     out = tasks[settings["task"]](make, problem, settings)
     out |= {"library": library, "version": version, "task": settings["task"]}
-    out |= {"base_mib": base, "peak_mib": peak_mib(), "shape": [*problem.X.shape, problem.Z.shape[-2]]}
+    out |= {
+        "base_mib": base,
+        "peak_mib": peak_mib(),
+        "shape": [*problem.X.shape, problem.Z.shape[-2]],
+    }
     pathlib.Path(sys.argv[2]).write_text(json.dumps(out, default=float))
