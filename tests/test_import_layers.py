@@ -51,7 +51,7 @@ LAYERS = [
     "results.compare",
     "results.plots",
     "infer.timing",
-    "infer.progress",
+    "infer.loop",
     "infer.over_axis",
     "infer.sources",
     "infer.stream_source",

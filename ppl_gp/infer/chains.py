@@ -2,6 +2,7 @@
 recompilation on new data.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.util import constrain_fn
 
 from ppl_gp.errors import Result
+from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.over_axis import over_devices
-from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.quick import quick_jit
 
 CHUNK = 25
@@ -99,24 +100,23 @@ def run_chains(
     """
     keys = random.key_data(random.split(rng_key, num_chains))
     states = _init(kernel, keys, num_warmup, args, kwargs)
-    parts, interrupted = [], False
-    with track(label, num_warmup + num_samples, progress) as update, one_blas_thread():
-        done = 0
-        try:
-            for num, keep in _schedule(num_warmup, num_samples):
-                states, record = jax.block_until_ready(_chunk(kernel, states, args, kwargs, num))
-                done += num
-                if keep:
-                    parts.append(record)
-                divergences = sum(int(np.sum(p["diverging"])) for p in parts if "diverging" in p)
-                update(done, f"{'sampling' if keep else 'warm-up'}, {divergences} divergences")
-        except KeyboardInterrupt:
-            if not parts:
-                raise
-            interrupted = True
+    stages = _stages(kernel, states, args, kwargs, _schedule(num_warmup, num_samples))
+    (_, parts), interrupted = interruptible(stages, label, num_warmup + num_samples, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
     values = _postprocess(kernel, record.pop("z"), args, kwargs)
     return Draws(values, record, interrupted)
+
+
+def _stages(kernel, states, args, kwargs, schedule) -> Iterator[Stage[tuple[Any, list]]]:
+    """Chunks of transitions: (states of the chains, the chunks of draws so far)."""
+    done, parts = 0, []
+    yield Stage((states, parts), done, keep=False)
+    for num, keep in schedule:
+        states, record = _chunk(kernel, states, args, kwargs, num)
+        done, parts = done + num, [*parts, record] if keep else parts
+        divergences = sum(int(np.sum(p["diverging"])) for p in parts if "diverging" in p)
+        text = f"{'sampling' if keep else 'warm-up'}, {divergences} divergences"
+        yield Stage((states, parts), done, text, keep)
 
 
 def _schedule(num_warmup, num_samples):

@@ -8,7 +8,7 @@ of calling the function, so that the evaluation, nine tenths of what there is to
 compiled once and serves the optimum's last solution too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,8 +23,8 @@ from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.fixed import fixed_values
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
+from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.over_axis import over_leading_axis
-from ppl_gp.infer.progress import one_blas_thread, track
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
 from ppl_gp.local.natural import Positive, Sites, as_general, flat
 from ppl_gp.model.factors import read
@@ -261,20 +261,26 @@ def maximise(
     problem = _Problem(model, method, sp, args, kwargs)
     runs = _start(problem, rng_key, config.restarts, _checked_init(config, sp))
     _require_inside(runs, config)
-    tol, interrupted = jnp.asarray(config.tol), False
-    with (
-        track(f"{type(method).__name__} MAP", config.max_steps, progress) as update,
-        one_blas_thread(),
-    ):
-        try:
-            for step in range(config.max_steps):
-                runs, at = _asked(problem, runs)
-                runs = jax.block_until_ready(_advance(runs, at, tol))
-                update(step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
-                if bool(jnp.all(runs.done)):
-                    break
-        except KeyboardInterrupt:
-            interrupted = True
+    label = f"{type(method).__name__} MAP"
+    stages = _stages(problem, runs, config)
+    runs, interrupted = interruptible(stages, label, config.max_steps, progress)
+    return _optimum(problem, runs, interrupted)
+
+
+def _stages(problem: _Problem, runs: _Run, config: MAP) -> Iterator[Stage[_Run]]:
+    """Steps of all restarts, until every one has ended."""
+    yield Stage(runs, 0)
+    tol = jnp.asarray(config.tol)
+    for step in range(config.max_steps):
+        runs, at = _asked(problem, runs)
+        runs = _advance(runs, at, tol)
+        yield Stage(runs, step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
+        if bool(jnp.all(runs.done)):
+            return
+
+
+def _optimum(problem: _Problem, runs: _Run, interrupted: bool) -> Optimum:
+    """The best of the restarts, solved once more at its point."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds = _constrain(problem, runs, best)

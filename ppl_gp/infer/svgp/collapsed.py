@@ -2,6 +2,7 @@
 step.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
-from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.svgp.step import Problem, hyper_at
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
@@ -96,29 +97,37 @@ def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress:
     """
     trained, _ = _split(problem, free, variables)
     moving = bool(jax.tree.leaves(trained))
-    state = Climb(free, variables, _solver().init(trained) if moving else None)
-    bounds, result, steps = (
-        np.zeros(0),
-        Result.completed if moving else Result.converged,
-        problem.plan.max_steps,
+    start = Climb(free, variables, _solver().init(trained) if moving else None)
+    stages = _stages(problem, start, batch, tol, problem.plan.max_steps if moving else 0)
+    (state, bounds), interrupted = interruptible(
+        stages, "SVGP, collapsed", problem.plan.max_steps, progress
     )
-    with track("SVGP, collapsed", steps, progress) as update, one_blas_thread():
-        try:
-            while moving and len(bounds) < steps:
-                state, new, _ = jax.block_until_ready(_climb(problem, state, batch))
-                bounds = np.concatenate([bounds, np.asarray(new)])
-                update(len(bounds), f"bound {bounds[-1]:.3f}")
-                window = _PATIENT * CHUNK
-                if not np.isfinite(bounds[-1]):
-                    result = Result.nonfinite
-                    break
-                if len(bounds) > window and bounds[-1] - bounds[-1 - window] < tol:
-                    result = Result.converged
-                    break
-        except KeyboardInterrupt:
-            result = Result.interrupted
+    result = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
+    if interrupted:
+        result = Result.interrupted
     best = _best_sites(problem, state.free, state.variables, batch)
     (name,) = variables
     if result is Result.converged and not np.isfinite(float(best.bound)):
         result = Result.nonfinite
     return Reached(state.free, Variational(state.variables, {name: best.sites}), result, bounds)
+
+
+def _stages(
+    problem: Problem, state: Climb, batch: Batch, tol: float, max_steps: int
+) -> Iterator[Stage[tuple[Climb, np.ndarray]]]:
+    """Chunks of steps: (where the climb is, the bounds so far)."""
+    bounds = np.zeros(0)
+    yield Stage((state, bounds), 0)
+    while len(bounds) < max_steps and _ended(bounds, tol) is None:
+        state, new, _ = _climb(problem, state, batch)
+        bounds = np.concatenate([bounds, np.asarray(new)])
+        yield Stage((state, bounds), len(bounds), f"bound {bounds[-1]:.3f}")
+
+
+def _ended(bounds: np.ndarray, tol: float) -> Result | None:
+    window = _PATIENT * CHUNK
+    if len(bounds) and not np.isfinite(bounds[-1]):
+        return Result.nonfinite
+    if len(bounds) > window and bounds[-1] - bounds[-1 - window] < tol:
+        return Result.converged
+    return None

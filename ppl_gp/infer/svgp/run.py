@@ -13,7 +13,7 @@ from jax import random
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.batches import as_batch, is_finite, stack, where_not_finite
-from ppl_gp.infer.progress import one_blas_thread, track
+from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
@@ -42,6 +42,14 @@ class Failure(NamedTuple):
     message: str
 
 
+class Reached(NamedTuple):
+    """A state, the objective before every step that led to it, and why there is no further one."""
+
+    state: State
+    bounds: np.ndarray
+    failure: Failure | None = None
+
+
 class LongRun(NamedTuple):
     """Everything about a run but its state."""
 
@@ -56,39 +64,42 @@ class LongRun(NamedTuple):
 
     def go(self, state: State) -> Ended:
         """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
-        max_steps, bounds = self.problem.plan.max_steps, np.zeros(0)
-        if self.checkpoints is not None:
-            restored, bounds = self.checkpoints.restore(state)
-            state = self.placement.replicated(restored)
-        result, message = Result.completed, None
-        with track("SVGP", max_steps, self.progress) as update, one_blas_thread():
-            try:
-                # A finished run that is started again ends where it did.
-                ended = self._ended(state, bounds)
-                update(len(bounds), "compiling")
-                for chunk in self._chunks(len(bounds), max_steps) if ended is None else ():
-                    if isinstance(chunk, Failure):
-                        ended, message = chunk
-                        break
-                    # at once: Ctrl-C comes before or after it
-                    state, bounds = self._advance(state, bounds, chunk)
-                    update(len(bounds), f"bound {bounds[-1]:.2f}")
-                    if self.checkpoints is not None:
-                        self.checkpoints.save(state, bounds, len(bounds))
-                    if (ended := self._ended(state, bounds)) is not None:
-                        break
-                result = ended or (
-                    Result.completed if len(bounds) >= max_steps else Result.stream_ended
-                )
-            except KeyboardInterrupt:
-                result = Result.interrupted
-        if self.checkpoints is not None:
-            self.checkpoints.save(state, bounds, len(bounds), last=True)
-        return Ended(self.placement.local(state), result, bounds, message)
+        stages = self._stages(self._restored(state))
+        reached, interrupted = interruptible(
+            stages, "SVGP", self.problem.plan.max_steps, self.progress
+        )
+        self._save(reached, last=True)
+        result = Result.interrupted if interrupted else self._result(reached)
+        message = None if reached.failure is None else reached.failure.message
+        return Ended(self.placement.local(reached.state), result, reached.bounds, message)
 
-    def _advance(self, state, bounds, chunk: "list[Rows]"):
-        """(state, objectives) after some more steps."""
-        done = len(bounds)
+    def _restored(self, state: State) -> Reached:
+        if self.checkpoints is None:
+            return Reached(state, np.zeros(0))
+        restored, bounds = self.checkpoints.restore(state)
+        return Reached(self.placement.replicated(restored), bounds)
+
+    def _save(self, reached: Reached, last: bool = False) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.save(reached.state, reached.bounds, len(reached.bounds), last=last)
+
+    def _stages(self, reached: Reached) -> Iterator[Stage[Reached]]:
+        """Chunks of steps, up to the end or a batch that cannot be used."""
+        yield Stage(reached, len(reached.bounds), "compiling")
+        # A finished run that is started again ends where it did.
+        for chunk in self._chunks(len(reached.bounds)) if self._ended(reached) is None else ():
+            if isinstance(chunk, Failure):
+                yield Stage(reached._replace(failure=chunk), len(reached.bounds))
+                return
+            reached = self._advance(reached, chunk)
+            yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1]:.2f}")
+            self._save(reached)
+            if self._ended(reached) is not None:
+                return
+
+    def _advance(self, reached: Reached, chunk: "list[Rows]") -> Reached:
+        """What is reached after some more steps."""
+        state, done = reached.state, len(reached.bounds)
         keys = jax.vmap(lambda s: random.fold_in(self.key, s))(jnp.arange(done, done + len(chunk)))
         if self.source.whole:
             batch = self.placement.batch(as_batch(chunk[0], keys[0]))
@@ -96,12 +107,13 @@ class LongRun(NamedTuple):
         else:
             constant, stacked = stack(chunk, keys)
             state, new = advance(self.problem, state, constant, self.placement.stacked(stacked))
-        return jax.block_until_ready(state), np.concatenate([bounds, np.asarray(new)])
+        return Reached(state, np.concatenate([reached.bounds, np.asarray(new)]))
 
-    def _chunks(self, done: int, max_steps: int) -> "Iterator[list[Rows] | Failure]":
+    def _chunks(self, done: int) -> "Iterator[list[Rows] | Failure]":
         """Lists of batches, of one length but at the end; in place of a batch that cannot be used,
         what is wrong.
         """
+        max_steps = self.problem.plan.max_steps
         size, batches = chunk_size(max_steps), self.source.batches(done)
         while done < max_steps:
             wanted = min(size, max_steps - done)
@@ -131,7 +143,14 @@ class LongRun(NamedTuple):
             return chunk, Failure(Result.stream_ended, told)
         return chunk, None
 
-    def _ended(self, state: State, bounds) -> Result | None:
+    def _result(self, reached: Reached) -> Result:
+        if reached.failure is not None:
+            return reached.failure.result
+        all_made = len(reached.bounds) >= self.problem.plan.max_steps
+        return self._ended(reached) or (Result.completed if all_made else Result.stream_ended)
+
+    def _ended(self, reached: Reached) -> Result | None:
+        state, bounds = reached.state, reached.bounds
         if int(state.failures) >= MAX_FAILURES:
             # Steps that gain nothing at any length are the end; values that are not finite are a
             # failure.

@@ -14,7 +14,7 @@ from jax import random  # isort: skip
 import ppl_gp as pg  # isort: skip
 from ppl_gp.infer.svgp.final_bound import total_bound  # isort: skip
 from ppl_gp.infer.svgp.devices import Placement  # isort: skip
-from ppl_gp.infer.progress import one_blas_thread  # isort: skip
+from ppl_gp.infer.loop import one_blas_thread  # isort: skip
 from ppl_gp.infer.svgp.fit import prepare  # isort: skip
 from ppl_gp.infer.svgp.look import look_at  # isort: skip
 from ppl_gp.infer.svgp.step import advance, begin  # isort: skip

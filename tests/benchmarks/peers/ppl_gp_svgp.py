@@ -18,7 +18,7 @@ import numpyro.distributions as dist  # noqa: E402
 from jax import random  # noqa: E402
 
 import ppl_gp as pg  # noqa: E402
-from ppl_gp.infer.progress import one_blas_thread  # noqa: E402
+from ppl_gp.infer.loop import one_blas_thread  # noqa: E402
 from ppl_gp.infer.svgp.devices import Placement  # noqa: E402
 from ppl_gp.infer.svgp.final_bound import total_bound  # noqa: E402
 from ppl_gp.infer.svgp.fit import prepare  # noqa: E402

@@ -1,0 +1,85 @@
+"""Ctrl-C in every kind of long work: what is kept is what a shorter run would have reached.
+(`SVGP`'s minibatches and their checkpoints: test_long_runs.py.)
+"""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import small_fits
+
+import ppl_gp as pg
+from ppl_gp.infer import chains
+from ppl_gp.infer.hyper import map as map_run
+from ppl_gp.infer.svgp import collapsed
+
+X, Y, _ = small_fits.classification()
+
+
+def stopped_at(call, monkeypatch, module, name):
+    """Ctrl-C inside a compiled function of a module, the `call`-th time that it is called."""
+    calls, real = [], getattr(module, name)
+
+    def stopping(*args):
+        calls.append(args)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(module, name, stopping)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_map_keeps_the_best_point_so_far(steps, monkeypatch):
+    short = pg.Laplace(hyper=pg.MAP(restarts=2, max_steps=steps))
+    fewer = pg.fit(small_fits.classifier, short, 0, X, y=Y, throw=False)
+    stopped_at(steps + 1, monkeypatch, map_run, "_advance")
+    fit = pg.fit(small_fits.classifier, pg.Laplace(hyper=pg.MAP(restarts=2)), 0, X, y=Y)
+    assert fit.result == "interrupted" and fit.stats["map_steps"] == steps
+    for name in fit.hyper:
+        np.testing.assert_array_equal(fit.hyper[name], fewer.hyper[name])
+
+
+def test_map_before_its_first_step_has_its_start(monkeypatch):
+    stopped_at(1, monkeypatch, map_run, "_evaluate")
+    method = pg.Laplace(hyper=pg.MAP(init=small_fits.HYPER))
+    fit = pg.fit(small_fits.classifier, method, 0, X, y=Y, throw=False)
+    assert fit.result == "interrupted" and fit.stats["map_steps"] == 0
+    for name, value in small_fits.HYPER.items():
+        np.testing.assert_allclose(fit.hyper[name], value, rtol=1e-12)
+
+
+def regression(X, y=None):
+    """A Gaussian likelihood, which the collapsed bound needs."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
+    y, method = np.sin(2 * X[:, 0]), pg.SVGP(num_inducing=6, collapsed=True)
+    whole = pg.fit(regression, method, 0, X, y=y)
+    stopped_at(3, monkeypatch, collapsed, "_climb")
+    fit = pg.fit(regression, method, 0, X, y=y)
+    assert fit.result == "interrupted" and len(fit.stats["bounds"]) == 2 * collapsed.CHUNK
+    np.testing.assert_array_equal(fit.stats["bounds"], whole.stats["bounds"][: 2 * collapsed.CHUNK])
+
+
+NUTS = pg.NUTS(num_warmup=30, num_samples=60, num_chains=2)  # chunks: 25, 5, then 25, 25, 10
+
+
+def test_chains_keep_the_draws_so_far(monkeypatch):
+    whole = pg.fit(small_fits.classifier, NUTS, 0, X, y=Y, throw=False)
+    stopped_at(5, monkeypatch, chains, "_chunk")
+    fit = pg.fit(small_fits.classifier, NUTS, 0, X, y=Y, throw=False)
+    assert fit.result == "interrupted" and fit.hyper["variance"].shape == (2 * 50,)
+    kept = whole.hyper["variance"].reshape(2, 60)[:, :50]
+    np.testing.assert_array_equal(fit.hyper["variance"].reshape(2, 50), kept)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_chains_without_a_draw_keep_nothing(call, monkeypatch):
+    stopped_at(call, monkeypatch, chains, "_chunk")
+    with pytest.raises(KeyboardInterrupt):
+        pg.fit(small_fits.classifier, NUTS, 0, X, y=Y)
