@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError
 from ppl_gp.model.fingerprint import digest
 
@@ -78,8 +79,7 @@ class Sample:
     target_accept_prob: float = 0.8
 
     def __post_init__(self):
-        if min(self.num_warmup, self.num_samples, self.num_chains) < 1:
-            raise DataError(f"{self}: num_warmup, num_samples and num_chains must be at least 1.")
+        require_settings(self)
 
 
 def _own_copy(name, values) -> dict:

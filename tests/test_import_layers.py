@@ -28,6 +28,7 @@ LAYERS = [
     "proofs",
     "gp",
     "model",
+    "chain_settings",
     "hyperparameters",
     "local",
     "sparse",

@@ -2,6 +2,8 @@
 the verdict, the threads.
 """
 
+from types import SimpleNamespace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from numpyro.infer.util import log_density, potential_energy
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import ppl_gp as pg
+from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer import chains as mcmc
 from ppl_gp.infer.chains import Draws, Kernel, diagnose, run_chains
@@ -346,6 +349,43 @@ def test_too_few_effective_draws_are_no_success():
     assert any(w[1]["r_hat"] < 1.05 and not w[1]["ess"] >= 10.0 for w in windows)
 
 
+@pytest.mark.parametrize("config", [pg.NUTS, pg.EllipticalSlice, pg.SparseNUTS, pg.Sample])
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("num_warmup", 0, "a whole number, at least 1"),
+        ("num_samples", 0, "a whole number, at least 1"),
+        ("num_chains", -1, "a whole number, at least 1"),
+        ("target_accept_prob", 1.0, "a number between 0 and 1"),
+        ("target_accept_prob", float("nan"), "a number between 0 and 1"),
+    ],
+)
+def test_chains_that_cannot_run_are_refused(config, name, value, told):
+    with pytest.raises(pg.DataError, match=rf"{config.__name__}\({name}={value}\): give {told}"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (pg.NUTS, "max_tree_depth"),
+        (pg.EllipticalSlice, "num_slices"),
+        (pg.SparseNUTS, "max_tree_depth"),
+        (pg.SparseNUTS, "num_inducing"),
+    ],
+)
+def test_counts_of_one_sampler_are_looked_at_too(config, name):
+    with pytest.raises(pg.DataError, match=rf"{config.__name__}\({name}=0\): give a whole number"):
+        config(**{name: 0})
+
+
+def test_a_fraction_of_a_draw_is_refused():
+    # (the suite's type checks would refuse it in a constructor before)
+    chains = {"num_warmup": 2, "num_samples": 2.5, "num_chains": 1, "target_accept_prob": 0.8}
+    with pytest.raises(pg.DataError, match=r"num_samples=2\.5\): give a whole number"):
+        require_settings(SimpleNamespace(**chains))
+
+
 def test_three_draws_are_not_converged():
     fit = pg.fit(small_fits.classifier, pg.NUTS(5, 3, 1), 0, X, y=Y, throw=False)
     assert fit.result == "not_mixed" and np.isnan(fit.stats["r_hat"]) and np.isnan(fit.stats["ess"])
@@ -367,11 +407,11 @@ def test_blas_has_one_thread_in_a_run_and_its_own_number_after_it(end, monkeypat
     monkeypatch.setattr(mcmc, "_init", lambda *_: None)
     monkeypatch.setattr(mcmc, "_chunk", looked)
     monkeypatch.setattr(mcmc, "_postprocess", lambda kernel, z, args, kwargs: z)
-    settings = {"num_warmup": 1, "num_samples": 2, "num_chains": 1, "progress": False, "label": ""}
+    config = pg.NUTS(num_warmup=1, num_samples=2, num_chains=1)
     with threadpool_limits(2, user_api="blas"):
         before = threads()
         try:
-            run_chains(None, jax.random.key(0), (), {}, **settings)
+            run_chains(None, config, jax.random.key(0), (), {}, progress=False, label="")
         except BaseException as error:  # KeyboardInterrupt is no Exception
             assert type(error) is end
         assert threads() == before == {2} and seen and all(s == {1} for s in seen)

@@ -15,6 +15,7 @@ from jax import lax, random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.util import constrain_fn
 
+from ppl_gp.chain_settings import ChainSettings
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.over_axis import over_devices
@@ -93,15 +94,16 @@ def _postprocess(kernel, z, args, kwargs):
 
 
 def run_chains(
-    kernel, rng_key, args, kwargs, *, num_warmup, num_samples, num_chains, progress, label
+    kernel, config: ChainSettings, rng_key, args, kwargs, *, progress: bool, label: str
 ) -> Draws:
     """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it
     propagates.
     """
-    keys = random.key_data(random.split(rng_key, num_chains))
-    states = _init(kernel, keys, num_warmup, args, kwargs)
-    stages = _stages(kernel, states, args, kwargs, _schedule(num_warmup, num_samples))
-    (_, parts), interrupted = interruptible(stages, label, num_warmup + num_samples, progress)
+    keys = random.key_data(random.split(rng_key, config.num_chains))
+    states = _init(kernel, keys, config.num_warmup, args, kwargs)
+    stages = _stages(kernel, states, args, kwargs, _schedule(config))
+    total = config.num_warmup + config.num_samples
+    (_, parts), interrupted = interruptible(stages, label, total, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
     values = _postprocess(kernel, record.pop("z"), args, kwargs)
     return Draws(values, record, interrupted)
@@ -119,8 +121,8 @@ def _stages(kernel, states, args, kwargs, schedule) -> Iterator[Stage[tuple[Any,
         yield Stage((states, parts), done, text, keep)
 
 
-def _schedule(num_warmup, num_samples):
-    for total, keep in ((num_warmup, False), (num_samples, True)):
+def _schedule(config: ChainSettings):
+    for total, keep in ((config.num_warmup, False), (config.num_samples, True)):
         full, rest = divmod(total, CHUNK)
         yield from ((CHUNK, keep) for _ in range(full))
         if rest:

@@ -44,17 +44,8 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
             "Sample() found no hyperparameter declared by numpyro.sample; use Fixed({}) or MAP()."
         )
     kernel = _kernel(model, method, config, missing_parts(trace))
-    draws = run_chains(
-        kernel,
-        rng_key,
-        args,
-        kwargs,
-        num_warmup=config.num_warmup,
-        num_samples=config.num_samples,
-        num_chains=config.num_chains,
-        progress=progress,
-        label=f"{type(method).__name__} marginal NUTS",
-    )
+    label = f"{type(method).__name__} marginal NUTS"
+    draws = run_chains(kernel, config, rng_key, args, kwargs, progress=progress, label=label)
     name, values = found.gps[0], flatten(draws.values)
     result, stats = diagnose(draws, found.hyper)
     codes = np.asarray(values[f"{name}_code"])

@@ -21,6 +21,7 @@ from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn, potential_energy
 
+from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import ModelError
 from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
@@ -29,7 +30,6 @@ from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
     require_samplable,
-    require_settings,
     self_contained,
     whitened,
 )
@@ -56,7 +56,7 @@ class EllipticalSlice(eqx.Module):
     target_accept_prob: float = eqx.field(default=0.8, static=True)
 
     def __check_init__(self):
-        require_settings(self, "num_warmup", "num_samples", "num_chains", "num_slices")
+        require_settings(self, "num_slices")
 
 
 def elliptical_slice(key, v, log_lik):
@@ -205,15 +205,8 @@ def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progr
             "EllipticalSlice() takes no local latents, and the model has "
             f"{list(found.local_latents)}. Use NUTS()."
         )
+    kernel = _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper))
     draws = run_chains(
-        _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper)),
-        rng_key,
-        args,
-        kwargs,
-        num_warmup=method.num_warmup,
-        num_samples=method.num_samples,
-        num_chains=method.num_chains,
-        progress=progress,
-        label="elliptical slice",
+        kernel, method, rng_key, args, kwargs, progress=progress, label="elliptical slice"
     )
-    return fit_from_draws(method, model, args, kwargs, found, draws, method.num_chains)
+    return fit_from_draws(method, model, args, kwargs, found, draws)

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import equinox as eqx
 
+from ppl_gp.chain_settings import require_settings
 from ppl_gp.draws import Draws
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.fit import run_method
@@ -13,7 +14,6 @@ from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
     require_samplable,
-    require_settings,
     self_contained,
     whitened,
 )
@@ -43,7 +43,7 @@ class NUTS(eqx.Module):
     max_tree_depth: int = eqx.field(default=10, static=True)
 
     def __check_init__(self):
-        require_settings(self, "num_warmup", "num_samples", "num_chains", "max_tree_depth")
+        require_settings(self, "max_tree_depth")
 
 
 @lru_cache(maxsize=64)
@@ -63,21 +63,12 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
     require_samplable(model, trace, args, kwargs, "NUTS()")
     require_plain_priors(trace, found.gps, "NUTS()", scaled=True)
     require_gp(found, trace)
-    draws = run_chains(
-        _kernel(model, method, found.gps, missing_parts(trace)),
-        rng_key,
-        args,
-        kwargs,
-        num_warmup=method.num_warmup,
-        num_samples=method.num_samples,
-        num_chains=method.num_chains,
-        progress=progress,
-        label="NUTS",
-    )
-    return fit_from_draws(method, model, args, kwargs, found, draws, method.num_chains)
+    kernel = _kernel(model, method, found.gps, missing_parts(trace))
+    draws = run_chains(kernel, method, rng_key, args, kwargs, progress=progress, label="NUTS")
+    return fit_from_draws(method, model, args, kwargs, found, draws)
 
 
-def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit:
+def fit_from_draws(method, model, args, kwargs, found, draws) -> Fit:
     """The `Fit` behind joint draws of f and the hyperparameters."""
     result, stats = diagnose(draws, (*found.hyper, *found.gps))
     values = flatten(draws.values)
@@ -92,6 +83,6 @@ def fit_from_draws(method, model, args, kwargs, found, draws, num_chains) -> Fit
         log_evidence=None,
         result=result,
         stats=stats,
-        num_chains=num_chains,
+        num_chains=method.num_chains,
         sampled=True,
     )

@@ -3,7 +3,6 @@ kept from them.
 """
 
 from collections.abc import Callable
-from numbers import Integral
 from typing import Any, cast
 
 import jax
@@ -14,27 +13,11 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import Whiten, unwrap
 from ppl_gp.model.factors import depends
 from ppl_gp.model.tracing import is_observed, require_no_subsampling, roles, run
 from ppl_gp.numerics.linalg import half_log_det
-
-
-def require_settings(config, *counts: str) -> None:
-    """Raise `DataError` unless the named settings of a sampler are whole numbers from 1 on and its
-    acceptance lies in (0, 1).
-    """
-    name = type(config).__name__
-    for count in counts:
-        value = getattr(config, count)
-        if not isinstance(value, Integral) or value < 1:
-            raise DataError(f"{name}({count}={value!r}): give a whole number, at least 1.")
-    if not 0.0 < config.target_accept_prob < 1.0:
-        raise DataError(
-            f"{name}(target_accept_prob={config.target_accept_prob!r}): give a number between 0 "
-            "and 1."
-        )
 
 
 def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -> None:

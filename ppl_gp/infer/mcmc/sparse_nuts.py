@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array
 
+from ppl_gp.chain_settings import require_settings
 from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
 from ppl_gp.draws import Draws
@@ -25,7 +26,6 @@ from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
     require_samplable,
-    require_settings,
     self_contained,
 )
 from ppl_gp.infer.probes import first_trace
@@ -65,9 +65,7 @@ class SparseNUTS(eqx.Module):
     num_nodes: int | None = eqx.field(default=None, static=True)
 
     def __check_init__(self):
-        require_settings(
-            self, "num_inducing", "num_warmup", "num_samples", "num_chains", "max_tree_depth"
-        )
+        require_settings(self, "num_inducing", "max_tree_depth")
 
 
 def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Callable:
@@ -156,16 +154,9 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         method.num_warmup,
     )
     names = tuple(k for k in subject.names if subject.trace[k]["type"] == "sample")
+    given = (variables, *args)
     draws = run_chains(
-        kernel,
-        key_run,
-        (variables, *args),
-        kwargs,
-        num_warmup=method.num_warmup,
-        num_samples=method.num_samples,
-        num_chains=method.num_chains,
-        progress=progress,
-        label="SparseNUTS",
+        kernel, method, key_run, given, kwargs, progress=progress, label="SparseNUTS"
     )
     result, stats = diagnose(draws, (*names, *(f"{k}_base" for k in variables)))
     values = flatten(draws.values)
