@@ -92,7 +92,7 @@ def surface(method, X, y, log_lengthscales, log_scales):
     def cell(h):
         hyper = {"lengthscale": jnp.exp(h[0]), "variance": jnp.exp(2.0 * h[1])}
         factors = pg.read(classifier, X, y=y, hyper=hyper)
-        value, solution = pg.log_evidence(method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik)
+        value, solution = pg.log_evidence(method, factors)
         return value, solution.code
 
     cells = jnp.stack(jnp.meshgrid(log_lengthscales, log_scales, indexing="ij"), -1)

@@ -154,8 +154,7 @@ class Whiten(Reparam):
     and slice sampling.
 
     The base site is called `<name>_base`; f itself becomes deterministic. An observed GP site is
-    left as it is.
-    `handlers.reparam(model, config={"f": Whiten()})`.
+    left as it is. `handlers.reparam(model, config={"f": Whiten()})`.
     """
 
     def __call__(self, name, fn, obs):

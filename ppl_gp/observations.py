@@ -60,9 +60,9 @@ class OrdinalProbit(Distribution):
     Ghahramani 2005, eq. 2-4).
 
     `f` has the batch shape; `cutpoints` are (..., K - 1), increasing. The difference is taken in
-    log space on the side
-    of the tail where it does not cancel: log p and its derivatives stay finite however far f is
-    from the interval. A noise scale s is `OrdinalProbit(f / s, cutpoints / s)`.
+    log space on the side of the tail where it does not cancel: log p and its derivatives stay
+    finite however far f is from the interval. A noise scale s is `OrdinalProbit(f / s, cutpoints /
+    s)`.
     """
 
     arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}

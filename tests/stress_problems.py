@@ -1,6 +1,5 @@
 """Random problems for the stress test of the local methods: every likelihood, three sizes, up to 20
-inputs, sd of f
-0.3 to 30.
+inputs, sd of f 0.3 to 30.
 """
 
 from typing import NamedTuple

@@ -101,9 +101,7 @@ def test_eight_settings_in_one_compiled_call_are_the_loop(method):
 def test_eager_is_jit(by_method):
     X, data = padded(X40, Y40, "logit")
     factors = pg.read(switched, X, data, hyper=HYPER)
-    value, _ = pg.log_evidence(
-        pg.Laplace(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
-    )
+    value, _ = pg.log_evidence(pg.Laplace(), factors)
     np.testing.assert_allclose(value, by_method["Laplace"].log_z, rtol=0, atol=1e-10)
 
 

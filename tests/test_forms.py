@@ -71,12 +71,11 @@ def test_the_signs_of_a_log_concave_likelihood_are_known_and_of_no_other():
 def test_known_signs_change_no_answer(method):
     @jax.jit
     def solved(init):
-        factors = pg.read(poisson, X, y=COUNTS, hyper={"variance": 2.0})
-        both = jax.value_and_grad(
-            lambda K: pg.log_evidence(method, K, factors.prior.mean, factors.log_lik, init),
-            has_aux=True,
-        )
-        (value, solution), slope = both(factors.prior.covariance_matrix)
+        def evidence(variance):
+            factors = pg.read(poisson, X, y=COUNTS, hyper={"variance": variance})
+            return pg.log_evidence(method, factors, init)
+
+        (value, solution), slope = jax.value_and_grad(evidence, has_aux=True)(2.0)
         return value, slope, solution.sites.nat1, solution.sites.nat2, solution.code
 
     plain, known = solved(flat(jnp.zeros(N))), solved(flat(jnp.zeros(N), Positive))

@@ -96,9 +96,7 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
 
     def full(hyper):
         factors = read(small_fits.classifier, X, y=y, hyper=hyper)
-        return log_evidence(
-            pg.VI(), factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik, None
-        )[0]
+        return log_evidence(pg.VI(), factors)[0]
 
     ours, theirs = jax.jit(jax.grad(bound))(vi.hyper), jax.jit(jax.grad(full))(vi.hyper)
     for name in theirs:

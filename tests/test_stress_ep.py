@@ -20,8 +20,7 @@ PROBLEMS = 300
 @eqx.filter_jit
 def _solve(method, likelihood, X, y, hyper):
     factors = pg.read(one_gp, X, y=y, likelihood=likelihood, hyper=hyper)
-    prior = factors.prior
-    value, solution = pg.log_evidence(method, prior.covariance_matrix, prior.mean, factors.log_lik)
+    value, solution = pg.log_evidence(method, factors)
     return value, solution.code
 
 

@@ -115,9 +115,7 @@ def evidence(model, method, hyper, *args, **kwargs):
     shape.
     """
     factors = pg.read(model, *args, hyper=hyper, **kwargs)
-    return pg.log_evidence(
-        method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
-    )
+    return pg.log_evidence(method, factors)
 
 
 class Solved(NamedTuple):

@@ -69,8 +69,7 @@ def _keep_compiled() -> None:
 
 def _reported(command):
     """A typed error, or a file that cannot be read or written, becomes one line and exit code 2;
-    Ctrl-C exit code
-    130.
+    Ctrl-C exit code 130.
     """
 
     @functools.wraps(command)

@@ -105,9 +105,8 @@ def prepare(
     0 and 1.
 
     `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers
-    other than 0 and 1
-    are recoded only then: counts of 1 and 4 are counts. Two words are recoded, or refused where it
-    does not.
+    other than 0 and 1 are recoded only then: counts of 1 and 4 are counts. Two words are recoded,
+    or refused where it does not.
     """
     if target not in columns.names:
         raise DataError(

@@ -40,9 +40,8 @@ class Sampling(NamedTuple):
 
     `num_importance`: K. `num_paths`: independent passes through the layers that are averaged.
     `expected_last`: the outer layer enters by E_q(f)[log p(y | f)] inside the log, or else is drawn
-    jointly at the copies. `doubly_reparameterised`: the gradient
-    of q(h) of Tucker et al. (2019). `beta`: weight of every KL term, 1 for a bound; of a compiled
-    step an array.
+    jointly at the copies. `doubly_reparameterised`: the gradient of q(h) of Tucker et al. (2019).
+    `beta`: weight of every KL term, 1 for a bound; of a compiled step an array.
     """
 
     num_importance: int = 1

@@ -41,10 +41,9 @@ class Amortised:
     """q(h_n | what the encoder sees of datum n) = N(mean, scale^2), one encoder for all data.
 
     `encoder`: an Equinox module from a row (F,) to (2 size,), means and log scales; `None`: an MLP
-    of `depth` tanh layers of
-    `width` units. `sees`: "xy", "x" (usable at new inputs) or "y"; `None`: "xy", or "y" for a model
-    that does not use the values of its first argument. A row holds the datum's columns of the first
-    positional argument and of y.
+    of `depth` tanh layers of `width` units. `sees`: "xy", "x" (usable at new inputs) or "y";
+    `None`: "xy", or "y" for a model that does not use the values of its first argument. A row holds
+    the datum's columns of the first positional argument and of y.
     """
 
     encoder: Any = field(default=None, hash=False)

@@ -59,9 +59,8 @@ def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     `numpyro.param`s (drawn row by row, O(M^3 + N M^2)).
 
     **Returns** a NumPyro model: trace it, or hand it to `Predictive`, at training or new inputs.
-    Hyperparameters are as the
-    model declares them: condition or substitute `fit.hyper`. Raises `DataError` for names that are
-    no GP site, when run.
+    Hyperparameters are as the model declares them: condition or substitute `fit.hyper`. Raises
+    `DataError` for names that are no GP site, when run.
     """
 
     def approximated(*args, **kwargs):
@@ -83,14 +82,13 @@ def guide(
     autoguide for everything else.
 
     `SVI(model, guide(model, {"f": SparsePosterior(Z)}), optax.adam(0.01), TraceMeanField_ELBO())`,
-    or one of this package's
-    bounds. `hyper`: a NumPyro autoguide class, or a function of a model that returns a guide;
-    `AutoDelta` is a point, `AutoNormal` the mean-field Gaussian (over a network's weights, say;
-    `posteriors` may be empty). It is built on those sites alone: nothing of size N x N is factored;
-    `DataError` for `AutoLaplaceApproximation` and annealed guides, `ModelError` where a point has a
-    spread that is
-    itself unknown. `latents`: `Amortised()` (also `None`) or `Free()`, for all or as {latent site:
-    ...}. Minibatches: by a subsampling plate in the model.
+    or one of this package's bounds. `hyper`: a NumPyro autoguide class, or a function of a model
+    that returns a guide; `AutoDelta` is a point, `AutoNormal` the mean-field Gaussian (over a
+    network's weights, say; `posteriors` may be empty). It is built on those sites alone: nothing of
+    size N x N is factored; `DataError` for `AutoLaplaceApproximation` and annealed guides,
+    `ModelError` where a point has a spread that is itself unknown. `latents`: `Amortised()` (also
+    `None`) or `Free()`, for all or as {latent site: ...}. Minibatches: by a subsampling plate in
+    the model.
 
     Parameters: `<site>_loc` and the like of `SparsePosterior`; `<latent>_packed`, or
     `<latent>_encoder$params`.

@@ -133,9 +133,9 @@ def diagnose(draws: Draws, names) -> tuple[Result, dict]:
     """r-hat and ESS (the worst entry of each named site), divergences, and the verdict.
 
     `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain
-    (twice as many as halves
-    of chains, times five: Gelman et al. 2013, 11.5), at most 5 % divergences. NaN stands for what
-    is no number: fewer than 4 draws, a site or a chain that never moved, an ESS estimate below one.
+    (twice as many as halves of chains, times five: Gelman et al. 2013, 11.5), at most 5 %
+    divergences. NaN stands for what is no number: fewer than 4 draws, a site or a chain that never
+    moved, an ESS estimate below one.
     """
     figures = {name: _figures(np.asarray(draws.values[name], float)) for name in names}
     r_hat, ess = ({name: figure[i] for name, figure in figures.items()} for i in (0, 1))

@@ -131,10 +131,8 @@ def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
 @quick_jit
 def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
-    prior, log_lik = factors.prior, factors.log_lik
-    init = flat(prior.mean, Sites if general else form_of(log_lik))
-    value, solution = log_evidence(method, prior.covariance_matrix, prior.mean, log_lik, init)
-    return value + log_lik.shared(), solution
+    init = flat(factors.prior.mean, Sites if general else form_of(factors.log_lik))
+    return log_evidence(method, factors, init)
 
 
 @quick_jit

@@ -17,11 +17,10 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
     factor.
 
     Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each
-    draw the
-    approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`,
+    draw the approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`,
     `<f>_residual`, `<f>_code`. Where the inner iteration does not converge the density is NaN,
-    which NUTS counts as a divergence; it is never
-    silently biased. Errors as `read`. Cost: the approximation's, at every evaluation.
+    which NUTS counts as a divergence; it is never silently biased. Errors as `read`. Cost: the
+    approximation's, at every evaluation.
     """
 
     def marginalised(*args, **kwargs):
@@ -30,11 +29,10 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
         hyper = sample_hyper(declared, args, kwargs)
         # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
         factors = read(declared, *args, hyper=hyper, **kwargs)
-        prior, log_lik = factors.prior, factors.log_lik
-        value, solution = log_evidence(approximation, prior.covariance_matrix, prior.mean, log_lik)
-        name = log_lik.site
+        value, solution = log_evidence(approximation, factors)
+        name = factors.log_lik.site
         solved = solution.code == Result.converged.code
-        numpyro.factor(f"{name}_log_evidence", jnp.where(solved, value + log_lik.shared(), jnp.nan))
+        numpyro.factor(f"{name}_log_evidence", jnp.where(solved, value, jnp.nan))
         numpyro.deterministic(f"{name}_mean", solution.marginals.mean)
         numpyro.deterministic(f"{name}_nat1", solution.sites.nat1)
         numpyro.deterministic(f"{name}_nat2", solution.sites.nat2)

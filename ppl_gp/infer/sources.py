@@ -133,8 +133,8 @@ class ArraySource:
     epoch.
 
     Where N is no multiple of the batch size, an epoch leaves out a random remainder: every batch is
-    a uniform draw of
-    rows, so that its bound is unbiased. `axes`: as `row_axes`, which is the default.
+    a uniform draw of rows, so that its bound is unbiased. `axes`: as `row_axes`, which is the
+    default.
     """
 
     def __init__(

@@ -121,9 +121,8 @@ def as_kernel(kernel: Any) -> Any:
     has.
 
     A callable that is a pytree (a tinygp kernel, an Equinox module) keeps its parameters as leaves.
-    A plain function
-    has none: what it closes over is seen by jit and grad only where the closure is made inside
-    them. Raises `DataError` for anything that cannot be called.
+    A plain function has none: what it closes over is seen by jit and grad only where the closure is
+    made inside them. Raises `DataError` for anything that cannot be called.
     """
     if not callable(kernel) or isinstance(kernel, type):
         raise DataError(

@@ -3,9 +3,9 @@
 
 log sigma(eta) >= log sigma(xi) + (eta - xi) / 2 - lambda(xi) (eta^2 - xi^2), lambda(xi) = tanh(xi /
 2) / (4 xi)  (PRML 10.144), one xi_n a datum, set to xi_n^2 = E[eta_n^2] (PRML 10.163). A strict
-   lower bound on the evidence, and the loosest Gaussian
-method here: its covariance is too narrow. For Bernoulli and binomial sites with logits affine in f,
-masks and scales and repeats of a datum included.
+lower bound on the evidence, and the loosest Gaussian method here: its covariance is too narrow. For
+Bernoulli and binomial sites with logits affine in f, masks and scales and repeats of a datum
+included.
 
 Cost a step: N^3 / 3 + 2 N^3 / 3. Fails: `max_steps`, `nonfinite`; `ModelError` for another
 likelihood, and for logits that are not proved affine.

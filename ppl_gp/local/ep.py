@@ -1,6 +1,5 @@
 """Expectation propagation, parallel and damped, with a power (Minka 2001, 2004; R&W 2006 section
-3.6; PRML section
-10.7).
+3.6; PRML section 10.7).
 
 A sweep removes each site's share from its marginal (the cavity), matches the moments of cavity x
 likelihood^power, and moves all sites at once; the sweeps are Anderson-accelerated. power = 1 is EP,

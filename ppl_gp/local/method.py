@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.condition import log_partition_and_mean
 from ppl_gp.local.natural import Positive, Sites
-from ppl_gp.model.factors import LogLikelihood
+from ppl_gp.model.factors import Factors, LogLikelihood
 
 
 class Solution(NamedTuple):
@@ -101,17 +101,21 @@ def form_of(log_lik: LogLikelihood) -> type[Sites]:
     return Positive if log_lik.is_concave else Sites
 
 
-def log_evidence(method: LocalMethod, K, mean, log_lik: LogLikelihood, init: Sites | None = None):
-    """(log evidence or bound in nats, Solution), differentiable in K, mean and everything log_lik
-    holds.
+def log_evidence(method: LocalMethod, factors: Factors, init: Sites | None = None):
+    """(log evidence or bound in nats, Solution), differentiable in everything `factors` holds.
+
+    log p(y | hyperparameters), or the method's approximation of it: log int N(f; m, K) prod sites
+    df + sum_n c_n, and the terms of observed sites that belong to no datum (`log_lik.shared`).
 
     `init`: a warm start. Where its class is `Positive`, forms for other likelihoods and rescues
     from failed starts are not compiled; a solution that did not converge is then worth another try
     with `as_general(init)`.
 
     The gradient is exact at the fixed point and of first order only: differentiating twice raises
-    rather than
-    returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3) once.
+    rather than returning a wrong Hessian. Cost: the method's `solve`, and for the gradient O(N^3)
+    once.
     """
-    value, solution = _log_evidence((K, mean, log_lik), method, init)
-    return value, solution
+    prior, log_lik = factors.prior, factors.log_lik
+    problem = (prior.covariance_matrix, prior.mean, log_lik)
+    value, solution = _log_evidence(problem, method, init)
+    return value + log_lik.shared(), solution

@@ -119,8 +119,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 
     **Raises** `ModelError`: no GP site, several GP sites or an expanded one (several latent
     functions), a latent in the data plate, a hyperparameter missing from `hyper`. The likelihood's
-    pointwise form is proved by `probe`, which
-    `fit` and `check` call. Cost: two traces of the model, O(N), no factorisation.
+    pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
+    model, O(N), no factorisation.
     """
     model = declare(model, args, kwargs)
     trace = run(model, args, kwargs, hyper)

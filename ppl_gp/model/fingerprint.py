@@ -45,10 +45,9 @@ def fingerprint(function: Callable) -> str:
     """A digest of the function's code and of everything that it reads; the same in every process.
 
     Code: its own and that of the functions and classes that it reaches through globals, closures,
-    attributes of modules
-    and of objects. Values: numbers, strings, containers, arrays by content, objects by their
-    attributes. Cost: about
-    0.1 ms for an ordinary model, and 1 ms for each MB of arrays.
+    attributes of modules and of objects. Values: numbers, strings, containers, arrays by content,
+    objects by their attributes. Cost: about 0.1 ms for an ordinary model, and 1 ms for each MB of
+    arrays.
     """
     return _digest(_walk(_bare(function)).entries)
 

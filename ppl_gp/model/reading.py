@@ -32,8 +32,8 @@ class Reading:
       scales. `needed`: the shaping ones that a prediction is given anew, one entry a datum; tables
       and numbers are remembered.
     - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
-      from). `kernels`: (GP site, the arrays
-      with one entry a datum that its kernel is computed from: a median of distances, say).
+      from). `kernels`: (GP site, the arrays with one entry a datum that its kernel is computed
+      from: a median of distances, say).
     """
 
     axes: tuple[tuple[str, int], ...] = ()

@@ -2,10 +2,9 @@
 batch of data at once.
 
 A coarse scan of the log integrand over the Gaussian's `TAIL` standard deviations shows further
-modes (a narrow peak is a wide
-parabola there) and breaks: jumps and kinks. Each is then located on its own. A likelihood that is
-log-concave and smooth has one mode and costs the scan, one Newton iteration and one search for a
-flank.
+modes (a narrow peak is a wide parabola there) and breaks: jumps and kinks. Each is then located on
+its own. A likelihood that is log-concave and smooth has one mode and costs the scan, one Newton
+iteration and one search for a flank.
 """
 
 from collections.abc import Callable

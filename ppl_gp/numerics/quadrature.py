@@ -7,9 +7,8 @@ likelihood and a broad Gaussian, where Gauss-Hermite with nodes tied to the Gaus
 not (a logistic edge of width 1 under a standard deviation of 30).
 
 Several centres (further modes, jumps and kinks: `numerics.modes`) share the nodes by t = sum_k
-arcsinh((f - c_k) / a_k). Each costs
-nodes, so few nodes may leave many centres unresolved: `trapezoid_error` compares the rule with its
-own halves and quarters.
+arcsinh((f - c_k) / a_k). Each costs nodes, so few nodes may leave many centres unresolved:
+`trapezoid_error` compares the rule with its own halves and quarters.
 """
 
 from collections.abc import Callable

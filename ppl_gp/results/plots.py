@@ -233,8 +233,7 @@ def plot_forest(
 
     The latents are those of `num_latents` rows spread over the training data, of the GP site `site`
     (the first). A method that fixes or maximises hyperparameters shows them as points. Positive
-    hyperparameters have a panel with a
-    logarithmic axis: their posteriors have long right tails.
+    hyperparameters have a panel with a logarithmic axis: their posteriors have long right tails.
     """
     import matplotlib.pyplot as plt
 

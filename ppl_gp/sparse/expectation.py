@@ -62,9 +62,9 @@ def expected_log_lik(
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
 
     Gauss-Hermite is exact for polynomials of degree 2 num_nodes - 1 and converges slowly where log
-    p is peaked on a scale far below
-    f's standard deviation (StudentT(4) of scale 0.05 under sd 1: +0.56 nats a datum with 20 nodes,
-    so a sum of it is no bound); `expectation_error` tells by how much.
+    p is peaked on a scale far below f's standard deviation (StudentT(4) of scale 0.05 under sd 1:
+    +0.56 nats a datum with 20 nodes, so a sum of it is no bound); `expectation_error` tells by how
+    much.
 
     Cost: num_nodes^F (num_nodes where it is additive, or num_draws) evaluations of the likelihood.
     Raises `DataError` for `num_nodes` above three functions that are not additive.

@@ -82,9 +82,8 @@ class SparsePosterior(eqx.Module):
     `numpyro.param`s.
 
     `inducing`: an array Z, or inducing variables. `covariance`: "full" or "diagonal";
-    `whiten=False` parameterises q(u) itself
-    (full only). Parameters of site f: `f_Z` where points are trained, `f_loc`, and `f_scale_tril`
-    or `f_log_scale`.
+    `whiten=False` parameterises q(u) itself (full only). Parameters of site f: `f_Z` where points
+    are trained, `f_loc`, and `f_scale_tril` or `f_log_scale`.
     """
 
     inducing: Any

@@ -67,10 +67,10 @@ class SVGP:
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's
       plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax
-      schedule; `None`: 0.05, or 0.03 where a
-      GP feeds another. `optimiser`: a function from a learning rate to an optax optimiser, default
-      `optax.adam`. `natural_rate`: step size in (0, 1] or a schedule; `None`: 1 where the bound is
-      exact (all data, nothing drawn), else 0.1 decaying to 0.01.
+      schedule; `None`: 0.05, or 0.03 where a GP feeds another. `optimiser`: a function from a
+      learning rate to an optax optimiser, default `optax.adam`. `natural_rate`: step size in (0, 1]
+      or a schedule; `None`: 1 where the bound is exact (all data, nothing drawn), else 0.1 decaying
+      to 0.01.
       `warm_up`: steps in which hyperparameters and inducing variables are held; q(u), q(h) and
       encoders move.
     - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats.
@@ -94,10 +94,10 @@ class SVGP:
     (autoguides, layers, latents, more than three functions that are not additive) `log_evidence`
     averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
     `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes
-    miss something of the likelihood
-    (0 for Gaussian noise): a warning where that is above 1e-3 a datum. `log_evidence` is the bound
-    at the hyperparameters where they are points, by any guide, without their prior, and the bound
-    on log p(y) where they have a distribution (of some: at the points of the rest).
+    miss something of the likelihood (0 for Gaussian noise): a warning where that is above 1e-3 a
+    datum. `log_evidence` is the bound at the hyperparameters where they are points, by any guide,
+    without their prior, and the bound on log p(y) where they have a distribution (of some: at the
+    points of the rest).
     """
 
     num_inducing: int = 100

@@ -101,9 +101,7 @@ def evidence_and_gradient(method, X, y):
         def value(theta):
             hyper = {"variance": jax.numpy.exp(theta[0]), "lengthscale": jax.numpy.exp(theta[1])}
             factors = read(binary, X, y=y, hyper=hyper)
-            return log_evidence(
-                method, factors.prior.covariance_matrix, factors.prior.mean, factors.log_lik
-            )
+            return log_evidence(method, factors)
 
         return jax.value_and_grad(value, has_aux=True)(theta)
 

@@ -2,8 +2,8 @@
 picture.
 
 A panel a row of the tables, a dot a run, in order of time and joined where the machine is the same.
-The dashed line is the row's
-target, and the shaded side misses it. A star after a commit: the tree was changed.
+The dashed line is the row's target, and the shaded side misses it. A star after a commit: the tree
+was changed.
 """
 
 import argparse

@@ -85,9 +85,8 @@ def points_of(guide: Callable, trace: dict, make: Callable, names, args, kwargs)
     key, a proof by its jaxpr.
 
     Raises `ModelError` where it draws other sites than `names`, `DataError` where its training
-    distribution is another
-    than the one it stands for: a joint vector held at a point, as AutoLaplaceApproximation's, or
-    weights of its own.
+    distribution is another than the one it stands for: a joint vector held at a point, as
+    AutoLaplaceApproximation's, or weights of its own.
     """
     drawn = {k: s for k, s in trace.items() if s["type"] == "sample"}
     hyper = {k for k, s in drawn.items() if not is_auxiliary(s) and not s["is_observed"]}

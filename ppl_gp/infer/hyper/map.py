@@ -63,11 +63,7 @@ class _Problem(eqx.Module):
         """
         hyper = self.space.constrain(free)
         factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
-        prior, log_lik = factors.prior, factors.log_lik
-        value, solution = log_evidence(
-            self.method, prior.covariance_matrix, prior.mean, log_lik, init
-        )
-        value = value + log_lik.shared()
+        value, solution = log_evidence(self.method, factors, init)
         return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
 
 

@@ -73,8 +73,7 @@ def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Calla
     and the data as a factor.
 
     Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables,
-    *args, **kwargs)`, `variables` =
-    {GP site: InducingVariables}.
+    *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
     """
 
     def over_inducing(variables, *args, **kwargs):

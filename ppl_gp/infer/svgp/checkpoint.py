@@ -159,8 +159,7 @@ def identity(method: SVGP, model: Callable, data: tuple, num_data: int, key) -> 
     `data`, the key.
 
     The same in every process: by contents, never by address. Schedules count by their values at
-    some steps as well. Of a stream
-    `data` is the first batch: its later ones are not seen.
+    some steps as well. Of a stream `data` is the first batch: its later ones are not seen.
     """
     settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)

@@ -25,8 +25,7 @@ class Comparison:
     further fit.
 
     `print(comparison)` shows one column a method; `table` is a list of {quantity: value}, one a
-    method, `None` where a
-    quantity does not exist, with the reasons in `notes`:
+    method, `None` where a quantity does not exist, with the reasons in `notes`:
 
     - `result`, `compile_seconds`, `run_seconds`;
     - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the

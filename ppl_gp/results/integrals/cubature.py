@@ -3,12 +3,11 @@ weighted draws.
 
 In whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and the
 eigenvectors V of the curvature there give axes along which N(0, I) stays a product. Along each of
-them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode
-and scaled by the curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps
-the Gaussian's tails in sight. Two functions are integrated one inside the other. Each rule is
-compared with its own half, which says how far it can be trusted. Draws come from the Gaussian at
-the mode and from N(0, I), half each, with their mixture as the weights' denominator (Hesterberg
-1995).
+them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode and scaled by the
+curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps the Gaussian's
+tails in sight. Two functions are integrated one inside the other. Each rule is compared with its
+own half, which says how far it can be trusted. Draws come from the Gaussian at the mode and from
+N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
 """
 
 from collections.abc import Callable

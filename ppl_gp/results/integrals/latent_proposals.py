@@ -3,8 +3,8 @@ prior widened, and Gaussians that were fitted with y.
 
 The mixture of all is the weights' denominator (a defensive mixture: Hesterberg 1995), so that
 weights are bounded by three times the likelihood, and right however poor the Gaussians are. An
-unusual datum has its latent in the prior's tail, often in several places,
-where one Gaussian is in one of them: the widened prior is in all.
+unusual datum has its latent in the prior's tail, often in several places, where one Gaussian is in
+one of them: the widened prior is in all.
 """
 
 from typing import Any, cast

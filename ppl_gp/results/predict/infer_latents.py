@@ -46,8 +46,7 @@ def infer_latents(
 
     Proposals come from q(h | x*, y*) where the fit has an encoder that sees y, else from a Gaussian
     that is fitted to each datum by Adam; two of three from the prior and the prior widened, which
-    bounds the weights (a defensive mixture: Hesterberg
-    1995). They are weighted by the
+    bounds the weights (a defensive mixture: Hesterberg 1995). They are weighted by the
     model and resampled, so that the draws are right as `num_proposals` grows: inner layers, and
     hyperparameters that have draws, are drawn anew for each proposal, and outer functions are
     integrated. O(num_proposals M N_u^2) for N_u inducing variables. Raises `ModelError` for a fit

@@ -82,11 +82,10 @@ class Kronecker(_Composed):
     """For a kernel k_1 k_2 ...: u are all products of the parts' functionals (Hensman et al. 2018).
 
     f(x) is F(x, x, ...) of a process F whose covariance is the factors' tensor product, and u is
-    the tensor product of
-    the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products of the parts' rows. M
-    is the product of theirs. Whitening costs what the parts' own do, one after another; nothing of
-    size M x M is made. `Points` as parts make a grid of inducing points. Constant factors go to the
-    first part. E[u] = 0, as u is about f less its mean.
+    the tensor product of the parts' functionals of F: K_uu = K_1 (x) K_2 (x) ..., K_uf the products
+    of the parts' rows. M is the product of theirs. Whitening costs what the parts' own do, one
+    after another; nothing of size M x M is made. `Points` as parts make a grid of inducing points.
+    Constant factors go to the first part. E[u] = 0, as u is about f less its mean.
     """
 
     @property

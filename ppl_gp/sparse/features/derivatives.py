@@ -16,12 +16,10 @@ class Derivatives(InducingVariables):
     """u = d f / d x_dim at Z, (M, D) or (M,); `dim` counts columns from 0.
 
     Cov[u, f(x)] = d k(z, x) / d z_dim, Cov[u] = d^2 k(z, z') / d z_dim d z'_dim (Rasmussen &
-    Williams 2006, eq. 9.1),
-    E[u] the mean's derivative. One jvp for all rows: K_uf costs two evaluations of the kernel,
-    whatever D is. K_uu is dense, with the default jitter of its own diagonal; the GP's `jitter` is
-    noise on f and does not enter.
-    With values of f, or several partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0),
-    Derivatives(Z, 1)])`.
+    Williams 2006, eq. 9.1), E[u] the mean's derivative. One jvp for all rows: K_uf costs two
+    evaluations of the kernel, whatever D is. K_uu is dense, with the default jitter of its own
+    diagonal; the GP's `jitter` is noise on f and does not enter. With values of f, or several
+    partial derivatives: `Concatenated([Points(Z), Derivatives(Z, 0), Derivatives(Z, 1)])`.
 
     Raises `ModelError` for a kernel without derivatives (Matern12, White) and for a site that
     observes derivatives

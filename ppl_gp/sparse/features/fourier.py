@@ -50,8 +50,7 @@ class FourierFeatures(InducingVariables):
     trained. u is a functional of f less its mean, so E[u] = 0.
 
     The kernel is a Matern12, Matern32 or Matern52 of one input column (`active_dims`), times
-    constants; else
-    `ModelError`. Sums and products of such: `Additive` and `Kronecker` of these.
+    constants; else `ModelError`. Sums and products of such: `Additive` and `Kronecker` of these.
     """
 
     num_frequencies: int = eqx.field(static=True)

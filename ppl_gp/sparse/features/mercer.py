@@ -35,18 +35,16 @@ class MercerFeatures(InducingVariables):
 
     phi_m are the kernel's eigenfunctions under that measure, integral k(x, t) phi_m(t) p(t) dt =
     lambda_m phi_m(x), so Cov[u_m, f(x)] = sqrt(lambda_m) phi_m(x); scaled by lambda_m^(-1/2), since
-    lambda_m itself underflows for large m.
-    These are true functionals of f: the bound is strict, wherever the data are. It is tight where
-    the measure puts the data; k_nn - q_nn summed over the measure is the sum of the eigenvalues
-    left out, which fall as B^m (eq. 4.39).
+    lambda_m itself underflows for large m. These are true functionals of f: the bound is strict,
+    wherever the data are. It is tight where the measure puts the data; k_nn - q_nn summed over the
+    measure is the sum of the eigenvalues left out, which fall as B^m (eq. 4.39).
 
     In D dimensions eigenvalues and eigenfunctions are products. `num` as an integer takes the M
-    multi-indices of lowest
-    total degree, ties in lexicographic order: those of the M largest eigenvalues where the columns'
-    ratios of length scale to `scale` are alike, and independent of the hyperparameters, which are
-    traced. `num` as a tuple takes the full grid, with more functions for the columns that need
-    more. `mean` and `scale` are one number or one a column, and are fixed; take the data's mean and
-    standard deviation, or somewhat more.
+    multi-indices of lowest total degree, ties in lexicographic order: those of the M largest
+    eigenvalues where the columns' ratios of length scale to `scale` are alike, and independent of
+    the hyperparameters, which are traced. `num` as a tuple takes the full grid, with more functions
+    for the columns that need more. `mean` and `scale` are one number or one a column, and are
+    fixed; take the data's mean and standard deviation, or somewhat more.
 
     The kernel is an RBF (length scales for each column and `active_dims` included), times
     constants; else `ModelError`. K_uf costs O(D M B); nothing is factored.
@@ -103,9 +101,8 @@ def eigenfunctions(
     With a = 1 / (4 scale^2), b = 1 / (2 lengthscale^2), c = sqrt(a^2 + 2ab), B = b / (a + b + c), z
     = sqrt(2c) x (R&W 4.39, 4.40, normalised): row 0 is (2c / (a + b + c))^(1/4) exp(-(c - a) x^2),
     and the recurrence of Hermite polynomials gives row m + 1 = sqrt(2 B / (m + 1)) z row m - B
-    sqrt(m / (m + 1)) row m-1. Every row is at most 1 in
-    size, but row 0 may underflow where later ones do not: two rows are carried along, and their
-    scale in log.
+    sqrt(m / (m + 1)) row m-1. Every row is at most 1 in size, but row 0 may underflow where later
+    ones do not: two rows are carried along, and their scale in log.
     """
     a, b = 0.25 / scale**2, 0.5 / lengthscale**2
     c = jnp.sqrt(a**2 + 2.0 * a * b)
