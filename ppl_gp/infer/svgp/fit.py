@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.deep.bound import Sampling
+from ppl_gp.deep.importance import Sampling, require_separate
 from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.draws import Draws
@@ -29,6 +29,8 @@ from ppl_gp.infer.svgp.collapsed import climb
 from ppl_gp.infer.svgp.devices import placement
 from ppl_gp.infer.svgp.final_bound import judged, nodes_error, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at, site_inputs, uses_inputs
+from ppl_gp.infer.svgp.objective import hyper_at
+from ppl_gp.infer.svgp.problem import Plan, Problem, Rates
 from ppl_gp.infer.svgp.run import Ended, LongRun
 from ppl_gp.infer.svgp.start import (
     initial_latents,
@@ -37,7 +39,7 @@ from ppl_gp.infer.svgp.start import (
     of_site,
     units,
 )
-from ppl_gp.infer.svgp.step import Plan, Problem, Rates, State, begin, hyper_at
+from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.tracing import roles, run
 from ppl_gp.quick import quick_jit
@@ -251,16 +253,11 @@ def _sampling(method: SVGP, of: Structure) -> Sampling:
             "one a datum, so there is nothing to weight; num_paths averages several draws "
             "through the layers."
         )
-    joint = [g for g in of.varying if g in of.inner or not method.expected_last]
-    if method.doubly_reparameterised and joint:
-        raise ModelError(
-            f"SVGP(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the "
-            "copies, whose weights then depend on each other's latents; that gradient is for "
-            "latents that enter the last layer, with expected_last=True."
-        )
-    return Sampling(
+    sampling = Sampling(
         method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
     )
+    require_separate(sampling, of, "SVGP")
+    return sampling
 
 
 def _identity(method: SVGP, subject: Subject, key) -> dict:
