@@ -21,15 +21,15 @@ from models.gplvm import gplvm
 from models.latent import latent
 from models.latent_deep import latent_deep
 from ppl_gp.deep import layers as deep_layers
-from ppl_gp.deep.bound import Sampling, terms
+from ppl_gp.deep.bound import terms
 from ppl_gp.deep.copies import _over_copies, draw_copy
 from ppl_gp.deep.encoders import mlp_encoder
+from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import Encoded, FreeGaussian
-from ppl_gp.deep.structure import structure
+from ppl_gp.deep.structure import Structure, structure
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.sources import ArraySource
 from ppl_gp.model.tracing import roles, run
-from ppl_gp.sparse import bound as shallow
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Basis, DecoupledGaussian, FullGaussian, Values, Whitened
@@ -135,7 +135,7 @@ LAST = {
 
 
 def last_layer(inputs, hyper=LAST):
-    """The shallow bound's terms on given inputs, q(u) at the points Z."""
+    """The bound's terms of one GP on given inputs, q(u) at the points Z."""
 
     def flat(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(hyper["variance"], hyper["lengthscale"]), X))
@@ -143,7 +143,10 @@ def last_layer(inputs, hyper=LAST):
             numpyro.sample("y", dist.Normal(f, hyper["noise_scale"]), obs=y)
 
     variational = Variational({"f": Points(Z)}, {"f": gaussian(2, 4)})
-    return jax.jit(lambda x: shallow.terms(flat, HOW, {}, variational, batch_of(inputs=x)))(inputs)
+    of = Structure(("f",), (), (), (), ("f",))
+    return jax.jit(lambda b: terms(flat, HOW, Sampling(), of, {}, variational, b))(
+        batch_of(inputs=inputs)
+    )
 
 
 Z = jnp.asarray(np.random.default_rng(5).normal(size=(4, 2)))

@@ -17,7 +17,8 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import ppl_gp as pg
-from ppl_gp.deep.bound import Sampling, terms
+from ppl_gp.deep.bound import terms
+from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import FreeGaussian
 from ppl_gp.deep.structure import structure
 from ppl_gp.infer.hyper.space import log_prior

@@ -67,7 +67,6 @@ LAYERS = [
     "infer.local",
     "infer.svgp",
     "infer.mcmc",
-    "infer.particle",
     "infer.approximate",
     "infer.elbo",
     "infer.check",

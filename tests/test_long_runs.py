@@ -24,6 +24,9 @@ import pytest
 from small_fits import classifier
 
 import ppl_gp as pg
+from ppl_gp.deep.bound import terms
+from ppl_gp.deep.importance import Sampling
+from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer.sources import ArraySource, Stream
 from ppl_gp.infer.stream_source import StreamSource
@@ -32,12 +35,13 @@ from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.infer.svgp import step as training
 from ppl_gp.infer.svgp.checkpoint import identity
 from ppl_gp.infer.svgp.look import look_at
-from ppl_gp.sparse.bound import Batch, Variational, terms
+from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian
 
 N, B, STEPS, CHUNK = 60, 20, 20, 5
 METHOD = pg.SVGP(num_inducing=8, batch_size=B, max_steps=STEPS)
+OF = Structure(("f",), (), (), (), ("f",))  # one GP at given inputs
 HYPER = {"lengthscale": jnp.asarray(1.2), "variance": jnp.asarray(2.0)}
 
 
@@ -158,7 +162,7 @@ def parts(model, batch):
     scale = np.tril(0.2 * rng.normal(size=(8, 8))) + 0.5 * np.eye(8)
     q = FullGaussian(jnp.asarray(rng.normal(size=8)), jnp.asarray(scale))
     inducing = Variational({"f": pg.Points(jnp.asarray(rng.normal(size=(8, 2))))}, {"f": q})
-    found = terms(model, Expectation(), HYPER, inducing, batch)
+    found = terms(model, Expectation(), Sampling(), OF, HYPER, inducing, batch)
     return found.expected, found.bound
 
 
@@ -219,9 +223,8 @@ def bound_of(hyper, latent):
     X, y = map(jnp.asarray, data())
     q = FullGaussian(latent.mean, jnp.linalg.cholesky(jnp.eye(8) - latent.reduction))
     batch = Batch((X,), {"y": y}, jnp.ones(N), jax.random.key(0))
-    return terms(
-        classifier, Expectation(), hyper, Variational({"f": latent.inducing}, {"f": q}), batch
-    ).bound
+    inducing = Variational({"f": latent.inducing}, {"f": q})
+    return terms(classifier, Expectation(), Sampling(), OF, hyper, inducing, batch).bound
 
 
 @pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])

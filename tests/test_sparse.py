@@ -14,11 +14,14 @@ import pytest
 import small_fits
 
 import ppl_gp as pg
+from ppl_gp.deep.bound import terms
+from ppl_gp.deep.importance import Sampling
+from ppl_gp.deep.structure import Structure
 from ppl_gp.local.method import log_evidence
 from ppl_gp.model.factors import read
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.proofs.degree import degree
-from ppl_gp.sparse.bound import Batch, Variational, terms
+from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import DiagonalGaussian, FullGaussian, Sites, UnwhitenedGaussian
@@ -28,6 +31,7 @@ from ppl_gp.sparse.root import DiagonalRoot, dense_root
 from ppl_gp.sparse.select import greedy, select
 
 FIXED = pg.Fixed(small_fits.HYPER)
+OF = Structure(("f",), (), (), (), ("f",))  # one GP at given inputs
 HELD = {"hyper": FIXED, "train_inducing": False}
 
 
@@ -92,7 +96,8 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
 
     def bound(hyper):
         inducing = Variational({"f": latent.inducing}, {"f": q})
-        return terms(small_fits.classifier, Expectation(64), hyper, inducing, batch_of(X, y)).bound
+        batch, model = batch_of(X, y), small_fits.classifier
+        return terms(model, Expectation(64), Sampling(), OF, hyper, inducing, batch).bound
 
     def full(hyper):
         factors = read(small_fits.classifier, X, y=y, hyper=hyper)

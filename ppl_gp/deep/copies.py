@@ -15,6 +15,8 @@ from ppl_gp.gp import GP
 from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky
 from ppl_gp.sparse.process import SparseProcess
 
+COPIES = "ppl_gp_copies"  # the axis's name
+
 
 def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "*F B"]:
     """This copy's part of a draw of f that is joint over the copies of each datum. O(M^2 K B + K^3

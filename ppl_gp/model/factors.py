@@ -45,11 +45,16 @@ class JointLogLikelihood(eqx.Module):
         return _per_datum(self, latent)
 
     def shared(self, latent: dict | None = None) -> Float[Array, ""]:
-        """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
-        factor), nats.
-        """
-        terms = [log_prob_per_datum(s) for s in self.trace(latent).values() if is_observed(s)]
-        return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
+        """As `shared_log_prob`, with GP sites given."""
+        return shared_log_prob(self.trace(latent))
+
+
+def shared_log_prob(trace: dict) -> Float[Array, ""]:
+    """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
+    factor), nats.
+    """
+    terms = [log_prob_per_datum(s) for s in trace.values() if is_observed(s)]
+    return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
 class LogLikelihood(eqx.Module):

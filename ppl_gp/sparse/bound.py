@@ -1,9 +1,6 @@
-"""The sparse variational bound of a declared model on a minibatch, and the natural-gradient target
-at the same price.
+"""What a sparse variational bound is made of: a batch, a model at it under q(u), the KL of q(u).
 
-ELBO = sum_n w_n E_q[log p(y_n | f_n)] - sum over GP sites of KL[q(u) || p(u)] + shared terms + log
-p(hyperparameters), w_n = N / B (Hensman, Fusi & Lawrence 2013; Hensman, Matthews & Ghahramani 2015,
-eq. 19).
+`deep.bound.terms` puts a bound together from these.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,15 +15,10 @@ from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.tracing import roles, run
 from ppl_gp.proofs.degree import degree
-from ppl_gp.sparse.expectation import (
-    NODES,
-    Expectation,
-    expectation_error,
-    expected_log_lik,
-    flatten,
-)
-from ppl_gp.sparse.families import Family, Sites, Whitened
+from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, flatten
+from ppl_gp.sparse.families import Family, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.natural_gradient import Nudge
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root
 
@@ -46,6 +38,11 @@ class Batch(NamedTuple):
     key: Any
     given: dict = {}
     rows: Any = None
+
+    @property
+    def num(self) -> int:
+        """B."""
+        return self.weights.shape[0]
 
 
 class Variational(NamedTuple):
@@ -74,15 +71,6 @@ class Terms(eqx.Module):
         return self.expected - self.kl + self.shared
 
 
-class Nudge(NamedTuple):
-    """Zeros added to q(v)'s mean and P before the expectation: the derivative in them is the
-    natural gradient.
-    """
-
-    mean: Float[Array, "*F M"]
-    reduction: Float[Array, "..."]
-
-
 def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
     """The GP priors that the model declares at a minibatch. O(B)."""
     trace = run(
@@ -91,36 +79,44 @@ def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
     return {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
 
 
-def terms(
+class AtBatch(NamedTuple):
+    """A declared model at a batch under q(u): one run of it, and the processes that it gives."""
+
+    model: Callable
+    batch: Batch
+    given: dict  # values of hyperparameters, and of the batch's further sites
+    trace: dict
+    priors: dict[str, GP]
+    processes: dict[str, SparseProcess]
+    q: dict[str, Whitened]
+    roots: dict[str, Root]
+
+    @property
+    def log_lik(self) -> JointLogLikelihood:
+        """{GP site: f} -> log p(y_n | f_n), (B,)."""
+        batch = self.batch
+        return JointLogLikelihood(self.model, batch.num, self.given, batch.args, batch.kwargs)
+
+    def marginals(self) -> tuple[dict, dict]:
+        """({GP site: mean}, {GP site: variance}) of f at the inputs that the trace has. O(M^2 B)
+        each.
+        """
+        found = {k: self.processes[k].marginals(prior) for k, prior in self.priors.items()}
+        return {k: m for k, (m, _) in found.items()}, {k: v for k, (_, v) in found.items()}
+
+
+def at_batch(
     model: Callable,
-    how: Expectation,
     hyper: dict,
     variational: Variational,
     batch: Batch,
     nudge: dict[str, Nudge] | None = None,
-    beta: Any = 1.0,
-) -> Terms:
-    """The bound's terms. O(M^3 + M^2 B) a GP site (see `projection.explained`) and the quadrature
-    of the likelihood.
-
-    `beta`: weight of every KL, besides the site's own `numpyro.handlers.scale`.
-    """
-    trace = run(
-        declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given}
-    )
+) -> AtBatch:
+    """Run the model on a batch. O(M^3) a GP site."""
+    model, given = declare(model, batch.args, batch.kwargs), {**hyper, **batch.given}
+    trace = run(model, batch.args, batch.kwargs, given)
     priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
-    posterior, q, roots = processes(priors, variational, nudge)
-    moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}
-    mean, variance = ({k: m[i] for k, m in moments.items()} for i in (0, 1))
-    log_lik = JointLogLikelihood(
-        model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs
-    )
-    expected = expected_log_lik(log_lik, mean, variance, how, batch.key)
-    # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf
-    # into NaN.
-    total = jnp.sum(jnp.where(batch.weights > 0, batch.weights * expected, 0.0))
-    weights = kl_weights(trace, priors, beta)
-    return Terms(total, weighted_kl(q, weights), log_lik.shared(), q, roots, weights)
+    return AtBatch(model, batch, given, trace, priors, *processes(priors, variational, nudge))
 
 
 def quadrature_gap(
@@ -132,16 +128,8 @@ def quadrature_gap(
     Zero, and no finer nodes, where log p(y_n | f_n) is proved a polynomial that Gauss-Hermite nodes
     integrate exactly.
     """
-    trace = run(
-        declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given}
-    )
-    priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
-    posterior, _, _ = processes(priors, variational)
-    moments = {k: posterior[k].marginals(prior) for k, prior in priors.items()}
-    mean, variance = ({k: m[i] for k, m in moments.items()} for i in (0, 1))
-    log_lik = JointLogLikelihood(
-        model, batch.weights.shape[0], {**hyper, **batch.given}, batch.args, batch.kwargs
-    )
+    at = at_batch(model, hyper, variational, batch)
+    log_lik, (mean, variance) = at.log_lik, at.marginals()
     f, rebuild = flatten(mean)
     # n nodes are exact up to degree 2 n - 1
     if degree(lambda f: log_lik(rebuild(f)), f) < 2 * min(NODES.values()):
@@ -181,35 +169,3 @@ def processes(
             m, P = m + nudge[name].mean, P + nudge[name].reduction
         posterior[name] = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
     return posterior, q, roots
-
-
-def nudges(variational: Variational) -> dict[str, Nudge]:
-    """Zero nudges for the sites that natural gradients train."""
-    sites = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
-    return {k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in sites.items()}
-
-
-def natural_target(q: Whitened, gradient: Nudge, weight) -> Sites:
-    """The sites that maximise the bound's linearisation: nat1 = (dE/dm + 2 (dE/dP) m) / weight,
-    nat2 = 2 dE/dP / weight.
-
-    P = I - S; `weight` of the KL, whose natural gradient is weight x (the sites). A step of size 1
-    lands there; for a Gaussian likelihood that is the optimum (Hensman et al. 2013; Khan & Lin
-    2017).
-    """
-    share = (1.0 / jnp.asarray(weight)).astype(gradient.mean.dtype)
-    P_bar = (
-        share[..., None, None]
-        * 0.5
-        * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
-    )
-    nat1 = share[..., None] * gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean)
-    return Sites(nat1, 2.0 * P_bar)
-
-
-def blend(old: Sites, target: Sites, rate) -> Sites:
-    """A natural-gradient step of size `rate` in (0, 1]."""
-    nat1, nat2 = (
-        (1.0 - rate) * a + rate * b for a, b in ((old.nat1, target.nat1), (old.nat2, target.nat2))
-    )
-    return Sites(nat1, nat2, old.base)

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.svgp.step import Problem, hyper_at
+from ppl_gp.infer.svgp.objective import hyper_at
+from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed

@@ -8,13 +8,19 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.hyper.space import log_prior
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
-from ppl_gp.infer.svgp.step import Problem, State, bound_terms, expectation_gap
+from ppl_gp.infer.svgp.objective import hyper_at, terms_at
+from ppl_gp.infer.svgp.problem import Plan, Problem
+from ppl_gp.infer.svgp.step import State
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.bound import Batch, quadrature_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
@@ -39,10 +45,33 @@ def total_bound(
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
     for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
-        terms = bound_terms if source.num_data <= _QUICKLY else bound_terms.full
-        expected, rest = terms(problem, state, batch)
+        parts = _parts if source.num_data <= _QUICKLY else _parts.full
+        expected, rest = parts(problem, state, batch)
         total, rests = total + float(expected), [*rests, float(rest)]
     return total + float(np.mean(rests))
+
+
+@quick_jit
+def _parts(
+    problem: Problem, state: State, batch: Batch
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all
+    data.
+    """
+    hyper, log_p = hyper_at(problem, state.free, batch)
+    t = terms_at(problem, hyper, state.variational, batch)
+    return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)
+
+
+def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
+    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without
+    the prior.
+    """
+    if plan.guide is None or not plan.guide.draws:
+        return 0.0
+    return log_p - log_prior(
+        plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held
+    )
 
 
 def judged(
@@ -85,7 +114,7 @@ def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float 
     # batch stand for all data.
     counted = np.sum(np.asarray(batch.weights) > 0)
     share = 1.0 if isinstance(source, StreamSource) else source.num_data / counted
-    gap, size = (share * float(x) for x in expectation_gap(problem, state, batch))
+    gap, size = (share * float(x) for x in _expectation_gap(problem, state, batch))
     if size > _WORTH_TELLING * source.num_data:
         warnings.warn(
             f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
@@ -94,6 +123,19 @@ def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float 
             stacklevel=2,
         )
     return gap
+
+
+@quick_jit
+def _expectation_gap(
+    problem: Problem, state: State, batch: Batch
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values).
+    For one layer, at one setting.
+    """
+    hyper, _ = hyper_at(problem, state.free, batch)
+    return quadrature_gap(
+        problem.plan.model, problem.plan.expectation, hyper, state.variational, batch
+    )
 
 
 def result_of(

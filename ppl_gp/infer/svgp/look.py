@@ -47,6 +47,12 @@ class Subject(NamedTuple):
         """Names of the GP sites."""
         return self.structure.gps
 
+    @property
+    def data(self) -> tuple[tuple, dict]:
+        """(args, kwargs) of all data; of a stream, of its first batch."""
+        kept = self.first if isinstance(self.source, StreamSource) else self.source
+        return kept.args, kept.kwargs
+
 
 def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     """Run the model on a first batch, and require that SVGP fits it. No factorisation."""

@@ -18,7 +18,8 @@ from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
 from ppl_gp.infer.svgp.devices import Placement
-from ppl_gp.infer.svgp.step import Problem, State, advance, advance_whole
+from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
 MAX_FAILURES = 20  # failed steps in a row after which a run is over

@@ -6,124 +6,19 @@ finite is not made: the run goes back to the last good state with a shorter natu
 and counts it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.deep.bound import Sampling, terms
-from ppl_gp.deep.structure import Structure
-from ppl_gp.infer.hyper.guide import HyperGuide
-from ppl_gp.infer.hyper.space import Space, log_prior
-from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.quick import quick_jit
-from ppl_gp.sparse.bound import (
-    Batch,
-    Terms,
-    Variational,
-    blend,
-    natural_target,
-    nudges,
-    quadrature_gap,
-)
-from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.infer.svgp.objective import objective
+from ppl_gp.infer.svgp.problem import Problem, is_trained
+from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.families import Sites
-from ppl_gp.sparse.root import positive_definite
-
-MAX_HALVINGS = 10
-# of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
-FIRST_RATE, LAST_SHARE = 0.1, 0.1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is static about a run: hashable, so that the compiled step is found again by the next
-    fit.
-    """
-
-    model: Callable
-    expectation: Expectation
-    structure: Structure
-    sampling: Sampling
-    guide: HyperGuide | None
-    names: tuple[str, ...]  # hyperparameters that are trained or drawn
-    train_inducing: bool
-    whole: bool  # every batch is all data
-    drawn: bool  # the bound of a batch is an estimate by draws
-    schedule: Callable | None  # step -> learning rate, where the user gave one
-    natural_schedule: Callable | None  # step -> size of the natural-gradient step, likewise
-    optimiser: Callable | None
-    max_steps: int
-    warm_up: int
-
-    @property
-    def draws_hyper(self) -> bool:
-        """Whether hyperparameters have a distribution."""
-        return self.guide is not None and self.guide.draws
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the bound of a step is an estimate."""
-        return self.drawn or not self.whole
-
-
-class Rates(NamedTuple):
-    """The numbers that a step is made with. Arrays, so that another value of one compiles nothing
-    anew.
-    """
-
-    learning: Any  # before its decay
-    natural: Any  # `None`: as `Problem.natural_rate` chooses
-    beta: Any
-
-
-class Problem(eqx.Module):
-    """The plan and the arrays that a run does not change: rates, fixed hyperparameters, units of
-    the inducing variables.
-    """
-
-    plan: Plan = eqx.field(static=True)
-    rates: Rates
-    fixed: dict
-    units: Any  # of the structure of the trained inducing variables
-    # {latent site: what of q(h) is no array, such as an encoder's activation functions}
-    frozen: dict
-
-    def bound(
-        self, hyper: dict, variational: Variational, batch: Batch, nudge: dict | None = None
-    ) -> Terms:
-        """The terms of the bound on a batch."""
-        plan, sampling = self.plan, self.plan.sampling._replace(beta=self.rates.beta)
-        whole = variational._replace(latents=eqx.combine(variational.latents, self.frozen))
-        return terms(
-            plan.model, plan.expectation, sampling, plan.structure, hyper, whole, batch, nudge
-        )
-
-    def learning_rate(self, step):
-        """Of the optimiser: a number decays by a cosine to a hundredth."""
-        if self.plan.schedule is not None:
-            return self.plan.schedule(step)
-        return self.rates.learning * optax.cosine_decay_schedule(
-            1.0, self.plan.max_steps, alpha=0.01
-        )(step)
-
-    def natural_rate(self, step):
-        """Size of the natural-gradient step."""
-        if self.plan.natural_schedule is not None:
-            return self.plan.natural_schedule(step)
-        if self.rates.natural is None and self.plan.noisy:
-            return FIRST_RATE * LAST_SHARE ** (step / self.plan.max_steps)
-        return jnp.asarray(1.0) if self.rates.natural is None else self.rates.natural
-
-    def optax(self) -> optax.GradientTransformation:
-        """The optimiser of everything but natural-gradient sites."""
-        return (self.plan.optimiser or optax.adam)(self.learning_rate)
+from ppl_gp.sparse.natural_gradient import blend_all, natural_target, nudges
 
 
 class Last(eqx.Module):
@@ -149,38 +44,6 @@ class State(eqx.Module):
     halved: Int[Array, ""]  # natural-gradient steps shortened to stay positive definite
 
 
-def hyper_at(problem: Problem, free, batch: Batch):
-    """(hyperparameters, log prior - log q of them)."""
-    plan = problem.plan
-    if plan.guide is None:
-        where = Space(
-            plan.model,
-            tuple(plan.names),
-            batch.args,
-            batch.kwargs,
-            {**problem.fixed, **batch.given},
-        )
-        hyper = {**problem.fixed, **where.constrain(free)}
-        extra = jnp.zeros(())
-    else:
-        hyper, log_q = plan.guide.draw(
-            free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs
-        )
-        hyper, extra = {**problem.fixed, **hyper}, -log_q
-    return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
-
-
-def is_trained(plan: Plan, free, variational: Variational):
-    """A tree of booleans like (free, variational): what the optimiser trains."""
-
-    def mark(tree, yes):
-        return jax.tree.map(lambda x: yes and eqx.is_inexact_array(x), tree)
-
-    q = {k: mark(v, not isinstance(v, Sites)) for k, v in variational.q.items()}
-    variables = mark(variational.variables, plan.train_inducing)
-    return mark(free, True), Variational(variables, q, mark(variational.latents, True))
-
-
 def begin(problem: Problem, free, variational: Variational) -> State:
     """The state before the first step."""
     trained, _ = eqx.partition((free, variational), is_trained(problem.plan, free, variational))
@@ -204,12 +67,11 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
 
     def loss(trained, nudge):
         free, variational = eqx.combine(trained, held)
-        hyper, log_p = hyper_at(problem, free, batch)
-        t = problem.bound(hyper, variational, batch, nudge)
-        return -(t.bound + log_p), t
+        value, t = objective(problem, free, variational, batch, nudge)
+        return -value, t
 
     (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
-        trained, nudges(state.variational)
+        trained, nudges(state.variational.q)
     )
     finite = jnp.isfinite(value) & _all_finite((gradient, toward))
     slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
@@ -221,40 +83,50 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     return _choose(failed, _retreat(problem, state), new), -value
 
 
-def _advance(problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
-    plan = problem.plan
+def _advance(problem: Problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
+    free, variational, optimiser = _optimised(problem, state, spec, gradient)
+    here, target = _natural(state, toward, t)
+    rate = problem.natural_rate(state.step) * state.shrink
+    moved, halved = blend_all(here, target, rate)
+    # where a failed step comes back to: the sites at the root of this evaluation
+    carried = state.variational._replace(q={**state.variational.q, **here})
+    return State(
+        free=free,
+        variational=variational._replace(q={**variational.q, **moved}),
+        optimiser=optimiser,
+        last=Last(state.free, carried, target, value),
+        step=state.step + 1,
+        shrink=jnp.minimum(1.0, (1.1 if problem.plan.noisy else 2.0) * state.shrink),
+        failures=jnp.zeros_like(state.failures),
+        failed=state.failed,
+        halved=state.halved + halved,
+    )
+
+
+def _optimised(problem: Problem, state: State, spec, gradient) -> tuple[Any, Variational, Any]:
+    """(hyperparameters, variational parameters, the optimiser's state) after its update. In the
+    warm-up only q(u) and q(h) move.
+    """
     trained, held = eqx.partition((state.free, state.variational), spec)
+    updates: Any
     updates, optimiser = problem.optax().update(gradient, state.optimiser, trained)
-    free_updates, variational_updates = updates
-    variables = jax.tree.map(lambda u, unit: u * unit, variational_updates.variables, problem.units)
-    hold = jnp.where(state.step < plan.warm_up, 0.0, 1.0)
-    free_updates, variables = jax.tree.map(lambda u: hold * u, (free_updates, variables))
-    updates = (free_updates, variational_updates._replace(variables=variables))
-    free, variational = eqx.combine(eqx.apply_updates(trained, updates), held)
+    free, variational = updates
+    variables = jax.tree.map(lambda u, unit: u * unit, variational.variables, problem.units)
+    hold = jnp.where(state.step < problem.plan.warm_up, 0.0, 1.0)
+    free, variables = jax.tree.map(lambda u: hold * u, (free, variables))
+    updates = free, variational._replace(variables=variables)
+    return *eqx.combine(eqx.apply_updates(trained, updates), held), optimiser
+
+
+def _natural(state: State, toward: dict, t: Terms) -> tuple[dict[str, Sites], dict[str, Sites]]:
+    """(the sites that natural gradients train, where those point), at this evaluation's roots."""
     sites = {k: q for k, q in state.variational.q.items() if isinstance(q, Sites)}
+    here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
     target = {
         k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k])
         for k, q in sites.items()
     }
-    here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
-    rate = problem.natural_rate(state.step) * state.shrink
-    moved, halved = _blend_all(here, target, rate)
-    variational = variational._replace(q={**variational.q, **moved})
-    last = Last(
-        state.free, state.variational._replace(q={**state.variational.q, **here}), target, value
-    )
-    shrink = jnp.minimum(1.0, (1.1 if plan.noisy else 2.0) * state.shrink)
-    return State(
-        free,
-        variational,
-        optimiser,
-        last,
-        state.step + 1,
-        shrink,
-        jnp.zeros_like(state.failures),
-        state.failed,
-        state.halved + halved,
-    )
+    return here, target
 
 
 def _based(sites: Sites, before: Sites, root) -> Sites:
@@ -267,54 +139,18 @@ def _retreat(problem: Problem, state: State) -> State:
     last, shrink = state.last, 0.5 * state.shrink
     rate = problem.natural_rate(state.step) * shrink
     here = {k: last.variational.q[k] for k in last.target}
-    moved, halved = _blend_all(here, last.target, rate)
-    variational = last.variational._replace(q={**last.variational.q, **moved})
+    moved, halved = blend_all(here, last.target, rate)
     return State(
-        last.free,
-        variational,
-        state.optimiser,
-        last,
-        state.step + 1,
-        shrink,
-        state.failures + 1,
-        state.failed + 1,
-        state.halved + halved,
+        free=last.free,
+        variational=last.variational._replace(q={**last.variational.q, **moved}),
+        optimiser=state.optimiser,
+        last=last,
+        step=state.step + 1,
+        shrink=shrink,
+        failures=state.failures + 1,
+        failed=state.failed + 1,
+        halved=state.halved + halved,
     )
-
-
-def _blend_all(here: dict, target: dict, rate):
-    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many
-    were shortened.
-    """
-    moved, halved = {}, jnp.zeros((), jnp.int32)
-    for name in target:
-        moved[name], shortened = _within_cone(here[name], target[name], rate)
-        halved = halved + shortened
-    return moved, halved
-
-
-def _within_cone(here: Sites, target: Sites, rate):
-    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is
-    log-concave.
-    """
-
-    def outside(state):
-        halvings, sites = state
-        precisions = jnp.reshape(sites.nat2, (-1, *sites.nat2.shape[-2:]))
-        inside = jnp.all(
-            lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions)
-        )
-        return ~inside & (halvings < MAX_HALVINGS)
-
-    def halve(state):
-        halvings, _ = state
-        # The last try is no step at all.
-        shorter = jnp.where(halvings + 1 == MAX_HALVINGS, 0.0, rate * 0.5 ** (halvings + 1.0))
-        return halvings + 1, blend(here, target, shorter)
-
-    first = (jnp.zeros((), jnp.int32), blend(here, target, jnp.asarray(rate, here.nat1.dtype)))
-    halvings, sites = lax.while_loop(outside, halve, first)
-    return sites, (halvings > 0).astype(jnp.int32)
 
 
 def _choose(first: Array, a, b):
@@ -344,39 +180,3 @@ def advance_whole(
 ) -> tuple[State, Float[Array, "k"]]:
     """As `advance`, with the same data in every batch."""
     return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
-
-
-@quick_jit
-def expectation_gap(
-    problem: Problem, state: State, batch: Batch
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values).
-    For one layer, at one setting.
-    """
-    hyper, _ = hyper_at(problem, state.free, batch)
-    return quadrature_gap(
-        problem.plan.model, problem.plan.expectation, hyper, state.variational, batch
-    )
-
-
-@quick_jit
-def bound_terms(
-    problem: Problem, state: State, batch: Batch
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all
-    data.
-    """
-    hyper, log_p = hyper_at(problem, state.free, batch)
-    t = problem.bound(hyper, state.variational, batch)
-    return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)
-
-
-def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
-    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without
-    the prior.
-    """
-    if plan.guide is None or not plan.guide.draws:
-        return 0.0
-    return log_p - log_prior(
-        plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held
-    )

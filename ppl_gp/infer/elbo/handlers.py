@@ -2,12 +2,10 @@
 is drawn jointly.
 """
 
-import jax.numpy as jnp
 from jax import random
 from numpyro.primitives import Messenger
 
 from ppl_gp.deep.copies import draw_copy
-from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import unwrap
 from ppl_gp.sparse.inducing_draws import draw_with_inducing
@@ -51,9 +49,3 @@ class OverRows(Messenger):
             msg["value"], self.log_ratios[msg["name"]] = draw_with_inducing(
                 fn.process, fn.prior, msg["kwargs"]["rng_key"]
             )
-
-
-def along_data(share, site: dict, num: int):
-    """(B,) shaped to broadcast against a latent's value."""
-    axis, _ = latent_form(site, num)
-    return jnp.expand_dims(share, [i for i in range(jnp.ndim(site["value"])) if i != axis])

@@ -1,0 +1,107 @@
+"""Bounds as NumPyro ELBO objects: for its `SVI`, with any guide, in function space (GP sites) and
+in weight space alike.
+
+Sites in the data's plates (what is observed, and latents that stand one a datum) enter for each
+datum; every other latent site, q(u) of a GP and a network's weights among them, enters by its KL
+divergence, once, outside the log. A plate that subsamples makes them minibatch bounds, unbiased for
+num_importance = 1.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro.infer.elbo import ELBO as NumPyroELBO
+
+from ppl_gp.deep.importance import Sampling
+from ppl_gp.errors import DataError
+from ppl_gp.infer.elbo.particle import Particle
+from ppl_gp.model.declared import declare
+from ppl_gp.sparse.expectation import Expectation
+
+
+class ImportanceWeightedELBO(NumPyroELBO):
+    """sum_n (N / B) E log (1/K) sum_k w_nk - sum over global sites of KL[q || p], nats (its
+    negative is the loss).
+
+    w_nk = exp(E_q(f)[log p(y_n | f, h_nk)]) p(h_nk) / q(h_nk): K copies of each datum's latents
+    under one function (Salimbeni et al. 2019, eq. 17; Leibfried et al. 2022). Rises with K; at K =
+    1 it is `ELBO`.
+
+    - `num_importance`: K. `num_particles`: independent estimates that are averaged.
+    - `expected_last`: integrate GP sites that only the likelihood sees, or else draw them jointly
+      at the copies.
+    - `doubly_reparameterised`: the gradient of q(h) of Tucker et al. (2019), whose signal does not
+      vanish as K grows. For latents that enter no jointly drawn GP site (`ModelError`). Twice the
+      forward passes.
+    - `beta`: weight of every KL term and log ratio; 1 for a bound.
+
+    Cost: K passes of the model a particle; K^3 B for a GP site drawn jointly. `DataError` for
+    counts below 1.
+    """
+
+    def __init__(
+        self,
+        num_importance: int = 10,
+        num_particles: int = 1,
+        *,
+        expected_last: bool = True,
+        doubly_reparameterised: bool = False,
+        beta: float = 1.0,
+        num_nodes: int | None = None,
+    ):
+        if min(num_importance, num_particles) < 1:
+            raise DataError(
+                f"num_importance={num_importance}, num_particles={num_particles}: a bound "
+                "averages over at least 1 copy and 1 draw."
+            )
+        if not 0.0 <= beta < float("inf"):
+            raise DataError(f"beta={beta}: give a finite weight of the KL terms, at least 0.")
+        self.num_importance, self.expected_last = num_importance, expected_last
+        self.doubly_reparameterised, self.beta, self.num_nodes = (
+            doubly_reparameterised,
+            beta,
+            num_nodes,
+        )
+        super().__init__(num_particles=num_particles)
+
+    def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
+        """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
+        model = declare(model, args, kwargs)
+        keys = random.split(rng_key, self.num_particles)
+        how, sampling = Expectation(self.num_nodes), self._sampling
+
+        def bound(key):
+            return Particle(how, sampling, key, param_map, model, guide, args, kwargs).bound()
+
+        bounds = jax.vmap(bound)(keys)
+        return {"loss": -jnp.mean(bounds), "mutable_state": None}
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            num_importance=self.num_importance,
+            expected_last=self.expected_last,
+            doubly_reparameterised=self.doubly_reparameterised,
+            beta=self.beta,
+        )
+
+
+class ELBO(ImportanceWeightedELBO):
+    """sum_n (N / B) (E log p(y_n | f, h_n) - KL[q(h_n) || p(h_n)]) - sum over global sites of KL[q
+    || p], nats.
+
+    As NumPyro's TraceMeanField_ELBO, with f of the last layer integrated rather than drawn.
+    Arguments as `ImportanceWeightedELBO`.
+    """
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        expected_last: bool = True,
+        beta: float = 1.0,
+        num_nodes: int | None = None,
+    ):
+        super().__init__(
+            1, num_particles, expected_last=expected_last, beta=beta, num_nodes=num_nodes
+        )

@@ -1,0 +1,167 @@
+"""A run of `SVGP` before its first step: what is static about it, its rates, its first state."""
+
+import dataclasses
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+
+from ppl_gp.deep.importance import Sampling, require_separate
+from ppl_gp.deep.latents import Amortised, Free
+from ppl_gp.deep.structure import Structure
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.hyperparameters import MAP
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.hyper.autoguides import guide_name
+from ppl_gp.infer.hyper.guide import HyperGuide, is_point
+from ppl_gp.infer.probes import require_bounded
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
+from ppl_gp.infer.svgp.objective import hyper_at
+from ppl_gp.infer.svgp.problem import Plan, Problem, Rates
+from ppl_gp.infer.svgp.start import (
+    initial_latents,
+    initial_point,
+    initial_variational,
+    of_site,
+    units,
+)
+from ppl_gp.infer.svgp.step import State, begin
+from ppl_gp.model.tracing import roles, run
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.bound import Batch
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.svgp import SVGP
+
+
+def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
+    """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for
+    the inducing points.
+    """
+    batch = as_batch(subject.first, key)
+    guide, fixed, free = _start_of_hyper(method, subject, batch, key)
+    if guide is not None:
+        # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
+        method = dataclasses.replace(method, dual_bound=False)
+    plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
+    # units and q(h) follow from the inputs that the hyperparameters give
+    problem = Problem(plan, _rates(method, subject.structure), fixed, units=None, frozen={})
+    hyper = _hyper_at(problem, free, batch)
+    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    inputs = site_inputs(subject, hyper, seed)
+    variational = initial_variational(method, trace, subject.structure, inputs, seed)
+    scale = {
+        k: units(v, inputs[k]) if method.train_inducing else _none(v)
+        for k, v in variational.variables.items()
+    }
+    latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
+    problem = dataclasses.replace(problem, units=scale, frozen=frozen)
+    return problem, begin(problem, free, variational._replace(latents=latents))
+
+
+def _start_of_hyper(
+    method: SVGP, subject: Subject, batch: Batch, key
+) -> tuple[HyperGuide | None, dict, dict]:
+    """(a guide where hyperparameters have one; the fixed ones; what is trained, unconstrained)."""
+    # a `numpyro.param` has no prior: always a point
+    if is_point(method.hyper) or not roles(subject.trace).hyper:
+        config = method.hyper if is_point(method.hyper) else MAP()
+        fixed, free = initial_point(
+            config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
+        )
+        return None, fixed, free
+    guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
+    told = f"SVGP(hyper={guide_name(method.hyper)})"
+    require_bounded(subject.trace, subject.model.reading, told, guide.held)
+    return guide, {}, guide.initial
+
+
+@quick_jit
+def _hyper_at(problem: Problem, free, batch: Batch) -> dict:
+    return hyper_at(problem, free, batch)[0]
+
+
+def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
+    """{latent site: q(h)}."""
+    found = {}
+    for i, name in enumerate(subject.structure.latents):
+        config = of_site(method.latents, name, "latents") or Amortised()
+        if isinstance(config, Free) and isinstance(subject.source, StreamSource):
+            raise DataError(
+                "Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, "
+                "Amortised()."
+            )
+        found[name] = initial_latents(
+            config,
+            trace[name],
+            random.fold_in(key, i),
+            subject.source.num_data,
+            batch.args,
+            batch.kwargs,
+            uses_inputs(subject.model, batch),
+        )
+    return found
+
+
+def _none(variables):
+    return jax.tree.map(lambda _: None, variables)
+
+
+def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
+    whole, sampling = subject.source.whole, _sampling(method, subject.structure)
+    expectation = method.expectation._replace(additive=subject.additive)
+    exact = subject.structure.is_shallow and not _is_drawn(expectation, _num_functions(subject))
+    return Plan(
+        model=subject.model,
+        expectation=expectation,
+        structure=subject.structure,
+        sampling=sampling,
+        guide=guide,
+        names=names,
+        train_inducing=method.train_inducing,
+        whole=whole,
+        drawn=(guide is not None and guide.draws) or not exact,
+        schedule=_if_callable(method.learning_rate),
+        natural_schedule=_if_callable(method.natural_rate),
+        optimiser=method.optimiser,
+        max_steps=method.max_steps,
+        warm_up=method.warm_up,
+    )
+
+
+def _is_drawn(how: Expectation, num_functions: int) -> bool:
+    return how.num_draws is not None or (not how.additive and how.nodes(num_functions) is None)
+
+
+def _num_functions(subject: Subject) -> int:
+    """That the likelihood of a datum sees."""
+    return sum(math.prod(subject.trace[k]["fn"].shape()[:-1]) for k in subject.structure.outer)
+
+
+def _if_callable(rate):
+    return rate if callable(rate) else None
+
+
+def _rates(method: SVGP, of: Structure) -> Rates:
+    # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
+    learning = (
+        (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+    )
+    numbers = (learning, method.natural_rate, method.beta)
+    return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
+
+
+def _sampling(method: SVGP, of: Structure) -> Sampling:
+    if method.num_importance > 1 and not of.latents:
+        raise ModelError(
+            f"SVGP(num_importance={method.num_importance}): the model has no latent that stands "
+            "one a datum, so there is nothing to weight; num_paths averages several draws "
+            "through the layers."
+        )
+    sampling = Sampling(
+        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
+    )
+    require_separate(sampling, of, "SVGP")
+    return sampling
