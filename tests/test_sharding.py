@@ -61,6 +61,7 @@ def test_eight_devices(one_device, tmp_path):
     assert "a batch of 60 rows cannot be split evenly" in str(found["told"])
 
 
+@pytest.mark.slow
 def test_two_processes(one_device, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
