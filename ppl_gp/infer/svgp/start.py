@@ -14,7 +14,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import Fixed
-from ppl_gp.infer.hyper.fixed import fixed_values
+from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, space, starts
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Variational
