@@ -17,7 +17,7 @@ from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
-from ppl_gp.local.natural import Positive, Sites, as_general, flat
+from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import FEW_DATA, quick_jit
@@ -92,7 +92,7 @@ def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
 @quick_jit
 def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
-    init = flat(factors.prior.mean, Sites if general else form_of(factors.log_lik))
+    init = flat(factors.prior.mean, PseudoLikelihood if general else form_of(factors.log_lik))
     return log_evidence(method, factors, init)
 
 

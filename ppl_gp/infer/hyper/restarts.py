@@ -21,7 +21,7 @@ from ppl_gp.errors import Result
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
 from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
-from ppl_gp.local.natural import Positive, Sites, as_general, flat
+from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.quick import FEW_DATA, quick_jit
 
@@ -39,7 +39,7 @@ class Ascent(eqx.Module):
     args: tuple
     kwargs: dict
 
-    def log_posterior(self, free, init: Sites):
+    def log_posterior(self, free, init: PseudoLikelihood):
         """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
         sites.
         """
@@ -66,7 +66,7 @@ class Run(NamedTuple):
     point: dict
     asked: dict  # where the solver wants the next evaluation
     solver: Any
-    sites: Sites
+    sites: PseudoLikelihood
     scale: Array
     loss: Array
     slope: Array  # largest entry of the gradient, nats
@@ -79,7 +79,7 @@ def _solver():
     return optx.BFGS(rtol=1e-9, atol=1e-9)
 
 
-def _fresh(point, sites: Sites):
+def _fresh(point, sites: PseudoLikelihood):
     """A new solver state at a point, split into arrays and static parts."""
     loss = jax.ShapeDtypeStruct((), sites.nat1.dtype)
     state = _solver().init(_told, point, (point, loss, point, sites), {}, loss, sites, frozenset())
@@ -93,7 +93,7 @@ def _told(at, evaluated):
     return loss + sum(jax.tree.leaves(steps)), sites
 
 
-def _begin(point, num: int, form: type[Sites]) -> Run:
+def _begin(point, num: int, form: type[PseudoLikelihood]) -> Run:
     sites = flat(jnp.zeros(num), form)
     one, zero = jnp.ones(()), jnp.zeros(())
     arrays, _ = _fresh(point, sites)
@@ -171,7 +171,7 @@ def start(problem: Ascent, rng_key, num_restarts: int, init):
 
 
 @quick_jit
-def _evaluate(problem: Ascent, points, sites: Sites, skipped) -> Evaluation:
+def _evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evaluation:
     """One evaluation for every restart that is not skipped."""
 
     def evaluated(point, init):

@@ -17,7 +17,7 @@ from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -62,7 +62,12 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
     kept = _kept(
-        model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs
+        model,
+        name,
+        hyper,
+        PseudoLikelihood(values[f"{name}_nat1"], values[f"{name}_nat2"]),
+        args,
+        kwargs,
     )
     return Fit(
         model=model,

@@ -24,7 +24,7 @@ from ppl_gp.sparse.families import (
     DiagonalGaussian,
     Family,
     FullGaussian,
-    Sites,
+    NaturalGaussian,
     UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import InducingVariables, Points
@@ -175,7 +175,7 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.uses_natural:
         base = root.L if method.carries_sites and isinstance(root, DenseRoot) else None
-        return Sites(zeros, jnp.zeros_like(eye), base)
+        return NaturalGaussian(zeros, jnp.zeros_like(eye), base)
     if method.covariance == "diagonal":
         return DiagonalGaussian(zeros, zeros)
     if not method.whiten:
