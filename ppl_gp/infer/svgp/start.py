@@ -67,19 +67,19 @@ def _starts(where: Space, key):
 
 
 def initial_variational(
-    method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int
+    method: SVGP, trace: dict, structure: Structure, inputs: dict, seed: int
 ) -> Variational:
     """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner
     layers.
     """
-    priors, shapes = priors_of(trace, of.gps)
+    priors, shapes = priors_of(trace, structure.gps)
     variables = {
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
         for k, p in priors.items()
     }
     q = {
         k: _inner_family(variables[k], prior, shapes[k][:-1])
-        if k in of.inner
+        if k in structure.inner
         else _family(method, variables[k], prior, shapes[k][:-1])
         for k, prior in priors.items()
     }
