@@ -70,13 +70,13 @@ def _outputs(jaxpr, inputs) -> tuple[Dependence, ...]:
         )
 
     for equation in jaxpr.eqns:
-        found = _apply(equation, [of(v) for v in equation.invars])
+        found = of_equation(equation, [of(v) for v in equation.invars])
         known.update(zip(equation.outvars, found, strict=True))
     return tuple(of(v) for v in jaxpr.outvars)
 
 
-def _apply(equation, operands):
-    """The dependence of an equation's outputs."""
+def of_equation(equation, operands):
+    """The dependence of the outputs of an equation of a jaxpr."""
     if max(operands, default=Dependence.constant) is Dependence.constant:
         return [Dependence.constant] * len(equation.outvars)
     name = equation.primitive.name

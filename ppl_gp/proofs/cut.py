@@ -1,0 +1,224 @@
+"""The linear predictors of a function, read off its jaxpr: the fewest arrays, affine in z, through
+which alone it sees z.
+
+A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say. In
+the graph of its operations eta is a cut: every way from z to the model's density leads through it.
+Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry a datum, the
+smallest cut is found by maximal flow, each array counting as many as it has functions a datum; of
+equal ones the nearest to z. What stands behind the cut is a function of eta alone, and is made
+here: the jaxpr evaluated with eta given.
+
+Cost: one trace, O(E V) for the cut of a graph of V arrays and E operations, in Python; nothing is
+computed.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal
+
+from ppl_gp.proofs.affine import Dependence, of_equation
+
+_CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
+_UNBOUNDED = float("inf")
+
+
+class Predictors(NamedTuple):
+    """A function of (z, rest) with its cut: `arrays` are variables of `closed`."""
+
+    closed: ClosedJaxpr
+    num_z: int  # leaves of z, the first inputs
+    arrays: tuple
+    axes: tuple[int, ...]  # of the data, of each
+    tree: Any  # of the function's outputs
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the predictors."""
+        return tuple(v.aval.shape for v in self.arrays)
+
+    def at(self, z, rest) -> list[jax.Array]:
+        """The predictors, affine in z."""
+        given = dict(zip(self.closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
+        return _evaluated(self.closed, given, self.arrays)
+
+    def below(self, etas, rest):
+        """The function's outputs with the predictors given."""
+        inputs = self.closed.jaxpr.invars[self.num_z :]
+        given = dict(zip(inputs, jax.tree.leaves(rest), strict=True))
+        given |= dict(zip(self.arrays, etas, strict=True))
+        leaves = _evaluated(self.closed, given, self.closed.jaxpr.outvars)
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors | None:
+    """The smallest cut of `function(z, rest)`, or `None` where there is none: where z enters a loop,
+    say, or a kernel.
+
+    `data_axis(i)`: the axis of the data of the i-th array of the flat jaxpr (its inputs, then what
+    its operations give, in order), or `None`.
+    """
+    closed, shape = jax.make_jaxpr(_flat(function, z, rest), return_shape=True)(z, rest)
+    num_z = len(jax.tree.leaves(z))
+    found = _smallest_cut(closed.jaxpr, num_z, data_axis)
+    if found is None:
+        return None
+    arrays, axes = found
+    return Predictors(closed, num_z, arrays, axes, jax.tree.structure(shape))
+
+
+def flat_shapes(function: Callable, z, rest) -> list[tuple[int, ...]]:
+    """Shapes of the arrays of the flat jaxpr, in order: two of them, for two numbers of rows, tell
+    which axes are the data's.
+    """
+    jaxpr = jax.make_jaxpr(_flat(function, z, rest))(z, rest).jaxpr
+    return [v.aval.shape for v in _variables(jaxpr)]
+
+
+def _flat(function, z, rest):
+    """The function with what it calls written out."""
+    closed = jax.make_jaxpr(function)(z, rest)
+    tree = jax.tree.structure(jax.eval_shape(function, z, rest))
+
+    def flat(z, rest):
+        given = dict(zip(closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
+        return jax.tree.unflatten(tree, _evaluated(closed, given, closed.jaxpr.outvars))
+
+    return flat
+
+
+def _variables(jaxpr) -> list:
+    return [*jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
+
+
+def _evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
+    """The variables `wanted` from those `given`; nothing else is computed. Calls are entered."""
+    jaxpr, values = closed.jaxpr, dict(given)
+    values |= dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    for equation in _needed(jaxpr, values, wanted):
+        inputs = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
+        values |= dict(zip(equation.outvars, _applied(equation, inputs), strict=True))
+    return [v.val if isinstance(v, Literal) else values[v] for v in wanted]
+
+
+def _needed(jaxpr, known, wanted) -> list:
+    """The equations between what is known and what is wanted, in order."""
+    missing, found = {v for v in wanted if not isinstance(v, Literal) and v not in known}, []
+    for equation in reversed(jaxpr.eqns):
+        if missing.isdisjoint(equation.outvars):
+            continue
+        found.append(equation)
+        inputs = (v for v in equation.invars if not isinstance(v, Literal))
+        missing |= {v for v in inputs if v not in known}
+    return found[::-1]
+
+
+def _applied(equation, inputs) -> list:
+    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+    if equation.primitive.name in _CALLS and isinstance(inner, ClosedJaxpr):
+        given = dict(zip(inner.jaxpr.invars, inputs, strict=True))
+        return _evaluated(inner, given, inner.jaxpr.outvars)
+    functions, params = equation.primitive.get_bind_params(equation.params)
+    out = equation.primitive.bind(*functions, *inputs, **params)
+    return out if equation.primitive.multiple_results else [out]
+
+
+def _smallest_cut(jaxpr, num_z: int, data_axis):
+    """(variables, axes) of the smallest cut between z and the outputs; `None` where none is
+    finite."""
+    how = _dependences(jaxpr, num_z)
+    order = [v for v in _variables(jaxpr) if how.get(v, 0) > Dependence.constant]
+    axes = {v: data_axis(i) for i, v in enumerate(_variables(jaxpr)) if v in how}
+    room = {v: _room(v, how[v], axes[v]) for v in order}
+    graph = _Flow(order, room)
+    for equation in jaxpr.eqns:
+        for v in {x for x in equation.invars if not isinstance(x, Literal)} & room.keys():
+            for w in equation.outvars:
+                if w in room:
+                    graph.join(v, w)
+    sources = [v for v in jaxpr.invars[:num_z] if v in room]
+    sinks = [v for v in jaxpr.outvars if not isinstance(v, Literal) and v in room]
+    found = graph.cut(sources, sinks)
+    return None if found is None else (tuple(found), tuple(axes[v] for v in found))
+
+
+def _dependences(jaxpr, num_z: int) -> dict:
+    """{variable: how it depends on z}."""
+    known = {v: Dependence.affine for v in jaxpr.invars[:num_z]}
+
+    def of(variable):
+        if isinstance(variable, Literal):
+            return Dependence.constant
+        return known.get(variable, Dependence.constant)
+
+    for equation in jaxpr.eqns:
+        found = of_equation(equation, [of(v) for v in equation.invars])
+        known |= dict(zip(equation.outvars, found, strict=True))
+    return {v: d for v, d in known.items() if d > Dependence.constant}
+
+
+def _room(variable, how: Dependence, axis: int | None) -> float:
+    """Functions a datum of an array that may be a predictor."""
+    aval = variable.aval
+    usable = how is Dependence.affine and axis is not None and jnp.issubdtype(aval.dtype, jnp.inexact)
+    return aval.size // aval.shape[axis] if usable and aval.shape[axis] else _UNBOUNDED
+
+
+class _Flow:
+    """Maximal flow through arrays, each of which lets as much through as it has room (Edmonds &
+    Karp 1972); an array is an entry and an exit.
+    """
+
+    def __init__(self, order, room):
+        self.order, self.left = order, {}
+        for v in order:
+            self._edge((v, 0), (v, 1), room[v])
+
+    def _edge(self, a, b, capacity):
+        self.left.setdefault(a, {})[b] = capacity
+        self.left.setdefault(b, {}).setdefault(a, 0)
+
+    def join(self, v, w):
+        """w is computed from v."""
+        self._edge((v, 1), (w, 0), _UNBOUNDED)
+
+    def cut(self, sources, sinks) -> list | None:
+        """The arrays of the smallest cut nearest to the sources."""
+        for v in sources:
+            self._edge("z", (v, 0), _UNBOUNDED)
+        for v in sinks:
+            self._edge((v, 1), "out", _UNBOUNDED)
+        if "z" not in self.left or "out" not in self.left:
+            return []
+        while "out" in (before := self._reached()):
+            if not self._push(before):
+                return None
+        reached = self._reached()
+        return [v for v in self.order if (v, 0) in reached and (v, 1) not in reached]
+
+    def _reached(self) -> dict:
+        """{node: the node before it} of what has room left from z."""
+        before, front = {"z": None}, deque(["z"])
+        while front:
+            node = front.popleft()
+            for other, room in self.left[node].items():
+                if room > 0 and other not in before:
+                    before[other] = node
+                    front.append(other)
+        return before
+
+    def _push(self, before) -> bool:
+        path, node = [], "out"
+        while before[node] is not None:
+            path.append((before[node], node))
+            node = before[node]
+        amount = min(self.left[a][b] for a, b in path)
+        if amount == _UNBOUNDED:
+            return False
+        for a, b in path:
+            self.left[a][b] -= amount
+            self.left[b][a] += amount
+        return True
