@@ -36,14 +36,19 @@ def found(function, sites):
         for num in (N, LONGER)
     )
     assert len(short) == len(long)
-    axes = [next((i for i, (a, b) in enumerate(zip(s, t)) if a != b), None) for s, t in zip(short, long)]
-    return predictors(function, of_rows(sites, N), jax.tree.map(jnp.asarray, rest_of(N)), axes.__getitem__)
+    rest = jax.tree.map(jnp.asarray, rest_of(N))
+    grown = [np.flatnonzero(np.not_equal(a, b)) for a, b in zip(short, long, strict=True)]
+    axes = [int(g[0]) if g.size else None for g in grown]
+    return predictors(function, of_rows(sites, N), rest, axes.__getitem__)
 
 
 def require_right(cut, function, sites):
     """Affine predictors, and the function of them is the function of z."""
     rest = jax.tree.map(jnp.asarray, rest_of(N))
-    zs = [{k: RNG.normal(size=x.shape) for k, x in of_rows(sites, N).items()} for _ in range(2)]
+    zs = [
+        {k: jnp.asarray(RNG.normal(size=x.shape)) for k, x in of_rows(sites, N).items()}
+        for _ in range(2)
+    ]
     for z in zs:
         np.testing.assert_allclose(cut.below(cut.at(z, rest), rest), function(z, rest), rtol=1e-12)
     middle = jax.tree.map(lambda a, b: 0.3 * a + 0.7 * b, *zs)
@@ -107,8 +112,10 @@ def test_places_as_many_as_data_are_told_from_data():
         ),
         (
             {"f": ("N",), "h": ("N",)},
-            lambda z, rest: poisson(z["f"] - 2.0 * z["h"], rest["y"]) + jnp.sin(z["f"] - 2.0 * z["h"]),
-            ((N,), (N,)),
+            lambda z, rest: (
+                poisson(z["f"] - 2.0 * z["h"], rest["y"]) + jnp.sin(z["f"] - 2.0 * z["h"])
+            ),
+            ((N,),),
         ),
     ],
     ids=["heteroscedastic", "a nonlinear effect", "softmax", "outputs", "written twice"],

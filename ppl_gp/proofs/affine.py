@@ -27,7 +27,7 @@ class Dependence(IntEnum):
 _LINEAR = frozenset(
     """
     add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
-    pad rev reduce_sum copy copy_p optimization_barrier
+    pad rev reduce_sum cumsum copy copy_p optimization_barrier
     """.split()
 )
 # Entry by entry the same number, in another place.
@@ -102,7 +102,7 @@ def _of_primitive(name, operands, equation):
         return highest if kept else Dependence.unknown
     linear = (
         name in _LINEAR
-        or (name == "mul" and len(depending) == 1)
+        or (name in ("mul", "dot_general") and len(depending) == 1)
         or (name in _FIRST_ONLY and depending == [0])
         # the choice itself must not depend on the argument
         or (name == "select_n" and depending[0] > 0)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from ppl_gp.proofs.affine import Dependence, of_equation
 
@@ -55,8 +55,8 @@ class Predictors(NamedTuple):
 
 
 def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors | None:
-    """The smallest cut of `function(z, rest)`, or `None` where there is none: where z enters a loop,
-    say, or a kernel.
+    """The smallest cut of `function(z, rest)`, or `None` where there is none: where z enters a
+    loop, say, or a kernel.
 
     `data_axis(i)`: the axis of the data of the i-th array of the flat jaxpr (its inputs, then what
     its operations give, in order), or `None`.
@@ -80,12 +80,11 @@ def flat_shapes(function: Callable, z, rest) -> list[tuple[int, ...]]:
 
 def _flat(function, z, rest):
     """The function with what it calls written out."""
-    closed = jax.make_jaxpr(function)(z, rest)
-    tree = jax.tree.structure(jax.eval_shape(function, z, rest))
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(z, rest)
+    tree = jax.tree.structure(shape)
 
     def flat(z, rest):
-        given = dict(zip(closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
-        return jax.tree.unflatten(tree, _evaluated(closed, given, closed.jaxpr.outvars))
+        return jax.tree.unflatten(tree, _entered(closed, jax.tree.leaves((z, rest))))
 
     return flat
 
@@ -95,13 +94,43 @@ def _variables(jaxpr) -> list:
 
 
 def _evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
-    """The variables `wanted` from those `given`; nothing else is computed. Calls are entered."""
-    jaxpr, values = closed.jaxpr, dict(given)
-    values |= dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    for equation in _needed(jaxpr, values, wanted):
-        inputs = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
-        values |= dict(zip(equation.outvars, _applied(equation, inputs), strict=True))
-    return [v.val if isinstance(v, Literal) else values[v] for v in wanted]
+    """The variables `wanted` from those `given`; nothing else is computed."""
+    jaxpr = closed.jaxpr
+    known = [v for v in jaxpr.constvars if v not in given]
+    equations = _needed(jaxpr, {*given, *known}, wanted)
+    part = jaxpr.replace(invars=list(given), eqns=equations, outvars=list(wanted))
+    return jaxpr_as_fun(ClosedJaxpr(part, closed.consts))(*given.values())
+
+
+def _entered(closed: ClosedJaxpr, inputs) -> list:
+    """A jaxpr evaluated with the calls in it entered, so that tracing it writes them out; what is
+    computed twice, a predictor at two sites, once.
+    """
+    jaxpr, before = closed.jaxpr, {}
+    values = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*inputs, *closed.consts), strict=True))
+
+    def value(v):
+        return v.val if isinstance(v, Literal) else values[v]
+
+    def told(v):
+        return (str(v.val), v.aval) if isinstance(v, Literal) else id(values[v])
+
+    for equation in jaxpr.eqns:
+        inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        if equation.primitive.name in _CALLS and isinstance(inner, ClosedJaxpr):
+            out = _entered(inner, [value(v) for v in equation.invars])
+        else:
+            what = (equation.primitive, str(equation.params), *map(told, equation.invars))
+            out = before[what] = before.get(what) or _alone(jaxpr, equation, value)
+        values |= dict(zip(equation.outvars, out, strict=True))
+    return [value(v) for v in jaxpr.outvars]
+
+
+def _alone(jaxpr, equation, value: Callable) -> list:
+    """The outputs of one equation."""
+    used = {v: value(v) for v in equation.invars if not isinstance(v, Literal)}
+    part = jaxpr.replace(constvars=[], invars=list(used), eqns=[equation], outvars=equation.outvars)
+    return jaxpr_as_fun(ClosedJaxpr(part, []))(*used.values())
 
 
 def _needed(jaxpr, known, wanted) -> list:
@@ -114,16 +143,6 @@ def _needed(jaxpr, known, wanted) -> list:
         inputs = (v for v in equation.invars if not isinstance(v, Literal))
         missing |= {v for v in inputs if v not in known}
     return found[::-1]
-
-
-def _applied(equation, inputs) -> list:
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    if equation.primitive.name in _CALLS and isinstance(inner, ClosedJaxpr):
-        given = dict(zip(inner.jaxpr.invars, inputs, strict=True))
-        return _evaluated(inner, given, inner.jaxpr.outvars)
-    functions, params = equation.primitive.get_bind_params(equation.params)
-    out = equation.primitive.bind(*functions, *inputs, **params)
-    return out if equation.primitive.multiple_results else [out]
 
 
 def _smallest_cut(jaxpr, num_z: int, data_axis):
@@ -163,8 +182,10 @@ def _dependences(jaxpr, num_z: int) -> dict:
 def _room(variable, how: Dependence, axis: int | None) -> float:
     """Functions a datum of an array that may be a predictor."""
     aval = variable.aval
-    usable = how is Dependence.affine and axis is not None and jnp.issubdtype(aval.dtype, jnp.inexact)
-    return aval.size // aval.shape[axis] if usable and aval.shape[axis] else _UNBOUNDED
+    is_affine = how is Dependence.affine and jnp.issubdtype(aval.dtype, jnp.inexact)
+    if not is_affine or axis is None or 0 in aval.shape:
+        return _UNBOUNDED
+    return float(aval.size // aval.shape[axis])
 
 
 class _Flow:
@@ -201,7 +222,8 @@ class _Flow:
 
     def _reached(self) -> dict:
         """{node: the node before it} of what has room left from z."""
-        before, front = {"z": None}, deque(["z"])
+        before: dict[Any, Any] = {"z": None}
+        front: deque[Any] = deque(["z"])
         while front:
             node = front.popleft()
             for other, room in self.left[node].items():
