@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Posterior, condition_on_values, root_of_values
 from ppl_gp.sparse.families import Basis
@@ -100,7 +100,7 @@ class FromPseudo(Kept):
     mean: Float[Array, "*S N"]
     variance: Float[Array, "*S N"]
     alpha: Float[Array, "*S N"]
-    sites: Sites
+    sites: PseudoLikelihood
 
     @property
     def values(self):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.numerics.linalg import tril_inverse
 
 
@@ -41,7 +41,7 @@ class Posterior(Conditioned):
         return new.mean + k.T @ self.alpha, new.covariance_matrix - reduction
 
 
-def condition_on_sites(prior: GP, alpha, sites: Sites) -> Posterior:
+def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:
     """The posterior process behind a pseudo-likelihood. O(N^3)."""
     return Posterior(prior, alpha, prediction_root(prior.covariance_matrix, sites))
 

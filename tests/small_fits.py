@@ -14,7 +14,7 @@ from ppl_gp.errors import Result
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromPseudo
 from ppl_gp.local.condition import condition
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.arguments import as_arrays
 from ppl_gp.model.tracing import is_gp, run
 from ppl_gp.results.fit import Fit
@@ -79,7 +79,7 @@ def made_fit(model, hyper, X, *, num_draws=None, seed=0, sites=None, **kwargs):
             jnp.asarray(rng.normal(size=shape)),
             jnp.asarray(rng.uniform(0.2, 2.0, size=shape)),
         )
-        latent = {name: latent_of(unwrap(trace[name]["fn"]), Sites(*sites))}
+        latent = {name: latent_of(unwrap(trace[name]["fn"]), PseudoLikelihood(*sites))}
         return Fit(
             model=model,
             method=pg.EP(),

@@ -26,7 +26,7 @@ from ppl_gp.deep.copies import _over_copies, draw_copy
 from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import Encoded, FreeGaussian
-from ppl_gp.deep.structure import Structure, structure
+from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.sources import ArraySource
 from ppl_gp.model.tracing import roles, run
@@ -44,7 +44,7 @@ HOW = Expectation()
 
 def layers_of(model, args, kwargs):
     trace = run(model, args, kwargs)
-    return structure(roles(trace), trace, lambda values: run(model, args, kwargs, values))
+    return structure_of(roles(trace), trace, lambda values: run(model, args, kwargs, values))
 
 
 def batch_of(y=Y, rows=None, inputs=X):

@@ -21,7 +21,7 @@ import ppl_gp as pg
 from ppl_gp.deep.bound import terms
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import FreeGaussian
-from ppl_gp.deep.structure import structure
+from ppl_gp.deep.structure import structure_of
 from ppl_gp.infer.hyper.space import log_prior
 from ppl_gp.model.tracing import roles, run
 from ppl_gp.sparse.bound import Batch, Variational
@@ -139,7 +139,7 @@ def svgp(name, sampling, num=2000):
     latents = {"h": FreeGaussian(params["h_packed"])} if "h_packed" in params else {}
     variational = Variational({k: Points(Z) for k, Z in points.items()}, q, latents)
     trace = run(model, (X,), {"y": Y}, hyper)
-    of = structure(
+    of = structure_of(
         roles(trace), trace, lambda values: run(model, (X,), {"y": Y}, {**hyper, **values})
     )
     batch = Batch((X,), {"y": Y}, jnp.ones(N), random.key(0))
@@ -386,7 +386,7 @@ def test_a_scale_around_a_site_weighs_its_divergence():
     variational = Variational({"f": Points(Z2)}, {"f": q}, {"h": FreeGaussian(params["h_packed"])})
     hyper = {"noise": params["noise_auto_loc"]}
     trace = run(annealed, (X,), {"y": Y}, hyper)
-    of = structure(
+    of = structure_of(
         roles(trace), trace, lambda values: run(annealed, (X,), {"y": Y}, {**hyper, **values})
     )
     batch = Batch((X,), {"y": Y}, jnp.ones(N), random.key(0))

@@ -16,7 +16,7 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
 from ppl_gp.local.condition import condition, log_partition_and_mean
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.posterior import condition_on_sites
 
 X40, Y40 = wave40()
@@ -131,10 +131,10 @@ def test_signed_form_is_the_positive_form():
     rng = np.random.default_rng(1)
     A = rng.normal(size=(20, 20))
     K, mean = jnp.asarray(A @ A.T / 20 + 0.1 * np.eye(20)), jnp.asarray(rng.normal(size=20))
-    sites = Sites(
+    sites = PseudoLikelihood(
         jnp.asarray(rng.normal(size=20)), jnp.asarray(rng.uniform(0.1, 5.0, 20)).at[3].set(0.0)
     )
-    forced = Sites(sites.nat1, sites.nat2.at[3].set(-1e-14))
+    forced = PseudoLikelihood(sites.nat1, sites.nat2.at[3].set(-1e-14))
     positive, signed = _conditioned(K, mean, sites), _conditioned(K, mean, forced)
     for a, b in zip(jax.tree.leaves(positive), jax.tree.leaves(signed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
@@ -146,7 +146,7 @@ def test_signed_form_with_really_negative_precisions_is_the_dense_formula():
     K, mean = A @ A.T / 20 + 0.1 * np.eye(20), rng.normal(size=20)
     nat1, nat2 = rng.normal(size=20), np.where(np.arange(20) % 4 == 0, -0.02, 1.0)
     q = _conditioned(
-        jnp.asarray(K), jnp.asarray(mean), Sites(jnp.asarray(nat1), jnp.asarray(nat2))
+        jnp.asarray(K), jnp.asarray(mean), PseudoLikelihood(jnp.asarray(nat1), jnp.asarray(nat2))
     )[0]
     covariance = np.linalg.inv(np.linalg.inv(K) + np.diag(nat2))
     np.testing.assert_allclose(q.variance, np.diag(covariance), rtol=1e-9)

@@ -13,7 +13,7 @@ import ppl_gp as pg
 from ppl_gp.errors import Result
 from ppl_gp.local.factor import asked
 from ppl_gp.local.method import form_of
-from ppl_gp.local.natural import Positive, Sites, flat
+from ppl_gp.local.natural import Positive, PseudoLikelihood, flat
 
 N = 12
 RNG = np.random.default_rng(4)
@@ -37,7 +37,7 @@ def robust(X, y=None):
 
 @pytest.mark.parametrize(
     "form, low",
-    [(Sites, 0.2), (Sites, -0.05), (Positive, 0.2)],
+    [(PseudoLikelihood, 0.2), (PseudoLikelihood, -0.05), (Positive, 0.2)],
     ids=["plain", "signed", "positive"],
 )
 def test_a_factor_answers_as_the_dense_inverse(form, low):
@@ -64,7 +64,7 @@ def test_a_factor_answers_as_the_dense_inverse(form, low):
 
 def test_the_signs_of_a_log_concave_likelihood_are_known_and_of_no_other():
     assert form_of(pg.read(poisson, X, y=COUNTS, hyper={"variance": 1.0}).log_lik) is Positive
-    assert form_of(pg.read(robust, X, y=COUNTS * 1.0, hyper={}).log_lik) is Sites
+    assert form_of(pg.read(robust, X, y=COUNTS * 1.0, hyper={}).log_lik) is PseudoLikelihood
 
 
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)

@@ -11,6 +11,7 @@ import small_fits
 import ppl_gp as pg
 from ppl_gp.infer import chains
 from ppl_gp.infer.hyper import map as map_run
+from ppl_gp.infer.hyper import restarts as map_restarts
 from ppl_gp.infer.svgp import collapsed
 
 X, Y, _ = small_fits.classification()
@@ -33,7 +34,7 @@ def stopped_at(call, monkeypatch, module, name):
 def test_map_keeps_the_best_point_so_far(steps, monkeypatch):
     short = pg.Laplace(hyper=pg.MAP(restarts=2, max_steps=steps))
     fewer = pg.fit(small_fits.classifier, short, 0, X, y=Y, throw=False)
-    stopped_at(steps + 1, monkeypatch, map_run, "_advance")
+    stopped_at(steps + 1, monkeypatch, map_run, "advance")
     fit = pg.fit(small_fits.classifier, pg.Laplace(hyper=pg.MAP(restarts=2)), 0, X, y=Y)
     assert fit.result == "interrupted" and fit.stats["map_steps"] == steps
     for name in fit.hyper:
@@ -41,7 +42,7 @@ def test_map_keeps_the_best_point_so_far(steps, monkeypatch):
 
 
 def test_map_before_its_first_step_has_its_start(monkeypatch):
-    stopped_at(1, monkeypatch, map_run, "_evaluate")
+    stopped_at(1, monkeypatch, map_restarts, "_evaluate")
     method = pg.Laplace(hyper=pg.MAP(init=small_fits.HYPER))
     fit = pg.fit(small_fits.classifier, method, 0, X, y=Y, throw=False)
     assert fit.result == "interrupted" and fit.stats["map_steps"] == 0

@@ -17,7 +17,8 @@ from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError, Result
-from ppl_gp.infer.hyper.map import _result, _Run
+from ppl_gp.infer.hyper.map import _result
+from ppl_gp.infer.hyper.restarts import Run
 from ppl_gp.infer.hyper.space import log_prior
 
 N, JITTER = 14, 1e-9
@@ -275,7 +276,7 @@ def test_how_the_best_restart_ended_counts():
     def ended(losses, done):
         nothing, losses = jnp.zeros(2), jnp.asarray(losses)
         return _result(
-            _Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)),
+            Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)),
             int(np.argmin(losses)),
         )
 

@@ -24,7 +24,12 @@ from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.families import DiagonalGaussian, FullGaussian, Sites, UnwhitenedGaussian
+from ppl_gp.sparse.families import (
+    DiagonalGaussian,
+    FullGaussian,
+    NaturalGaussian,
+    UnwhitenedGaussian,
+)
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.projection import explained
 from ppl_gp.sparse.root import DiagonalRoot, dense_root
@@ -257,8 +262,8 @@ def test_every_family_says_the_same_of_one_distribution():
     whitened = FullGaussian(loc, L).whitened(root, points, prior)
     unwhitened = UnwhitenedGaussian(root.L @ loc, root.L @ L).whitened(root, points, prior)
     nat2 = jnp.linalg.inv(S) - jnp.eye(6)
-    sites = Sites(jnp.linalg.solve(S, loc), nat2).whitened(root, points, prior)
-    carried = Sites(jnp.linalg.solve(S, loc), nat2, root.L).whitened(root, points, prior)
+    sites = NaturalGaussian(jnp.linalg.solve(S, loc), nat2).whitened(root, points, prior)
+    carried = NaturalGaussian(jnp.linalg.solve(S, loc), nat2, root.L).whitened(root, points, prior)
     kl = 0.5 * (jnp.trace(S) + loc @ loc - 6 - jnp.linalg.slogdet(S)[1])
     for q in (whitened, unwhitened, sites, carried):
         np.testing.assert_allclose(q.mean, loc, atol=1e-8)

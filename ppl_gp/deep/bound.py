@@ -39,9 +39,9 @@ from ppl_gp.sparse.natural_gradient import Nudge
 
 def terms(
     model: Callable,
-    how: Expectation,
+    expectation: Expectation,
     sampling: Sampling,
-    of: Structure,
+    structure: Structure,
     hyper: dict,
     variational: Variational,
     batch: Batch,
@@ -51,10 +51,10 @@ def terms(
     num_paths K where its inputs differ; K^3 B a drawn layer; the quadrature of the likelihood.
     """
     at, counts = at_batch(model, hyper, variational, batch, nudge), batch.weights
-    if of.is_shallow:
-        per_datum = expected_log_lik(at.log_lik, *at.marginals(), how, batch.key)
+    if structure.is_shallow:
+        per_datum = expected_log_lik(at.log_lik, *at.marginals(), expectation, batch.key)
     else:
-        per_datum = _log_mean_weights(at, how, sampling, of, variational.latents)
+        per_datum = _log_mean_weights(at, expectation, sampling, structure, variational.latents)
         counts = counts * plate_scale(at.trace)  # which no log of a mean holds
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf
     # into NaN.
@@ -66,13 +66,13 @@ def terms(
 
 def _log_mean_weights(
     at: AtBatch,
-    how: Expectation,
+    expectation: Expectation,
     sampling: Sampling,
-    of: Structure,
+    structure: Structure,
     latents: dict[str, LatentGuide],
 ) -> Float[Array, "B"]:
     """log (1/K) sum_k w_nk, averaged over paths."""
-    known = {k: Moments(*at.processes[k].marginals(at.priors[k])) for k in of.given}
-    copies = Copies(at, how, sampling, of, latents, known)
+    known = {k: Moments(*at.processes[k].marginals(at.priors[k])) for k in structure.given}
+    copies = Copies(at, expectation, sampling, structure, latents, known)
     keys = random.split(at.batch.key, sampling.num_paths)
     return jnp.mean(lax.map(copies.log_mean_weight, keys), 0)

@@ -27,9 +27,9 @@ class Copies(NamedTuple):
     """A batch's copies on their way through the layers."""
 
     at: AtBatch
-    how: Expectation
+    expectation: Expectation
     sampling: Sampling
-    of: Structure
+    structure: Structure
     latents: dict[str, LatentGuide]
     known: dict[str, Moments]  # of GP sites that stand at the data in every copy
 
@@ -37,7 +37,7 @@ class Copies(NamedTuple):
     def axis(self) -> str | None:
         """The name of the copies' axis, where a GP site is drawn at copies of different inputs."""
         several = self.sampling.num_importance > 1
-        return COPIES if several and self.sampling.jointly_drawn(self.of) else None
+        return COPIES if several and self.sampling.jointly_drawn(self.structure) else None
 
     def log_mean_weight(self, key) -> Float[Array, "B"]:
         """log (1/K) sum_k w_nk, (B,), nats."""
@@ -74,7 +74,8 @@ class Copies(NamedTuple):
     def _latent_posteriors(self, guides: dict[str, LatentGuide]) -> dict[str, Distribution]:
         batch, sites = self.at.batch, self.at.trace
         return {
-            k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs) for k in self.of.latents
+            k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs)
+            for k in self.structure.latents
         }
 
     def _pass(self, given: dict, key) -> Passed:
@@ -85,22 +86,22 @@ class Copies(NamedTuple):
             at.batch.kwargs,
             given,
             at.processes,
-            self.of,
+            self.structure,
             key,
             axis=self.axis,
-            drawn=self.sampling.drawn(self.of),
+            drawn=self.sampling.drawn(self.structure),
             known=self.known,
         )
 
     def _log_lik(self, passed: Passed, given: dict, key) -> Float[Array, "B"]:
         """E_q(f)[log p(y_n | f_n)], (B,), or log p(y_n | f_n) where every layer was drawn."""
         batch = self.at.batch
-        fixed = {**given, **passed.values(self.sampling.drawn(self.of))}
+        fixed = {**given, **passed.values(self.sampling.drawn(self.structure))}
         log_lik = JointLogLikelihood(self.at.model, batch.num, fixed, batch.args, batch.kwargs)
         if not passed.moments:
-            return log_lik(passed.values(self.of.outer))
+            return log_lik(passed.values(self.structure.outer))
         mean, variance = (
             {k: getattr(m, part) for k, m in passed.moments.items()}
             for part in ("mean", "variance")
         )
-        return expected_log_lik(log_lik, mean, variance, self.how, key)
+        return expected_log_lik(log_lik, mean, variance, self.expectation, key)

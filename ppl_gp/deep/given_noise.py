@@ -19,8 +19,8 @@ from ppl_gp.sparse.process import SparseProcess
 
 def log_lik_given_noise(
     model: Callable,
-    how: Expectation,
-    of: Structure,
+    expectation: Expectation,
+    structure: Structure,
     given: dict,
     processes: dict[str, SparseProcess],
     noise: dict,
@@ -49,4 +49,7 @@ def log_lik_given_noise(
         )
     num = next(iter(mean.values())).shape[-1]
     log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
-    return jnp.sum(expected_log_lik(log_lik, mean, variance, how, random.key(0))) + log_lik.shared()
+    return (
+        jnp.sum(expected_log_lik(log_lik, mean, variance, expectation, random.key(0)))
+        + log_lik.shared()
+    )

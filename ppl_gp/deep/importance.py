@@ -40,13 +40,13 @@ class Sampling(NamedTuple):
     doubly_reparameterised: bool = False
     beta: Any = 1.0
 
-    def drawn(self, of: Structure) -> tuple[str, ...]:
+    def drawn(self, structure: Structure) -> tuple[str, ...]:
         """GP sites whose values are drawn; those of the others are integrated."""
-        return of.inner if self.expected_last else of.gps
+        return structure.inner if self.expected_last else structure.gps
 
-    def jointly_drawn(self, of: Structure) -> tuple[str, ...]:
+    def jointly_drawn(self, structure: Structure) -> tuple[str, ...]:
         """GP sites that are drawn at copies whose inputs differ."""
-        return tuple(g for g in of.varying if g in self.drawn(of))
+        return tuple(g for g in structure.varying if g in self.drawn(structure))
 
 
 def per_datum_bound(log_weights: Callable, sampling: Sampling) -> tuple[Float[Array, "B"], Any]:
@@ -123,11 +123,11 @@ _scale_gradient.defvjp(
 )
 
 
-def require_separate(sampling: Sampling, of: Structure, method: str) -> None:
+def require_separate(sampling: Sampling, structure: Structure, method: str) -> None:
     """Raise `ModelError` where the copies' weights depend on each other's latents: then the doubly
     reparameterised gradient does not hold.
     """
-    joint = list(sampling.jointly_drawn(of))
+    joint = list(sampling.jointly_drawn(structure))
     if sampling.doubly_reparameterised and joint:
         raise ModelError(
             f"{method}(doubly_reparameterised=True): the GP sites {joint} are drawn jointly at the "

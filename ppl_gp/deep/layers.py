@@ -42,7 +42,7 @@ def pass_through(
     kwargs,
     given: dict,
     processes: dict[str, SparseProcess],
-    of: Structure,
+    structure: Structure,
     key,
     axis=None,
     drawn=None,
@@ -54,11 +54,11 @@ def pass_through(
     over which draws are joint.
     `known`: moments of GP sites that stand at the data in every run.
     """
-    drawn, moments = of.inner if drawn is None else drawn, {}
+    drawn, moments = structure.inner if drawn is None else drawn, {}
 
     def value(name, new: GP):
-        process, own = processes[name], random.fold_in(key, of.gps.index(name))
-        if axis is not None and name in of.varying and name in drawn:
+        process, own = processes[name], random.fold_in(key, structure.gps.index(name))
+        if axis is not None and name in structure.varying and name in drawn:
             return draw_copy(process, new, own, axis)
         f = known[name] if name in known else Moments(*process.marginals(new))
         # at the same inputs all copies have the same f, and the same key gives it

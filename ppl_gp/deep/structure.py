@@ -37,7 +37,7 @@ class Structure(NamedTuple):
         return not self.inner and not self.latents
 
 
-def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
+def structure_of(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
     """Read the layers off a model. `rerun({site: value})` traces it again with values given. O(L)
     traces, no factorisation.
 
@@ -50,7 +50,7 @@ def structure(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Struc
 
 
 def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
-    """As `structure`, of any model, such as one without a GP site."""
+    """As `structure_of`, of any model, such as one without a GP site."""
     fed = {s: _fed_by(s, found, trace, rerun) for s in (*found.gps, *found.local_latents)}
     inner = tuple(g for g in found.gps if fed[g])
     random = _downstream(found, fed, (*found.gps, *found.local_latents))

@@ -38,7 +38,12 @@ class _OtherValues(eqx.Module):
 
 
 def additive_throughout(
-    source: ArraySource | StreamSource, model, of: Structure, given: dict, trace: dict, batch: Batch
+    source: ArraySource | StreamSource,
+    model,
+    structure: Structure,
+    given: dict,
+    trace: dict,
+    batch: Batch,
 ) -> bool:
     """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is
     additive where y > 0 alone.
@@ -47,7 +52,7 @@ def additive_throughout(
     for all but the observations, which are drawn from the model and, discrete ones, put at 0, 1 and
     2; with a `numpyro.factor` nothing is known of them.
     """
-    shapes = {k: tuple(trace[k]["fn"].shape()) for k in of.outer}
+    shapes = {k: tuple(trace[k]["fn"].shape()) for k in structure.outer}
     num = batch.weights.shape[0]
     if isinstance(source, StreamSource):
         joint = JointLogLikelihood(model, num, given, batch.args, batch.kwargs)

@@ -13,7 +13,7 @@ from jax import random
 from jax.flatten_util import ravel_pytree
 from numpyro.infer.util import log_density
 
-from ppl_gp.deep.structure import structure
+from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.space import Space, space, starts
@@ -294,10 +294,12 @@ def _sparse_methods(subject: _Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
     model, args, kwargs, trace, found = subject
     try:
-        of = structure(found, trace, lambda values: run(model, args, kwargs, values))
+        structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
         num = trace[found.gps[0]]["fn"].shape()[-1]
         hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
-        probe_layers(model, of, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0)))
+        probe_layers(
+            model, structure, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0))
+        )
     except PplGpError:
         return []
     return ["SVGP", "SparseNUTS"]

@@ -192,23 +192,24 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
         )
 
 
-def probe_layers(model, of: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
+def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: Batch) -> bool:
     """Prove that row n of everything sees only row n of the layers and latents before it, or raise
     `NotPointwiseError`.
 
     Returns whether the likelihood is additive over the outer functions (`is_additive`).
     """
     num = batch.weights.shape[0]
-    below = {k: trace[k]["value"] for k in (*of.latents, *of.inner)}
+    below = {k: trace[k]["value"] for k in (*structure.latents, *structure.inner)}
     below = {
-        k: v + random.normal(random.fold_in(random.key(9), i), jnp.shape(v)) * (k in of.inner)
+        k: v
+        + random.normal(random.fold_in(random.key(9), i), jnp.shape(v)) * (k in structure.inner)
         for i, (k, v) in enumerate(below.items())
     }
     log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
-    outer = {k: tuple(trace[k]["fn"].shape()) for k in of.outer}
+    outer = {k: tuple(trace[k]["fn"].shape()) for k in structure.outer}
     probe_joint(log_lik, outer)
     if below and not bool(
-        _rows_are_apart(model, of, hyper, below, batch, _data_axes(trace, below, num))
+        _rows_are_apart(model, structure, hyper, below, batch, _data_axes(trace, below, num))
     ):
         raise NotPointwiseError(
             f"a row of a layer of this model sees other rows of {list(below)} (a normalisation "
@@ -251,7 +252,7 @@ def _data_axes(trace, names, num) -> tuple:
 
 
 @quick_jit
-def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
+def _rows_are_apart(model, structure: Structure, hyper, below, batch: Batch, axes):
     """Move a random half of the rows: the inputs and the likelihood of the others may not
     change.
     """
@@ -260,9 +261,9 @@ def _rows_are_apart(model, of: Structure, hyper, below, batch: Batch, axes):
 
     def seen(below):
         trace = run(model, batch.args, batch.kwargs, {**hyper, **below})
-        flat = [jnp.reshape(unwrap(trace[k]["fn"]).X, (num, -1)) for k in of.gps]
+        flat = [jnp.reshape(unwrap(trace[k]["fn"]).X, (num, -1)) for k in structure.gps]
         log_lik = JointLogLikelihood(model, num, {**hyper, **below}, batch.args, batch.kwargs)
-        outer = {k: jnp.zeros(trace[k]["fn"].shape()) for k in of.outer}
+        outer = {k: jnp.zeros(trace[k]["fn"].shape()) for k in structure.outer}
         return jnp.concatenate([*flat, log_lik(outer)[:, None]], 1)
 
     directions = {

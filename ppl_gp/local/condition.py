@@ -8,10 +8,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.factor import Factor, Root, asked
-from ppl_gp.local.natural import Centre, Marginals, Sites, flat
+from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat
 
 
-def _centre(K, mean, sites: Sites, factor: Factor) -> Centre:
+def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
     """alpha = (I + T K)^-1 (nat1 - nat2 m), and log Z = [r^T K alpha + m^T (2 nat1 - nat2 m)] / 2 -
     log|I + T K| / 2.
     """
@@ -22,12 +22,16 @@ def _centre(K, mean, sites: Sites, factor: Factor) -> Centre:
     return Centre(mean + centred, constant + 0.5 * r @ centred - factor.half_log_det(), alpha)
 
 
-def condition_mean(K: Float[Array, "N N"], mean: Float[Array, "N"], sites: Sites) -> Centre:
+def condition_mean(
+    K: Float[Array, "N N"], mean: Float[Array, "N"], sites: PseudoLikelihood
+) -> Centre:
     """`condition` without variances: O(N^3 / 3)."""
     return asked(K, sites, lambda factor: _centre(K, mean, sites, factor))
 
 
-def condition(K: Float[Array, "N N"], mean: Float[Array, "N"], sites: Sites) -> Marginals:
+def condition(
+    K: Float[Array, "N N"], mean: Float[Array, "N"], sites: PseudoLikelihood
+) -> Marginals:
     """Marginals of N(f; mean, K) times the sites; NaN where the product is not a proper Gaussian.
     Not for gradients. O(N^3).
     """
@@ -43,7 +47,7 @@ def _with_variance(q: Centre, variance) -> Marginals:
 
 
 @jax.custom_vjp
-def log_partition_and_mean(K, mean, sites: Sites):
+def log_partition_and_mean(K, mean, sites: PseudoLikelihood):
     """(log int N(f; mean, K) prod_n site_n(f_n) df, posterior mean), differentiable (reverse mode)
     in all arguments.
 
@@ -84,7 +88,7 @@ def prior_marginals(K, mean) -> Marginals:
     return Marginals(mean, jnp.diagonal(K), jnp.zeros((), K.dtype), jnp.zeros_like(mean))
 
 
-def start_from(K, mean, init: Sites | None) -> tuple[Sites, Marginals]:
+def start_from(K, mean, init: PseudoLikelihood | None) -> tuple[PseudoLikelihood, Marginals]:
     """Warm-start sites with their marginals; flat sites where there are none, or where they are
     flat or improper.
     """
@@ -95,7 +99,7 @@ def start_from(K, mean, init: Sites | None) -> tuple[Sites, Marginals]:
     return _if_proper(jnp.isfinite(q.log_partition) & jnp.all(q.variance > 0), init, q, prior)
 
 
-def start_from_mean(K, mean, init: Sites | None) -> tuple[Sites, Centre]:
+def start_from_mean(K, mean, init: PseudoLikelihood | None) -> tuple[PseudoLikelihood, Centre]:
     """As `start_from`, without variances."""
     prior = Centre(mean, jnp.zeros((), K.dtype), jnp.zeros_like(mean))
     if init is None:
@@ -104,12 +108,12 @@ def start_from_mean(K, mean, init: Sites | None) -> tuple[Sites, Centre]:
     return _if_proper(jnp.isfinite(q.log_partition), init, q, prior)
 
 
-def _if_proper(proper, init: Sites, q, prior):
+def _if_proper(proper, init: PseudoLikelihood, q, prior):
     return jax.tree.map(
         lambda a, b: jnp.where(proper, a, b), (init, q), (flat(init.nat1, type(init)), prior)
     )
 
 
-def prediction_root(K: Float[Array, "N N"], sites: Sites) -> Root:
+def prediction_root(K: Float[Array, "N N"], sites: PseudoLikelihood) -> Root:
     """The factor of (K + T^-1)^-1 behind predictive variances: k** - k*^T R k*. O(N^3)."""
     return asked(K, sites, lambda factor: factor.inverse().root())

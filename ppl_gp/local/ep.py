@@ -30,7 +30,7 @@ from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import (
     Marginals,
     Positive,
-    Sites,
+    PseudoLikelihood,
     admissible,
     drop_rounding,
     mismatch,
@@ -138,7 +138,7 @@ class EP(LocalMethod):
         )
         return jnp.where(proper, (log_z - site_z) / self.power, 0.0)
 
-    def _cavity(self, q: Marginals, sites: Sites):
+    def _cavity(self, q: Marginals, sites: PseudoLikelihood):
         precision = 1.0 / q.variance - self.power * sites.nat2
         proper = precision > 1e-10 / q.variance
         precision = jnp.where(proper, precision, 1.0 / q.variance)

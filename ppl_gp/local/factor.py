@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.local.natural import Positive, Sites
+from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
@@ -165,7 +165,7 @@ def _cho_solve(C, b):
     return solve_lower(C, solve_lower(C, b), trans=1)
 
 
-def asked(K: Float[Array, "N N"], sites: Sites, ask: Callable[[Factor], Any]) -> Any:
+def asked(K: Float[Array, "N N"], sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
     """ask(factor), of the form that the signs of nat2 allow: by class where they are known, else
     both are compiled.
     """

@@ -25,7 +25,7 @@ from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Centre, Positive, Sites, admissible
+from ppl_gp.local.natural import Centre, Positive, PseudoLikelihood, admissible
 from ppl_gp.numerics.modes import derivatives
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
@@ -36,8 +36,8 @@ _RUNNING = -1  # no status of a result
 
 
 def expand(
-    log_lik, f: Float[Array, "N"], form: type[Sites] = Sites
-) -> tuple[Sites, Float[Array, "N"]]:
+    log_lik, f: Float[Array, "N"], form: type[PseudoLikelihood] = PseudoLikelihood
+) -> tuple[PseudoLikelihood, Float[Array, "N"]]:
     """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
     g, h = derivatives(log_lik, f)
     W = -h
@@ -48,7 +48,7 @@ def expand(
 class _State(NamedTuple):
     f: Float[Array, "N"]
     alpha: Float[Array, "N"]  # K^-1 (f - m)
-    sites: Sites  # the expansion that gave `marginals`
+    sites: PseudoLikelihood  # the expansion that gave `marginals`
     at: Float[Array, "N"]  # where it was made
     marginals: Centre
     decrement: Float[Array, ""]

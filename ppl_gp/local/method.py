@@ -13,14 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import Positive, Sites
+from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.model.factors import Factors, LogLikelihood
 
 
 class Solution(NamedTuple):
     """A converged (or not: see `code`) pseudo-likelihood with its posterior marginals."""
 
-    sites: Sites
+    sites: PseudoLikelihood
     marginals: Any  # `Marginals`, or `Centre` of a method that needs no variances
     local: Any  # what else the method's objective depends on, e.g. the bound's xi
     steps: Int[Array, ""]
@@ -43,7 +43,7 @@ class LocalMethod(eqx.Module):
     def solve(
         self, K: Float[Array, "N N"], mean: Float[Array, "N"], log_lik: LogLikelihood, init=None
     ) -> Solution:
-        """Find the pseudo-likelihood; `init` is a warm start (`Sites`). Not differentiable."""
+        """Find the pseudo-likelihood; `init` is a warm start. Not differentiable."""
 
     @abc.abstractmethod
     def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
@@ -94,14 +94,14 @@ def _scale(tree, factor):
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
 
 
-def form_of(log_lik: LogLikelihood) -> type[Sites]:
+def form_of(log_lik: LogLikelihood) -> type[PseudoLikelihood]:
     """What is known of the signs of its pseudo-likelihood: decided once, while tracing, where an
     iteration starts.
     """
-    return Positive if log_lik.is_concave else Sites
+    return Positive if log_lik.is_concave else PseudoLikelihood
 
 
-def log_evidence(method: LocalMethod, factors: Factors, init: Sites | None = None):
+def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood | None = None):
     """(log evidence or bound in nats, Solution), differentiable in everything `factors` holds.
 
     log p(y | hyperparameters), or the method's approximation of it: log int N(f; m, K) prod sites

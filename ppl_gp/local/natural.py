@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-class Sites(eqx.Module):
+class PseudoLikelihood(eqx.Module):
     """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2). A leading
     axis holds draws.
     """
@@ -21,16 +21,16 @@ class Sites(eqx.Module):
     nat1: Float[Array, "*S N"]
     nat2: Float[Array, "*S N"]
 
-    def like(self, nat1, nat2) -> "Sites":
+    def like(self, nat1, nat2) -> "PseudoLikelihood":
         """Others of the same class: what is known of their signs is chosen once, where an iteration
         starts.
         """
         return type(self)(nat1, nat2)
 
 
-class Positive(Sites):
-    """Sites whose nat2 is not negative, as those of a log-concave likelihood are: algebra for the
-    other sign is not compiled.
+class Positive(PseudoLikelihood):
+    """A pseudo-likelihood whose nat2 is not negative, as those of a log-concave likelihood are:
+    algebra for the other sign is not compiled.
     """
 
 
@@ -53,12 +53,14 @@ class Centre(NamedTuple):
     alpha: Float[Array, "N"]
 
 
-def flat(like: Float[Array, "N"], form: type[Sites] = Sites) -> Sites:
-    """Sites that say nothing."""
+def flat(
+    like: Float[Array, "N"], form: type[PseudoLikelihood] = PseudoLikelihood
+) -> PseudoLikelihood:
+    """A pseudo-likelihood that says nothing."""
     return form(jnp.zeros_like(like), jnp.zeros_like(like))
 
 
-def admissible(sites: Sites) -> Sites:
+def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
     """The nearest sites that their class allows: a negative precision of a log-concave likelihood
     is an error of quadrature or of extrapolation. Others are what they are.
     """
@@ -71,16 +73,16 @@ def admissible(sites: Sites) -> Sites:
 
 def as_general(tree: Any) -> Any:
     """A tree in which nothing is claimed of the signs of sites."""
-    one = lambda x: Sites(x.nat1, x.nat2) if isinstance(x, Sites) else x  # noqa: E731
-    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, Sites))
+    one = lambda x: PseudoLikelihood(x.nat1, x.nat2) if isinstance(x, PseudoLikelihood) else x  # noqa: E731
+    return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, PseudoLikelihood))
 
 
-def site_weights(q: Marginals, sites: Sites) -> Sites:
+def site_weights(q: Marginals, sites: PseudoLikelihood) -> PseudoLikelihood:
     """Weights that turn a change of the sites into (about) posterior standard deviations."""
     return sites.like(jnp.sqrt(q.variance), q.variance)
 
 
-def mismatch(q: Marginals, sites: Sites, target: Sites) -> Float[Array, ""]:
+def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) -> Float[Array, ""]:
     """Largest change of a marginal's mean (in standard deviations) or log variance that the target
     would make alone.
     """

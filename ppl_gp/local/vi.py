@@ -23,7 +23,14 @@ from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Marginals, Sites, admissible, drop_rounding, mismatch, site_weights
+from ppl_gp.local.natural import (
+    Marginals,
+    PseudoLikelihood,
+    admissible,
+    drop_rounding,
+    mismatch,
+    site_weights,
+)
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
@@ -110,7 +117,9 @@ class VI(LocalMethod):
             target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error))
         )
 
-    def _settle(self, log_lik, q: Marginals, sites: Sites, slope, curve) -> Sites:
+    def _settle(
+        self, log_lik, q: Marginals, sites: PseudoLikelihood, slope, curve
+    ) -> PseudoLikelihood:
         """The natural-gradient target, taken to each datum's own fixed point with the rest of the
         model held.
 
@@ -152,5 +161,5 @@ class VI(LocalMethod):
         return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
 
 
-def _expected_site(q: Marginals, sites: Sites):
+def _expected_site(q: Marginals, sites: PseudoLikelihood):
     return sites.nat1 * q.mean - 0.5 * sites.nat2 * (q.mean**2 + q.variance)

@@ -16,7 +16,7 @@ from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
 from ppl_gp.kept import FromDraws, FromPseudo, Kept
-from ppl_gp.local.natural import Sites
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading
@@ -278,7 +278,7 @@ def _kept(name: str, fields) -> Kept:
         raise StoreError(f"is damaged: q of '{name}' lacks a part.")
     for part in (mean, variance):
         require(np.shape(part) == np.shape(alpha), f"q of '{name}' has shape {np.shape(part)}.")
-    return FromPseudo(mean, variance, alpha, Sites(sites["nat1"], sites["nat2"]))
+    return FromPseudo(mean, variance, alpha, PseudoLikelihood(sites["nat1"], sites["nat2"]))
 
 
 def _warn_of_precision(path, arrays) -> None:

@@ -120,7 +120,7 @@ def at_batch(
 
 
 def quadrature_gap(
-    model: Callable, how: Expectation, hyper: dict, variational: Variational, batch: Batch
+    model: Callable, expectation: Expectation, hyper: dict, variational: Variational, batch: Batch
 ):
     """(sum_n w_n (E_q[log p(y_n | f_n)] by the bound's nodes - by finer ones), the same of absolute
     values), nats.
@@ -136,7 +136,7 @@ def quadrature_gap(
         return jnp.zeros(()), jnp.zeros(())
     gap = jnp.where(
         batch.weights > 0,
-        batch.weights * expectation_error(log_lik, mean, variance, how, batch.key),
+        batch.weights * expectation_error(log_lik, mean, variance, expectation, batch.key),
         0.0,
     )
     return jnp.sum(gap), jnp.sum(jnp.abs(gap))

@@ -27,7 +27,7 @@ from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.numerics.triangular import product
 from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, priors_at
-from ppl_gp.sparse.families import Sites
+from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables
 
 
@@ -35,7 +35,7 @@ class Collapsed(NamedTuple):
     """The bound (nats) and the sites of the optimal q(u)."""
 
     bound: Float[Array, ""]
-    sites: Sites
+    sites: NaturalGaussian
 
 
 def collapsed(
@@ -56,7 +56,7 @@ def collapsed(
     inside = solve_lower(L, beta)
     unexplained = prior.variance - jnp.sum(A**2, 0)
     bound = jnp.sum(c) - 0.5 * t @ unexplained - half_log_det(L) + 0.5 * inside @ inside
-    return Collapsed(bound + log_lik.shared(), Sites(beta, nat2))
+    return Collapsed(bound + log_lik.shared(), NaturalGaussian(beta, nat2))
 
 
 def _whitened_cross(variables: InducingVariables, prior: GP):

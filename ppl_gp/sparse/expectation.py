@@ -57,7 +57,7 @@ def flatten(latent: dict) -> tuple[Float[Array, "F B"], Callable]:
 
 
 def expected_log_lik(
-    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
+    log_lik: Callable, mean: dict, variance: dict, expectation: Expectation, key
 ) -> Float[Array, "B"]:
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
 
@@ -71,18 +71,18 @@ def expected_log_lik(
     """
     m, rebuild = flatten(mean)
     scale = jnp.sqrt(flatten(variance)[0])
-    if how.additive and how.num_draws is None:
-        x, w = _hermite(how.num_nodes or NODES[1], 1)
+    if expectation.additive and expectation.num_draws is None:
+        x, w = _hermite(expectation.num_nodes or NODES[1], 1)
         each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
         return jnp.asarray(w, m.dtype) @ each
-    num = how.nodes(m.shape[0])
+    num = expectation.nodes(m.shape[0])
     if num is None:
-        if how.num_nodes is not None and how.num_draws is None:
+        if expectation.num_nodes is not None and expectation.num_draws is None:
             raise DataError(
-                f"num_nodes={how.num_nodes}: cubature serves up to 3 functions, this model has "
-                f"{m.shape[0]}; leave it out, or give num_draws."
+                f"num_nodes={expectation.num_nodes}: cubature serves up to 3 functions, this "
+                f"model has {m.shape[0]}; leave it out, or give num_draws."
             )
-        z = random.normal(key, (how.num_draws or 10, *m.shape), m.dtype)
+        z = random.normal(key, (expectation.num_draws or 10, *m.shape), m.dtype)
         return jnp.mean(jax.vmap(lambda z: log_lik(rebuild(m + scale * z)))(z), 0)
     z, w = _hermite(num, m.shape[0])
     values = jax.vmap(lambda z: log_lik(rebuild(m + scale * z[:, None])))(jnp.asarray(z, m.dtype))
@@ -90,7 +90,7 @@ def expected_log_lik(
 
 
 def expectation_error(
-    log_lik: Callable, mean: dict, variance: dict, how: Expectation, key
+    log_lik: Callable, mean: dict, variance: dict, expectation: Expectation, key
 ) -> Float[Array, "B"]:
     """expected_log_lik(how) minus a finer rule's, (B,), nats: positive where a bound made of it is
     too high.
@@ -100,13 +100,15 @@ def expectation_error(
     Cost: `FINE` or 3^F as many likelihood values; for reports.
     """
     m, rebuild = flatten(mean)
-    if how.num_draws is not None or (how.nodes(m.shape[0]) is None and not how.additive):
+    if expectation.num_draws is not None or (
+        expectation.nodes(m.shape[0]) is None and not expectation.additive
+    ):
         return jnp.zeros_like(m[0])
-    coarse = expected_log_lik(log_lik, mean, variance, how, key)
+    coarse = expected_log_lik(log_lik, mean, variance, expectation, key)
     if m.shape[0] > 1:
-        num = how.num_nodes or NODES[1 if how.additive else m.shape[0]]
+        num = expectation.num_nodes or NODES[1 if expectation.additive else m.shape[0]]
         return coarse - expected_log_lik(
-            log_lik, mean, variance, how._replace(num_nodes=3 * num), key
+            log_lik, mean, variance, expectation._replace(num_nodes=3 * num), key
         )
 
     def one(f):

@@ -133,7 +133,7 @@ class DecoupledGaussian(Family):
         return Whitened(full.mean - Aw, full.reduction, full.kl + 0.5 * quadratic, self.basis)
 
 
-class Sites(Family):
+class NaturalGaussian(Family):
     """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in
     natural parameters.
 
@@ -147,12 +147,12 @@ class Sites(Family):
     nat2: Float[Array, "*F M M"]
     base: Float[Array, "M M"] | None = None
 
-    def carried(self, root: Root) -> "Sites":
+    def carried(self, root: Root) -> "NaturalGaussian":
         """The same sites in this root's coordinates."""
         if self.base is None:
             return self
         T = root.whiten(self.base)
-        return Sites(self.nat1 @ T.T, product(product(T, self.nat2), T.T))
+        return NaturalGaussian(self.nat1 @ T.T, product(product(T, self.nat2), T.T))
 
     def whitened(self, root, inducing, prior):
         here = self.carried(root)

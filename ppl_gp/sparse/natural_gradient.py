@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.families import Family, Sites, Whitened
+from ppl_gp.sparse.families import Family, NaturalGaussian, Whitened
 from ppl_gp.sparse.root import positive_definite
 
 MAX_HALVINGS = 10
@@ -29,11 +29,11 @@ class Nudge(NamedTuple):
 
 def nudges(q: dict[str, Family]) -> dict[str, Nudge]:
     """Zero nudges for the sites that natural gradients train."""
-    sites = {k: one for k, one in q.items() if isinstance(one, Sites)}
+    sites = {k: one for k, one in q.items() if isinstance(one, NaturalGaussian)}
     return {k: Nudge(jnp.zeros_like(q.nat1), jnp.zeros_like(q.nat2)) for k, q in sites.items()}
 
 
-def natural_target(q: Whitened, gradient: Nudge, weight) -> Sites:
+def natural_target(q: Whitened, gradient: Nudge, weight) -> NaturalGaussian:
     """The sites that maximise the bound's linearisation: nat1 = (dE/dm + 2 (dE/dP) m) / weight,
     nat2 = 2 dE/dP / weight.
 
@@ -46,18 +46,18 @@ def natural_target(q: Whitened, gradient: Nudge, weight) -> Sites:
         * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
     )
     nat1 = share[..., None] * gradient.mean + 2.0 * jnp.einsum("...ij,...j->...i", P_bar, q.mean)
-    return Sites(nat1, 2.0 * P_bar)
+    return NaturalGaussian(nat1, 2.0 * P_bar)
 
 
-def blend(old: Sites, target: Sites, rate) -> Sites:
+def blend(old: NaturalGaussian, target: NaturalGaussian, rate) -> NaturalGaussian:
     """A natural-gradient step of size `rate` in (0, 1]."""
     nat1, nat2 = (
         (1.0 - rate) * a + rate * b for a, b in ((old.nat1, target.nat1), (old.nat2, target.nat2))
     )
-    return Sites(nat1, nat2, old.base)
+    return NaturalGaussian(nat1, nat2, old.base)
 
 
-def blend_all(here: dict, target: dict[str, Sites], rate):
+def blend_all(here: dict, target: dict[str, NaturalGaussian], rate):
     """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many
     were shortened.
     """
@@ -68,7 +68,7 @@ def blend_all(here: dict, target: dict[str, Sites], rate):
     return moved, halved
 
 
-def _within_cone(here: Sites, target: Sites, rate):
+def _within_cone(here: NaturalGaussian, target: NaturalGaussian, rate):
     """The step, halved until I + nat2 is positive definite: always at once where the likelihood is
     log-concave.
     """

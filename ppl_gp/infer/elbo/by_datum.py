@@ -68,10 +68,12 @@ class ImportanceWeightedELBO(NumPyroELBO):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
         model = declare(model, args, kwargs)
         keys = random.split(rng_key, self.num_particles)
-        how, sampling = Expectation(self.num_nodes), self._sampling
+        expectation, sampling = Expectation(self.num_nodes), self._sampling
 
         def bound(key):
-            return Particle(how, sampling, key, param_map, model, guide, args, kwargs).bound()
+            return Particle(
+                expectation, sampling, key, param_map, model, guide, args, kwargs
+            ).bound()
 
         bounds = jax.vmap(bound)(keys)
         return {"loss": -jnp.mean(bounds), "mutable_state": None}

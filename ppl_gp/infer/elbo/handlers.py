@@ -17,8 +17,8 @@ class OfCopy(Messenger):
     sisters, the rest as in all.
     """
 
-    def __init__(self, fn, plates: frozenset[str], of: Structure, k, axis: str | None):
-        self.plates, self.of, self.k, self.axis = plates, of, k, axis
+    def __init__(self, fn, plates: frozenset[str], structure: Structure, k, axis: str | None):
+        self.plates, self.structure, self.k, self.axis = plates, structure, k, axis
         super().__init__(fn)
 
     def process_message(self, msg):
@@ -27,7 +27,7 @@ class OfCopy(Messenger):
             return
         key, fn = msg["kwargs"].get("rng_key"), unwrap(msg["fn"])
         if isinstance(fn, SparseMarginals):
-            if msg["name"] in self.of.varying:
+            if msg["name"] in self.structure.varying:
                 msg["value"] = draw_copy(fn.process, fn.prior, key, self.axis)
         elif any(frame.name in self.plates for frame in msg["cond_indep_stack"]):
             msg["kwargs"]["rng_key"] = random.fold_in(key, self.k)

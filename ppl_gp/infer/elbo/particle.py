@@ -43,7 +43,7 @@ from ppl_gp.wrappers import bare_shape
 class _Given(NamedTuple):
     """What is known of a model before it is drawn."""
 
-    of: Structure
+    structure: Structure
     plates: frozenset[str]  # the data's
     num: int  # B
 
@@ -51,7 +51,7 @@ class _Given(NamedTuple):
 class Particle(NamedTuple):
     """One estimate of the bound."""
 
-    how: Expectation
+    expectation: Expectation
     sampling: Sampling
     key: Any
     params: dict
@@ -64,7 +64,7 @@ class Particle(NamedTuple):
         """Nats."""
         given = self._look()
         if self.sampling.num_importance > 1:
-            require_separate(self.sampling, given.of, "ImportanceWeightedELBO")
+            require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
         per_datum, (shared, scale) = per_datum_bound(
             lambda share: self._copies(given, share), self.sampling
         )
@@ -80,8 +80,8 @@ class Particle(NamedTuple):
             return run(self.model, self.args, self.kwargs, {**self.params, **indices, **values})
 
         trace = rerun({})
-        of = layers(roles(trace), trace, rerun)
-        return _Given(of, frozenset(data_plates(trace)), _num_data(trace))
+        structure = layers(roles(trace), trace, rerun)
+        return _Given(structure, frozenset(data_plates(trace)), _num_data(trace))
 
     def _copies(self, given: _Given, share):
         """(log w_nk (K, B), (log p - log q of what is global (K,), N / B (K,))) of all copies."""
@@ -95,13 +95,14 @@ class Particle(NamedTuple):
         key_guide, key_model = random.split(self.key)
         axis = COPIES if self.sampling.num_importance > 1 else None
         seeded = self._seeded(self.guide, self.params, key_guide)
-        drawn = q = self._traced(OfCopy(seeded, given.plates, given.of, k, axis))
+        drawn = q = self._traced(OfCopy(seeded, given.plates, given.structure, k, axis))
         if share is not None:
             drawn, q = self._doubly(given, drawn, share, key_guide)
         seeded = self._seeded(self.model, self.params, key_model)
         trace = self._traced(handlers.replay(seeded, drawn))
         latents = {
-            h: {**trace[h], "fn": q[h]["fn"], "scale": own_scale(q, h)} for h in given.of.latents
+            h: {**trace[h], "fn": q[h]["fn"], "scale": own_scale(q, h)}
+            for h in given.structure.latents
         }
         ratio = log_ratio(trace, latents, given.num, self.sampling)
         shared, scale = self._global(given, trace, drawn), plate_scale(trace)
@@ -123,7 +124,7 @@ class Particle(NamedTuple):
         """
         values: Any = drawn | {
             h: {**drawn[h], "value": with_share(drawn[h]["value"], drawn[h], share)}
-            for h in given.of.latents
+            for h in given.structure.latents
         }
 
         def again(params):
@@ -135,7 +136,7 @@ class Particle(NamedTuple):
         """E_q(f)[log p(y_n | f_n)] over f of the last layer, or log p(y_n | f_n) where it was
         drawn.
         """
-        outer = {k: drawn[k]["fn"] for k in given.of.outer if k in drawn}
+        outer = {k: drawn[k]["fn"] for k in given.structure.outer if k in drawn}
         q = {k: fn for k, fn in outer.items() if isinstance(fn, SparseMarginals)}
         values = {k: s["value"] for k, s in drawn.items() if s["type"] in ("sample", "plate")}
 
@@ -150,12 +151,14 @@ class Particle(NamedTuple):
             {k: fn.loc for k, fn in q.items()},
             {k: fn.variance_n for k, fn in q.items()},
         )
-        return expected_log_lik(log_lik, mean, variance, self.how, key)
+        return expected_log_lik(log_lik, mean, variance, self.expectation, key)
 
     def _global(self, given: _Given, trace: dict, drawn: dict) -> Float[Array, ""]:
         """log p - log q of sites outside the data's plates, by their KL where that is known."""
         sites = {
-            k: s for k, s in trace.items() if s["type"] == "sample" and k not in given.of.latents
+            k: s
+            for k, s in trace.items()
+            if s["type"] == "sample" and k not in given.structure.latents
         }
         terms = [self._global_term(s, drawn.get(k)) for k, s in sites.items()]
         return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace)

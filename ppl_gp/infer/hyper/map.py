@@ -1,287 +1,85 @@
-"""MAP estimates of the hyperparameters: optimistix's BFGS on log evidence + log prior, all restarts
-in one compiled step.
+"""`hyper=MAP()`: the mode of log evidence + log prior, the best of all restarts.
 
 The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with the best point so
-far. Each step makes one evaluation of the log evidence a restart, and starts the inner iteration
-from the pseudo-likelihood of the last accepted one. The solver is told values and gradients instead
-of calling the function, so that the evaluation, nine tenths of what there is to compile, is
-compiled once and serves the optimum's last solution too.
+far. `restarts.py` is one step of all restarts, compiled.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optimistix as optx
-from jax import lax
-from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import MAP
-from ppl_gp.infer.hyper.fixed import fixed_values
-from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
+from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
+from ppl_gp.infer.hyper.given import fixed_values
+from ppl_gp.infer.hyper.point import Point, fit_at, point_at, without_values
+from ppl_gp.infer.hyper.restarts import (
+    FLAT,
+    UNUSABLE,
+    Ascent,
+    Run,
+    advance,
+    asked_for,
+    constrained,
+    start,
+)
+from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.over_axis import over_leading_axis
-from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
-from ppl_gp.local.natural import Positive, Sites, as_general, flat
-from ppl_gp.model.factors import read
-from ppl_gp.quick import FEW_DATA, quick_jit
-
-_FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
-# loss where the density cannot be evaluated: finite, so that the line search backs off
-_UNUSABLE = 1e10
+from ppl_gp.infer.probes import perhaps_unbounded, require_bounded
+from ppl_gp.results.fit import Fit
 
 
-class Optimum(NamedTuple):
-    """The best restart: constrained hyperparameters, how it ended, the figures behind it, the log
-    evidence and the solution there.
-
-    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared
-    on: a maximum at the edge, where the gradient in the declared coordinates does not vanish.
-    """
-
-    hyper: dict
-    result: Result
-    stats: dict
-    value: Array
-    solution: Solution
+@infer_hyper.register
+def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
+    label = f"{type(problem.method).__name__}(hyper=MAP())"
+    require_bounded(problem.trace, problem.model.reading, label)
+    if not problem.names:
+        return fit_at(problem, point_at(problem, {}))
+    best = _maximise(hyper, problem)
+    caution = perhaps_unbounded(problem.trace, problem.model.reading)
+    if best.result is not Result.converged and caution:
+        best = best._replace(stats={**best.stats, "caution": caution})
+    return fit_at(problem, best)
 
 
-class _Problem(eqx.Module):
-    model: Callable = eqx.field(static=True)
-    method: LocalMethod  # without the values of its `hyper`, which would compile anew
-    space: Space
-    args: tuple
-    kwargs: dict
-
-    def log_posterior(self, free, init: Sites):
-        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
-        sites.
-        """
-        hyper = self.space.constrain(free)
-        factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
-        value, solution = log_evidence(self.method, factors, init)
-        return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
-
-
-class _Evaluation(NamedTuple):
-    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the
-    solution behind it.
-    """
-
-    loss: Array
-    slopes: dict
-    value: Array
-    solution: Solution
-
-
-class _Run(NamedTuple):
-    """One restart. `solver` holds the arrays of optimistix's state."""
-
-    point: dict
-    asked: dict  # where the solver wants the next evaluation
-    solver: Any
-    sites: Sites
-    scale: Array
-    loss: Array
-    slope: Array  # largest entry of the gradient, nats
-    steps: Array
-    done: Array
-
-
-def _solver():
-    # Its own stopping rule is never the first to fire: `_done` looks at the gradient in nats.
-    return optx.BFGS(rtol=1e-9, atol=1e-9)
-
-
-def _fresh(point, sites: Sites):
-    """A new solver state at a point, split into arrays and static parts."""
-    loss = jax.ShapeDtypeStruct((), sites.nat1.dtype)
-    state = _solver().init(_told, point, (point, loss, point, sites), {}, loss, sites, frozenset())
-    return eqx.partition(state, eqx.is_array)
-
-
-def _told(at, evaluated):
-    """A loss that is known at one point, with its gradient: the solver looks nowhere else."""
-    point, loss, slopes, sites = evaluated
-    steps = jax.tree.map(lambda g, x, y: jnp.sum(g * (x - y)), slopes, at, point)
-    return loss + sum(jax.tree.leaves(steps)), sites
-
-
-def _begin(point, num: int, form: type[Sites]) -> _Run:
-    sites = flat(jnp.zeros(num), form)
-    one, zero = jnp.ones(()), jnp.zeros(())
-    arrays, _ = _fresh(point, sites)
-    return _Run(
-        point,
-        point,
-        arrays,
-        sites,
-        one,
-        zero + jnp.inf,
-        zero + jnp.inf,
-        jnp.int32(0),
-        jnp.zeros((), bool),
-    )
-
-
-def _step(r: _Run, at: _Evaluation, tol) -> _Run:
-    """Tell the solver the answer; it says where to look next."""
-    _, static = _fresh(r.point, r.sites)
-    evaluated = (
-        r.asked,
-        at.loss / r.scale,
-        jax.tree.map(lambda g: g / r.scale, at.slopes),
-        at.solution.sites,
-    )
-    state = eqx.combine(r.solver, static)
-    point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
-    gradient = state.f_info.grad
-    norm = optx.two_norm(gradient)
-    loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
-    flat = (r.loss - loss < 1e-10 * (1.0 + jnp.abs(loss))) & (r.loss > loss) & (slope < _FLAT)
-    hopeless = (r.steps == 0) & ~(loss < _UNUSABLE)  # nowhere to back off to
-    done = (slope < tol) | flat | state.terminate | hopeless
-    solver, _ = eqx.partition(state, eqx.is_array)
-    told = _Run(
-        point,
-        state.y_eval,
-        solver,
-        _finite_or(sites, r.sites),
-        r.scale,
-        loss,
-        slope,
-        r.steps + 1,
-        done,
-    )
-    # After the first evaluation, start again with the loss scaled so that the first step has length
-    # below one.
-    restarted, _ = _fresh(r.point, r.sites)
-    first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
-    return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
-
-
-def _finite_or(sites, fallback):
-    usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
-    return jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, fallback)
-
-
-@quick_jit
-def _start(problem: _Problem, rng_key, num_restarts: int, init):
-    points = (
-        None
-        if init is not None and num_restarts == 1
-        else starts(problem.space, rng_key, num_restarts)
-    )
-    if init is not None:
-        first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
-        points = (
-            first
-            if points is None
-            else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
-        )
-    hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
-    log_lik = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik
-    return jax.vmap(lambda p: _begin(p, log_lik.num, form_of(log_lik)))(points)
-
-
-@quick_jit
-def _evaluate(problem: _Problem, points, sites: Sites, skipped) -> _Evaluation:
-    """One evaluation for every restart that is not skipped."""
-
-    def evaluated(point, init):
-        both = jax.value_and_grad(problem.log_posterior, has_aux=True)
-        (total, (value, solution)), slopes = both(point, init)
-        solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
-        loss = jnp.where(solved, -total, _UNUSABLE)
-        return _Evaluation(
-            loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution
-        )
-
-    def one(entry):
-        *at, skip = entry
-        nothing = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at)
-        )
-        return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
-
-    if len(skipped) == 1:  # and is wanted, or the caller would not ask
-        return jax.tree.map(
-            lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites)))
-        )
-    return over_leading_axis(one, (points, sites, skipped))
-
-
-def _asked(problem: _Problem, runs: _Run) -> tuple[_Run, _Evaluation]:
-    """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave,
-    and rescues, are compiled when an evaluation has failed without them.
-    """
-    evaluate = _evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else _evaluate.full
-    at = evaluate(problem, runs.asked, runs.sites, runs.done)
-    solved = np.asarray(at.solution.code) == Result.converged.code
-    if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
-        runs = as_general(runs)
-        at = evaluate(problem, runs.asked, runs.sites, runs.done)
-    return runs, at
-
-
-@quick_jit
-def _advance(runs: _Run, at: _Evaluation, tol) -> _Run:
-    """A step of every restart that has not ended."""
-
-    def one(run, at):
-        return jax.tree.map(
-            lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol)
-        )
-
-    return jax.vmap(one)(runs, at)
-
-
-@quick_jit
-def _constrain(problem: _Problem, runs: _Run, best):
-    hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
-    return hyper, at_bounds(problem.space, hyper)
-
-
-def maximise(
-    model, method: LocalMethod, config: MAP, sp: Space, rng_key, args, kwargs, *, progress: bool
-) -> Optimum:
+def _maximise(config: MAP, problem: LocalProblem) -> Point:
     """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the
     best point so far.
 
     How the best one has ended counts; the others' ends are in `stats`.
     """
-    problem = _Problem(model, method, sp, args, kwargs)
-    runs = _start(problem, rng_key, config.restarts, _checked_init(config, sp))
+    method, args, kwargs = without_values(problem.method), problem.args, problem.kwargs
+    where = space(problem.trace, problem.model, args, kwargs)
+    ascent = Ascent(problem.model, method, where, args, kwargs)
+    runs = start(ascent, problem.rng_key, config.restarts, _checked_init(config, where))
     _require_inside(runs, config)
     label = f"{type(method).__name__} MAP"
-    stages = _stages(problem, runs, config)
-    runs, interrupted = interruptible(stages, label, config.max_steps, progress)
-    return _optimum(problem, runs, interrupted)
+    stages = _stages(ascent, runs, config)
+    runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
+    return _best(ascent, runs, interrupted)
 
 
-def _stages(problem: _Problem, runs: _Run, config: MAP) -> Iterator[Stage[_Run]]:
+def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
     """Steps of all restarts, until every one has ended."""
     yield Stage(runs, 0)
     tol = jnp.asarray(config.tol)
     for step in range(config.max_steps):
-        runs, at = _asked(problem, runs)
-        runs = _advance(runs, at, tol)
+        runs, at = asked_for(ascent, runs)
+        runs = advance(runs, at, tol)
         yield Stage(runs, step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
         if bool(jnp.all(runs.done)):
             return
 
 
-def _optimum(problem: _Problem, runs: _Run, interrupted: bool) -> Optimum:
+def _best(ascent: Ascent, runs: Run, interrupted: bool) -> Point:
     """The best of the restarts, solved once more at its point."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
-    hyper, bounds = _constrain(problem, runs, best)
+    hyper, bounds = constrained(ascent, runs, best)
     others = jnp.arange(len(losses)) != best
-    _, last = _asked(problem, runs._replace(asked=runs.point, done=others))
+    _, last = asked_for(ascent, runs._replace(asked=runs.point, done=others))
     _, _, value, solution = jax.tree.map(lambda x: x[best], last)
     stats = {
         "map_steps": int(runs.steps[best]),
@@ -293,15 +91,15 @@ def _optimum(problem: _Problem, runs: _Run, interrupted: bool) -> Optimum:
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
     result = Result.interrupted if interrupted else _result(runs, best)
-    return Optimum(hyper, result, stats, value, solution)
+    return Point(hyper, result, stats, value, solution)
 
 
-def _result(runs: _Run, best: int) -> Result:
-    if not float(runs.loss[best]) < _UNUSABLE:
+def _result(runs: Run, best: int) -> Result:
+    if not float(runs.loss[best]) < UNUSABLE:
         return Result.nonfinite
     return (
         Result.converged
-        if bool(runs.done[best]) and float(runs.slope[best]) < _FLAT
+        if bool(runs.done[best]) and float(runs.slope[best]) < FLAT
         else Result.max_steps
     )
 
@@ -314,7 +112,7 @@ def _checked_init(config: MAP, sp: Space):
     )
 
 
-def _require_inside(runs: _Run, config: MAP) -> None:
+def _require_inside(runs: Run, config: MAP) -> None:
     """The ends of a support are infinitely far away."""
     edge = [
         k

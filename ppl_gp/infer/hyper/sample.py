@@ -11,13 +11,13 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
+from ppl_gp.infer.hyper.space import require_draws
 from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
-from ppl_gp.infer.probes import first_trace
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition
-from ppl_gp.local.natural import Sites
-from ppl_gp.model.tracing import roles
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -32,12 +32,15 @@ def _kernel(model, method, config: Sample, missing: tuple[str, ...]):
     )
 
 
-def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
+@infer_hyper.register
+def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood
     and inner status.
     """
-    trace = first_trace(model, args, kwargs)
-    config, found = method.hyper, roles(trace)
+    method, model, trace, rng_key, args, kwargs, progress = problem
+    found = problem.found
+    for site in found.hyper:
+        require_draws(trace[site], "hyper=MAP(init={...})")
     require_samplable(model, trace, args, kwargs, "hyper=Sample()")
     if not found.hyper:
         raise ModelError(
@@ -59,7 +62,12 @@ def sample_marginal(method, model, rng_key, args, kwargs, progress) -> Fit:
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
     kept = _kept(
-        model, name, hyper, Sites(values[f"{name}_nat1"], values[f"{name}_nat2"]), args, kwargs
+        model,
+        name,
+        hyper,
+        PseudoLikelihood(values[f"{name}_nat1"], values[f"{name}_nat2"]),
+        args,
+        kwargs,
     )
     return Fit(
         model=model,

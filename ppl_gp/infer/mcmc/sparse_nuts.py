@@ -68,7 +68,7 @@ class SparseNUTS(eqx.Module):
         require_settings(self, "num_inducing", "max_tree_depth")
 
 
-def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Callable:
+def sparse_model(undeclared: Callable, expectation: Expectation, structure: Structure) -> Callable:
     """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`,
     and the data as a factor.
 
@@ -79,16 +79,19 @@ def sparse_model(undeclared: Callable, how: Expectation, of: Structure) -> Calla
     def over_inducing(variables, *args, **kwargs):
         model = declare(undeclared, args, kwargs)
         trace = run(model, args, kwargs)
-        shapes = {k: trace[k]["fn"].shape() for k in of.gps}
+        shapes = {k: trace[k]["fn"].shape() for k in structure.gps}
         given = sample_hyper(model, args, kwargs)
         q: dict[str, Family] = {
-            k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num))) for k in of.gps
+            k: Values(_white(f"{k}_base", (*shapes[k][:-1], variables[k].num)))
+            for k in structure.gps
         }
-        noise = {k: _white(f"{k}_noise", shapes[k]) for k in of.inner}
+        noise = {k: _white(f"{k}_noise", shapes[k]) for k in structure.inner}
         at = run(model, args, kwargs, given)
-        priors = {k: unwrap(at[k]["fn"]) for k in of.gps}
+        priors = {k: unwrap(at[k]["fn"]) for k in structure.gps}
         posterior, _, _ = processes(priors, Variational(variables, q))
-        log_lik = log_lik_given_noise(model, how, of, given, posterior, noise, args, kwargs)
+        log_lik = log_lik_given_noise(
+            model, expectation, structure, given, posterior, noise, args, kwargs
+        )
         numpyro.factor("expected_log_lik", log_lik)
 
     return over_inducing
@@ -103,8 +106,8 @@ def _white(name: str, shape):
 @lru_cache(maxsize=64)
 def _kernel(
     model,
-    how: Expectation,
-    of: Structure,
+    expectation: Expectation,
+    structure: Structure,
     missing,
     target_accept_prob: float,
     max_tree_depth: int,
@@ -114,7 +117,7 @@ def _kernel(
     its length of warm-up.)
     """
     return Kernel(
-        sparse_model(self_contained(model, missing), how, of),
+        sparse_model(self_contained(model, missing), expectation, structure),
         target_accept_prob=target_accept_prob,
         max_tree_depth=max_tree_depth,
     )
@@ -142,10 +145,10 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
         for k, p in priors.items()
     }
-    how = Expectation(method.num_nodes, additive=subject.additive)
+    expectation = Expectation(method.num_nodes, additive=subject.additive)
     kernel = _kernel(
         model,
-        how,
+        expectation,
         subject.structure,
         missing_parts(subject.trace),
         method.target_accept_prob,

@@ -86,10 +86,11 @@ def _require_collapsible(subject: Subject) -> None:
             "`collapsed`."
         )
     if not subject.structure.is_shallow:
-        of = subject.structure
+        structure = subject.structure
         raise ModelError(
             "SVGP(collapsed=True) needs one latent function at given inputs, and the model has "
-            f"latents {list(of.latents)} and inner layers {list(of.inner)}; leave `collapsed` out."
+            f"latents {list(structure.latents)} and inner layers {list(structure.inner)}; leave "
+            "`collapsed` out."
         )
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))

@@ -9,7 +9,7 @@ import numpy as np
 from jax import random
 from numpyro import handlers
 
-from ppl_gp.deep.structure import Structure, structure
+from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.additive import additive_throughout
@@ -72,18 +72,18 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
             "data in memory. Leave subsample_size out, and give SVGP(batch_size=...) or a Stream."
         )
     found = roles(trace)
-    of = structure(
+    structure = structure_of(
         found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values})
     )
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}
-    additive = probe_layers(model, of, {**hyper, **batch.given}, trace, batch)
+    additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
-        require_rows_apart(model, of, hyper, trace, batch, source.axes)
+        require_rows_apart(model, structure, hyper, trace, batch, source.axes)
     additive = additive and additive_throughout(
-        source, model, of, {**hyper, **batch.given}, trace, batch
+        source, model, structure, {**hyper, **batch.given}, trace, batch
     )
-    return Subject(model, source, first, trace, names, of, additive)
+    return Subject(model, source, first, trace, names, structure, additive)
 
 
 def _source(method: SVGP, model, args, kwargs, seed):

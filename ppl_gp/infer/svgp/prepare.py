@@ -131,8 +131,10 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
     )
 
 
-def _is_drawn(how: Expectation, num_functions: int) -> bool:
-    return how.num_draws is not None or (not how.additive and how.nodes(num_functions) is None)
+def _is_drawn(expectation: Expectation, num_functions: int) -> bool:
+    return expectation.num_draws is not None or (
+        not expectation.additive and expectation.nodes(num_functions) is None
+    )
 
 
 def _num_functions(subject: Subject) -> int:
@@ -144,17 +146,19 @@ def _if_callable(rate):
     return rate if callable(rate) else None
 
 
-def _rates(method: SVGP, of: Structure) -> Rates:
+def _rates(method: SVGP, structure: Structure) -> Rates:
     # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
     learning = (
-        (0.03 if of.inner else 0.05) if method.learning_rate is None else method.learning_rate
+        (0.03 if structure.inner else 0.05)
+        if method.learning_rate is None
+        else method.learning_rate
     )
     numbers = (learning, method.natural_rate, method.beta)
     return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
 
 
-def _sampling(method: SVGP, of: Structure) -> Sampling:
-    if method.num_importance > 1 and not of.latents:
+def _sampling(method: SVGP, structure: Structure) -> Sampling:
+    if method.num_importance > 1 and not structure.latents:
         raise ModelError(
             f"SVGP(num_importance={method.num_importance}): the model has no latent that stands "
             "one a datum, so there is nothing to weight; num_paths averages several draws "
@@ -163,5 +167,5 @@ def _sampling(method: SVGP, of: Structure) -> Sampling:
     sampling = Sampling(
         method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
     )
-    require_separate(sampling, of, "SVGP")
+    require_separate(sampling, structure, "SVGP")
     return sampling

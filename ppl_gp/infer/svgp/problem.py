@@ -14,7 +14,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper.guide import HyperGuide
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.families import Sites
+from ppl_gp.sparse.families import NaturalGaussian
 
 # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
 FIRST_RATE, LAST_SHARE = 0.1, 0.1
@@ -101,6 +101,6 @@ def is_trained(plan: Plan, free, variational: Variational):
     def mark(tree, yes):
         return jax.tree.map(lambda x: yes and eqx.is_inexact_array(x), tree)
 
-    q = {k: mark(v, not isinstance(v, Sites)) for k, v in variational.q.items()}
+    q = {k: mark(v, not isinstance(v, NaturalGaussian)) for k, v in variational.q.items()}
     variables = mark(variational.variables, plan.train_inducing)
     return mark(free, True), Variational(variables, q, mark(variational.latents, True))

@@ -18,7 +18,9 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 
 
-def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Batch, axes) -> None:
+def require_rows_apart(
+    model, structure: Structure, hyper: dict, trace: dict, batch: Batch, axes
+) -> None:
     """Raise `NotPointwiseError` where a datum's likelihood, inputs or prior depend on which other
     rows its batch holds.
 
@@ -31,19 +33,19 @@ def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Ba
     rows = np.random.default_rng(3).integers(0, num, num)
     values = {
         k: random.normal(random.fold_in(random.key(4), i), trace[k]["fn"].shape())
-        for i, k in enumerate(of.gps)
+        for i, k in enumerate(structure.gps)
     }
     axis = {k: v.ndim - 1 for k, v in values.items()} | {
-        k: latent_form(trace[k], num)[0] for k in of.latents
+        k: latent_form(trace[k], num)[0] for k in structure.latents
     }
-    values |= {k: trace[k]["value"] for k in of.latents}
+    values |= {k: trace[k]["value"] for k in structure.latents}
     moved = {k: jnp.take(v, rows, axis[k]) for k, v in values.items()}
     args, kwargs = jax.tree.map(
         lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x,
         take(batch.args, batch.kwargs, rows, axes),
     )
-    by_row, shared = _seen(model, of, num, hyper, values, batch.args, batch.kwargs)
-    by_row_after, shared_after = _seen(model, of, num, hyper, moved, args, kwargs)
+    by_row, shared = _seen(model, structure, num, hyper, values, batch.args, batch.kwargs)
+    by_row_after, shared_after = _seen(model, structure, num, hyper, moved, args, kwargs)
     by_row = {k: x[rows] for k, x in by_row.items()}
     wrong = [k for k, x in by_row.items() if not _same(x, by_row_after[k])]
     wrong += [k for k, x in shared.items() if not all(map(_same, x, shared_after[k]))]
@@ -58,16 +60,16 @@ def require_rows_apart(model, of: Structure, hyper: dict, trace: dict, batch: Ba
 
 
 @quick_jit
-def _seen(model, of: Structure, num: int, hyper, values, args, kwargs) -> tuple[dict, dict]:
+def _seen(model, structure: Structure, num: int, hyper, values, args, kwargs) -> tuple[dict, dict]:
     """({what: of each row (B, ...)}, {what: that all rows share}) of a model at given values of f
     and latents.
     """
-    gps = {k: values[k] for k in of.gps}
-    given = {**hyper, **{k: values[k] for k in of.latents}}
+    gps = {k: values[k] for k in structure.gps}
+    given = {**hyper, **{k: values[k] for k in structure.latents}}
     trace = run(model, args, kwargs, given, gps)
     by_row = {"the likelihood": JointLogLikelihood(model, num, given, args, kwargs)(gps)}
-    by_row |= {f"the prior of '{k}'": log_prob_per_datum(trace[k], num) for k in of.latents}
-    priors = {k: unwrap(trace[k]["fn"]) for k in of.gps}
+    by_row |= {f"the prior of '{k}'": log_prob_per_datum(trace[k], num) for k in structure.latents}
+    priors = {k: unwrap(trace[k]["fn"]) for k in structure.gps}
     for name, prior in priors.items():
         by_row[f"the inputs of '{name}'"] = jnp.asarray(prior.X, float).reshape(num, -1)
         by_row[f"the mean of '{name}'"] = jnp.moveaxis(prior.mean, -1, 0)

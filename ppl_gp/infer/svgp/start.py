@@ -14,7 +14,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import Fixed
-from ppl_gp.infer.hyper.fixed import fixed_values
+from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, space, starts
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Variational
@@ -24,7 +24,7 @@ from ppl_gp.sparse.families import (
     DiagonalGaussian,
     Family,
     FullGaussian,
-    Sites,
+    NaturalGaussian,
     UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import InducingVariables, Points
@@ -67,19 +67,19 @@ def _starts(where: Space, key):
 
 
 def initial_variational(
-    method: SVGP, trace: dict, of: Structure, inputs: dict, seed: int
+    method: SVGP, trace: dict, structure: Structure, inputs: dict, seed: int
 ) -> Variational:
     """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner
     layers.
     """
-    priors, shapes = priors_of(trace, of.gps)
+    priors, shapes = priors_of(trace, structure.gps)
     variables = {
         k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
         for k, p in priors.items()
     }
     q = {
         k: _inner_family(variables[k], prior, shapes[k][:-1])
-        if k in of.inner
+        if k in structure.inner
         else _family(method, variables[k], prior, shapes[k][:-1])
         for k, prior in priors.items()
     }
@@ -175,7 +175,7 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.uses_natural:
         base = root.L if method.carries_sites and isinstance(root, DenseRoot) else None
-        return Sites(zeros, jnp.zeros_like(eye), base)
+        return NaturalGaussian(zeros, jnp.zeros_like(eye), base)
     if method.covariance == "diagonal":
         return DiagonalGaussian(zeros, zeros)
     if not method.whiten:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
 from ppl_gp.sparse.bound import Batch, Terms, Variational
-from ppl_gp.sparse.families import Sites
+from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.natural_gradient import blend_all, natural_target, nudges
 
 
@@ -26,7 +26,7 @@ class Last(eqx.Module):
 
     free: dict
     variational: Variational
-    target: dict[str, Sites]
+    target: dict[str, NaturalGaussian]
     loss: Float[Array, ""]
 
 
@@ -48,7 +48,7 @@ def begin(problem: Problem, free, variational: Variational) -> State:
     """The state before the first step."""
     trained, _ = eqx.partition((free, variational), is_trained(problem.plan, free, variational))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
-    target = {k: q for k, q in variational.q.items() if isinstance(q, Sites)}
+    target = {k: q for k, q in variational.q.items() if isinstance(q, NaturalGaussian)}
     last = Last(free, variational, target, jnp.asarray(jnp.inf))
     state = State(
         free, variational, problem.optax().init(trained), last, zero, one, zero, zero, zero
@@ -118,9 +118,11 @@ def _optimised(problem: Problem, state: State, spec, gradient) -> tuple[Any, Var
     return *eqx.combine(eqx.apply_updates(trained, updates), held), optimiser
 
 
-def _natural(state: State, toward: dict, t: Terms) -> tuple[dict[str, Sites], dict[str, Sites]]:
+def _natural(
+    state: State, toward: dict, t: Terms
+) -> tuple[dict[str, NaturalGaussian], dict[str, NaturalGaussian]]:
     """(the sites that natural gradients train, where those point), at this evaluation's roots."""
-    sites = {k: q for k, q in state.variational.q.items() if isinstance(q, Sites)}
+    sites = {k: q for k, q in state.variational.q.items() if isinstance(q, NaturalGaussian)}
     here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
     target = {
         k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k])
@@ -129,9 +131,11 @@ def _natural(state: State, toward: dict, t: Terms) -> tuple[dict[str, Sites], di
     return here, target
 
 
-def _based(sites: Sites, before: Sites, root) -> Sites:
+def _based(sites: NaturalGaussian, before: NaturalGaussian, root) -> NaturalGaussian:
     """Remember the root, where the bound carries sites from one root to the next."""
-    return Sites(sites.nat1, sites.nat2, None if before.base is None else lax.stop_gradient(root.L))
+    return NaturalGaussian(
+        sites.nat1, sites.nat2, None if before.base is None else lax.stop_gradient(root.L)
+    )
 
 
 def _retreat(problem: Problem, state: State) -> State:

@@ -4,15 +4,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
 
 from ppl_gp.deep.structure import feeds
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.tracing import data_axis, is_gp, is_missing_part, run
+from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.wrappers import bare, bare_shape, unwrap
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
@@ -42,16 +45,34 @@ class Layout:
 
 
 def layout(
-    model: Callable, args: tuple, kwargs: dict, hyper: dict, num: int, latents: tuple[str, ...] = ()
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    draws: Draws,
+    num: int,
+    latents: tuple[str, ...] = (),
 ) -> Layout:
-    """Run a declared model once at new inputs, GP sites at their prior means, and look up what its
-    reading says of its sites. O(M).
+    """Trace a declared model at new inputs, GP sites at their prior means, and look up what its
+    reading says of its sites. Abstract, unless values are wanted (a binomial's totals).
 
     `latents`: sites that stand one a datum.
 
     Raises `DataError` where the model cannot be run with these arguments.
     """
-    reading = model.reading  # pyright: ignore[reportFunctionMemberAccess]
+    seen = []
+
+    def look(args, kwargs, draws):
+        seen.append(_layout(model, args, kwargs, draws.at(0).hyper, num, latents))
+
+    try:
+        eqx.filter_eval_shape(look, args, kwargs, draws)
+    except VALUE_WANTED:
+        look(args, kwargs, draws)
+    return seen[-1]
+
+
+def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> Layout:
+    reading = model.reading
     trace = _run(model, args, kwargs, hyper)
     require_all_rows(trace)
     sites = [
@@ -95,7 +116,7 @@ def _run(model, args, kwargs, hyper):
     try:
         return run(model, args, kwargs, hyper)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, PplGpError):
+        if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
         caught = (
@@ -135,7 +156,8 @@ def _support(fn) -> tuple[int | float, ...] | None:
     if core.event_dim or not core.has_enumerate_support:
         return None
     try:
-        values = np.ravel(core.enumerate_support(expand=False))
+        with jax.ensure_compile_time_eval():
+            values = np.ravel(core.enumerate_support(expand=False))
     except NotImplementedError:  # a binomial with totals that differ, say
         return None
     return tuple(values.tolist()) if values.size <= MAX_SUPPORT else None

@@ -114,7 +114,7 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
         fit.model,
         new_args,
         new_kwargs,
-        draws.at(0).hyper,
+        draws,
         num_rows(fit, new_args),
         (*draws.latents, *fit.local),
     )

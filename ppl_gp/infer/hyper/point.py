@@ -1,0 +1,147 @@
+"""The fit at one setting of the hyperparameters: its last solution, what it keeps of f, how it
+ended.
+"""
+
+import copy
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.draws import Draws
+from ppl_gp.errors import Result
+from ppl_gp.hyperparameters import Fixed
+from ppl_gp.infer.hyper.choice import LocalProblem
+from ppl_gp.kept import FromPseudo
+from ppl_gp.local.condition import condition
+from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
+from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
+from ppl_gp.model.factors import read
+from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.quick import FEW_DATA, quick_jit
+from ppl_gp.results.fit import Fit
+
+
+class Point(NamedTuple):
+    """Constrained hyperparameters, how the way to them ended, the figures behind it, the log
+    evidence and the solution there.
+
+    `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared
+    on: a maximum at the edge, where the gradient in the declared coordinates does not vanish.
+    """
+
+    hyper: dict
+    result: Result
+    stats: dict
+    value: Array
+    solution: Solution
+
+
+def fit_at(problem: LocalProblem, point: Point) -> Fit:
+    """A fit of one draw. One more O(N^3)."""
+    hyper, ended, stats, value, solution = point
+    kept, code, figures = _kept(problem.model, hyper, problem.args, problem.kwargs, solution)
+    stats = {**stats, **_quadrature_error(solution, code, problem.method)}
+    return Fit(
+        model=problem.model,
+        method=problem.method,
+        args=problem.args,
+        kwargs=problem.kwargs,
+        draws=Draws.one(hyper, {problem.site: kept}),
+        log_evidence=float(value),
+        result=_worst(ended, Result.from_code(code), float(value)),
+        stats={
+            **stats,
+            "steps": int(solution.steps),
+            "residual": float(solution.residual),
+            **_jitter(figures),
+        },
+    )
+
+
+def point_at(problem: LocalProblem, hyper: dict) -> Point:
+    """The point at given hyperparameters."""
+    num = problem.trace[problem.site]["fn"].shape()[-1]
+    method = without_values(problem.method)
+    solved = _solved(problem.model, method, hyper, problem.args, problem.kwargs, num=num)
+    return Point(hyper, Result.converged, {}, *solved)
+
+
+def without_values(method: LocalMethod) -> LocalMethod:
+    """What compiled code is keyed by: other values of hyperparameters and other settings of `MAP`
+    find it again.
+    """
+    bare = copy.copy(method)
+    object.__setattr__(bare, "hyper", Fixed())
+    return bare
+
+
+def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
+    """As `_solve`; what a log-concave likelihood should not need is compiled where the solution
+    failed without it.
+    """
+    solve = _solve if num <= FEW_DATA else _solve.full
+    value, solution = solve(*problem, general=False)
+    if isinstance(solution.sites, Positive) and solution.code != Result.converged.code:
+        value, solution = solve(*problem, general=True)
+    return value, solution
+
+
+@quick_jit
+def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
+    factors = read(model, *args, hyper=hyper, **kwargs)
+    init = flat(factors.prior.mean, PseudoLikelihood if general else form_of(factors.log_lik))
+    return log_evidence(method, factors, init)
+
+
+@quick_jit
+def _kept(model, hyper, args, kwargs, solution: Solution):
+    """(what the fit keeps of f, the solution's status, the jitter's figures)."""
+    prior = read(model, *args, hyper=hyper, **kwargs).prior
+    q = condition(prior.covariance_matrix, prior.mean, solution.sites)
+    kept = jax.tree.map(
+        lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites))
+    )
+    L, raised = prior.factor()
+    # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
+    # none.
+    proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
+    code = jnp.where(
+        proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
+    )
+    return kept, code, (prior.variance - prior.kernel.diag(prior.X), raised)
+
+
+def _quadrature_error(solution, code, method) -> dict:
+    """The estimated error of the worst datum's integral, nats, where there are integrals; a warning
+    where it is large.
+    """
+    if solution.quadrature_error is None:
+        return {}
+    error = float(solution.quadrature_error)
+    if code == Result.converged.code and not error <= TOLERANCE:
+        warnings.warn(
+            f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's "
+            f"likelihood is off by about {error:.1g} nats (several modes, or edges); raise "
+            "num_nodes, or use NUTS().",
+            stacklevel=2,
+        )
+    return {"quadrature_error": error}
+
+
+def _jitter(figures):
+    jitter, raised = figures
+    return {"jitter": float(jnp.max(jitter)), "jitter_raised": float(raised)}
+
+
+def _worst(outer: Result, inner: Result, value: float) -> Result:
+    """An inner status that names a cause comes first; where values are not finite, it is no cause
+    that steps ran out.
+    """
+    if inner not in (Result.converged, Result.max_steps):
+        return inner
+    if outer is Result.nonfinite or not jnp.isfinite(value):
+        return Result.nonfinite
+    return inner if inner is not Result.converged else outer

@@ -1,0 +1,228 @@
+"""One step of every restart of a MAP estimate: optimistix's BFGS on log evidence + log prior.
+
+Each step makes one evaluation of the log evidence a restart, and starts the inner iteration from
+the pseudo-likelihood of the last accepted one. The solver is told values and gradients instead of
+calling the function, so that the evaluation, nine tenths of what there is to compile, is compiled
+once and serves the optimum's last solution too.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix as optx
+from jax import lax
+from jaxtyping import Array
+
+from ppl_gp.errors import Result
+from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
+from ppl_gp.infer.over_axis import over_leading_axis
+from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
+from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
+from ppl_gp.model.factors import read
+from ppl_gp.quick import FEW_DATA, quick_jit
+
+FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
+# loss where the density cannot be evaluated: finite, so that the line search backs off
+UNUSABLE = 1e10
+
+
+class Ascent(eqx.Module):
+    """What the restarts climb: log evidence + log prior of a model under a local method."""
+
+    model: Callable = eqx.field(static=True)
+    method: LocalMethod  # without the values of its `hyper`, which would compile anew
+    space: Space
+    args: tuple
+    kwargs: dict
+
+    def log_posterior(self, free, init: PseudoLikelihood):
+        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
+        sites.
+        """
+        hyper = self.space.constrain(free)
+        factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
+        value, solution = log_evidence(self.method, factors, init)
+        return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
+
+
+class Evaluation(NamedTuple):
+    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the
+    solution behind it.
+    """
+
+    loss: Array
+    slopes: dict
+    value: Array
+    solution: Solution
+
+
+class Run(NamedTuple):
+    """One restart. `solver` holds the arrays of optimistix's state."""
+
+    point: dict
+    asked: dict  # where the solver wants the next evaluation
+    solver: Any
+    sites: PseudoLikelihood
+    scale: Array
+    loss: Array
+    slope: Array  # largest entry of the gradient, nats
+    steps: Array
+    done: Array
+
+
+def _solver():
+    # Its own stopping rule is never the first to fire: `_done` looks at the gradient in nats.
+    return optx.BFGS(rtol=1e-9, atol=1e-9)
+
+
+def _fresh(point, sites: PseudoLikelihood):
+    """A new solver state at a point, split into arrays and static parts."""
+    loss = jax.ShapeDtypeStruct((), sites.nat1.dtype)
+    state = _solver().init(_told, point, (point, loss, point, sites), {}, loss, sites, frozenset())
+    return eqx.partition(state, eqx.is_array)
+
+
+def _told(at, evaluated):
+    """A loss that is known at one point, with its gradient: the solver looks nowhere else."""
+    point, loss, slopes, sites = evaluated
+    steps = jax.tree.map(lambda g, x, y: jnp.sum(g * (x - y)), slopes, at, point)
+    return loss + sum(jax.tree.leaves(steps)), sites
+
+
+def _begin(point, num: int, form: type[PseudoLikelihood]) -> Run:
+    sites = flat(jnp.zeros(num), form)
+    one, zero = jnp.ones(()), jnp.zeros(())
+    arrays, _ = _fresh(point, sites)
+    return Run(
+        point,
+        point,
+        arrays,
+        sites,
+        one,
+        zero + jnp.inf,
+        zero + jnp.inf,
+        jnp.int32(0),
+        jnp.zeros((), bool),
+    )
+
+
+def _step(r: Run, at: Evaluation, tol) -> Run:
+    """Tell the solver the answer; it says where to look next."""
+    _, static = _fresh(r.point, r.sites)
+    evaluated = (
+        r.asked,
+        at.loss / r.scale,
+        jax.tree.map(lambda g: g / r.scale, at.slopes),
+        at.solution.sites,
+    )
+    state = eqx.combine(r.solver, static)
+    point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
+    gradient = state.f_info.grad
+    norm = optx.two_norm(gradient)
+    loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
+    flat = (r.loss - loss < 1e-10 * (1.0 + jnp.abs(loss))) & (r.loss > loss) & (slope < FLAT)
+    hopeless = (r.steps == 0) & ~(loss < UNUSABLE)  # nowhere to back off to
+    done = (slope < tol) | flat | state.terminate | hopeless
+    solver, _ = eqx.partition(state, eqx.is_array)
+    told = Run(
+        point,
+        state.y_eval,
+        solver,
+        _finite_or(sites, r.sites),
+        r.scale,
+        loss,
+        slope,
+        r.steps + 1,
+        done,
+    )
+    # After the first evaluation, start again with the loss scaled so that the first step has length
+    # below one.
+    restarted, _ = _fresh(r.point, r.sites)
+    first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
+    return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
+
+
+def _finite_or(sites, fallback):
+    usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
+    return jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, fallback)
+
+
+@quick_jit
+def start(problem: Ascent, rng_key, num_restarts: int, init):
+    points = (
+        None
+        if init is not None and num_restarts == 1
+        else starts(problem.space, rng_key, num_restarts)
+    )
+    if init is not None:
+        first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
+        points = (
+            first
+            if points is None
+            else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
+        )
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
+    log_lik = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik
+    return jax.vmap(lambda p: _begin(p, log_lik.num, form_of(log_lik)))(points)
+
+
+@quick_jit
+def _evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evaluation:
+    """One evaluation for every restart that is not skipped."""
+
+    def evaluated(point, init):
+        both = jax.value_and_grad(problem.log_posterior, has_aux=True)
+        (total, (value, solution)), slopes = both(point, init)
+        solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
+        loss = jnp.where(solved, -total, UNUSABLE)
+        return Evaluation(
+            loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution
+        )
+
+    def one(entry):
+        *at, skip = entry
+        nothing = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at)
+        )
+        return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
+
+    if len(skipped) == 1:  # and is wanted, or the caller would not ask
+        return jax.tree.map(
+            lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites)))
+        )
+    return over_leading_axis(one, (points, sites, skipped))
+
+
+def asked_for(problem: Ascent, runs: Run) -> tuple[Run, Evaluation]:
+    """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave,
+    and rescues, are compiled when an evaluation has failed without them.
+    """
+    evaluate = _evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else _evaluate.full
+    at = evaluate(problem, runs.asked, runs.sites, runs.done)
+    solved = np.asarray(at.solution.code) == Result.converged.code
+    if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
+        runs = as_general(runs)
+        at = evaluate(problem, runs.asked, runs.sites, runs.done)
+    return runs, at
+
+
+@quick_jit
+def advance(runs: Run, at: Evaluation, tol) -> Run:
+    """A step of every restart that has not ended."""
+
+    def one(run, at):
+        return jax.tree.map(
+            lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol)
+        )
+
+    return jax.vmap(one)(runs, at)
+
+
+@quick_jit
+def constrained(problem: Ascent, runs: Run, best):
+    hyper = problem.space.constrain(jax.tree.map(lambda x: x[best], runs.point))
+    return hyper, at_bounds(problem.space, hyper)
