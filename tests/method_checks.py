@@ -88,9 +88,9 @@ def _at_draw(problem, draw, rows):
     return mean, variance, check.integrated_density(there, rows, mean, variance), first, second
 
 
-def check_sparse(problem, fit, q, tolerance=1e-4):
-    """A sparse fit that can be exact: f is that of q, y and log densities integrate the likelihood
-    over it.
+def check_sparse(problem, fit, q, tolerance=1e-6):
+    """A sparse fit whose optimum is known: f is that of q(u), y and log densities integrate the
+    likelihood over it.
     """
     for M in check.numbers(problem.spec):
         rows, same = check.rows_of(problem.spec, M), {"rtol": tolerance, "atol": tolerance}

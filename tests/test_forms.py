@@ -71,12 +71,13 @@ def test_the_signs_of_a_log_concave_likelihood_are_known_and_of_no_other():
 def test_known_signs_change_no_answer(method):
     @jax.jit
     def solved(init):
-        def evidence(variance):
+        def evidence(variance, X):
             factors = pg.read(poisson, X, y=COUNTS, hyper={"variance": variance})
             return pg.log_evidence(method, factors, init)
 
-        (value, solution), slope = jax.value_and_grad(evidence, has_aux=True)(2.0)
-        return value, slope, solution.sites.nat1, solution.sites.nat2, solution.code
+        both = jax.value_and_grad(evidence, argnums=(0, 1), has_aux=True)  # X moves all of K
+        (value, solution), slopes = both(2.0, jnp.asarray(X))
+        return value, *slopes, solution.sites.nat1, solution.sites.nat2, solution.code
 
     plain, known = solved(flat(jnp.zeros(N))), solved(flat(jnp.zeros(N), Positive))
     assert plain[-1] == known[-1] == Result.converged.code
