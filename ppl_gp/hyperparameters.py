@@ -13,6 +13,9 @@ from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError
 from ppl_gp.model.fingerprint import digest
 
+# `integrate=` of a method: every Gaussian site that the data see through one linear predictor
+GAUSSIAN = "gaussian"
+
 
 class _ByValue:
     """Compares and hashes by the values of its fields, arrays included (whose `==` is no truth

@@ -3,16 +3,18 @@ hyperparameters.
 """
 
 from ppl_gp.errors import ModelError
+from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
 from ppl_gp.infer.hyper import fixed, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
+from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.probes import first_trace, probe
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.factors import read
-from ppl_gp.model.tracing import require_no_subsampling
+from ppl_gp.model.tracing import require_no_subsampling, run
 from ppl_gp.results.fit import Fit
 
 
@@ -30,6 +32,11 @@ def local_methods() -> dict[str, LocalMethod]:
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     trace = first_trace(holding(model, method.hyper), args, kwargs)
     require_no_subsampling(trace, type(method).__name__)
+    held = method.hyper.values if isinstance(method.hyper, Fixed) else {}
+    whole = model
+    model = integrated(model, method, args, kwargs, held)
+    if model is not whole:
+        trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)
     hyper = {k: trace[k]["value"] for k in problem.found.hyper}
     log_lik = read(model, *args, hyper=hyper, **kwargs).log_lik

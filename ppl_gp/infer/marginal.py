@@ -7,6 +7,7 @@ import numpyro
 
 from ppl_gp.errors import Result
 from ppl_gp.local.method import LocalMethod, log_evidence
+from ppl_gp.infer.integrated import integrated
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import sample_hyper
@@ -24,7 +25,7 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
     """
 
     def marginalised(*args, **kwargs):
-        declared = declare(model, args, kwargs)
+        declared = integrated(declare(model, args, kwargs), approximation, args, kwargs)
         # Pass 1: only the hyperparameters talk to the outer handlers.
         hyper = sample_hyper(declared, args, kwargs)
         # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.

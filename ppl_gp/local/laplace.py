@@ -22,7 +22,7 @@ from jax import lax, vjp
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
-from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Sample
 from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, Positive, PseudoLikelihood, admissible
@@ -64,6 +64,7 @@ class Laplace(LocalMethod):
     """
 
     hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
+    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=100, static=True)
 

@@ -35,9 +35,13 @@ class Solution(NamedTuple):
 class LocalMethod(eqx.Module):
     """A Gaussian approximation with one pseudo-likelihood a datum. Static configuration; `solve`
     does the work.
+
+    `integrate`: the Gaussian sites that are integrated: `"gaussian"`, all that the data see through
+    one linear predictor, or a tuple of names. The others are hyperparameters.
     """
 
     hyper: eqx.AbstractVar[MAP | Fixed | Sample]
+    integrate: eqx.AbstractVar[str | tuple[str, ...]]
 
     @abc.abstractmethod
     def solve(

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.model.collapsed import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import Roles, is_observed, log_prob_per_datum, require_gp, roles, run
@@ -127,7 +128,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
     model, O(N), no factorisation.
     """
-    model = declare(model, args, kwargs)
+    model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
     trace = run(model, args, kwargs, hyper)
     found = roles(trace)
     require_one_latent_function(

@@ -6,22 +6,22 @@ observed sites are computed from e through is the smallest cut of the jaxpr (`pr
 """
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from ppl_gp.gp import GP
-from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_observed, run
-from ppl_gp.proofs.cut import Predictors, flat_shapes, predictors
+from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
 from ppl_gp.wrappers import unwrap
 
-_GAUSSIAN = (GP, dist.Normal, dist.MultivariateNormal)
+GAUSSIAN = (GP, dist.Normal, dist.MultivariateNormal)
 
 
 class innovate(Messenger):
@@ -38,80 +38,117 @@ class innovate(Messenger):
             msg["value"] = mean + self.values[msg["name"]]
 
 
-class Arguments(NamedTuple):
+class Rest(NamedTuple):
     """What stays when z moves: arrays."""
 
-    arrays: dict[str, Any]
+    arrays: dict[str, Any]  # of the arguments
     hyper: dict[str, Any]
 
 
-def gaussian_sites(trace: dict) -> dict[str, dict]:
-    """{name: site} of unobserved sites whose distribution is Gaussian."""
-    return {
-        k: s
-        for k, s in trace.items()
-        if s["type"] == "sample" and not s["is_observed"] and isinstance(unwrap(s["fn"]), _GAUSSIAN)
-    }
+class ObservedPart(NamedTuple):
+    """An observed site behind the predictors."""
+
+    fn: Any
+    value: Any
+    scale: Any
+    frames: tuple  # its plates, outermost first
 
 
-def read_predictors(
-    model: Callable, args: tuple, kwargs: dict, hyper: dict, sites: tuple[str, ...]
-) -> tuple[Predictors, list] | None:
-    """The predictors of the sites `sites`, and the static part of the observed sites behind them;
-    `None` where there is no cut. Abstract.
+class Traced(NamedTuple):
+    """A model as a function of its innovations. `static`: {observed site: what of it is no
+    array}.
     """
-    leaves, held = Leaves(model, args, kwargs), []
 
-    def seen(e, rest: Arguments):
-        given = leaves.replaced(rest.arrays)
-        trace = run(innovate(model, e), *given, rest.hyper)
-        observed = {k: {**s} for k, s in trace.items() if is_observed(s)}
-        arrays, static = eqx.partition(
-            {k: (s["fn"], s["scale"]) for k, s in observed.items()}, eqx.is_array
-        )
-        held.append((static, observed))
-        return jax.tree.leaves(arrays)
+    predictors: Predictors
+    static: dict[str, ObservedPart]
 
-    rows = model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
-    more = _more(leaves, rows)
-    shapes = []
-    for extra in (0, more):
-        arrays = {p: _longer(x, rows.get(p), extra) for p, x in leaves.arrays.items()}
-        rest = Arguments(arrays, jax.tree.map(_shaped, hyper))
-        e = _innovations(model, leaves, rest, sites)
-        shapes.append((flat_shapes(seen, e, rest), e, rest))
-    (short, e, rest), (long, _, _) = shapes
-    if len(short) != len(long):
-        return None
-    found = predictors(seen, e, rest, lambda i: _grown(short[i], long[i]))
-    return None if found is None else (found, held)
+    def eta(self, e: dict, rest: Rest) -> list[jax.Array]:
+        """The predictors at innovations."""
+        return self.predictors.at(e, rest)
+
+    def observed(self, etas, rest: Rest) -> dict[str, ObservedPart]:
+        """The observed sites with the predictors given."""
+        found = self.predictors.below(etas, rest)
+        return {k: eqx.combine(found[k], static) for k, static in self.static.items()}
 
 
-def _innovations(model, leaves: Leaves, rest: Arguments, sites) -> dict:
-    """Shapes of the sites' values."""
+def is_gaussian(site: dict) -> bool:
+    """Whether a site is unobserved and its distribution Gaussian."""
+    hidden = site["type"] == "sample" and not site["is_observed"]
+    return hidden and isinstance(unwrap(site["fn"]), GAUSSIAN)
+
+
+def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, ObservedPart]]:
+    """(the function (e, rest) -> arrays of the observed sites, what else they consist of, which is
+    there once the function was traced).
+    """
+    held: dict[str, ObservedPart] = {}
+
+    def arrays(e, rest: Rest):
+        trace = traced_at(model, skeleton, e, rest)
+        parts = {
+            k: ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
+            for k, s in trace.items()
+            if is_observed(s)
+        }
+        dynamic, static = eqx.partition(parts, eqx.is_array)
+        held.update(static)
+        return dynamic
+
+    return arrays, held
+
+
+def traced_at(model: Callable, skeleton: Skeleton, e: dict, rest: Rest) -> dict:
+    """The model's trace at innovations."""
+    return run(innovate(model, e), *skeleton.arguments(rest.arrays), rest.hyper)
+
+
+def innovations(model: Callable, skeleton: Skeleton, rest: Rest, sites) -> dict:
+    """{site: `ShapeDtypeStruct` of its value}."""
 
     def values(rest):
-        trace = run(model, *leaves.replaced(rest.arrays), rest.hyper)
+        trace = run(model, *skeleton.arguments(rest.arrays), rest.hyper)
         return {k: jnp.zeros(trace[k]["fn"].shape()) for k in sites}
 
     return jax.eval_shape(values, rest)
 
 
-def _more(leaves: Leaves, rows: dict[str, int]) -> int:
-    """Further rows such that their number is no other size."""
-    num = next(x.shape[rows[p]] for p, x in leaves.arrays.items() if p in rows)
-    taken = {n for x in leaves.arrays.values() for n in x.shape}
-    return next(k for k in range(1, 1000) if num + k not in taken)
+def traced(
+    model: Callable,
+    skeleton: Skeleton,
+    sites: tuple[str, ...],
+    places: tuple[int, ...] | None,
+    rest: Rest,
+) -> Traced | None:
+    """The model as a function of innovations, at the number of rows of `rest`; abstract, and kept
+    for the next call. `places`: of the predictors, or `None`, where they are to be found.
+    """
+    leaves, structure = jax.tree.flatten(shapes(rest))
+    return _traced(model, skeleton, sites, places, structure, tuple(leaves))
 
 
-def _shaped(x):
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+@lru_cache(maxsize=256)
+def _traced(model, skeleton: Skeleton, sites, places, structure, leaves) -> Traced | None:
+    rest = jax.tree.unflatten(structure, leaves)
+    e = innovations(model, skeleton, rest, sites)
+    function, held = seeing(model, skeleton)
+    if places is not None:
+        return Traced(at_places(function, e, rest, places), held)
+    longer = skeleton.longer(rest.arrays)
+    more = Rest(longer, rest.hyper)
+    short = flat_shapes(function, e, rest)
+    long = flat_shapes(function, innovations(model, skeleton, more, sites), more)
+    if len(short) != len(long):
+        return None
+    found = predictors(function, e, rest, lambda i: grown(short[i], long[i]))
+    return None if found is None else Traced(found, held)
 
 
-def _longer(x, axis: int | None, more: int):
-    shape = tuple(n + more * (i == axis) for i, n in enumerate(x.shape))
-    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
-
-
-def _grown(short: tuple[int, ...], long: tuple[int, ...]) -> int | None:
+def grown(short: tuple[int, ...], long: tuple[int, ...]) -> int | None:
+    """The axis in which two shapes differ."""
     return next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), None)
+
+
+def shapes(tree):
+    """A tree of arrays as shapes and types."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)

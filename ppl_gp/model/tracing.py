@@ -1,7 +1,7 @@
 """Running a model with f given, and sorting its sites by the role they play."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -190,11 +190,11 @@ def data_plates(trace: dict) -> set[str]:
     return {f.name for s in sites for f in s["cond_indep_stack"] if f.dim == s["data_axis"]}
 
 
-def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
+def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[str] = ()) -> dict:
     """Run the model so that its hyperparameters alone talk to the outer handlers; {site: value} of
     them.
 
-    `local=False` keeps latents that stand one a datum from them too.
+    `local=False` keeps latents that stand one a datum from them too, and `without` further sites.
 
     Only the model's own sites are hidden, by name: outer handlers send messages of their own
     through this stack, such as the log-Jacobian with which NumPyro's samplers transform a site, and
@@ -210,9 +210,10 @@ def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
     # Missing observations integrate to one: any value does, and outer handlers, which give keys,
     # are not asked.
     drawn = {k for k in own if is_missing_part(k, own)} | (
-        set() if local else set(found.local_latents)
+        set(without) if local else {*without, *found.local_latents}
     )
     hidden |= drawn
+    drawn -= set(found.gps)  # which are pinned
 
     def any_value(site):
         return site["fn"].sample(random.key(0)) if site["name"] in drawn else None
@@ -223,10 +224,8 @@ def sample_hyper(model, args, kwargs, local: bool = True) -> dict:
         pin(),
     ):
         handlers.substitute(model, substitute_fn=any_value)(*args, **kwargs)
-    return {
-        k: trace[k]["value"]
-        for k in (*found.hyper, *found.params, *(found.local_latents if local else ()))
-    }
+    wanted = (*found.hyper, *found.params, *(found.local_latents if local else ()))
+    return {k: trace[k]["value"] for k in wanted if k not in without}
 
 
 def is_missing_part(name: str, trace: dict) -> bool:

@@ -27,13 +27,20 @@ _UNBOUNDED = float("inf")
 
 
 class Predictors(NamedTuple):
-    """A function of (z, rest) with its cut: `arrays` are variables of `closed`."""
+    """A function of (z, rest) with its cut. `places`: of the predictors among the arrays of the
+    flat jaxpr, the same for any number of rows.
+    """
 
     closed: ClosedJaxpr
     num_z: int  # leaves of z, the first inputs
-    arrays: tuple
-    axes: tuple[int, ...]  # of the data, of each
+    places: tuple[int, ...]
     tree: Any  # of the function's outputs
+
+    @property
+    def arrays(self) -> list:
+        """The predictors, variables of `closed`."""
+        everything = _variables(self.closed.jaxpr)
+        return [everything[i] for i in self.places]
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -61,13 +68,15 @@ def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors |
     `data_axis(i)`: the axis of the data of the i-th array of the flat jaxpr (its inputs, then what
     its operations give, in order), or `None`.
     """
+    whole = at_places(function, z, rest, ())
+    found = _smallest_cut(whole.closed.jaxpr, whole.num_z, data_axis)
+    return None if found is None else whole._replace(places=found)
+
+
+def at_places(function: Callable, z, rest, places: tuple[int, ...]) -> Predictors:
+    """The predictors whose places are known, of the function at another number of rows, say."""
     closed, shape = jax.make_jaxpr(_flat(function, z, rest), return_shape=True)(z, rest)
-    num_z = len(jax.tree.leaves(z))
-    found = _smallest_cut(closed.jaxpr, num_z, data_axis)
-    if found is None:
-        return None
-    arrays, axes = found
-    return Predictors(closed, num_z, arrays, axes, jax.tree.structure(shape))
+    return Predictors(closed, len(jax.tree.leaves(z)), places, jax.tree.structure(shape))
 
 
 def flat_shapes(function: Callable, z, rest) -> list[tuple[int, ...]]:
@@ -146,12 +155,11 @@ def _needed(jaxpr, known, wanted) -> list:
 
 
 def _smallest_cut(jaxpr, num_z: int, data_axis):
-    """(variables, axes) of the smallest cut between z and the outputs; `None` where none is
-    finite."""
+    """The places of the smallest cut between z and the outputs; `None` where none is finite."""
     how = _dependences(jaxpr, num_z)
     order = [v for v in _variables(jaxpr) if how.get(v, 0) > Dependence.constant]
-    axes = {v: data_axis(i) for i, v in enumerate(_variables(jaxpr)) if v in how}
-    room = {v: _room(v, how[v], axes[v]) for v in order}
+    place = {v: i for i, v in enumerate(_variables(jaxpr))}
+    room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
     graph = _Flow(order, room)
     for equation in jaxpr.eqns:
         for v in {x for x in equation.invars if not isinstance(x, Literal)} & room.keys():
@@ -161,7 +169,7 @@ def _smallest_cut(jaxpr, num_z: int, data_axis):
     sources = [v for v in jaxpr.invars[:num_z] if v in room]
     sinks = [v for v in jaxpr.outvars if not isinstance(v, Literal) and v in room]
     found = graph.cut(sources, sinks)
-    return None if found is None else (tuple(found), tuple(axes[v] for v in found))
+    return None if found is None else tuple(place[v] for v in found)
 
 
 def _dependences(jaxpr, num_z: int) -> dict:

@@ -1,0 +1,40 @@
+"""The model that a local method fits: with its Gaussian sites integrated into one predictor, where
+they enter through one.
+"""
+
+from collections.abc import Mapping
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.hyperparameters import GAUSSIAN
+from ppl_gp.local.method import LocalMethod
+from ppl_gp.model.collapsed import Collapsed, collapse
+from ppl_gp.model.declared import Declared
+from ppl_gp.model.tracing import roles, run
+
+
+def integrated(
+    model: Declared, method: LocalMethod, args: tuple, kwargs: dict, given: Mapping | None = None
+) -> Declared:
+    """The model that `method` sees under its `integrate`; `given`: values of sites that are held.
+
+    Raises `DataError` for another `integrate`, `ModelError` where a site that it names cannot be
+    integrated.
+    """
+    which, name = method.integrate, type(method).__name__
+    if which == GAUSSIAN:
+        return collapse(model, args, kwargs, given)
+    if not isinstance(which, tuple) or not all(isinstance(k, str) for k in which):
+        raise DataError(
+            f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
+        )
+    found = collapse(model, args, kwargs, given, only=which)
+    inside = (
+        found.plan.sites if isinstance(found, Collapsed) else roles(run(found, args, kwargs)).gps
+    )
+    if left := [k for k in which if k not in inside]:
+        raise ModelError(
+            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: no Gaussian "
+            "site of the model, or a scale, a kernel or another prior is computed from it, or the "
+            "data see more than one linear predictor. Leave it out, or use NUTS()."
+        )
+    return found

@@ -1,0 +1,240 @@
+"""A model of several Gaussian sites as a model of one GP site: its linear predictor.
+
+`collapse(model, ...)` is an ordinary model again: the hyperparameters as they are declared, one GP
+site, `eta`, over the rows of the model's arguments, and the observed sites computed from eta. So
+every method and every verb for one function of a datum takes it as it stands.
+"""
+
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from numpyro import handlers
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.declared import Declared
+from ppl_gp.model.integrable import Integrable, integrable
+from ppl_gp.model.predictor import ObservedPart, Rest, Traced, is_gaussian, shapes, traced
+from ppl_gp.model.predictor_prior import Loadings, PredictorGP, RowsKernel, loadings
+from ppl_gp.model.reading import Reading
+from ppl_gp.model.skeleton import Skeleton, skeleton
+from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, roles, run, sample_hyper
+from ppl_gp.proofs.dependence import sources
+from ppl_gp.wrappers import hidden_axes, unwrap
+
+_OBSERVED = "_observed"
+
+
+class Observed(NamedTuple):
+    """An observed site: its name without what `obs_mask` adds, and the paths of the arguments that
+    its distribution and its value are computed from.
+    """
+
+    label: str
+    fn: tuple[str, ...]
+    value: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found: the integrated sites, where their predictor stands in the flat jaxpr, the
+    axis of the data of those that have one entry a datum, and what the predictor's site is called.
+    """
+
+    sites: tuple[str, ...]
+    places: tuple[int, ...]
+    axes: tuple[tuple[str, int], ...]
+    observed: tuple[tuple[str, Observed], ...]
+    hyper: tuple[str, ...]
+    name: str
+
+
+class Collapsed(Declared):
+    """The declared model `source` with its Gaussian sites `plan.sites` integrated into one,
+    `plan.name`.
+    """
+
+    def __init__(self, source: Declared, plan: Plan, skeleton: Skeleton):
+        super().__init__(source.function, _reading(source.reading, plan))
+        self.source, self.plan, self.skeleton = source, plan, skeleton
+
+    def __hash__(self):
+        return hash((self.source, self.plan))
+
+    def __eq__(self, other):
+        mine = (self.source, self.plan, self.skeleton)
+        return isinstance(other, Collapsed) and mine == (other.source, other.plan, other.skeleton)
+
+    def __call__(self, *args, **kwargs):
+        given = Leaves(self.source, args, kwargs).leaves
+        num = self.skeleton.num_rows(given)
+        arrays = self.skeleton.complete(given, num)
+        at = self.skeleton.arguments(arrays)
+        hyper = sample_hyper(self.source, *at, without=self.plan.sites)
+        rest = Rest(arrays, hyper)
+        tables = {p: x for p, x in arrays.items() if p not in dict(self.skeleton.rows)}
+        kernel = RowsKernel(self, tables, hyper)
+        eta = numpyro.sample(self.plan.name, PredictorGP(kernel, self._packed(arrays, num)))
+        here = self._traced(rest)
+        shape = here.predictors.shapes[0]
+        for name, site in here.observed([jnp.reshape(eta, shape)], rest).items():
+            self._emit(name, given, site)
+
+    def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
+        """Of the predictor at rows."""
+        arrays = self.skeleton.complete({**tables, **self._unpacked(X)}, len(X))
+        rest = Rest(arrays, hyper)
+        here, trace = self._traced(rest), run(self.source, *self.skeleton.arguments(arrays), hyper)
+        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
+        return loadings(eta, trace, self.plan.sites, dict(self.plan.axes))
+
+    def _traced(self, rest: Rest) -> Traced:
+        """Places are those of training where the arrays have the types that they had there."""
+        alike = all(x.dtype == self.skeleton.entry(p).dtype for p, x in rest.arrays.items())
+        places = self.plan.places if alike else None
+        found = traced(self.source, self.skeleton, self.plan.sites, places, rest)
+        if found is None or len(found.predictors.places) != 1:
+            raise ModelError("the model has another predictor than in training.")
+        return found
+
+    def _packed(self, arrays: Mapping, num: int) -> jax.Array:
+        """(N, D): what the predictor may be computed from, a row a datum."""
+        rows, dtype = dict(self.skeleton.rows), jnp.result_type(float)
+        moved = [jnp.moveaxis(arrays[p], rows[p], 0) for p in self.skeleton.columns]
+        return jnp.concatenate([jnp.reshape(x, (num, -1)).astype(dtype) for x in moved], 1)
+
+    def _unpacked(self, X) -> dict[str, jax.Array]:
+        rows, found, at = dict(self.skeleton.rows), {}, 0
+        for path in self.skeleton.columns:
+            entry = self.skeleton.entry(path)
+            shape = [n for i, n in enumerate(entry.shape) if i != rows[path]]
+            width = math.prod(shape)
+            x = jnp.reshape(X[:, at : at + width], (len(X), *shape))
+            whole = not jnp.issubdtype(entry.dtype, jnp.inexact)
+            found[path] = jnp.moveaxis(jnp.rint(x) if whole else x, 0, rows[path]).astype(
+                entry.dtype
+            )
+            at += width
+        return found
+
+    def _emit(self, name: str, given: Mapping, site: ObservedPart) -> None:
+        """Declare an observed site; one whose observations are not given is drawn, and a factor of
+        observations that are not given is none.
+        """
+        sees = dict(self.plan.observed)[name]
+        missing = [p for p in sees.value if given.get(p) is None]
+        if lacking := [
+            p for p in sees.fn if given.get(p) is None and p not in self.reading.masking
+        ]:
+            if isinstance(unwrap(site.fn), dist.Unit):
+                return
+            raise DataError(f"site '{name}' is computed from {lacking}, which is not given.")
+        with ExitStack() as around:
+            for frame in site.frames:
+                around.enter_context(numpyro.plate(frame.name, frame.size, dim=frame.dim))
+            if site.scale is not None:
+                around.enter_context(handlers.scale(scale=site.scale))
+            numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+
+
+def _reading(reading: Reading, plan: Plan) -> Reading:
+    """With the predictor in place of what it integrates."""
+    left = lambda pairs: tuple((k, v) for k, v in pairs if k not in plan.sites)  # noqa: E731
+    paths = tuple(dict.fromkeys(p for k, v in reading.kernels if k in plan.sites for p in v))
+    return replace(
+        reading,
+        axes=(*left(reading.axes), (plan.name, 0)),
+        spread=left(reading.spread),
+        variance=left(reading.variance),
+        kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
+    )
+
+
+def collapse(
+    model: Declared, args: tuple, kwargs: dict, given: Mapping | None = None, only=None
+) -> Declared:
+    """The model with its Gaussian sites integrated into one linear predictor; the model itself
+    where it is one GP site and nothing else, or where a datum sees no single linear predictor.
+
+    `given`: values of sites that are held, and so not integrated. `only`: the only sites to
+    integrate beside GPs. Abstract traces, some 0.1 s.
+    """
+    trace = run(model, args, kwargs, dict(given or {}))
+    sites = {
+        k: is_gp(s)
+        for k, s in trace.items()
+        if is_gaussian(s)
+        and not is_missing_part(k, trace)
+        and k not in (given or {})
+        and (only is None or k in only or is_gp(s))
+    }
+    if isinstance(model, Collapsed) or not sites or _is_plain(trace, sites):
+        return model
+    bones, found = skeleton(model, args, kwargs), roles(trace)
+    arrays = Leaves(model, args, kwargs).arrays
+    free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
+    values = {k: trace[k]["value"] for k in free}
+    whole = integrable(model, bones, arrays, values, sites)
+    if whole is None or whole.functions != 1 or _is_plain(trace, whole.sites):
+        return model
+    return Collapsed(model, _plan(model, bones, trace, whole, arrays, values), bones)
+
+
+def _is_plain(trace: dict, sites) -> bool:
+    """Whether the only site is a GP of one function, which is read as it stands."""
+    return len(sites) == 1 and all(
+        is_gp(trace[k]) and len(trace[k]["fn"].shape()) == 1 for k in sites
+    )
+
+
+def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values) -> Plan:
+    axes = {k: _axis_from_right(trace[k]) for k in found.sites}
+    hyper = {k: v for k, v in values.items() if k not in found.sites}
+    name = "eta"
+    while name in trace:
+        name += "_"
+    return Plan(
+        found.sites,
+        found.places,
+        tuple((k, a) for k, a in axes.items() if a is not None),
+        _observations(model, bones, trace, arrays, values),
+        tuple(sorted(hyper)),
+        name,
+    )
+
+
+def _axis_from_right(site: dict) -> int | None:
+    """Of the data, in a value of the site."""
+    if site["data_axis"] is None or is_gp(site):
+        return None if site["data_axis"] is None else -1
+    return site["data_axis"] - hidden_axes(site["fn"]) - unwrap(site["fn"]).event_dim
+
+
+def _observations(model, bones: Skeleton, trace: dict, arrays, values) -> tuple:
+    """What the observed sites are computed from."""
+
+    def parts(named):
+        found = run(model, *bones.arguments(named), values, values)
+        return {
+            k: [[jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (s["fn"], s["value"])]
+            for k, s in found.items()
+            if is_observed(s)
+        }
+
+    flow = sources(parts, shapes(dict(arrays)))
+    told = lambda found: tuple(sorted(frozenset().union(*found)))  # noqa: E731
+    return tuple(
+        (k, Observed(_label(k, trace), told(fn), told(value))) for k, (fn, value) in flow.items()
+    )
+
+
+def _label(name: str, trace: dict) -> str:
+    stem = name.removesuffix(_OBSERVED)
+    return stem if is_missing_part(f"{stem}_unobserved", trace) else name

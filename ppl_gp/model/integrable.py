@@ -1,0 +1,102 @@
+"""Which Gaussian sites of a model can be integrated: those that the data see through one linear
+predictor.
+
+A site is left a hyperparameter where a kernel, a scale or another prior is computed from it (but
+for a Gaussian prior's mean), and where it would make a datum see more functions than the GPs alone
+do.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from ppl_gp.gp import GP
+from ppl_gp.model.predictor import Rest, Traced, innovations, shapes, traced, traced_at
+from ppl_gp.model.skeleton import Skeleton
+from ppl_gp.model.tracing import is_observed
+from ppl_gp.proofs.dependence import sources
+from ppl_gp.wrappers import unwrap
+
+_SITE, _REST = "site ", "rest"
+
+
+class Integrable(NamedTuple):
+    """`sites`: integrated; `places`: of the predictors (see `proofs.cut`), which are `functions`
+    functions a datum in all.
+    """
+
+    sites: tuple[str, ...]
+    places: tuple[int, ...]
+    functions: int
+
+
+def integrable(
+    model: Callable,
+    skeleton: Skeleton,
+    arrays: Mapping[str, Any],
+    values: Mapping[str, Any],
+    sites: Mapping[str, bool],
+) -> Integrable | None:
+    """What of `sites` is integrated, or `None` where the data see no linear predictor of them.
+
+    `values`: {site: value} of everything that is random. `sites`: {Gaussian site: whether it is a
+    GP}. Abstract traces, at most two for each site.
+    """
+    left = _shaping_nothing(model, skeleton, arrays, values, list(sites))
+
+    def cut(some) -> Integrable | None:
+        hyper = {k: v for k, v in values.items() if k not in some}
+        rest = Rest(dict(arrays), hyper)
+        found = traced(model, skeleton, tuple(some), None, rest) if some else None
+        if found is None or not found.predictors.places:
+            return None
+        functions = _functions(found, skeleton.num_rows(arrays))
+        return Integrable(tuple(some), found.predictors.places, functions)
+
+    return _chosen(cut, left, [k for k in left if sites[k]])
+
+
+def _chosen(cut: Callable, sites: list[str], gps: list[str]) -> Integrable | None:
+    """All sites, where a datum sees one function of them; else the GPs, and what adds none."""
+    if (whole := cut(sites)) is not None and whole.functions == 1:
+        return whole
+    found = cut(gps)
+    for site in (k for k in sites if k not in gps):
+        more = cut([*(found.sites if found else ()), site])
+        if more is not None and more.functions <= (found.functions if found else 1):
+            found = more
+    return found
+
+
+def _functions(found: Traced, num: int) -> int:
+    return sum(math.prod(shape) // num for shape in found.predictors.shapes)
+
+
+def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[str]:
+    """The sites that no prior sees but through its mean."""
+    hyper = {k: v for k, v in values.items() if k not in sites}
+    rest = shapes(Rest(dict(arrays), hyper))
+
+    def priors(named):
+        e = {k: named[_SITE + k] for k in sites}
+        trace = traced_at(model, skeleton, e, named[_REST])
+        free = {k: s for k, s in trace.items() if s["type"] == "sample" and not is_observed(s)}
+        parts = {k: _spread(s["fn"]) if k in sites else s["fn"] for k, s in free.items()}
+        return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
+
+    e = innovations(model, skeleton, rest, sites)
+    flow = sources(priors, {_REST: rest} | {_SITE + k: x for k, x in e.items()})
+    shaping = frozenset().union(*flow)
+    return [k for k in sites if _SITE + k not in shaping]
+
+
+def _spread(fn) -> list:
+    """What a Gaussian is computed from beside its mean."""
+    fn = unwrap(fn)
+    if isinstance(fn, GP):
+        return [fn.X, fn.kernel(fn.X, fn.X), fn.variance]
+    return [fn.scale if isinstance(fn, dist.Normal) else fn.covariance_matrix]

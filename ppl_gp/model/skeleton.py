@@ -1,0 +1,101 @@
+"""A model's arguments without their values: what the model is traced with at any number of rows."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ppl_gp.errors import DataError
+from ppl_gp.model.arguments import Leaves, is_array
+from ppl_gp.model.tracing import reading_of
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """The arguments that a model was declared with: paths, shapes and types of arrays, the options.
+
+    `rows`: (path, axis of the data) of arrays with one entry a datum.
+    """
+
+    paths: tuple[str, ...]
+    entries: tuple  # `ShapeDtypeStruct` in place of an array
+    structure: Any
+    rows: tuple[tuple[str, int], ...]
+    columns: tuple[str, ...]  # those among them that a prediction is given
+
+    def complete(self, given: Mapping[str, Any], num: int) -> dict[str, Any]:
+        """{path: array} of all arrays for `num` rows; where nothing is given for a row-wise one
+        (observations, masks, at a prediction) it holds zeros, or `True`.
+
+        Raises `DataError` for another option than in training, and where a table is missing.
+        """
+        axes, found = dict(self.rows), {}
+        for path, entry in zip(self.paths, self.entries, strict=True):
+            value = given.get(path)
+            if not is_array(entry):
+                self._require_same(path, entry, given)
+            elif value is not None:
+                found[path] = value
+            elif path in axes:
+                found[path] = _nothing(entry, axes[path], num)
+            else:
+                raise DataError(f"argument '{path}' is missing; give it as in training.")
+        return found
+
+    def arguments(self, arrays: Mapping[str, Any]) -> tuple[tuple, dict]:
+        """(args, kwargs) with these arrays."""
+        leaves = [arrays.get(p, x) for p, x in zip(self.paths, self.entries, strict=True)]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def num_rows(self, arrays: Mapping[str, Any]) -> int:
+        """Rows of what is given."""
+        sizes = (arrays[p].shape[a] for p, a in self.rows if arrays.get(p) is not None)
+        return next(sizes)
+
+    def longer(self, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+        """With further rows, so many that their number is no other size."""
+        num, rows = self.num_rows(arrays), dict(self.rows)
+        taken = {n for x in arrays.values() for n in jnp.shape(x)}
+        more = next(k for k in itertools.count(1) if num + k not in taken)
+        found = {p: _shaped(x) for p, x in arrays.items()}
+        return {p: _resized(x, rows.get(p), num + more) for p, x in found.items()}
+
+    def entry(self, path: str) -> jax.ShapeDtypeStruct:
+        """Shape and type of an array in training."""
+        return dict(zip(self.paths, self.entries, strict=True))[path]
+
+    def _require_same(self, path, entry, given):
+        if path in given and given[path] is not entry and given[path] != entry:
+            raise DataError(
+                f"argument '{path}' is {given[path]!r} and was {entry!r} in training, where the "
+                "model's predictor was read off; fit again with it, or leave it as it was."
+            )
+
+
+def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
+    """Of a declared model's arguments."""
+    reading, leaves = reading_of(model), Leaves(model, args, kwargs)
+    entries = tuple(_shaped(x) if is_array(x) else x for x in leaves.leaves.values())
+    rows = tuple((p, a) for p, a in reading.rows if p in leaves.arrays)
+    wanted = {*reading.needed, *(p for p in leaves.arrays if leaves.inputs in (p, p.split("[")[0]))}
+    columns = tuple(p for p, _ in rows if p in wanted)
+    return Skeleton(
+        tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns
+    )
+
+
+def _shaped(x):
+    return jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def _resized(x, axis: int | None, num: int) -> jax.ShapeDtypeStruct:
+    shape = tuple(num if i == axis else n for i, n in enumerate(x.shape))
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+
+def _nothing(entry, axis: int, num: int):
+    shape = _resized(entry, axis, num).shape
+    return jnp.ones(shape, bool) if entry.dtype == bool else jnp.zeros(shape, entry.dtype)
