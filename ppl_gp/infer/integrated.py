@@ -33,8 +33,8 @@ def integrated(
     )
     if left := [k for k in which if k not in inside]:
         raise ModelError(
-            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: no Gaussian "
-            "site of the model, or a scale, a kernel or another prior is computed from it, or the "
-            "data see more than one linear predictor. Leave it out, or use NUTS()."
+            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: no "
+            "Gaussian site of the model, or a scale, a kernel or another prior is computed from "
+            "it, or the data see more than one linear predictor. Leave it out, or use NUTS()."
         )
     return found

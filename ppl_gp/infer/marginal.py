@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpyro
 
 from ppl_gp.errors import Result
-from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.infer.integrated import integrated
+from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import sample_hyper

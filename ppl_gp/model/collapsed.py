@@ -90,10 +90,14 @@ class Collapsed(Declared):
     def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
         """Of the predictor at rows."""
         arrays = self.skeleton.complete({**tables, **self._unpacked(X)}, len(X))
-        rest = Rest(arrays, hyper)
-        here, trace = self._traced(rest), run(self.source, *self.skeleton.arguments(arrays), hyper)
+        rest, at = Rest(arrays, hyper), self.skeleton.arguments(arrays)
+        here, trace = self._traced(rest), run(self.source, *at, hyper)
+        fns = {k: trace[k]["fn"] for k in self.plan.sites}
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        centred = run(self.source, *at, {**hyper, **zero}, zero)
+        centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
         eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
-        return loadings(eta, trace, self.plan.sites, dict(self.plan.axes))
+        return loadings(eta, fns, centres, dict(self.plan.axes))
 
     def _traced(self, rest: Rest) -> Traced:
         """Places are those of training where the arrays have the types that they had there."""

@@ -1,15 +1,21 @@
-"""The prior of a linear predictor eta = A z, as a GP over the rows of the model's arguments.
+"""The prior of a linear predictor eta = offset + sum_k A_k z_k, as a GP over rows of a model's
+arguments.
 
-eta_n is affine in z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function of
-two rows: the sum over the Gaussian sites of a(r) C a(r')^T. A site with one entry a datum (a GP at
-the data's inputs) has a number a_n there and the covariance of its own kernel; noise of its own at
-each datum stands on the diagonal; of the others, coefficients and groups, come columns F = A L with
-C = L L^T. A is never formed: columns of L are pushed through the model's own operations.
+eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
+of two rows: the sum over the sites of a(r) C a(r')^T. What a site adds is one of three parts:
+
+- `Columns`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
+  F = A L, C = L L^T, a column an unknown;
+- `Weighted`: a GP at the data's inputs: a number a_n of each of its units, and its own kernel;
+- `Own`: effects that stand one a datum: a variance on the diagonal.
+
+A is never formed: columns of L are pushed through the model's own operations.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,93 +29,135 @@ from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.wrappers import unwrap
 
 
-class Loadings(NamedTuple):
-    """eta at n rows, by what it is made of."""
+class Part(eqx.Module):
+    """What one site adds to the predictor at n rows: A c at its own mean c, and a covariance."""
 
     mean: Float[Array, "n"]
-    columns: Float[Array, "n U"]  # A L of the sites that have no entry a datum
-    weights: dict[str, Float[Array, "P n"]]  # of the P units of each GP at the rows' inputs
-    priors: dict[str, GP]
-    noise: Float[Array, "n"]  # variances of what stands one a datum and is no GP
+
+    @abstractmethod
+    def cross(self, other: Any) -> Float[Array, "n m"]:
+        """Covariances with the same part at other rows."""
+
+    @abstractmethod
+    def diag(self) -> Float[Array, "n"]:
+        """Variances, without `jitter`."""
+
+    def jitter(self) -> Float[Array, "n"]:
+        """Variances that a row shares with no other row, not even one of the same arguments."""
+        return jnp.zeros_like(self.mean)
+
+
+class Columns(Part):
+    """F w, w ~ N(0, I)."""
+
+    columns: Float[Array, "n U"]
+
+    def cross(self, other):
+        return self.columns @ other.columns.T
+
+    def diag(self):
+        return jnp.sum(self.columns**2, 1)
+
+
+class Weighted(Part):
+    """sum_p a_pn f_p(x_n), f_p independent draws of one GP."""
+
+    weights: Float[Array, "P n"]
+    prior: GP
+
+    def cross(self, other):
+        same = self.weights.T @ other.weights
+        return same * other.prior.kernel(self.prior.X, other.prior.X)
+
+    def diag(self):
+        return jnp.sum(self.weights**2, 0) * self.prior.kernel.diag(self.prior.X)
+
+    def jitter(self):
+        whole = self.prior.variance - self.prior.kernel.diag(self.prior.X)
+        return jnp.sum(self.weights**2, 0) * whole
+
+
+class Own(Part):
+    """An effect of each datum."""
+
+    variance: Float[Array, "n"]
+
+    def cross(self, other):
+        return jnp.zeros((len(self.mean), len(other.mean)), self.mean.dtype)
+
+    def diag(self):
+        return jnp.zeros_like(self.mean)
+
+    def jitter(self):
+        return self.variance
+
+
+class Loadings(eqx.Module):
+    """A predictor at n rows, by what it is made of."""
+
+    offset: Float[Array, "n"]
+    parts: dict[str, Part]
 
     @property
+    def mean(self) -> Float[Array, "n"]:
+        return sum([p.mean for p in self.parts.values()], self.offset)
+
     def jitter(self) -> Float[Array, "n"]:
-        """Variances that a row shares with no other row."""
-        own = [
-            jnp.sum(w**2, 0) * self.priors[k]._jitter(self.priors[k].kernel.diag(self.priors[k].X))
-            for k, w in self.weights.items()
-        ]
-        return sum(own, self.noise)
+        return sum(p.jitter() for p in self.parts.values())
 
     def diag(self) -> Float[Array, "n"]:
-        """Variances without `jitter`."""
-        own = [
-            jnp.sum(w**2, 0) * self.priors[k].kernel.diag(self.priors[k].X)
-            for k, w in self.weights.items()
-        ]
-        return sum(own, jnp.sum(self.columns**2, 1))
+        return sum(p.diag() for p in self.parts.values())
 
     def cross(self, other: "Loadings") -> Float[Array, "n m"]:
-        """Covariances with the predictor at other rows."""
-        own = [
-            (w.T @ other.weights[k]) * other.priors[k].kernel(self.priors[k].X, other.priors[k].X)
-            for k, w in self.weights.items()
-        ]
-        return sum(own, self.columns @ other.columns.T)
+        return sum(p.cross(other.parts[k]) for k, p in self.parts.items())
 
 
-def loadings(eta: Callable, trace: dict, sites: tuple[str, ...], axes: dict[str, int]) -> Loadings:
-    """Of one predictor `eta({site: innovation}) -> (n,)`, affine.
+def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
+    """Of a predictor `eta({site: innovation}) -> (n,)`, affine.
 
-    `trace`: the model at these rows. `axes`: {site with one entry a datum: the axis of the data in
-    its value, from the right}.
+    `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
+    sites are zero. `axes`: {site with one entry a datum: the axis of the data in its value, from
+    the right}.
     """
-    fns = {k: trace[k]["fn"] for k in sites}
     zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
-    mean = eta(zero)
 
-    def pushed(site, e):
-        """A e of one site's innovations."""
-        return jax.jvp(lambda x: eta({**zero, site: x}), (zero[site],), (e,))[1]
+    def pushed(site):
+        """A e of one site's innovations e."""
+        return lambda e: jax.jvp(lambda x: eta({**zero, site: x}), (zero[site],), (e,))[1]
 
-    def basis(shape):
-        """One innovation after another, (U, *shape)."""
-        return jnp.reshape(jnp.eye(math.prod(shape)), (-1, *shape))
+    parts = {k: _part(fn, pushed(k), centres[k], axes.get(k)) for k, fn in fns.items()}
+    return Loadings(eta(zero) - sum(p.mean for p in parts.values()), parts)
 
-    def alike(site, unit):
-        """An innovation of a site's units that is the same in all rows."""
-        num = fns[site].shape()[axes[site]]
-        rows = jnp.broadcast_to(unit[..., None], (*unit.shape, num))
-        return jnp.moveaxis(rows, -1, axes[site])
 
-    def units(site, root: Callable):
-        """(P, n): what each of a site's units gives, taken alone and alike in all rows."""
-        shape = list(fns[site].shape())
-        del shape[axes[site]]
-        return jax.vmap(lambda b: pushed(site, root(alike(site, b))))(basis(shape))
+def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
+    mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
+    if axis is None:
+        columns = jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
+        return Columns(mean, columns.T)
+    units = list(fn.shape())
+    num = units.pop(axis)
 
-    def column(site):
-        root = root_of(fns[site])
-        return jax.vmap(lambda b: pushed(site, root(b)))(basis(fns[site].shape()))
+    def alike(unit):
+        """The same in all rows."""
+        return jnp.moveaxis(jnp.broadcast_to(unit[..., None], (*unit.shape, num)), -1, axis)
 
-    gps = [k for k in sites if k in axes and isinstance(unwrap(fns[k]), GP)]
-    noisy = [k for k in sites if k in axes and k not in gps]
-    columns = [column(k) for k in sites if k not in axes]
-    return Loadings(
-        mean,
-        jnp.concatenate([jnp.zeros((0, len(mean)), mean.dtype), *columns]).T,
-        {k: units(k, lambda e: e) for k in gps},
-        {k: unwrap(fns[k]) for k in gps},
-        sum([jnp.sum(units(k, root_of(fns[k])) ** 2, 0) for k in noisy], jnp.zeros_like(mean)),
-    )
+    if isinstance(unwrap(fn), GP):
+        weights = jax.vmap(lambda b: pushed(alike(b)))(_basis(units))
+        return Weighted(mean, weights, unwrap(fn))
+    own = jax.vmap(lambda b: pushed(root(alike(b))))(_basis(units))
+    return Own(mean, jnp.sum(own**2, 0))
+
+
+def _basis(shape):
+    """One unit after another, (U, *shape)."""
+    return jnp.reshape(jnp.eye(math.prod(shape)), (-1, *shape))
 
 
 def root_of(fn) -> Callable:
     """white -> L white, in the shape of the site: L L^T is its covariance."""
     shape, inner = fn.shape(), unwrap(fn)
     if isinstance(inner, GP):
-        L = inner.scale_tril
-        return lambda white: white @ L.T
+        return lambda white: white @ inner.scale_tril.T
     if isinstance(inner, dist.MultivariateNormal):
         return lambda white: jnp.einsum("...ij,...j->...i", inner.scale_tril, white)
     return lambda white: jnp.broadcast_to(inner.scale, shape) * white
@@ -151,10 +199,10 @@ class PredictorGP(GP):
     def covariance_matrix(self):
         """Cov[eta], (N, N)."""
         found = self.kernel.at(self.X)
-        return add_diagonal(found.cross(found), found.jitter)
+        return add_diagonal(found.cross(found), found.jitter())
 
     @property
     def variance(self):
         """Var[eta_n], (N,)."""
         found = self.kernel.at(self.X)
-        return found.diag() + found.jitter
+        return found.diag() + found.jitter()
