@@ -122,9 +122,8 @@ class FromPseudo(Kept):
 
     def covariance(self, prior: GP) -> Float[Array, "N N"]:
         """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
-        K, root = prior.covariance_matrix, self.root(prior)
-        WK = root.W @ K
-        return K - root.sign * WK.T @ WK - (K * root.diagonal) @ K
+        K = prior.covariance_matrix
+        return K - self.root(prior).quadratic(K)
 
 
 class FromDraws(Kept):

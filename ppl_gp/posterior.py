@@ -30,15 +30,14 @@ class Posterior(Conditioned):
     def marginals(self, new: GP):
         """(mean, variance), (M,) each; rounding below zero is raised to zero."""
         k = new.kernel(self.prior.X, new.X)
-        reduction = jnp.sum((self.root.W @ k) ** 2, 0) * self.root.sign + self.root.diagonal @ k**2
-        return new.mean + k.T @ self.alpha, jnp.maximum(new.variance - reduction, 0.0)
+        variance = new.variance - self.root.explained(k)
+        return new.mean + k.T @ self.alpha, jnp.maximum(variance, 0.0)
 
     def joint(self, new: GP):
         """(mean (M,), covariance (M, M))."""
         k = new.kernel(self.prior.X, new.X)
-        Wk = self.root.W @ k
-        reduction = self.root.sign * Wk.T @ Wk + (k.T * self.root.diagonal) @ k
-        return new.mean + k.T @ self.alpha, new.covariance_matrix - reduction
+        covariance = new.covariance_matrix - self.root.quadratic(k)
+        return new.mean + k.T @ self.alpha, covariance
 
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:

@@ -39,6 +39,15 @@ class Root(eqx.Module):
     diagonal: Float[Array, "N"]
     sign: Float[Array, ""]
 
+    def explained(self, C: Float[Array, "N M"]) -> Float[Array, "M"]:
+        """diag(C^T R C)."""
+        return jnp.sum((self.W @ C) ** 2, 0) * self.sign + self.diagonal @ C**2
+
+    def quadratic(self, C: Float[Array, "N M"]) -> Float[Array, "M M"]:
+        """C^T R C."""
+        WC = self.W @ C
+        return self.sign * WC.T @ WC + (C.T * self.diagonal) @ C
+
 
 class Inverse(eqx.Module):
     """The factor's inverse, of which variances, R and the prediction's root are made. 2 N^3 / 3

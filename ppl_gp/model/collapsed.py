@@ -18,11 +18,20 @@ import numpyro.distributions as dist
 from numpyro import handlers
 
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
-from ppl_gp.model.predictor import ObservedPart, Rest, Traced, is_gaussian, shapes, traced
-from ppl_gp.model.predictor_prior import Loadings, PredictorGP, RowsKernel, loadings
+from ppl_gp.model.predictor import (
+    ObservedPart,
+    Rest,
+    Traced,
+    innovate,
+    is_gaussian,
+    shapes,
+    traced,
+)
+from ppl_gp.model.predictor_prior import Loadings, PredictorGP, RowsKernel, columns, loadings
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.skeleton import Skeleton, skeleton
 from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, roles, run, sample_hyper
@@ -91,13 +100,46 @@ class Collapsed(Declared):
         """Of the predictor at rows."""
         arrays = self.skeleton.complete({**tables, **self._unpacked(X)}, len(X))
         rest, at = Rest(arrays, hyper), self.skeleton.arguments(arrays)
-        here, trace = self._traced(rest), run(self.source, *at, hyper)
-        fns = {k: trace[k]["fn"] for k in self.plan.sites}
+        here, fns = self._traced(rest), self._sites(at, hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
         eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
         return loadings(eta, fns, centres, dict(self.plan.axes))
+
+    def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
+        """{GP site among the integrated: its prior} at rows."""
+        arrays = self.skeleton.complete({**kernel.tables, **self._unpacked(X)}, len(X))
+        fns = self._sites(self.skeleton.arguments(arrays), kernel.hyper)
+        return {k: unwrap(fn) for k, fn in fns.items() if isinstance(unwrap(fn), GP)}
+
+    def effects(self, kernel: RowsKernel, X) -> dict[str, tuple]:
+        """{integrated site that belongs to no datum and is no GP: (mean, {site j: D_j})}: its value
+        is mean + sum_j D_j w_j, w_j ~ N(0, I) behind the columns of site j; D_j (U, U_j).
+        """
+        arrays = self.skeleton.complete({**kernel.tables, **self._unpacked(X)}, len(X))
+        at = self.skeleton.arguments(arrays)
+        fns = self._sites(at, kernel.hyper)
+        tables = {k: fn for k, fn in fns.items() if k not in dict(self.plan.axes)}
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        wanted = [k for k, fn in tables.items() if not isinstance(unwrap(fn), GP)]
+
+        def values(e):
+            trace = run(innovate(self.source, {**zero, **e}), *at, kernel.hyper)
+            return {k: trace[k]["value"] for k in wanted}
+
+        mean = values({})
+        pushed = {
+            j: columns(fn, lambda e, j=j: jax.jvp(lambda x: values({j: x}), (zero[j],), (e,))[1])
+            for j, fn in tables.items()
+        }
+        flat = lambda D: jnp.reshape(D, (len(D), -1)).T  # noqa: E731
+        return {k: (mean[k], {j: flat(D[k]) for j, D in pushed.items()}) for k in wanted}
+
+    def _sites(self, at: tuple, hyper: dict) -> dict:
+        """{integrated site: its distribution} at arguments."""
+        trace = run(self.source, *at, hyper)
+        return {k: trace[k]["fn"] for k in self.plan.sites}
 
     def _traced(self, rest: Rest) -> Traced:
         """Places are those of training where the arrays have the types that they had there."""

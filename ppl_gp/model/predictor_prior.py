@@ -132,8 +132,7 @@ def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> L
 def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
     if axis is None:
-        columns = jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
-        return Columns(mean, columns.T)
+        return Columns(mean, columns(fn, pushed).T)
     units = list(fn.shape())
     num = units.pop(axis)
 
@@ -146,6 +145,12 @@ def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
         return Weighted(mean, weights, unwrap(fn))
     own = jax.vmap(lambda b: pushed(root(alike(b))))(_basis(units))
     return Own(mean, jnp.sum(own**2, 0))
+
+
+def columns(fn, pushed: Callable):
+    """(U, ...): `pushed` at the innovations L e_1, ..., L e_U of a site."""
+    root = root_of(fn)
+    return jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
 
 
 def _basis(shape):

@@ -6,6 +6,7 @@ from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
 from ppl_gp.results.loo import loo
+from ppl_gp.results.parts import components, effects
 from ppl_gp.results.predict.infer_latents import infer_latents
 from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
@@ -43,6 +44,19 @@ class Fit(Record):
     def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
+
+    @_verb
+    def components(self, X_new, *args, **kwargs):
+        """What each site adds to the predictor at new inputs, as
+        `ppl_gp.results.parts.components`.
+        """
+        return components(self, X_new, *args, **kwargs)
+
+    @functools.cached_property
+    def sites(self):
+        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`."""
+        require_unchanged(self.model)
+        return effects(self)
 
     @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):

@@ -13,11 +13,13 @@ from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.tracing import run
 from ppl_gp.posterior import Posterior
 from ppl_gp.quick import quick_jit
+from ppl_gp.results.part_processes import part_processes
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.threads import one_at_a_time
 
@@ -96,7 +98,24 @@ class Record:
         process} for several sites.
 
         Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function
-        of two rows.
+        of two rows, and of a predictor's parts where the hyperparameters were sampled.
+        """
+        process: Any = self.process
+        if not isinstance(self.model, Collapsed):
+            return process
+        if self.sampled:
+            raise ModelError(
+                f"the GPs of this fit are parts of the predictor '{self.model.plan.name}', whose "
+                "hyperparameters were sampled; fit.components(X_new, ...) mixes over the draws."
+            )
+        found = part_processes(self.model, process)
+        return next(iter(found.values())) if len(found) == 1 else found
+
+    @functools.cached_property
+    @one_at_a_time
+    def process(self) -> Process | dict[str, Process]:
+        """The posterior process of what the fit keeps, `latent`: of the predictor, where several
+        sites were integrated.
         """
         require_unchanged(self.model)
         self.require_pairs()

@@ -119,7 +119,7 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
         (*draws.latents, *fit.local),
     )
     require_same_kernels(fit, new_args, new_kwargs)
-    root = None if fit.sampled or len(fit.latent) > 1 else fit.posterior.root  # pyright: ignore[reportAttributeAccessIssue]
+    root = None if fit.sampled or len(fit.latent) > 1 else fit.process.root  # pyright: ignore[reportAttributeAccessIssue]
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
     return Case(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)
 

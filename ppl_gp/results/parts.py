@@ -1,0 +1,104 @@
+"""Answers by part: the posterior of each site behind an integrated predictor, and of what it adds
+at new rows.
+
+With eta = offset + sum_k (A_k c_k + t_k) (`model.predictor_prior`), alpha = K^-1 (E[eta] - m) and R
+= (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has posterior
+mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmussen & Williams 2006,
+3.21, 3.24).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from ppl_gp.draws import Draws
+from ppl_gp.errors import ModelError
+from ppl_gp.kept import FromPseudo
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.quick import quick_jit
+from ppl_gp.results.query.mixture import Moments, mixture
+from ppl_gp.results.query.query import Case, case_at
+from ppl_gp.results.record import Record, prior_at
+
+TOTAL, OFFSET = "total", "offset"
+
+
+def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
+    """{site: what it adds to the linear predictor at new rows, `Normal` (M,)}, and `"total"`, their
+    sum with what is known (`"offset"`, where it is not zero).
+
+    A site whose mean is another site (group effects about a level) counts as what it adds to that.
+    Effects that stand one a datum are new at new rows: their prior. Hyperparameters that were
+    sampled: moments of the mixture. Arguments, errors and cost as `predict`, and O(M N^2) a part.
+
+    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables.
+    """
+    case = case_at(record, X_new, args, kwargs)
+    if not isinstance(case.draws.kept.get(case.site or ""), FromPseudo):
+        raise ModelError(
+            f"components() is of fits by Laplace, EP, VI and LocalBound; "
+            f"{type(record.method).__name__} keeps draws of the sites themselves in fit.hyper and "
+            "fit.latent."
+        )
+    found, offset = _components(case)
+    normal = {k: dist.Normal(m.mean, jnp.sqrt(m.variance)) for k, m in found.items()}
+    known = {OFFSET: dist.Delta(offset)} if bool(jnp.any(offset != 0)) else {}
+    return {**known, **normal}
+
+
+@quick_jit
+def _components(case: Case):
+    """({part: Moments}, the mean offset)."""
+    site: Any = case.site
+
+    def one(draw: Draws):
+        kept: Any = draw.kept[site]
+        prior = prior_at(case.model, site, draw.known, case.args, case.kwargs)
+        new = prior_at(case.model, site, draw.known, case.new_args, case.new_kwargs)
+        root = kept.root(prior) if case.root is None else case.root
+        total = Moments(*kept.process(prior, root).marginals(new))
+        if not isinstance(case.model, Collapsed):
+            return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
+        train, there = prior.kernel.at(prior.X), new.kernel.at(new.X)
+        parts = {}
+        for k, part in there.parts.items():
+            C = train.parts[k].cross(part)
+            variance = part.diag() + part.jitter() - root.explained(C)
+            parts[k] = Moments(part.mean + C.T @ kept.alpha, jnp.maximum(variance, 0.0))
+        return {**parts, TOTAL: total}, Moments(there.offset, jnp.zeros_like(total.variance))
+
+    found, offset = mixture(one, case.draws, case.draws.log_weights)
+    return found, offset.mean
+
+
+def effects(record: Record) -> dict[str, dist.Normal]:
+    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}.
+
+    Hyperparameters that were sampled: moments of the mixture. O(N^3) a draw.
+    """
+    if not isinstance(record.model, Collapsed):
+        return {}
+    found = _effects(record.model, record.draws, record.args, record.kwargs)
+    return {k: dist.Normal(m.mean, jnp.sqrt(m.variance)) for k, m in found.items()}
+
+
+@quick_jit
+def _effects(model: Collapsed, draws: Draws, args, kwargs):
+    name = model.plan.name
+
+    def one(draw: Draws):
+        kept: Any = draw.kept[name]
+        prior = prior_at(model, name, draw.known, args, kwargs)
+        train, root = prior.kernel.at(prior.X), kept.root(prior)
+        found = {}
+        for k, (mean, loads) in model.effects(prior.kernel, prior.X).items():
+            C = sum(train.parts[j].columns @ F.T for j, F in loads.items())  # Cov[eta, site]
+            variance = sum(jnp.sum(F**2, 1) for F in loads.values()) - root.explained(C)
+            flat = Moments(C.T @ kept.alpha, jnp.maximum(variance, 0.0))
+            shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), flat)
+            found[k] = Moments(mean + shaped.mean, shaped.variance)
+        return found
+
+    return mixture(one, draws, draws.log_weights)
