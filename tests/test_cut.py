@@ -101,7 +101,7 @@ def test_places_as_many_as_data_are_told_from_data():
         (
             {"f": (3, "N")},
             lambda z, rest: z["f"].T[jnp.arange(rest["y"].shape[0]), 1] - logsumexp(z["f"].T, 1),
-            ((3, N),),
+            ((N, 3),),
         ),
         (
             {"f": (2, "N")},

@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
@@ -28,8 +28,10 @@ from ppl_gp.model.predictor import (
     Traced,
     innovate,
     is_gaussian,
+    observed_part,
     shapes,
     traced,
+    traced_at,
 )
 from ppl_gp.model.predictor_prior import Loadings, PredictorGP, RowsKernel, columns, loadings
 from ppl_gp.model.reading import Reading
@@ -53,12 +55,11 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found: the integrated sites, where their predictor stands in the flat jaxpr, the
-    axis of the data of those that have one entry a datum, and what the predictor's site is called.
+    """What was found: the integrated sites, the axis of the data of those that have one entry a
+    datum, from the right, and what the predictor's site is called.
     """
 
     sites: tuple[str, ...]
-    places: tuple[int, ...]
     axes: tuple[tuple[str, int], ...]
     observed: tuple[tuple[str, Observed], ...]
     hyper: tuple[str, ...]
@@ -90,22 +91,50 @@ class Collapsed(Declared):
         rest = Rest(arrays, hyper)
         tables = {p: x for p, x in arrays.items() if p not in dict(self.skeleton.rows)}
         kernel = RowsKernel(self, tables, hyper)
-        eta = numpyro.sample(self.plan.name, PredictorGP(kernel, self._packed(arrays, num)))
-        here = self._traced(rest)
-        shape = here.predictors.shapes[0]
-        for name, site in here.observed([jnp.reshape(eta, shape)], rest).items():
+        X = self._packed(arrays, num)
+        eta = numpyro.sample(self.plan.name, PredictorGP(kernel, X))
+        for name, site in self._observed(eta, rest, num).items():
             self._emit(name, given, site)
 
+    def _observed(self, eta, rest: Rest, num: int) -> dict[str, ObservedPart]:
+        """The observed sites at a value of the predictor."""
+        if num > 1:
+            here = self._traced(rest)
+            return here.observed([jnp.reshape(eta, here.predictors.shapes[0])], rest)
+        trace = traced_at(self.source, self.skeleton, self._of_one_row(eta[0], rest), rest)
+        return {k: observed_part(s) for k, s in trace.items() if is_observed(s)}
+
+    def _of_one_row(self, value, rest: Rest) -> dict[str, jax.Array]:
+        """The smallest innovations whose predictor has this value, for one row: there, axes of the
+        data cannot be told from others of size one, so that the row is taken twice.
+        """
+        rows, axes = dict(self.skeleton.rows), dict(self.plan.axes)
+        twice = {
+            p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in rest.arrays.items()
+        }
+        both = Rest(twice, rest.hyper)
+        here, fns = self._traced(both), self._sites(self.skeleton.arguments(twice), rest.hyper)
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        first, slopes = jax.value_and_grad(lambda e: jnp.ravel(here.eta(e, both)[0])[0])(zero)
+        square = sum(jnp.sum(g**2) for g in slopes.values())
+        step = jnp.where(square > 0, (value - first) / jnp.where(square > 0, square, 1.0), 0.0)
+        return {
+            k: step * (jnp.take(g, jnp.arange(1), axes[k]) if k in axes else g)
+            for k, g in slopes.items()
+        }
+
     def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
-        """Of the predictor at rows."""
-        arrays = self.skeleton.complete({**tables, **self._unpacked(X)}, len(X))
+        """Of the predictor at rows; of one row as of the first of two."""
+        num, rows = len(X), X if len(X) > 1 else jnp.concatenate([X, X])
+        arrays = self.skeleton.complete({**tables, **self._unpacked(rows)}, len(rows))
         rest, at = Rest(arrays, hyper), self.skeleton.arguments(arrays)
         here, fns = self._traced(rest), self._sites(at, hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
-        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
-        return loadings(eta, fns, centres, dict(self.plan.axes))
+        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(rows),))  # noqa: E731
+        found = loadings(eta, fns, centres, dict(self.plan.axes))
+        return found if num > 1 else found.first_row()
 
     def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
         """{GP site among the integrated: its prior} at rows."""
@@ -142,13 +171,7 @@ class Collapsed(Declared):
         return {k: trace[k]["fn"] for k in self.plan.sites}
 
     def _traced(self, rest: Rest) -> Traced:
-        """Places are those of training where the arrays have the types that they had there."""
-        alike = all(x.dtype == self.skeleton.entry(p).dtype for p, x in rest.arrays.items())
-        places = self.plan.places if alike else None
-        found = traced(self.source, self.skeleton, self.plan.sites, places, rest)
-        if found is None or len(found.predictors.places) != 1:
-            raise ModelError("the model has another predictor than in training.")
-        return found
+        return traced(self.source, self.skeleton, self.plan.sites, rest)
 
     def _packed(self, arrays: Mapping, num: int) -> jax.Array:
         """(N, D): what the predictor may be computed from, a row a datum."""
@@ -248,7 +271,6 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
         name += "_"
     return Plan(
         found.sites,
-        found.places,
         tuple((k, a) for k, a in axes.items() if a is not None),
         _observations(model, bones, trace, arrays, values),
         tuple(sorted(hyper)),

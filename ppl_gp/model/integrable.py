@@ -6,7 +6,6 @@ for a Gaussian prior's mean), and where it would make a datum see more functions
 do.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from ppl_gp.gp import GP
-from ppl_gp.model.predictor import Rest, Traced, innovations, shapes, traced, traced_at
+from ppl_gp.model.predictor import Rest, cut, innovations, shapes, traced_at
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_observed
 from ppl_gp.proofs.dependence import sources
@@ -25,12 +24,9 @@ _SITE, _REST = "site ", "rest"
 
 
 class Integrable(NamedTuple):
-    """`sites`: integrated; `places`: of the predictors (see `proofs.cut`), which are `functions`
-    functions a datum in all.
-    """
+    """`sites`: integrated; their predictors are `functions` functions a datum in all."""
 
     sites: tuple[str, ...]
-    places: tuple[int, ...]
     functions: int
 
 
@@ -48,32 +44,24 @@ def integrable(
     """
     left = _shaping_nothing(model, skeleton, arrays, values, list(sites))
 
-    def cut(some) -> Integrable | None:
+    def found(some) -> Integrable | None:
         hyper = {k: v for k, v in values.items() if k not in some}
-        rest = Rest(dict(arrays), hyper)
-        found = traced(model, skeleton, tuple(some), None, rest) if some else None
-        if found is None or not found.predictors.places:
-            return None
-        functions = _functions(found, skeleton.num_rows(arrays))
-        return Integrable(tuple(some), found.predictors.places, functions)
+        seen = cut(model, skeleton, tuple(some), Rest(dict(arrays), hyper)) if some else None
+        return None if seen is None else Integrable(tuple(some), seen.functions)
 
-    return _chosen(cut, left, [k for k in left if sites[k]])
+    return _chosen(found, left, [k for k in left if sites[k]])
 
 
-def _chosen(cut: Callable, sites: list[str], gps: list[str]) -> Integrable | None:
+def _chosen(found_of: Callable, sites: list[str], gps: list[str]) -> Integrable | None:
     """All sites, where a datum sees one function of them; else the GPs, and what adds none."""
-    if (whole := cut(sites)) is not None and whole.functions == 1:
+    if (whole := found_of(sites)) is not None and whole.functions == 1:
         return whole
-    found = cut(gps)
+    found = found_of(gps)
     for site in (k for k in sites if k not in gps):
-        more = cut([*(found.sites if found else ()), site])
+        more = found_of([*(found.sites if found else ()), site])
         if more is not None and more.functions <= (found.functions if found else 1):
             found = more
     return found
-
-
-def _functions(found: Traced, num: int) -> int:
-    return sum(math.prod(shape) // num for shape in found.predictors.shapes)
 
 
 def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[str]:

@@ -5,6 +5,8 @@ in another (group effects about a level that is Gaussian too) is one more affine
 observed sites are computed from e through is the smallest cut of the jaxpr (`proofs.cut`).
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_observed, run
@@ -54,6 +57,12 @@ class ObservedPart(NamedTuple):
     frames: tuple  # its plates, outermost first
 
 
+def observed_part(site: dict) -> ObservedPart:
+    """Of a site of a trace."""
+    frames = tuple(site["cond_indep_stack"])
+    return ObservedPart(site["fn"], site["value"], site["scale"], frames)
+
+
 class Traced(NamedTuple):
     """A model as a function of its innovations. `static`: {observed site: what of it is no
     array}.
@@ -86,11 +95,7 @@ def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, Obs
 
     def arrays(e, rest: Rest):
         trace = traced_at(model, skeleton, e, rest)
-        parts = {
-            k: ObservedPart(s["fn"], s["value"], s["scale"], tuple(s["cond_indep_stack"]))
-            for k, s in trace.items()
-            if is_observed(s)
-        }
+        parts = {k: observed_part(s) for k, s in trace.items() if is_observed(s)}
         dynamic, static = eqx.partition(parts, eqx.is_array)
         held.update(static)
         return dynamic
@@ -113,40 +118,80 @@ def innovations(model: Callable, skeleton: Skeleton, rest: Rest, sites) -> dict:
     return jax.eval_shape(values, rest)
 
 
-def traced(
-    model: Callable,
-    skeleton: Skeleton,
-    sites: tuple[str, ...],
-    places: tuple[int, ...] | None,
-    rest: Rest,
-) -> Traced | None:
-    """The model as a function of innovations, at the number of rows of `rest`; abstract, and kept
-    for the next call. `places`: of the predictors, or `None`, where they are to be found.
+class Cut(NamedTuple):
+    """Where the predictors stand in the model's flat jaxpr, of `size` arrays; they are `functions`
+    functions a datum in all.
     """
-    leaves, structure = jax.tree.flatten(shapes(rest))
-    return _traced(model, skeleton, sites, places, structure, tuple(leaves))
+
+    places: tuple[int, ...]
+    size: int
+    functions: int
+
+
+def cut(model: Callable, skeleton: Skeleton, sites: tuple[str, ...], rest: Rest) -> Cut | None:
+    """The predictors of `sites`, by two abstract traces for numbers of rows that are no other size
+    of the model; the same for every number of rows above one. `None` where there are none.
+    """
+    few = Rest(skeleton.resized(rest.arrays, 2), shapes(rest.hyper))
+    leaves, structure = jax.tree.flatten(few)
+    return _cut(model, skeleton, sites, structure, tuple(leaves))
 
 
 @lru_cache(maxsize=256)
-def _traced(model, skeleton: Skeleton, sites, places, structure, leaves) -> Traced | None:
-    rest = jax.tree.unflatten(structure, leaves)
-    e = innovations(model, skeleton, rest, sites)
-    function, held = seeing(model, skeleton)
-    if places is not None:
-        return Traced(at_places(function, e, rest, places), held)
-    longer = skeleton.longer(rest.arrays)
-    more = Rest(longer, rest.hyper)
-    short = flat_shapes(function, e, rest)
-    long = flat_shapes(function, innovations(model, skeleton, more, sites), more)
-    if len(short) != len(long):
+def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
+    few: Rest = jax.tree.unflatten(structure, leaves)
+    function, _ = seeing(model, skeleton)
+    short, long = (
+        Rest(skeleton.resized(few.arrays, num), few.hyper)
+        for num in _unlike(innovations(model, skeleton, few, sites), leaves)
+    )
+    e, longer = (innovations(model, skeleton, rest, sites) for rest in (short, long))
+    at, beyond = flat_shapes(function, e, short), flat_shapes(function, longer, long)
+    if len(at) != len(beyond):
         return None
-    found = predictors(function, e, rest, lambda i: grown(short[i], long[i]))
-    return None if found is None else Traced(found, held)
+    axes = [_grown(a, b) for a, b in zip(at, beyond, strict=True)]
+    found = predictors(function, e, short, axes.__getitem__)
+    if found is None or not found.places:
+        return None
+    functions = sum(math.prod(at[i]) // at[i][axes[i]] for i in found.places)
+    return Cut(found.places, len(at), functions)
 
 
-def grown(short: tuple[int, ...], long: tuple[int, ...]) -> int | None:
+def _unlike(e: dict, leaves) -> list[int]:
+    """Two numbers above two that are no size of anything."""
+    taken = {n for x in (*e.values(), *leaves) for n in x.shape}
+    return list(itertools.islice((n for n in itertools.count(3) if n not in taken), 2))
+
+
+def _grown(short: tuple[int, ...], long: tuple[int, ...]) -> int | None:
     """The axis in which two shapes differ."""
     return next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), None)
+
+
+def traced(model: Callable, skeleton: Skeleton, sites: tuple[str, ...], rest: Rest) -> Traced:
+    """The model as a function of innovations at the two or more rows of `rest`; abstract, and kept
+    for the next call.
+
+    Raises `ModelError` where the model's operations depend on the number of rows.
+    """
+    leaves, structure = jax.tree.flatten(shapes(rest))
+    return _traced(model, skeleton, sites, structure, tuple(leaves))
+
+
+@lru_cache(maxsize=256)
+def _traced(model, skeleton: Skeleton, sites, structure, leaves) -> Traced:
+    rest: Rest = jax.tree.unflatten(structure, leaves)
+    found = cut(model, skeleton, sites, rest)
+    e = innovations(model, skeleton, rest, sites)
+    function, held = seeing(model, skeleton)
+    predictors = at_places(function, e, rest, found.places if found else ())
+    if found is None or predictors.size != found.size:
+        raise ModelError(
+            f"the linear predictor of sites {list(sites)} is another one for "
+            f"{skeleton.num_rows(rest.arrays)} rows than for others: the model computes by the "
+            "number of rows. Hold the sites, integrate=(...), or use NUTS()."
+        )
+    return Traced(predictors, held)
 
 
 def shapes(tree):

@@ -42,6 +42,10 @@ class Part(eqx.Module):
     def diag(self) -> Float[Array, "n"]:
         """Variances, without `jitter`."""
 
+    @abstractmethod
+    def first_row(self) -> "Part":
+        """Of the first row alone."""
+
     def jitter(self) -> Float[Array, "n"]:
         """Variances that a row shares with no other row, not even one of the same arguments."""
         return jnp.zeros_like(self.mean)
@@ -57,6 +61,9 @@ class Columns(Part):
 
     def diag(self):
         return jnp.sum(self.columns**2, 1)
+
+    def first_row(self):
+        return Columns(self.mean[:1], self.columns[:1])
 
 
 class Weighted(Part):
@@ -76,6 +83,10 @@ class Weighted(Part):
         whole = self.prior.variance - self.prior.kernel.diag(self.prior.X)
         return jnp.sum(self.weights**2, 0) * whole
 
+    def first_row(self):
+        prior = GP(self.prior.kernel, self.prior.X[:1], self.prior.mean_function, self.prior.jitter)
+        return Weighted(self.mean[:1], self.weights[:, :1], prior)
+
 
 class Own(Part):
     """An effect of each datum."""
@@ -91,12 +102,19 @@ class Own(Part):
     def jitter(self):
         return self.variance
 
+    def first_row(self):
+        return Own(self.mean[:1], self.variance[:1])
+
 
 class Loadings(eqx.Module):
     """A predictor at n rows, by what it is made of."""
 
     offset: Float[Array, "n"]
     parts: dict[str, Part]
+
+    def first_row(self) -> "Loadings":
+        """Of the first row alone."""
+        return Loadings(self.offset[:1], {k: p.first_row() for k, p in self.parts.items()})
 
     @property
     def mean(self) -> Float[Array, "n"]:

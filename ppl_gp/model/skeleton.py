@@ -1,6 +1,5 @@
 """A model's arguments without their values: what the model is traced with at any number of rows."""
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +54,10 @@ class Skeleton:
         sizes = (arrays[p].shape[a] for p, a in self.rows if arrays.get(p) is not None)
         return next(sizes)
 
-    def longer(self, arrays: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-        """With further rows, so many that their number is no other size."""
-        num, rows = self.num_rows(arrays), dict(self.rows)
-        taken = {n for x in arrays.values() for n in jnp.shape(x)}
-        more = next(k for k in itertools.count(1) if num + k not in taken)
-        found = {p: _shaped(x) for p, x in arrays.items()}
-        return {p: _resized(x, rows.get(p), num + more) for p, x in found.items()}
+    def resized(self, arrays: Mapping[str, Any], num: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of the arrays, for another number of rows."""
+        rows = dict(self.rows)
+        return {p: _resized(_shaped(x), rows.get(p), num) for p, x in arrays.items()}
 
     def entry(self, path: str) -> jax.ShapeDtypeStruct:
         """Shape and type of an array in training."""

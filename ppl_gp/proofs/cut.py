@@ -5,8 +5,9 @@ A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + 
 the graph of its operations eta is a cut: every way from z to the model's density leads through it.
 Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry a datum, the
 smallest cut is found by maximal flow, each array counting as many as it has functions a datum; of
-equal ones the nearest to z. What stands behind the cut is a function of eta alone, and is made
-here: the jaxpr evaluated with eta given.
+equal ones the nearest to the outputs, so that eta is what a link function is applied to, offsets
+included. What stands behind the cut is a function of eta alone, and is made here: the jaxpr
+evaluated with eta given.
 
 Cost: one trace, O(E V) for the cut of a graph of V arrays and E operations, in Python; nothing is
 computed.
@@ -28,7 +29,7 @@ _UNBOUNDED = float("inf")
 
 class Predictors(NamedTuple):
     """A function of (z, rest) with its cut. `places`: of the predictors among the arrays of the
-    flat jaxpr, the same for any number of rows.
+    flat jaxpr, which are the same for any number of rows above one.
     """
 
     closed: ClosedJaxpr
@@ -47,6 +48,11 @@ class Predictors(NamedTuple):
         """Of the predictors."""
         return tuple(v.aval.shape for v in self.arrays)
 
+    @property
+    def size(self) -> int:
+        """Arrays of the flat jaxpr."""
+        return len(_variables(self.closed.jaxpr))
+
     def at(self, z, rest) -> list[jax.Array]:
         """The predictors, affine in z."""
         given = dict(zip(self.closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
@@ -54,11 +60,11 @@ class Predictors(NamedTuple):
 
     def below(self, etas, rest):
         """The function's outputs with the predictors given."""
-        inputs = self.closed.jaxpr.invars[self.num_z :]
-        given = dict(zip(inputs, jax.tree.leaves(rest), strict=True))
-        given |= dict(zip(self.arrays, etas, strict=True))
-        leaves = _evaluated(self.closed, given, self.closed.jaxpr.outvars)
-        return jax.tree.unflatten(self.tree, leaves)
+        jaxpr = self.closed.jaxpr
+        first, etas = _firsts(jaxpr, lambda i: None), dict(zip(self.arrays, etas, strict=True))
+        given = {v: etas[first[v]] for v in _variables(jaxpr) if first[v] in etas}
+        given |= dict(zip(jaxpr.invars[self.num_z :], jax.tree.leaves(rest), strict=True))
+        return jax.tree.unflatten(self.tree, _evaluated(self.closed, given, jaxpr.outvars))
 
 
 def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors | None:
@@ -112,25 +118,19 @@ def _evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
 
 
 def _entered(closed: ClosedJaxpr, inputs) -> list:
-    """A jaxpr evaluated with the calls in it entered, so that tracing it writes them out; what is
-    computed twice, a predictor at two sites, once.
-    """
-    jaxpr, before = closed.jaxpr, {}
+    """A jaxpr evaluated with the calls in it entered, so that tracing it writes them out."""
+    jaxpr = closed.jaxpr
     values = dict(zip((*jaxpr.invars, *jaxpr.constvars), (*inputs, *closed.consts), strict=True))
 
     def value(v):
         return v.val if isinstance(v, Literal) else values[v]
-
-    def told(v):
-        return (str(v.val), v.aval) if isinstance(v, Literal) else id(values[v])
 
     for equation in jaxpr.eqns:
         inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         if equation.primitive.name in _CALLS and isinstance(inner, ClosedJaxpr):
             out = _entered(inner, [value(v) for v in equation.invars])
         else:
-            what = (equation.primitive, str(equation.params), *map(told, equation.invars))
-            out = before[what] = before.get(what) or _alone(jaxpr, equation, value)
+            out = _alone(jaxpr, equation, value)
         values |= dict(zip(equation.outvars, out, strict=True))
     return [value(v) for v in jaxpr.outvars]
 
@@ -140,6 +140,25 @@ def _alone(jaxpr, equation, value: Callable) -> list:
     used = {v: value(v) for v in equation.invars if not isinstance(v, Literal)}
     part = jaxpr.replace(constvars=[], invars=list(used), eqns=[equation], outvars=equation.outvars)
     return jaxpr_as_fun(ClosedJaxpr(part, []))(*used.values())
+
+
+def _firsts(jaxpr, data_axis: Callable) -> dict:
+    """{variable: the first one that is computed as it is}: what a model writes twice is one.
+
+    `data_axis(i)` tells apart what is equal by a coincidence of sizes.
+    """
+    place = {v: i for i, v in enumerate(_variables(jaxpr))}
+    found, before = {v: v for v in (*jaxpr.invars, *jaxpr.constvars)}, {}
+
+    def told(v):
+        return (str(v.val), str(v.aval)) if isinstance(v, Literal) else found[v]
+
+    for equation in jaxpr.eqns:
+        into = tuple(told(v) for v in equation.invars)
+        for i, v in enumerate(equation.outvars):
+            what = (equation.primitive, str(equation.params), into, i, data_axis(place[v]))
+            found[v] = before.setdefault(what, v)
+    return found
 
 
 def _needed(jaxpr, known, wanted) -> list:
@@ -156,18 +175,18 @@ def _needed(jaxpr, known, wanted) -> list:
 
 def _smallest_cut(jaxpr, num_z: int, data_axis):
     """The places of the smallest cut between z and the outputs; `None` where none is finite."""
-    how = _dependences(jaxpr, num_z)
-    order = [v for v in _variables(jaxpr) if how.get(v, 0) > Dependence.constant]
+    how, first = _dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
     place = {v: i for i, v in enumerate(_variables(jaxpr))}
-    room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
-    graph = _Flow(order, room)
+    order = [v for v in place if v in how and first[v] is v]
+    graph = _Flow(order, {v: _room(v, how[v], data_axis(place[v])) for v in order})
     for equation in jaxpr.eqns:
-        for v in {x for x in equation.invars if not isinstance(x, Literal)} & room.keys():
-            for w in equation.outvars:
-                if w in room:
+        into = {first[x] for x in equation.invars if not isinstance(x, Literal) and x in how}
+        for w in equation.outvars:
+            if w in how and first[w] is w:
+                for v in into:
                     graph.join(v, w)
-    sources = [v for v in jaxpr.invars[:num_z] if v in room]
-    sinks = [v for v in jaxpr.outvars if not isinstance(v, Literal) and v in room]
+    sources = [v for v in jaxpr.invars[:num_z] if v in how]
+    sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
     found = graph.cut(sources, sinks)
     return None if found is None else tuple(place[v] for v in found)
 
@@ -215,7 +234,7 @@ class _Flow:
         self._edge((v, 1), (w, 0), _UNBOUNDED)
 
     def cut(self, sources, sinks) -> list | None:
-        """The arrays of the smallest cut nearest to the sources."""
+        """The arrays of the smallest cut nearest to the sinks."""
         for v in sources:
             self._edge("z", (v, 0), _UNBOUNDED)
         for v in sinks:
@@ -225,8 +244,8 @@ class _Flow:
         while "out" in (before := self._reached()):
             if not self._push(before):
                 return None
-        reached = self._reached()
-        return [v for v in self.order if (v, 0) in reached and (v, 1) not in reached]
+        behind = self._reaching()
+        return [v for v in self.order if (v, 0) not in behind and (v, 1) in behind]
 
     def _reached(self) -> dict:
         """{node: the node before it} of what has room left from z."""
@@ -239,6 +258,17 @@ class _Flow:
                     before[other] = node
                     front.append(other)
         return before
+
+    def _reaching(self) -> set:
+        """The nodes from which there is room left to the sinks."""
+        found, front = {"out"}, deque(["out"])
+        while front:
+            node = front.popleft()
+            for other in self.left[node]:  # every edge has its reverse
+                if other not in found and self.left[other][node] > 0:
+                    found.add(other)
+                    front.append(other)
+        return found
 
     def _push(self, before) -> bool:
         path, node = [], "out"
