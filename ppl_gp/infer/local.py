@@ -11,8 +11,9 @@ from ppl_gp.infer.hyper import fixed, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated
-from ppl_gp.infer.probes import first_trace, probe
+from ppl_gp.infer.probes import first_trace, probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import require_no_subsampling, run
 from ppl_gp.results.fit import Fit
@@ -39,7 +40,10 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)
     hyper = {k: trace[k]["value"] for k in problem.found.hyper}
-    log_lik = read(model, *args, hyper=hyper, **kwargs).log_lik
+    factors = read(model, *args, hyper=hyper, **kwargs)
+    log_lik = factors.log_lik
+    if isinstance(model, Collapsed):
+        probe_predictor(model, factors.prior)
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)

@@ -14,8 +14,10 @@ from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.gp import unwrap
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.tracing import (
     is_factor,
@@ -131,6 +133,27 @@ def probe(log_lik: LogLikelihood) -> None:
             f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "
             "LocalBound need log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
         )
+
+
+def probe_predictor(model: Collapsed, prior: PredictorGP) -> None:
+    """Prove that row n of the predictor sees row n alone of what stands one a datum, or raise
+    `NotPointwiseError`. Two jvps a site, O(N).
+    """
+    if len(prior.X) < 2:
+        return
+    apart = np.asarray(_rows_of_predictor(prior.kernel, prior.X))
+    if not apart.all():
+        raise NotPointwiseError(
+            f"the linear predictor of data {np.flatnonzero(~apart)[:3].tolist()}, ... sees other "
+            f"rows of {[k for k, _ in model.plan.axes]} than its own (a permutation, a cumulative "
+            "sum, a mean over the data). Give the GP its inputs in the data's order, GP(kernel, "
+            "X[order]), or use NUTS()."
+        )
+
+
+@quick_jit
+def _rows_of_predictor(kernel, X):
+    return jnp.broadcast_to(kernel.model.rows_apart(kernel, X), (len(X),))
 
 
 @quick_jit

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
+from jax import random
 from numpyro import handlers
 
 from ppl_gp.errors import DataError
@@ -27,13 +28,21 @@ from ppl_gp.model.predictor import (
     Rest,
     Traced,
     innovate,
+    innovations,
     is_gaussian,
     observed_part,
     shapes,
     traced,
     traced_at,
 )
-from ppl_gp.model.predictor_prior import Loadings, PredictorGP, RowsKernel, columns, loadings
+from ppl_gp.model.predictor_prior import (
+    Loadings,
+    PredictorGP,
+    RowsKernel,
+    columns,
+    loadings,
+    rows_apart,
+)
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.skeleton import Skeleton, skeleton
 from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, roles, run, sample_hyper
@@ -125,29 +134,48 @@ class Collapsed(Declared):
 
     def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
         """Of the predictor at rows; of one row as of the first of two."""
-        num, rows = len(X), X if len(X) > 1 else jnp.concatenate([X, X])
-        arrays = self.skeleton.complete({**tables, **self._unpacked(rows)}, len(rows))
-        rest, at = Rest(arrays, hyper), self.skeleton.arguments(arrays)
+        rows = X if len(X) > 1 else jnp.concatenate([X, X])
+        rest, at = self._at_rows(rows, tables, hyper)
         here, fns = self._traced(rest), self._sites(at, hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
         eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(rows),))  # noqa: E731
         found = loadings(eta, fns, centres, dict(self.plan.axes))
-        return found if num > 1 else found.first_row()
+        return found if len(X) > 1 else found.first_row()
+
+    def mean(self, X, tables: Mapping, hyper: dict) -> jax.Array:
+        """Of the predictor at rows, (N,)."""
+        rows = X if len(X) > 1 else jnp.concatenate([X, X])
+        rest, _ = self._at_rows(rows, tables, hyper)
+        zero = innovations(self.source, self.skeleton, shapes(rest), self.plan.sites)
+        zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in zero.items()}
+        return jnp.reshape(self._traced(rest).eta(zero, rest)[0], (len(rows),))[: len(X)]
+
+    def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
+        """As `predictor_prior.rows_apart`, of these two or more rows."""
+        rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        here, axes = self._traced(rest), dict(self.plan.axes)
+        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
+        fns = self._sites(at, kernel.hyper)
+        return rows_apart(eta, {k: fn.shape() for k, fn in fns.items()}, axes, random.key(3))
+
+    def _at_rows(self, rows, tables: Mapping, hyper: dict) -> tuple[Rest, tuple]:
+        """(what stays when z moves, the model's arguments) at rows."""
+        arrays = self.skeleton.complete({**tables, **self._unpacked(rows)}, len(rows))
+        return Rest(arrays, hyper), self.skeleton.arguments(arrays)
 
     def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
         """{GP site among the integrated: its prior} at rows."""
-        arrays = self.skeleton.complete({**kernel.tables, **self._unpacked(X)}, len(X))
-        fns = self._sites(self.skeleton.arguments(arrays), kernel.hyper)
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        fns = self._sites(at, kernel.hyper)
         return {k: unwrap(fn) for k, fn in fns.items() if isinstance(unwrap(fn), GP)}
 
     def effects(self, kernel: RowsKernel, X) -> dict[str, tuple]:
         """{integrated site that belongs to no datum and is no GP: (mean, {site j: D_j})}: its value
         is mean + sum_j D_j w_j, w_j ~ N(0, I) behind the columns of site j; D_j (U, U_j).
         """
-        arrays = self.skeleton.complete({**kernel.tables, **self._unpacked(X)}, len(X))
-        at = self.skeleton.arguments(arrays)
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
         fns = self._sites(at, kernel.hyper)
         tables = {k: fn for k, fn in fns.items() if k not in dict(self.plan.axes)}
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}

@@ -21,11 +21,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
-from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.wrappers import unwrap
 
 
@@ -151,18 +151,41 @@ def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
     if axis is None:
         return Columns(mean, columns(fn, pushed).T)
-    units = list(fn.shape())
+    if isinstance(unwrap(fn), GP):
+        return Weighted(mean, of_units(fn.shape(), axis, pushed), unwrap(fn))
+    own = of_units(fn.shape(), axis, lambda e: pushed(root(e)))
+    return Own(mean, jnp.sum(own**2, 0))
+
+
+def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "P n"]:
+    """What each unit of a site with one entry a datum gives, taken alone and alike in all rows."""
+    units = list(shape)
     num = units.pop(axis)
 
     def alike(unit):
-        """The same in all rows."""
-        return jnp.moveaxis(jnp.broadcast_to(unit[..., None], (*unit.shape, num)), -1, axis)
+        rows = jnp.broadcast_to(unit[..., None], (*unit.shape, num))
+        return jnp.moveaxis(rows, -1, axis)
 
-    if isinstance(unwrap(fn), GP):
-        weights = jax.vmap(lambda b: pushed(alike(b)))(_basis(units))
-        return Weighted(mean, weights, unwrap(fn))
-    own = jax.vmap(lambda b: pushed(root(alike(b))))(_basis(units))
-    return Own(mean, jnp.sum(own**2, 0))
+    return jax.vmap(lambda b: pushed(alike(b)))(_basis(units))
+
+
+def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], key) -> Array:
+    """Whether row n of the predictor sees row n alone of the sites with one entry a datum, (n,).
+
+    A = diag(a) for a unit if and only if A v = a v for a random v, with probability one.
+    """
+    zero = {k: jnp.zeros(shape) for k, shape in shapes.items()}
+    found = []
+    for i, (site, axis) in enumerate(axes.items()):
+        v = random.normal(random.fold_in(key, i), shapes[site])
+        pushed = lambda e, k=site: jax.jvp(lambda x: eta({**zero, k: x}), (zero[k],), (e,))[1]  # noqa: E731
+        rows = jnp.reshape(jnp.moveaxis(v, axis, -1), (-1, v.shape[axis]))
+        terms = of_units(v.shape, axis, pushed) * rows
+        size = 1.0 + jnp.sum(jnp.abs(terms), 0)
+        found.append(
+            jnp.abs(pushed(v) - jnp.sum(terms, 0)) <= 1e3 * jnp.finfo(size.dtype).eps * size
+        )
+    return jnp.all(jnp.stack(found), 0) if found else jnp.ones((), bool)
 
 
 def columns(fn, pushed: Callable):
@@ -198,11 +221,10 @@ class RowsKernel(Kernel):
         return self.model.loadings(X, self.tables, self.hyper)
 
     def __call__(self, X1, X2):
-        first = self.at(X1)
-        return first.cross(first if X2 is X1 else self.at(X2))
+        return _cross(self, X1, None if X2 is X1 else X2)
 
     def diag(self, X):
-        return self.at(X).diag()
+        return _diag(self, X)
 
 
 class PredictorGP(GP):
@@ -216,16 +238,29 @@ class PredictorGP(GP):
     @property
     def mean(self):
         """The predictor at the sites' means, (N,)."""
-        return self.kernel.at(self.X).mean
+        return _mean(self.kernel, self.X)
 
-    @property
-    def covariance_matrix(self):
-        """Cov[eta], (N, N)."""
-        found = self.kernel.at(self.X)
-        return add_diagonal(found.cross(found), found.jitter())
+    def _jitter(self, variance):
+        return _jitter(self.kernel, self.X)
 
-    @property
-    def variance(self):
-        """Var[eta_n], (N,)."""
-        found = self.kernel.at(self.X)
-        return found.diag() + found.jitter()
+
+# What is asked for in tens of places: compiled as functions of their own, the model is traced once.
+@eqx.filter_jit
+def _cross(kernel: RowsKernel, X1, X2):
+    first = kernel.at(X1)
+    return first.cross(first if X2 is None else kernel.at(X2))
+
+
+@eqx.filter_jit
+def _diag(kernel: RowsKernel, X):
+    return kernel.at(X).diag()
+
+
+@eqx.filter_jit
+def _jitter(kernel: RowsKernel, X):
+    return kernel.at(X).jitter()
+
+
+@eqx.filter_jit
+def _mean(kernel: RowsKernel, X):
+    return kernel.model.mean(X, kernel.tables, kernel.hyper)
