@@ -12,6 +12,7 @@ from small_fits import classification
 import ppl_gp as pg
 from models.classification import binary
 from models.counts import poisson
+from ppl_gp.errors import NotPointwiseError
 from ppl_gp.infer.check import check
 
 X, y, _ = classification()
@@ -81,6 +82,28 @@ def test_coupled_likelihood():
     found = check(lambda X, y=None: observe(X, y, jnp.cumsum(gp(X))), X, y=y)
     assert not item(found, "likelihood").ok and "['y'] couples" in item(found, "likelihood").message
     assert item(found, "methods") == ("methods", True, "NUTS, EllipticalSlice")
+
+
+def more_rows(X, y=None):
+    observe(X, y, gp(jnp.concatenate([X[:2] + 0.1, X]))[2:])
+
+
+def picked_rows(X, y=None):
+    f = gp(X)
+    with numpyro.plate("data", X.shape[0], subsample_size=4) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=f[rows]), obs=None if y is None else y[rows])
+
+
+@pytest.mark.parametrize(
+    "model, methods",
+    [(more_rows, (pg.Laplace(), pg.EP())), (picked_rows, (pg.SVGP(num_inducing=4),))],
+)
+def test_other_rows_of_f_than_data_are_refused_by_name(model, methods):
+    message = item(check(model, X, y=y), "likelihood").message
+    assert "GP site(s) ['f'] have" in message
+    for method in methods:
+        with pytest.raises(NotPointwiseError, match="rows, and there are"):
+            pg.fit(model, method, 0, X, y=y)
 
 
 def test_several_functions():

@@ -40,12 +40,26 @@ class Link:
     def __call__(self, x):
         return self.shift + x**self.power
 
+class Meta(type):
+    depth = 0.3
+
+class Settings(metaclass=Meta):
+    pass
+
+MISSING = 0.2
+
+class Defaults(dict):
+    def __missing__(self, key):
+        return MISSING
+
+defaults = Defaults()
 link = Link(0.5)
 
 def make(slope):
     def model(x, y=3.0, *, z=4.0):
         inner = lambda t: t * slope
         own = helper(x) + inner(x) + y + z + settings.DEPTH + link(x)
+        own = own + Settings.depth + defaults["q"]
         return SCALE * jnp.sum(TABLE) + own + sum(OPTIONS["a"]) + PRIOR.loc
     return model
 
@@ -79,6 +93,8 @@ CHANGES = {
     "global 'PRIOR'": lambda c: _set(c.scope, "PRIOR", dist.Normal(0.5, 1.0)),
     "global 'INNER'": lambda c: _set(c.scope, "INNER", 3.0),
     "global 'link'": lambda c: setattr(c.scope["link"], "shift", 0.7),
+    "class 'Meta'": lambda c: setattr(c.scope["Meta"], "depth", 0.4),
+    "global 'MISSING'": lambda c: _set(c.scope, "MISSING", 0.9),
     "class 'Link'": lambda c: setattr(c.scope["Link"], "power", 3),
     "attribute 'settings.DEPTH'": lambda c: setattr(c.settings, "DEPTH", 2),
     "closure 'slope'": lambda c: _set_cell(c.scope["model"], "slope", 8.0),

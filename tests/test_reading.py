@@ -341,3 +341,17 @@ def test_observed_values_are_checked_against_shape_and_support():
             numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
     first_trace(_model(likelihood), (X,), {"y": hidden})
+
+
+def test_a_support_that_moves_with_f_is_not_judged_at_one_f():
+    y = np.where(np.arange(len(X)) % 2, 1.5, 0.4)  # beyond the support at f = 0
+
+    def likelihood(f, y):
+        numpyro.sample("y", dist.Uniform(0.0, jnp.exp(f)), obs=y)
+
+    first_trace(_model(likelihood), (X,), {"y": y})
+    with pytest.raises(DataError, match="not finite at random values of f"):
+        pg.fit(_model(likelihood), pg.EP(), 0, X, y=y)
+    sampler = pg.EllipticalSlice(num_warmup=300, num_samples=20, num_chains=1)
+    fit = pg.fit(_model(likelihood), sampler, 0, X, y=y, throw=False)
+    assert np.all(np.exp(fit.latent["f"].mean) > y)  # draws are where y is possible

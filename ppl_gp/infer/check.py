@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.flatten_util import ravel_pytree
+from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from ppl_gp.deep.structure import structure_of
@@ -260,7 +261,8 @@ def _log_density(model, gps, sp: Space, args, kwargs, free):
 
     def density(point):
         values = {**sp.constrain({k: point[k] for k in free}), **{k: point[k] for k in latent}}
-        return log_density(model, args, kwargs, values)[0]
+        # a plate that subsamples draws its rows
+        return log_density(handlers.seed(model, 2), args, kwargs, values)[0]
 
     return jax.value_and_grad(density)({**free, **latent})
 

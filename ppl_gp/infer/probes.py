@@ -16,7 +16,7 @@ from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import declare
-from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
+from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood, require_equal_rows
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.tracing import (
@@ -28,6 +28,7 @@ from ppl_gp.model.tracing import (
     roles,
     run,
 )
+from ppl_gp.proofs.dependence import depends
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import flatten
@@ -43,11 +44,11 @@ def first_trace(model, args, kwargs, hyper=None) -> dict:
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
-        _check_observed(name, trace[name])
+        _check_observed(name, trace[name], lambda f: run(declared, args, kwargs, hyper, f), trace)
     return trace
 
 
-def _check_observed(name, site):
+def _check_observed(name, site, rerun, trace):
     fn, value = site["fn"], site["value"]
     if is_factor(site):
         return
@@ -61,11 +62,22 @@ def _check_observed(name, site):
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
     if not np.all(inside | ~np.asarray(_mask(fn))):
+        if _has_moving_support(name, rerun, trace):
+            return  # judged here at f = 0, where y need not be possible
         bad = np.asarray(value)[~inside].ravel()[:3]
         raise DataError(
             f"site '{name}' observes {bad.tolist()}, outside the support of {type(inner).__name__} "
             f"({inner.support}); recode the observations (binary labels are 0 and 1, not -1 and 1)."
         )
+
+
+def _has_moving_support(name: str, rerun, trace: dict) -> bool:
+    """Whether the support of an observed site is computed from a GP site."""
+
+    def support(f):
+        return jax.tree.leaves(unwrap(rerun(f)[name]["fn"]).support)
+
+    return depends(support, {k: trace[k]["value"] for k in roles(trace).gps})
 
 
 def _mask(fn):
@@ -199,6 +211,8 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
 
     `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
     """
+    for name, shape in shapes.items():
+        require_equal_rows([name], shape[-1], log_lik.num)
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
     if not bool(finite):
         raise DataError(

@@ -14,6 +14,10 @@ import numpy as np
 
 from ppl_gp.kernels.base import CallableKernel, Kernel
 
+_ROWS_OF_ITS_OWN = (
+    "it reads something with one row a datum (distances computed before, weights): put what it "
+    "needs of each row into the GP's inputs X, as columns, or index a fixed table by a column of X"
+)
 _LEAST = 3  # rows, so that some are left where one is taken away and the others change places
 
 
@@ -34,14 +38,23 @@ def pair_fault(kernel: Callable, X) -> str | None:
         return None
     left, right = (_repeated(n, X) for n in _unused(X))
     if (fault := _shape_fault(kernel, left, right)) is not None:
-        return fault
+        return f"{fault}; {_ROWS_OF_ITS_OWN}"
     whole, part = _values(kernel, left, right), _values(kernel, left[-2::-1], right[:0:-1])
-    if whole is None or part is None or _close(whole[-2::-1, :0:-1], part):
+    square = _values(kernel, left, right[: len(left)])
+    if whole is None or part is None or square is None:
         return None
-    return (
-        "its value at two rows depends on other rows, on the rows' numbers, or on how many "
-        "rows there are"
-    )
+    if not _close(whole[-2::-1, :0:-1], part):
+        return (
+            "its value at two rows depends on other rows, on the rows' numbers, or on how many "
+            f"rows there are; {_ROWS_OF_ITS_OWN}"
+        )
+    if not _close(whole[:, : len(left)], square):
+        return (
+            "with as many rows as columns it is another function, as where noise is added by "
+            "`if X1.shape == X2.shape`; declare the noise in the likelihood, or as "
+            "kernels.White(variance), or by GP(jitter=variance)"
+        )
+    return None
 
 
 def _is_own(kernel, X) -> bool:

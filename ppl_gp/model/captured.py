@@ -222,7 +222,8 @@ class Reader:
             if k not in _CLASS_STATE and (k[:2] != "__" or callable(x))
         }
         members = {k: x for k, x in members.items() if k not in ("__class__", "__wrapped__")}
-        self.add(f"class '{self._labels[id(cls)][0]}'", (cls.__mro__[1:], members))
+        above = () if self.is_installed(type(cls)) else (type(cls),)
+        self.add(f"class '{self._labels[id(cls)][0]}'", (cls.__mro__[1:], members, *above))
 
 
 def _home(met) -> str:

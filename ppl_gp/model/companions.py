@@ -120,11 +120,9 @@ def require_pairs(faults: Mapping[str, str]) -> None:
     for name, fault in faults.items():
         raise ModelError(
             f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
-            f"numbers of rows: {fault}. It reads something with one row a datum (distances "
-            "computed before, weights), so that other rows have no covariance with the training "
-            "rows. Put what the kernel needs of each row into the GP's inputs X, as columns, or "
-            "index a fixed table by a column of X. Laplace, EP, VI and NUTS fit the model as it "
-            f"stands; f at the training rows is in fit.latent['{name}']."
+            f"numbers of rows: {fault}. So other rows have no covariance with the training rows. "
+            "Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in "
+            f"fit.latent['{name}']."
         )
 
 

@@ -90,6 +90,15 @@ def _feed(value, entry: Entry) -> None:
 )
 def _plain(value, entry):
     entry.put(f"{type(value).__qualname__} {value!r}")
+    _subclass(value, entry)
+
+
+def _subclass(value, entry):
+    """A user's own subclass of a number or container: its methods read, too (`__missing__`)."""
+    cls = type(value)
+    if cls.__module__ != "builtins" and not entry.reader.is_installed(cls):
+        entry.put(f"of {entry.reader.label(cls)}")
+        entry.value(state_of(value))
 
 
 @_feed.register(np.ndarray)
@@ -129,6 +138,7 @@ def _sequence(value, entry):
         return
     entry.put(f"{type(value).__qualname__} {len(value)}")
     entry.each(value)
+    _subclass(value, entry)
 
 
 @_feed.register(Mapping)
@@ -136,6 +146,7 @@ def _mapping(value, entry):
     if not entry.again(value):
         entry.put(f"{type(value).__qualname__} {len(value)}")
         entry.each(x for pair in value.items() for x in pair)
+        _subclass(value, entry)
 
 
 @_feed.register(set | frozenset)
@@ -146,6 +157,7 @@ def _set(value, entry):
         one.value(x)
         digests.append(one.hexdigest())
     entry.put(f"{type(value).__qualname__} {sorted(digests)}")
+    _subclass(value, entry)
 
 
 @_feed.register(slice)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapsed import collapse
 from ppl_gp.model.concave import is_concave
@@ -99,8 +99,20 @@ def _per_datum(log_lik: JointLogLikelihood, latent):
     for site in log_lik.trace(latent).values():
         if is_observed(site):
             per_datum = log_prob_per_datum(site)
+            if per_datum.ndim:
+                require_equal_rows(list(latent), log_lik.num, per_datum.shape[0])
             total = total + per_datum if per_datum.ndim else total
     return total
+
+
+def require_equal_rows(gps: list[str], num_rows: int, num_data: int) -> None:
+    """Raise `NotPointwiseError` where GP sites have other rows than there are data."""
+    if num_data != num_rows:
+        raise NotPointwiseError(
+            f"GP site(s) {gps} have {num_rows} rows, and there are {num_data} data: each sees a "
+            "row that the model chooses. Give the GP the data's inputs, in their order "
+            "(GP(kernel, X[i]) in a plate that subsamples); or use NUTS()."
+        )
 
 
 class Factors(eqx.Module):

@@ -65,7 +65,8 @@ def loo(fit: Record) -> "ELPDData":
     the importance weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times, or once
     for each of an autoguide's 100 draws (`None` for a local method at one setting of the
     hyperparameters, which needs no weights). Several observed sites of one datum are left out
-    together; masked data do not count, nor do `scale` handlers. ArviZ's `compare` takes the result.
+    together; masked data do not count. A datum that a `scale` handler weighs is left out whole, and
+    scored unweighed. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
     loaded fit (no observations), `ModelError` where observed sites have no log density for each
@@ -86,14 +87,18 @@ def loo(fit: Record) -> "ELPDData":
         if can_be_corrected(fit, num_data(fit)):
             return _corrected(fit, sites)
         hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
-        densities = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit))
-        return _psis(fit, sites, densities, {**hyper, **f})
+        densities, removed = _draw_log_densities(
+            fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit)
+        )
+        return _psis(fit, sites, densities, removed, {**hyper, **f})
     (site,) = fit.latent
-    left_out, kept = _cavity_log_densities(fit.model, site, fit.draws, fit.args, fit.kwargs)
+    left_out, kept, removed = _cavity_log_densities(
+        fit.model, site, fit.draws, fit.args, fit.kwargs, _is_scaled(sites)
+    )
     log_w = fit.draws.log_weights[:, None]
     lpd = logsumexp(kept + log_w, 0)
     if fit.sampled and not fit.draws.is_weighted():
-        return _psis(fit, sites, left_out, fit.hyper, lpd)
+        return _psis(fit, sites, left_out, removed, fit.hyper, lpd)
     return _elpd(fit, sites, np.asarray(-logsumexp(log_w - left_out, 0)), np.asarray(lpd))
 
 
@@ -111,18 +116,21 @@ def _corrected(fit, sites):
         fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS
     )
     hyper = {k: jnp.broadcast_to(v, (_DRAWS, *jnp.shape(v))) for k, v in known.items()}
-    tree = _tree(fit, sites, _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num), f)
+    densities, removed = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num)
     found: Any = arviz_stats.loo_approximate_posterior(
-        tree, np.asarray(log_lik + log_ratio), np.zeros(_DRAWS), pointwise=True
+        _tree(fit, sites, removed, f),
+        np.asarray(log_lik + log_ratio),
+        np.zeros(_DRAWS),
+        pointwise=True,
     )
     if float(np.median(found.pareto_k)) <= GOOD_KHAT:
-        return found
-    plain: Any = arviz_stats.loo(tree, pointwise=True)
+        return _scored(fit, sites, densities, removed - (log_lik + log_ratio)[:, None], f, found)
+    plain = _psis(fit, sites, densities, removed, f)
     warnings.warn(
-        f"loo(): q(f) of {type(fit.method).__name__} is too far from the posterior, over all "
-        f"{num} data at once, for its draws to be corrected by weights (median Pareto k "
-        f"{float(np.median(found.pareto_k)):.2f}); this is leave-one-out by q itself, which may "
-        "be too low where y_n sees several functions. Score held-out data by log_density.",
+        f"loo(): draws of q(f) of {type(fit.method).__name__} could not be corrected by weights, "
+        f"over all {num} data at once (median Pareto k {float(np.median(found.pareto_k)):.2f}): q "
+        "is far from the posterior, or a datum decides much of it. This is leave-one-out by draws "
+        "of q itself, which may be off by nats either way. Score held-out data by log_density.",
         stacklevel=5,
     )
     return dataclasses.replace(plain, warning=True)
@@ -132,8 +140,10 @@ GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
 @eqx.filter_jit
-def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
-    """(log p(y_n | y_-n), log p(y_n | y)) at each draw of the hyperparameters, (S, N) each."""
+def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool):
+    """(log p(y_n | y_-n), log p(y_n | y), log E[p(y_n | f_n)^w_n | y_-n]) at each draw of the
+    hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`.
+    """
     num = draws.kept[site].mean.shape[-1]
     plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
 
@@ -142,13 +152,16 @@ def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs):
         prior = read(model, *args, hyper=hyper, **kwargs).prior
         concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
-        def log_lik(f):
-            return log_density_per_datum(run(model, args, kwargs, hyper, {site: f}), plan)
+        def score(moments, weighed=False):
+            def log_lik(f):
+                trace = run(model, args, kwargs, hyper, {site: f})
+                return log_density_per_datum(trace, plan, weighed)
 
-        def score(moments):
             return log_expectation(log_lik, moments, num_nodes, concave)
 
-        return score(cavity(prior, latent)), score(Moments(latent.mean, latent.variance))
+        without = cavity(prior, latent)
+        left_out, kept = score(without), score(Moments(latent.mean, latent.variance))
+        return left_out, kept, score(without, True) if scaled else left_out
 
     return lax.map(one, draws)
 
@@ -171,24 +184,51 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
 
 @eqx.filter_jit
 def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
-    """(S, N): log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum."""
+    """log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum, and the
+    same times `scale` handlers, as it is part of the posterior; (S, N) each.
+    """
     plan = Layout((), (), num)
-    return lax.map(
-        lambda draw: log_density_per_datum(run(model, args, kwargs, *draw), plan), (hyper, f)
-    )
+
+    def one(draw):
+        trace = run(model, args, kwargs, *draw)
+        return log_density_per_datum(trace, plan), log_density_per_datum(trace, plan, True)
+
+    return lax.map(one, (hyper, f))
 
 
-def _psis(fit, sites, densities, posterior, lpd=None):
-    """ArviZ's PSIS-LOO of log densities (S, N); `lpd` (N,) is log p(y_n | data) where they are not
-    given f.
+def _is_scaled(sites) -> bool:
+    """Whether a `scale` handler stands around what scores data."""
+    scales = [sites[k]["scale"] for k in scored_names(sites)]
+    return any(x is not None and not np.all(np.asarray(x) == 1) for x in scales)
+
+
+def _psis(fit, sites, densities, removed, posterior, lpd=None):
+    """ArviZ's PSIS-LOO of log densities (S, N) with `removed` (S, N) taken out of the posterior:
+    the same, unless `scale` handlers weigh the data. `lpd` (N,) is log p(y_n | data) where the
+    densities are not given f.
     """
     import arviz_stats
 
     keep = _counted(sites, densities.shape[-1])
-    elpd: Any = arviz_stats.loo(_tree(fit, sites, densities, posterior), pointwise=True)
+    without: Any = arviz_stats.loo(_tree(fit, sites, removed, posterior), pointwise=True)
+    elpd = _scored(fit, sites, densities, removed, posterior, without)
     if lpd is None:
         return elpd
     return dataclasses.replace(elpd, p=float(np.sum(np.asarray(lpd)[keep] - elpd.elpd_i.values)))
+
+
+def _scored(fit, sites, densities, removed, posterior, without) -> Any:
+    """`without`, the result of taking out what it scores; where `scale` handlers weigh the data,
+    the log densities (S, N) with `removed` (S, N) taken out.
+    """
+    import arviz_stats
+
+    if not _is_scaled(sites):
+        return without
+    draws = _tree(fit, sites, removed, posterior).log_likelihood[_LABEL]
+    log_weights, k = draws.azstats.psislw(dim=["chain", "draw"])
+    tree = _tree(fit, sites, densities, posterior)
+    return arviz_stats.loo(tree, pointwise=True, log_weights=log_weights, pareto_k=k)
 
 
 def _tree(fit, sites, densities, posterior):

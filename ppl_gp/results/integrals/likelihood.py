@@ -148,16 +148,16 @@ def fn_at(trace_at: Callable, site: ObservedSite) -> Callable:
     return lambda f: bare(trace_at(f)[site.name]["fn"])
 
 
-def log_density_per_datum(trace: dict, plan: Layout) -> Float[Array, "M"]:
+def log_density_per_datum(trace: dict, plan: Layout, weighed: bool = False) -> Float[Array, "M"]:
     """sum over observed sites of log p(y_n | f), (M,), nats. Masks hold; `scale`, a device of
-    training, does not.
+    training, does not unless `weighed`.
 
     A factor counts where it sees observations (censored data, say); another one is a penalty, and
     no part of a density of y. Raises `ModelError` where no observed site has a log density for each
     datum.
     """
     sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
-    terms = [log_prob_per_datum({**s, "scale": None}) for s in sites]
+    terms = [log_prob_per_datum(s if weighed else {**s, "scale": None}) for s in sites]
     pointwise = [t for t in terms if jnp.ndim(t)]
     if not pointwise:
         raise ModelError(
