@@ -232,9 +232,10 @@ def _home(met) -> str:
     """
     if isinstance(met, types.ModuleType):
         return met.__name__
-    return (
-        met.__globals__.get("__name__") if isinstance(met, types.FunctionType) else met.__module__
-    ) or ""
+    if isinstance(met, types.FunctionType):
+        return met.__globals__.get("__name__") or ""
+    module = met.__module__ or ""
+    return module if isinstance(module, str) else "builtins"  # a metaclass in C has a descriptor
 
 
 def _content(cell):
