@@ -22,6 +22,7 @@ from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Posterior, condition_on_values, root_of_values
 from ppl_gp.sparse.families import Basis
@@ -107,7 +108,7 @@ class FromPseudo(Kept):
         return self.mean
 
     def root(self, prior):
-        return prediction_root(prior.covariance_matrix, self.sites)
+        return prediction_root(covariance_of(prior), self.sites)
 
     def process(self, prior, root=None):
         return Posterior(prior, self.alpha, self.root(prior) if root is None else root)

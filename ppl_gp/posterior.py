@@ -12,6 +12,7 @@ from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.linalg import tril_inverse
 
 
@@ -42,7 +43,7 @@ class Posterior(Conditioned):
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:
     """The posterior process behind a pseudo-likelihood. O(N^3)."""
-    return Posterior(prior, alpha, prediction_root(prior.covariance_matrix, sites))
+    return Posterior(prior, alpha, prediction_root(covariance_of(prior), sites))
 
 
 def condition_on_values(prior: GP, f, root: Root | None = None) -> Posterior:

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.local.covariance import pulled_back
 from ppl_gp.local.factor import Factor, Root, asked
 from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat
+from ppl_gp.numerics.low_rank import Covariance
 
 
 def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
@@ -17,21 +19,17 @@ def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
     """
     r = sites.nat1 - sites.nat2 * mean
     alpha = factor.solve(r)
-    centred = K @ alpha
+    centred = factor.centred(K, r, alpha)
     constant = jnp.sum(mean * (sites.nat1 - 0.5 * sites.nat2 * mean))
     return Centre(mean + centred, constant + 0.5 * r @ centred - factor.half_log_det(), alpha)
 
 
-def condition_mean(
-    K: Float[Array, "N N"], mean: Float[Array, "N"], sites: PseudoLikelihood
-) -> Centre:
+def condition_mean(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Centre:
     """`condition` without variances: O(N^3 / 3)."""
     return asked(K, sites, lambda factor: _centre(K, mean, sites, factor))
 
 
-def condition(
-    K: Float[Array, "N N"], mean: Float[Array, "N"], sites: PseudoLikelihood
-) -> Marginals:
+def condition(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Marginals:
     """Marginals of N(f; mean, K) times the sites; NaN where the product is not a proper Gaussian.
     Not for gradients. O(N^3).
     """
@@ -75,7 +73,7 @@ def _backward(residuals, cotangents):
     z_bar, mean_bar = cotangents
     w = mean_bar - R @ (K @ mean_bar)  # (I + T K)^-1 mean_bar
     Kw = K @ w
-    K_bar = (0.5 * z_bar) * (q.alpha[:, None] * q.alpha - R) + w[:, None] * q.alpha
+    K_bar = pulled_back(K, R, z_bar, w, q.alpha)
     nat2_bar = -0.5 * z_bar * (q.mean**2 + q.variance) - Kw * q.mean
     return K_bar, z_bar * q.alpha + w, sites.like(z_bar * q.mean + Kw, nat2_bar)
 
@@ -85,7 +83,7 @@ log_partition_and_mean.defvjp(_forward, _backward)
 
 def prior_marginals(K, mean) -> Marginals:
     """What `condition` gives for flat sites, without a factorisation."""
-    return Marginals(mean, jnp.diagonal(K), jnp.zeros((), K.dtype), jnp.zeros_like(mean))
+    return Marginals(mean, K.diagonal(), jnp.zeros((), K.dtype), jnp.zeros_like(mean))
 
 
 def start_from(K, mean, init: PseudoLikelihood | None) -> tuple[PseudoLikelihood, Marginals]:
@@ -114,6 +112,6 @@ def _if_proper(proper, init: PseudoLikelihood, q, prior):
     )
 
 
-def prediction_root(K: Float[Array, "N N"], sites: PseudoLikelihood) -> Root:
+def prediction_root(K: Covariance, sites: PseudoLikelihood) -> Root:
     """The factor of (K + T^-1)^-1 behind predictive variances: k** - k*^T R k*. O(N^3)."""
     return asked(K, sites, lambda factor: factor.inverse().root())

@@ -37,6 +37,7 @@ from ppl_gp.local.natural import (
     site_weights,
 )
 from ppl_gp.local.tilted import tilted
+from ppl_gp.numerics.low_rank import dense
 from ppl_gp.numerics.modes import normal_log_pdf
 
 # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
@@ -190,7 +191,8 @@ class EP(LocalMethod):
         """
         start = self._parallel_sweep(K, mean, log_lik, sites)
         q = start.aux[0]
-        Sigma = K - K @ _precision_times(K, sites)
+        whole = dense(K)
+        Sigma = whole - whole @ _precision_times(whole, sites)
 
         def visit(n, carry):
             sites, mu, Sigma = carry

@@ -6,7 +6,7 @@ with the same questions:
 
 - nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
 - any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is
-  positive definite.
+  positive definite; of either sign where L has few columns (`LowRank`).
 """
 
 import abc
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.local.covariance import Precision
 from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
@@ -28,14 +29,15 @@ from ppl_gp.numerics.linalg import (
     tril_gram,
     tril_inverse,
 )
+from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
 
 
 class Root(eqx.Module):
-    """(K + T^-1)^-1 = diag(diagonal) + sign W^T W: what a prediction needs. W (N, N)."""
+    """(K + T^-1)^-1 = diag(diagonal) + sign W^T W: what a prediction needs. W (N, N), or (U, N)."""
 
-    W: Float[Array, "N N"]
+    W: Float[Array, "U N"]
     diagonal: Float[Array, "N"]
     sign: Float[Array, ""]
 
@@ -59,8 +61,8 @@ class Inverse(eqx.Module):
         """diag(Sigma)."""
 
     @abc.abstractmethod
-    def precision(self) -> Float[Array, "N N"]:
-        """R = (K + T^-1)^-1."""
+    def precision(self) -> Any:
+        """R = (K + T^-1)^-1, (N, N), or a `Precision`."""
 
     @abc.abstractmethod
     def root(self) -> Root:
@@ -77,6 +79,10 @@ class Factor(eqx.Module):
     @abc.abstractmethod
     def solve(self, r: Float[Array, "N"]) -> Float[Array, "N"]:
         """(I + T K)^-1 r."""
+
+    def centred(self, K: Covariance, r, solved) -> Float[Array, "N"]:
+        """K (I + T K)^-1 r, of which `solved` is (I + T K)^-1 r."""
+        return K @ solved
 
     @abc.abstractmethod
     def inverse(self) -> Inverse:
@@ -132,7 +138,7 @@ class _PositiveFactor(Factor):
 
 class _SignedInverse(Inverse):
     nat2: Float[Array, "N"]
-    V: Float[Array, "N N"]  # Sigma = V^T V
+    V: Float[Array, "U N"]  # Sigma = V^T V
 
     def variance(self):
         return jnp.sum(self.V**2, 0)
@@ -145,10 +151,15 @@ class _SignedInverse(Inverse):
         return Root(self.V * self.nat2, self.nat2, -jnp.ones((), self.V.dtype))
 
 
+class _LowRankInverse(_SignedInverse):
+    def precision(self):
+        return Precision(self.nat2, self.V)
+
+
 class _SignedFactor(Factor):
     nat2: Float[Array, "N"]
-    L: Float[Array, "N N"]
-    C: Float[Array, "N N"]
+    L: Float[Array, "N U"]  # K = L L^T; U = N unless K is `LowRank`
+    C: Float[Array, "U U"]
 
     def half_log_det(self):
         return half_log_det(self.C)
@@ -158,6 +169,15 @@ class _SignedFactor(Factor):
 
     def inverse(self):
         return _SignedInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
+
+
+class _LowRankFactor(_SignedFactor):
+    def centred(self, K, r, solved):
+        # F^T (I + T K)^-1 r is B^-1 F^T r, without the cancellation that wide priors bring
+        return self.L @ _cho_solve(self.C, self.L.T @ r)
+
+    def inverse(self):
+        return _LowRankInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
 
 
 def _positive(K, nat2) -> Factor:
@@ -170,14 +190,21 @@ def _signed(K, nat2) -> Factor:
     return _SignedFactor(nat2, L, cholesky(add_diagonal((L.T * nat2) @ L, 1.0)))
 
 
+def _low_rank(K: LowRank, nat2) -> Factor:
+    F = K.F
+    return _LowRankFactor(nat2, F, cholesky(add_diagonal((F.T * nat2) @ F, 1.0)))
+
+
 def _cho_solve(C, b):
     return solve_lower(C, solve_lower(C, b), trans=1)
 
 
-def asked(K: Float[Array, "N N"], sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
-    """ask(factor), of the form that the signs of nat2 allow: by class where they are known, else
-    both are compiled.
+def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
+    """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
+    else both are compiled.
     """
+    if isinstance(K, LowRank):
+        return ask(_low_rank(K, sites.nat2))
     if isinstance(sites, Positive):
         return ask(_positive(K, sites.nat2))
     forms = [lambda: ask(_positive(K, sites.nat2)), lambda: ask(_signed(K, sites.nat2))]

@@ -15,6 +15,8 @@ from ppl_gp.hyperparameters import MAP, Fixed, Sample
 from ppl_gp.local.condition import log_partition_and_mean
 from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.model.factors import Factors, LogLikelihood
+from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.low_rank import Covariance
 
 
 class Solution(NamedTuple):
@@ -45,7 +47,7 @@ class LocalMethod(eqx.Module):
 
     @abc.abstractmethod
     def solve(
-        self, K: Float[Array, "N N"], mean: Float[Array, "N"], log_lik: LogLikelihood, init=None
+        self, K: Covariance, mean: Float[Array, "N"], log_lik: LogLikelihood, init=None
     ) -> Solution:
         """Find the pseudo-likelihood; `init` is a warm start. Not differentiable."""
 
@@ -120,6 +122,6 @@ def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood |
     once.
     """
     prior, log_lik = factors.prior, factors.log_lik
-    problem = (prior.covariance_matrix, prior.mean, log_lik)
+    problem = (covariance_of(prior), prior.mean, log_lik)
     value, solution = _log_evidence(problem, method, init)
     return value + log_lik.shared(), solution

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
+from ppl_gp.numerics.low_rank import Covariance, LowRank
 from ppl_gp.wrappers import unwrap
 
 
@@ -264,3 +265,20 @@ def _jitter(kernel: RowsKernel, X):
 @eqx.filter_jit
 def _mean(kernel: RowsKernel, X):
     return kernel.model.mean(X, kernel.tables, kernel.hyper)
+
+
+@eqx.filter_jit
+def _columns(kernel: RowsKernel, X):
+    found = kernel.at(X).parts.values()
+    return jnp.concatenate([part.columns for part in found if isinstance(part, Columns)], 1)
+
+
+def covariance_of(prior: GP) -> Covariance:
+    """Cov[f] at a prior's inputs in the form that fits: columns of unknowns where a predictor sees
+    fewer of them than there are data, and nothing that has one entry a datum.
+    """
+    if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
+        F = _columns(prior.kernel, prior.X)
+        if F.shape[1] < F.shape[0]:
+            return LowRank(F)
+    return prior.covariance_matrix

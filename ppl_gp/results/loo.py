@@ -32,6 +32,7 @@ from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import data_axis, run
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
@@ -174,7 +175,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
     """
     v, sites = latent.variance, latent.sites
-    root = prediction_root(prior.covariance_matrix, sites)
+    root = prediction_root(covariance_of(prior), sites)
     R = root.sign * jnp.sum(root.W**2, 0) + root.diagonal
     share = sites.nat2 * v
     variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))

@@ -19,6 +19,8 @@ from ppl_gp.local.condition import condition
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
 from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
@@ -100,14 +102,17 @@ def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Arr
 def _kept(model, hyper, args, kwargs, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures)."""
     prior = read(model, *args, hyper=hyper, **kwargs).prior
-    q = condition(prior.covariance_matrix, prior.mean, solution.sites)
+    K = covariance_of(prior)
+    q = condition(K, prior.mean, solution.sites)
     kept = jax.tree.map(
         lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites))
     )
-    L, raised = prior.factor()
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
-    # none.
-    proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
+    # none. F F^T is semi-definite, and has no jitter.
+    proper, raised = jnp.all(q.variance >= 0), jnp.zeros(())
+    if not isinstance(K, LowRank):
+        L, raised = prior.factor()
+        proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )

@@ -18,6 +18,7 @@ from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, se
 from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition
 from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -87,7 +88,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 def _kept(model, site, hyper, sites, args, kwargs) -> FromPseudo:
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)
-        q = condition(prior.covariance_matrix, prior.mean, entry[1])
+        q = condition(covariance_of(prior), prior.mean, entry[1])
         return q.mean, q.variance, q.alpha
 
     return FromPseudo(*lax.map(one, (hyper, sites)), sites)

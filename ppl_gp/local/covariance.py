@@ -1,0 +1,31 @@
+"""The inverse of the prior covariance under the pseudo-likelihood, and the covariance's cotangent,
+in either form of it.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ppl_gp.numerics.low_rank import Covariance, LowRank
+
+
+class Precision(eqx.Module):
+    """R = (K + T^-1)^-1 = T - T V^T V T of a `LowRank` K, without the matrix; T = diag(nat2)."""
+
+    nat2: Float[Array, "N"]
+    V: Float[Array, "U N"]  # V^T V is the posterior covariance
+
+    def __matmul__(self, x):
+        scaled = (self.nat2 * x.T).T
+        return scaled - (self.nat2 * (self.V.T @ (self.V @ scaled)).T).T
+
+
+def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:
+    """The cotangent G of K, (z_bar / 2) (alpha alpha^T - R) + w alpha^T; of F in F F^T it is (G +
+    G^T) F.
+    """
+    if not isinstance(K, LowRank):
+        return (0.5 * z_bar) * (alpha[:, None] * alpha - R) + w[:, None] * alpha
+    F = K.F
+    outer = jnp.outer(z_bar * alpha + w, alpha @ F) + jnp.outer(alpha, w @ F)
+    return LowRank(outer - z_bar * (R @ F))

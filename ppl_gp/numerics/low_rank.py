@@ -1,0 +1,38 @@
+"""A covariance as an array (N, N), or as a factor with few columns."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class LowRank(eqx.Module):
+    """K = F F^T, F (N, U) with fewer unknowns U than data: coefficients, groups, repeated places.
+
+    What the local methods ask of K, without the matrix: a step costs O(N U^2) in place of O(N^3).
+    """
+
+    F: Float[Array, "N U"]
+
+    @property
+    def dtype(self):
+        """Of its entries."""
+        return self.F.dtype
+
+    def __matmul__(self, x):
+        return self.F @ (self.F.T @ x)
+
+    def diagonal(self) -> Float[Array, "N"]:
+        """Variances."""
+        return jnp.sum(self.F**2, 1)
+
+    def dense(self) -> Float[Array, "N N"]:
+        """The matrix."""
+        return self.F @ self.F.T
+
+
+Covariance = Float[Array, "N N"] | LowRank
+
+
+def dense(K: Covariance) -> Float[Array, "N N"]:
+    """As an array."""
+    return K.dense() if isinstance(K, LowRank) else K
