@@ -22,9 +22,17 @@ from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.model.predictor_prior import columns_of, covariance_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
-from ppl_gp.posterior import Posterior, condition_on_values, root_of_values
+from ppl_gp.numerics.low_rank import LowRank
+from ppl_gp.posterior import (
+    OfUnknowns,
+    Posterior,
+    Unknowns,
+    condition_on_values,
+    root_of_values,
+    unknowns,
+)
 from ppl_gp.sparse.families import Basis
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
@@ -68,11 +76,11 @@ class Kept(eqx.Module):
         """
 
     @abstractmethod
-    def root(self, prior: GP) -> Root | SparseRoot:
+    def root(self, prior: GP) -> Root | Unknowns | SparseRoot:
         """The factor that the process needs, O(N^3) or O(M^3)."""
 
     @abstractmethod
-    def process(self, prior: GP, root: Any = None) -> Posterior | SparseProcess:
+    def process(self, prior: GP, root: Any = None) -> Posterior | OfUnknowns | SparseProcess:
         """The posterior process under a prior at the training inputs, factored anew unless `root`
         is given.
         """
@@ -108,23 +116,34 @@ class FromPseudo(Kept):
         return self.mean
 
     def root(self, prior):
-        return prediction_root(covariance_of(prior), self.sites)
+        K = covariance_of(prior)
+        if isinstance(K, LowRank):
+            return unknowns(K, prior.mean, self.sites)
+        return prediction_root(K, self.sites)
 
     def process(self, prior, root=None):
-        return Posterior(prior, self.alpha, self.root(prior) if root is None else root)
+        root = self.root(prior) if root is None else root
+        if isinstance(root, Unknowns):
+            return OfUnknowns(prior, root)
+        return Posterior(prior, self.alpha, root)
 
     def moments(self, prior):
         return self.mean, self.variance
 
     def sample(self, prior, key, num):
-        """Jointly: mean + L z, L L^T the covariance. O(N^3 + num N^2)."""
+        """Jointly: mean + L z, L L^T the covariance. O(N^3 + num N^2), or O(num N U) of U
+        unknowns.
+        """
+        if isinstance(q := self.root(prior), Unknowns):
+            w = random.normal(key, (num, len(q.half)), self.mean.dtype) @ q.half
+            return self.mean + w @ columns_of(prior).T
         L, _ = robust_cholesky(self.covariance(prior), default_jitter(prior.variance))
         return self.mean + random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
 
     def covariance(self, prior: GP) -> Float[Array, "N N"]:
         """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
         K = prior.covariance_matrix
-        return K - self.root(prior).quadratic(K)
+        return K - prediction_root(K, self.sites).quadratic(K)
 
 
 class FromDraws(Kept):

@@ -5,6 +5,7 @@ Here from a pseudo-likelihood, or from values of f; from inducing variables it i
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 """
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -12,8 +13,10 @@ from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.numerics.linalg import tril_inverse
+from ppl_gp.model.predictor_prior import columns_of, covariance_of
+from ppl_gp.numerics.lapack import cholesky
+from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
+from ppl_gp.numerics.low_rank import LowRank
 
 
 class Posterior(Conditioned):
@@ -39,6 +42,49 @@ class Posterior(Conditioned):
         k = new.kernel(self.prior.X, new.X)
         covariance = new.covariance_matrix - self.root.quadratic(k)
         return new.mean + k.T @ self.alpha, covariance
+
+
+class Unknowns(eqx.Module):
+    """q(w) = N(mean, half^T half) of the unknowns w behind a predictor eta = m + F w, w ~ N(0, I):
+    Cov[w] = (I + F^T T F)^-1, which no wide prior cancels.
+    """
+
+    mean: Float[Array, "U"]
+    half: Float[Array, "K U"]
+
+    def moments(self, columns: Float[Array, "M U"]) -> tuple[Array, Array]:
+        """Mean and variance of columns w, (M,) each."""
+        return columns @ self.mean, jnp.sum((self.half @ columns.T) ** 2, 0)
+
+    def part(self, start: int, size: int) -> "Unknowns":
+        """Some of them, side by side: `half` is then (U, size)."""
+        some = slice(start, start + size)
+        return Unknowns(self.mean[some], self.half[:, some])
+
+
+def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
+    """Of F F^T under a pseudo-likelihood. O(N U^2)."""
+    F = K.F
+    C = cholesky(add_diagonal((F.T * sites.nat2) @ F, 1.0))
+    half = tril_inverse(C)
+    return Unknowns(half.T @ (half @ (F.T @ (sites.nat1 - sites.nat2 * mean))), half)
+
+
+class OfUnknowns(Conditioned):
+    """A predictor eta = m + F w at new rows, from q(w). O(M U^2)."""
+
+    root: Unknowns
+
+    def marginals(self, new: GP):
+        """(mean, variance), (M,) each."""
+        mean, variance = self.root.moments(columns_of(new))
+        return new.mean + mean, variance
+
+    def joint(self, new: GP):
+        """(mean (M,), covariance (M, M))."""
+        F = columns_of(new)
+        half = self.root.half @ F.T
+        return new.mean + F @ self.root.mean, half.T @ half
 
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:

@@ -2,6 +2,8 @@
 predictor, against dense formulas.
 """
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,3 +85,37 @@ def test_gaussian_answers_are_the_dense_formula(seed):
         np.testing.assert_allclose(parts[term].variance, v, atol=1e-8, err_msg=term)
     adding = sum(np.asarray(p.mean) for k, p in parts.items() if k != "total")
     np.testing.assert_allclose(parts["total"].mean, adding, atol=1e-8)
+
+
+FEW = ("beta", "u", "level", "v", "offset")  # eight to sixteen unknowns
+
+
+@pytest.mark.parametrize("family", ["normal", "poisson", "logit"])
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+def test_few_unknowns_cost_as_few_and_answer_as_the_matrix(family, method, monkeypatch):
+    rows, new = rows_of(40, 5), rows_of(4, 6)
+    rng = np.random.default_rng(5)
+    y = {"normal": rng.normal(size=40), "poisson": rng.poisson(1.5, 40)}.get(family)
+    y = rng.integers(0, 2, 40) if y is None else y
+
+    def answers():
+        def evidence(tau):
+            factors = pg.read(model, *rows, y=y, terms=FEW, family=family, hyper={"tau": tau})
+            return pg.log_evidence(method, factors)[0]
+
+        value, slope = jax.jit(jax.value_and_grad(evidence))(jnp.asarray(TAU))
+        fixed = type(method)(hyper=pg.Fixed({"tau": TAU}))
+        fit = pg.fit(model, fixed, 0, *rows, y=y, terms=FEW, family=family)
+        found = fit.predict(*new)
+        parts = [v for p in fit.components(*new).values() for v in (p.mean, p.variance)]
+        effects = [v for p in fit.sites.values() for v in (p.mean, p.variance)]
+        return value, slope, found.f_mean, found.f_variance, found.mean, *parts, *effects
+
+    few = answers()
+    for place in ("local.method", "kept", "infer.hyper.point", "posterior"):
+        module = importlib.import_module(f"ppl_gp.{place}")
+        monkeypatch.setattr(module, "covariance_of", lambda prior: prior.covariance_matrix)
+    jax.clear_caches()
+    for a, b in zip(few, answers(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7)
+    jax.clear_caches()

@@ -19,11 +19,19 @@ from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.space import Space, space, starts
 from ppl_gp.infer.local import local_methods
-from ppl_gp.infer.probes import first_trace, probe, probe_layers, require_bounded
+from ppl_gp.infer.probes import (
+    first_trace,
+    probe,
+    probe_layers,
+    probe_predictor,
+    require_bounded,
+)
 from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.collapsed import Collapsed, collapse
 from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import Roles, is_factor, require_gp, roles, run
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.quick import quick_jit
@@ -60,13 +68,21 @@ class Checklist(NamedTuple):
 
 
 class _Subject(NamedTuple):
-    """A model with its arguments and what one run of it showed."""
+    """A model with its arguments and what one run of it showed; `whole`: as the local methods see
+    it.
+    """
 
     model: Callable
     args: tuple
     kwargs: dict
     trace: dict
     found: Roles
+    whole: Declared
+
+    @property
+    def integrated(self) -> tuple[str, ...]:
+        """Sites that local methods integrate into a predictor."""
+        return self.whole.plan.sites if isinstance(self.whole, Collapsed) else ()
 
 
 @one_at_a_time
@@ -87,12 +103,13 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         trace = first_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
-    subject = _Subject(model, args, kwargs, trace, roles(trace))
+    whole = collapse(model, args, kwargs) if roles(trace).observed else model
+    subject = _Subject(model, args, kwargs, trace, roles(trace), whole)
     items = [
         Item("arguments", True, _describe_arguments(args, kwargs)),
         *_guarded(subject, _SITE_CHECKS),
     ]
-    usable = bool(subject.found.gps and subject.found.observed)
+    usable = bool((subject.found.gps or subject.integrated) and subject.found.observed)
     return Checklist((*items, *(_guarded(subject, _FURTHER_CHECKS) if usable else ())))
 
 
@@ -115,6 +132,8 @@ def _describe_arguments(args, kwargs) -> str:
 
 
 def _gp_sites(subject: _Subject):
+    if not subject.found.gps and subject.integrated:
+        return True, f"none: a predictor of {list(subject.integrated)}, for local methods and NUTS."
     require_gp(subject.found, subject.trace)
     sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
     return True, "; ".join(
@@ -159,26 +178,44 @@ def _observations(subject: _Subject):
     return True, "; ".join(described) + note
 
 
+def _predictor(subject: _Subject):
+    held = [k for k in subject.found.hyper if k not in subject.integrated]
+    if not subject.integrated:
+        return True, "f itself: no other Gaussian site enters through one linear predictor."
+    return True, (
+        f"one, of {list(subject.integrated)}, which Laplace, EP, VI and LocalBound integrate; "
+        f"{held} are hyperparameters."
+    )
+
+
 def _pointwise(subject: _Subject):
     try:
-        probe(_read(subject).log_lik)
+        _proved(subject)
     except ModelError as error:
         return False, str(error)
     return True, "each datum depends on its own value of f (shown by a random probe)."
 
 
-def _read(subject: _Subject, hyper: dict | None = None):
-    hyper = {k: subject.trace[k]["value"] for k in subject.found.hyper} if hyper is None else hyper
-    return read(subject.model, *subject.args, hyper=hyper, **subject.kwargs)
+def _proved(subject: _Subject):
+    """The likelihood that the local methods read, proved to be pointwise."""
+    held = [k for k in subject.found.hyper if k not in subject.integrated]
+    hyper = {k: subject.trace[k]["value"] for k in held}
+    factors = read(subject.whole, *subject.args, hyper=hyper, **subject.kwargs)
+    if isinstance(subject.whole, Collapsed):
+        probe_predictor(subject.whole, cast(PredictorGP, factors.prior))
+    probe(factors.log_lik)
+    return factors.log_lik
 
 
 def _dtype(subject: _Subject):
-    X = unwrap(subject.trace[subject.found.gps[0]]["fn"]).X
-    if X.dtype == jnp.float64:
+    dtype = jnp.zeros(()).dtype
+    if subject.found.gps:
+        dtype = unwrap(subject.trace[subject.found.gps[0]]["fn"]).X.dtype
+    if dtype == jnp.float64:
         return True, "float64"
     return (
         False,
-        f"{X.dtype}; set jax.config.update('jax_enable_x64', True) before any array is made.",
+        f"{dtype}; set jax.config.update('jax_enable_x64', True) before any array is made.",
     )
 
 
@@ -196,6 +233,8 @@ def _median(subject: _Subject) -> tuple[Space, dict, dict]:
 
 
 def _conditioning(subject: _Subject):
+    if not subject.found.gps:
+        return True, "no covariance of a GP."
     _, _, hyper = _median(subject)
     trace = run(subject.model, subject.args, subject.kwargs, hyper)
     parts = [_conditioning_of(name, unwrap(trace[name]["fn"])) for name in subject.found.gps]
@@ -285,8 +324,7 @@ def _local_methods(subject: _Subject) -> list[str]:
     likelihood.
     """
     try:
-        log_lik = _read(subject).log_lik
-        probe(log_lik)
+        log_lik = _proved(subject)
     except PplGpError:
         return []
     return [name for name, method in local_methods().items() if method.refuses(log_lik) is None]
@@ -294,7 +332,9 @@ def _local_methods(subject: _Subject) -> list[str]:
 
 def _sparse_methods(subject: _Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
-    model, args, kwargs, trace, found = subject
+    model, args, kwargs, trace, found, _ = subject
+    if not found.gps:
+        return []
     try:
         structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
         num = trace[found.gps[0]]["fn"].shape()[-1]
@@ -333,13 +373,17 @@ def _rows(subject: _Subject):
 
 
 def _maximum(subject: _Subject):
-    require_bounded(subject.trace, subject.model.reading, "MAP()")
+    trace = subject.trace
+    if isinstance(subject.whole, Collapsed):
+        trace = run(subject.whole, subject.args, subject.kwargs)
+    require_bounded(trace, subject.whole.reading, "MAP()")
     return True, "MAP() has a maximum to find."
 
 
 _SITE_CHECKS = {"GP sites": _gp_sites, "observations": _observations}
 _FURTHER_CHECKS = {
     "hyperparameters": _hyperparameters,
+    "predictor": _predictor,
     "maximum": _maximum,
     "rows": _rows,
     "likelihood": _pointwise,

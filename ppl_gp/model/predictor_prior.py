@@ -269,8 +269,14 @@ def _mean(kernel: RowsKernel, X):
 
 @eqx.filter_jit
 def _columns(kernel: RowsKernel, X):
-    found = kernel.at(X).parts.values()
+    parts = kernel.at(X).parts
+    found = [parts[k] for k in sorted(parts)]
     return jnp.concatenate([part.columns for part in found if isinstance(part, Columns)], 1)
+
+
+def columns_of(prior: Any) -> Float[Array, "n U"]:
+    """F at the rows of a predictor's prior, the sites in alphabetical order."""
+    return _columns(prior.kernel, prior.X)
 
 
 def covariance_of(prior: GP) -> Covariance:
@@ -278,7 +284,7 @@ def covariance_of(prior: GP) -> Covariance:
     fewer of them than there are data, and nothing that has one entry a datum.
     """
     if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
-        F = _columns(prior.kernel, prior.X)
+        F = columns_of(prior)
         if F.shape[1] < F.shape[0]:
             return LowRank(F)
     return prior.covariance_matrix

@@ -22,6 +22,7 @@ from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.coding import NUMBER_KINDS, decode
+from ppl_gp.results.store.predictors import decode_predictor
 from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, reading_digest
 from ppl_gp.results.verify import check_model, check_values, require
 from ppl_gp.storage.archive import HEADER
@@ -50,6 +51,7 @@ _FIELDS = {
     "reads": dict | None,  # what the model read when it was fitted
     "reading_digest": str | None,
     "reading": dict | None,  # None in files of earlier versions
+    "predictor": dict | None,  # None where no sites were integrated
     "log_weights": dict | None,  # None where draws have equal weights
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
@@ -60,6 +62,7 @@ _DEFAULTS = {
     "reading": None,
     "reading_digest": None,
     "reads": None,
+    "predictor": None,
     "log_weights": None,
 }
 # The fields that hold arrays, tuples or modules.
@@ -216,10 +219,11 @@ def _declared(model, header, args, kwargs) -> Declared:
             raise StoreError(
                 "is damaged: its reading of the model is not the one that was written."
             )
-        return Declared(
+        source = Declared(
             keyed(own_function(model)),
             Reading(**cast(dict, {k: _tuples(v) for k, v in header["reading"].items()})),
         )
+        return decode_predictor(source, header["predictor"])
     try:
         declared = declare(model, args, kwargs)
     except Exception as error:

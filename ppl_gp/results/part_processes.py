@@ -2,28 +2,35 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from ppl_gp.gp import GP
 from ppl_gp.local.factor import Root
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor_prior import Columns, Loadings, Weighted
-from ppl_gp.posterior import Posterior
+from ppl_gp.posterior import OfUnknowns, Posterior, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 
 
-def part_processes(model: Collapsed, process: Posterior) -> dict[str, Any]:
+def part_processes(model: Collapsed, process: Posterior | OfUnknowns) -> dict[str, Any]:
     """{GP site: its posterior process}, of those that are one function."""
     prior: Any = process.prior
     train: Loadings = prior.kernel.at(prior.X)
     priors = model.priors(prior.kernel, prior.X)
-    found = {}
-    for k, part in train.parts.items():
-        if k not in priors:
-            continue
-        if isinstance(part, Weighted) and len(part.weights) == 1:
+    found, start = {}, 0
+    for k in sorted(train.parts):
+        part = train.parts[k]
+        width = part.columns.shape[1] if isinstance(part, Columns) else 0
+        if k in priors and isinstance(part, Weighted) and len(part.weights) == 1:
             found[k] = _of_weighted(part.weights[0], priors[k], process)
-        elif isinstance(part, Columns) and priors[k].event_shape == (part.columns.shape[1],):
-            found[k] = _of_columns(part.columns, priors[k], process)
+        elif k in priors and isinstance(part, Columns) and priors[k].event_shape == (width,):
+            found[k] = (
+                _of_unknowns(process.root.part(start, width), priors[k])
+                if isinstance(process.root, Unknowns)
+                else _of_columns(part.columns, priors[k], process)
+            )
+        start += width
     return found
 
 
@@ -38,3 +45,10 @@ def _of_columns(F, prior: GP, process: Posterior) -> SparseProcess:
     points = Points(prior.X)
     reduction = process.root.quadratic(F)
     return SparseProcess(prior, points, points.root(prior), F.T @ process.alpha, reduction)
+
+
+def _of_unknowns(q: Unknowns, prior: GP) -> SparseProcess:
+    """Of f = L w at a table of places, from q(w)."""
+    points, covariance = Points(prior.X), q.half.T @ q.half
+    reduction = jnp.eye(len(q.mean)) - covariance
+    return SparseProcess(prior, points, points.root(prior), q.mean, reduction)

@@ -17,6 +17,8 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromPseudo
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.predictor_prior import Loadings
+from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.query import Case, case_at
@@ -61,16 +63,27 @@ def _components(case: Case):
         total = Moments(*kept.process(prior, root).marginals(new))
         if not isinstance(case.model, Collapsed):
             return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
-        train, there = prior.kernel.at(prior.X), new.kernel.at(new.X)
-        parts = {}
-        for k, part in there.parts.items():
-            C = train.parts[k].cross(part)
-            variance = part.diag() + part.jitter() - root.explained(C)
-            parts[k] = Moments(part.mean + C.T @ kept.alpha, jnp.maximum(variance, 0.0))
+        there = new.kernel.at(new.X)
+        parts = _part_moments(prior.kernel.at(prior.X), there, root, kept.alpha)
         return {**parts, TOTAL: total}, Moments(there.offset, jnp.zeros_like(total.variance))
 
     found, offset = mixture(one, case.draws, case.draws.log_weights)
     return found, offset.mean
+
+
+def _part_moments(train: Loadings, there: Loadings, root, alpha) -> dict[str, Moments]:
+    found, start = {}, 0
+    for k in sorted(there.parts):
+        part: Any = there.parts[k]
+        if isinstance(root, Unknowns):
+            size = part.columns.shape[1]
+            mean, variance = root.part(start, size).moments(part.columns)
+            start += size
+        else:
+            C = train.parts[k].cross(part)
+            mean, variance = C.T @ alpha, part.diag() + part.jitter() - root.explained(C)
+        found[k] = Moments(part.mean + mean, jnp.maximum(variance, 0.0))
+    return found
 
 
 def effects(record: Record) -> dict[str, dist.Normal]:
@@ -94,10 +107,16 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
         train, root = prior.kernel.at(prior.X), kept.root(prior)
         found = {}
         for k, (mean, loads) in model.effects(prior.kernel, prior.X).items():
-            C = sum(train.parts[j].columns @ F.T for j, F in loads.items())  # Cov[eta, site]
-            variance = sum(jnp.sum(F**2, 1) for F in loads.values()) - root.explained(C)
-            flat = Moments(C.T @ kept.alpha, jnp.maximum(variance, 0.0))
-            shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), flat)
+            if isinstance(root, Unknowns):
+                centred, variance = root.moments(
+                    jnp.concatenate([loads[j] for j in sorted(loads)], 1)
+                )
+            else:
+                C = sum(train.parts[j].columns @ D.T for j, D in loads.items())  # Cov[eta, site]
+                variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - root.explained(C)
+                centred = C.T @ kept.alpha
+            moments = Moments(centred, jnp.maximum(variance, 0.0))
+            shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), moments)
             found[k] = Moments(mean + shaped.mean, shaped.variance)
         return found
 

@@ -25,11 +25,13 @@ from ppl_gp.model.tracing import is_gp, run
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.coding import encode, encode_module
+from ppl_gp.results.store.predictors import encode_predictor, source_of
 from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
 
-# 2: draws have weights. A file without them is written as version 1
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 2
+# 2: draws have weights. 3: sites were integrated into a predictor. A file without these is written
+# as version 1.
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 3
 
 
 def save(fit: Record, path) -> Path:
@@ -42,10 +44,11 @@ def save(fit: Record, path) -> Path:
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
     names, training = argument_names(fit.model, len(args)), training_sites(fit)
-    reading, weighted = dataclasses.asdict(fit.model.reading), fit.draws.is_weighted()
+    reading, weighted = dataclasses.asdict(source_of(fit.model).reading), fit.draws.is_weighted()
+    predictor = encode_predictor(fit.model)
     header = {
         "format": FORMAT,
-        "version": FORMAT_VERSION if weighted else 1,
+        "version": 3 if predictor else 2 if weighted else 1,
         "packages": package_versions(),
         "model": qualified_name(fit.model),
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
@@ -54,6 +57,7 @@ def save(fit: Record, path) -> Path:
         "reads": reads(fit.model.function),
         "reading": reading,
         "reading_digest": reading_digest(reading),
+        "predictor": predictor,
         "observed_sites": _observed_sites(fit, training, args, kwargs),
         "method": repr(fit.method),
         "result": str(fit.result),
