@@ -24,7 +24,7 @@ from ppl_gp.errors import (
 from ppl_gp.gp import GP, Whiten
 
 # What happens to the hyperparameters
-from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.infer import local as _registers_local_methods
 
 # Sparse approximations
@@ -72,6 +72,7 @@ __all__ = [
     "GlobalImportanceWeightedELBO",
     "ImportanceWeightedELBO",
     "GP",
+    "Grid",
     "MAP",
     "NUTS",
     "SVGP",

@@ -85,6 +85,29 @@ class Sample:
         require_settings(self)
 
 
+@dataclass(frozen=True, eq=False)
+class Grid(_ByValue):
+    """Integrate the hyperparameters over some 15 to 49 weighted points about their posterior mode
+    (INLA: Rue, Martino & Chopin 2009): up to eight of them, under a local method.
+
+    The mode and its curvature in unconstrained coordinates, then a regular grid for one or two
+    hyperparameters and a central composite design for more. The fit's draws are the points with
+    their weights, which predictions, `loo`, `compare` and ArviZ take into account;
+    `stats["grid_edge_weight"]` is the share of the weight on the outermost points: where it is
+    large the posterior is no Gaussian, and `Sample()` the better choice. `restarts`, `max_steps`,
+    `tol`, `init`: of the search for the mode, as of `MAP`.
+    """
+
+    restarts: int = 1
+    max_steps: int = 200
+    tol: float = 1e-4
+    init: Mapping[str, Any] | None = None
+
+    def __post_init__(self):
+        if self.init is not None:
+            object.__setattr__(self, "init", _own_copy("Grid(init=...)", self.init))
+
+
 def _own_copy(name, values) -> dict:
     """What the caller changes afterwards is no part of the configuration."""
     if not isinstance(values, Mapping):

@@ -7,7 +7,7 @@ from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
-from ppl_gp.infer.hyper import fixed, map, sample  # noqa: F401
+from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated

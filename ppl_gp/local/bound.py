@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution
@@ -136,7 +136,7 @@ class LocalBound(LocalMethod):
     change of log xi.
     """
 
-    hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
+    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=500, static=True)

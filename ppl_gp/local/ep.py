@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -52,7 +52,7 @@ class EP(LocalMethod):
     quadrature.
     """
 
-    hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
+    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     power: float = eqx.field(default=1.0, static=True)
     damping: float = eqx.field(default=0.9, static=True)

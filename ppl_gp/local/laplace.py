@@ -22,7 +22,7 @@ from jax import lax, vjp
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, Positive, PseudoLikelihood, admissible
@@ -59,11 +59,11 @@ class _State(NamedTuple):
 class Laplace(LocalMethod):
     """Laplace approximation. `tol` is on the Newton decrement, in posterior standard deviations.
 
-    `hyper`: `MAP()`, `Fixed({...})` or `Sample()`. Results: converged, max_steps, nonfinite,
-    negative_curvature.
+    `hyper`: `MAP()`, `Fixed({...})`, `Grid()` or `Sample()`. Results: converged, max_steps,
+    nonfinite, negative_curvature.
     """
 
-    hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
+    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=100, static=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import vjp
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.hyperparameters import MAP, Fixed, Sample
+from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import log_partition_and_mean
 from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.model.factors import Factors, LogLikelihood
@@ -42,7 +42,7 @@ class LocalMethod(eqx.Module):
     one linear predictor, or a tuple of names. The others are hyperparameters.
     """
 
-    hyper: eqx.AbstractVar[MAP | Fixed | Sample]
+    hyper: eqx.AbstractVar[MAP | Fixed | Grid | Sample]
     integrate: eqx.AbstractVar[str | tuple[str, ...]]
 
     @abc.abstractmethod

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.errors import DataError
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -70,7 +70,7 @@ class VI(LocalMethod):
     in (0, 1].
     """
 
-    hyper: MAP | Fixed | Sample = eqx.field(default=MAP(), static=True)
+    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     damping: float = eqx.field(default=1.0, static=True)
     num_nodes: int = eqx.field(default=96, static=True)

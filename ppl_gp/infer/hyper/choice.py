@@ -42,5 +42,6 @@ class LocalProblem(NamedTuple):
 def infer_hyper(hyper: Any, problem: LocalProblem) -> Fit:
     """The fit of a local method under a choice: register an implementation for its class."""
     raise DataError(
-        f"{type(problem.method).__name__}(hyper={hyper!r}): give MAP(), Fixed({{...}}) or Sample()."
+        f"{type(problem.method).__name__}(hyper={hyper!r}): give MAP(), Fixed({{...}}), Grid() or "
+        "Sample()."
     )

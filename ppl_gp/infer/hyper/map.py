@@ -37,28 +37,29 @@ def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
     require_bounded(problem.trace, problem.model.reading, label)
     if not problem.names:
         return fit_at(problem, point_at(problem, {}))
-    best = _maximise(hyper, problem)
+    _, best = maximise(hyper, problem)
     caution = perhaps_unbounded(problem.trace, problem.model.reading)
     if best.result is not Result.converged and caution:
         best = best._replace(stats={**best.stats, "caution": caution})
     return fit_at(problem, best)
 
 
-def _maximise(config: MAP, problem: LocalProblem) -> Point:
-    """Run all restarts to convergence and keep the best. `interrupted` and `max_steps` keep the
-    best point so far.
+def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tuple[Ascent, Point]:
+    """Run all restarts to convergence and keep the best: (what was climbed, the point).
+    `interrupted` and `max_steps` keep the best point so far. `jacobian`: the maximum in
+    unconstrained coordinates, in place of the declared ones.
 
     How the best one has ended counts; the others' ends are in `stats`.
     """
     method, args, kwargs = without_values(problem.method), problem.args, problem.kwargs
     where = space(problem.trace, problem.model, args, kwargs)
-    ascent = Ascent(problem.model, method, where, args, kwargs)
+    ascent = Ascent(problem.model, method, where, args, kwargs, jacobian)
     runs = start(ascent, problem.rng_key, config.restarts, _checked_init(config, where))
     _require_inside(runs, config)
     label = f"{type(method).__name__} MAP"
     stages = _stages(ascent, runs, config)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    return _best(ascent, runs, interrupted)
+    return ascent, _best(ascent, runs, interrupted)
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:

@@ -38,6 +38,7 @@ class Ascent(eqx.Module):
     space: Space
     args: tuple
     kwargs: dict
+    jacobian: bool = eqx.field(default=False, static=True)  # a density of unconstrained values
 
     def log_posterior(self, free, init: PseudoLikelihood):
         """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
@@ -46,7 +47,10 @@ class Ascent(eqx.Module):
         hyper = self.space.constrain(free)
         factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
         value, solution = log_evidence(self.method, factors, init)
-        return value + log_prior(self.model, self.args, self.kwargs, hyper), (value, solution)
+        total = value + log_prior(self.model, self.args, self.kwargs, hyper)
+        if self.jacobian:
+            total = total + self.space.log_jacobian(free)
+        return total, (value, solution)
 
 
 class Evaluation(NamedTuple):
@@ -171,7 +175,7 @@ def start(problem: Ascent, rng_key, num_restarts: int, init):
 
 
 @quick_jit
-def _evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evaluation:
+def evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evaluation:
     """One evaluation for every restart that is not skipped."""
 
     def evaluated(point, init):
@@ -201,12 +205,12 @@ def asked_for(problem: Ascent, runs: Run) -> tuple[Run, Evaluation]:
     """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave,
     and rescues, are compiled when an evaluation has failed without them.
     """
-    evaluate = _evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else _evaluate.full
-    at = evaluate(problem, runs.asked, runs.sites, runs.done)
+    compiled = evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else evaluate.full
+    at = compiled(problem, runs.asked, runs.sites, runs.done)
     solved = np.asarray(at.solution.code) == Result.converged.code
     if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
         runs = as_general(runs)
-        at = evaluate(problem, runs.asked, runs.sites, runs.done)
+        at = compiled(problem, runs.asked, runs.sites, runs.done)
     return runs, at
 
 

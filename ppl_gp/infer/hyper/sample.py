@@ -62,7 +62,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
-    kept = _kept(
+    kept = kept_of_draws(
         model,
         name,
         hyper,
@@ -85,7 +85,9 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 
 
 @quick_jit
-def _kept(model, site, hyper, sites, args, kwargs) -> FromPseudo:
+def kept_of_draws(model, site, hyper, sites, args, kwargs) -> FromPseudo:
+    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods. O(S N^3)."""
+
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)
         q = condition(covariance_of(prior), prior.mean, entry[1])

@@ -49,6 +49,18 @@ class Space(eqx.Module):
         )
         return {k: trace[k]["value"] for k in self.names}
 
+    def log_jacobian(self, free: dict) -> jax.Array:
+        """log |d declared / d unconstrained|: what makes a density of declared values one of free
+        ones.
+        """
+        trace = run(self.model, self.args, self.kwargs, {**self.given, **self.constrain(free)})
+
+        def term(site, x):
+            t = transform(site)
+            return jnp.sum(t.log_abs_det_jacobian(x, t(x)))
+
+        return sum([term(trace[k], free[k]) for k in self.names], jnp.zeros(()))
+
     def unconstrain(self, hyper: dict) -> dict:
         """Declared -> unconstrained coordinates."""
         return self.free_of(run(self.model, self.args, self.kwargs, {**self.given, **hyper}))

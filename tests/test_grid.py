@@ -1,0 +1,114 @@
+"""`Grid()`: a few weighted points in place of the posterior of the hyperparameters, against
+quadrature over them.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
+from ppl_gp.infer.hyper.design import MOST, design
+
+N = 20
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(-3.0, 3.0, N))
+Y = np.sin(X) + 0.3 * RNG.normal(size=N)
+NEW = np.array([-1.0, 0.5, 4.0])
+
+
+@pytest.mark.parametrize("d", range(1, MOST + 1))
+def test_a_design_integrates_a_gaussian_and_its_moments(d):
+    z, log_w = design(d)
+    w = np.exp(log_w - 0.5 * np.sum(z**2, 1))
+    loose = 1e-3 if d == 1 else 2e-2 if d == 2 else 1e-12  # a grid ends somewhere
+    np.testing.assert_allclose(w.sum(), 1.0, atol=loose)
+    np.testing.assert_allclose(w @ z, 0.0, atol=1e-12)
+    np.testing.assert_allclose((z.T * w) @ z, np.eye(d), atol=20 * loose)
+    assert len(np.unique(z.round(9), axis=0)) == len(z) <= 49
+
+
+def test_too_many_hyperparameters_are_refused():
+    with pytest.raises(pg.ModelError, match="up to 8"):
+        design(MOST + 1)
+
+
+def regression(X, y=None):
+    v = numpyro.sample("v", dist.LogNormal(0.0, 0.7))
+    length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, length), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+class Quadrature:
+    """Sums over 81 x 81 values of (log v, log length)."""
+
+    def __init__(self):
+        ticks = np.linspace(-4.5, 4.5, 81)
+        self.log_v, self.log_l = (x.ravel() for x in np.meshgrid(0.7 * ticks, 0.5 * ticks))
+        log_p, moments = [], []
+        for v, length in zip(np.exp(self.log_v), np.exp(self.log_l), strict=True):
+            S = self.kernel(X, X, v, length) + (0.09 + 1e-8 * v) * np.eye(N)
+            log_p.append(multivariate_normal(np.zeros(N), S).logpdf(Y))
+            k = self.kernel(NEW, X, v, length)
+            solved = np.linalg.solve(S, k.T)
+            moments.append((solved.T @ Y, v - np.sum(k * solved.T, 1)))
+        prior = -0.5 * (self.log_v / 0.7) ** 2 - 0.5 * (self.log_l / 0.5) ** 2
+        log_p = np.array(log_p) + prior - np.log(2 * np.pi * 0.35)
+        cell = 0.35 * (ticks[1] - ticks[0]) ** 2
+        self.log_evidence = np.log(np.sum(np.exp(log_p - log_p.max())) * cell) + log_p.max()
+        self.w = np.exp(log_p - log_p.max())
+        self.w /= self.w.sum()
+        means, variances = (np.array(x) for x in zip(*moments, strict=True))
+        self.mean = self.w @ means
+        self.variance = self.w @ (variances + (means - self.mean) ** 2)
+
+    @staticmethod
+    def kernel(a, b, v, length):
+        return v * np.exp(-0.5 * (a[:, None] - b) ** 2 / length**2)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return pg.fit(regression, pg.Laplace(hyper=pg.Grid()), 0, X, y=Y)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return Quadrature()
+
+
+def test_hyperparameters_are_those_of_quadrature(fit, truth):
+    w = np.exp(fit.draws.log_weights)
+    np.testing.assert_allclose(w.sum(), 1.0, rtol=1e-10)
+    for name, exact in (("v", truth.log_v), ("length", truth.log_l)):
+        mean = truth.w @ exact
+        sd = np.sqrt(truth.w @ (exact - mean) ** 2)
+        values = np.log(fit.hyper[name])
+        found = w @ values
+        assert abs(found - mean) < 0.05 * sd, name
+        assert abs(np.log(np.sqrt(w @ (values - found) ** 2) / sd)) < 0.1, name
+    assert abs(fit.stats["log_marginal_likelihood"] - truth.log_evidence) < 0.05
+    assert fit.stats["grid_failed"] == 0 and fit.stats["grid_edge_weight"] < 0.1
+
+
+def test_predictions_are_the_mixture(fit, truth):
+    found = fit.predict(NEW)
+    np.testing.assert_allclose(found.f_mean, truth.mean, atol=0.01)
+    np.testing.assert_allclose(np.sqrt(found.f_variance), np.sqrt(truth.variance), rtol=0.03)
+    tree = fit.to_datatree(num_draws=500)
+    assert tree.posterior["v"].shape == (1, 500)
+    assert np.all(np.isfinite(fit.log_density(NEW, jnp.zeros(3))))
+
+
+def test_params_have_no_prior_to_integrate_over():
+    def model(X, y=None):
+        v = numpyro.param("v", 1.0, constraint=dist.constraints.positive)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, 1.0), X))
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    with pytest.raises(pg.ModelError, match="params without a prior"):
+        pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, y=Y)
