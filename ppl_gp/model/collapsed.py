@@ -277,11 +277,18 @@ def collapse(
     bones, found = skeleton(model, args, kwargs), roles(trace)
     arrays = Leaves(model, args, kwargs).arrays
     free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
-    values = {k: trace[k]["value"] for k in free}
+    # what stands one a datum has another shape for other rows, and is drawn where it is not given
+    values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     whole = integrable(model, bones, arrays, values, sites)
     if whole is None or whole.functions != 1 or _is_plain(trace, whole.sites):
         return model
+    if set(found.local_latents) - set(whole.sites):
+        return model
     return Collapsed(model, _plan(model, bones, trace, whole, arrays, values), bones)
+
+
+def _is_by_row(site: dict) -> bool:
+    return site["type"] == "sample" and site["data_axis"] is not None
 
 
 def _is_plain(trace: dict, sites) -> bool:
