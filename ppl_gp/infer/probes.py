@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from numpyro.primitives import Messenger
 
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
@@ -44,11 +45,23 @@ def first_trace(model, args, kwargs, hyper=None) -> dict:
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
-        _check_observed(name, trace[name], lambda f: run(declared, args, kwargs, hyper, f), trace)
+        _check_observed(name, trace, lambda f: _given(declared, args, kwargs, trace, f))
     return trace
 
 
-def _check_observed(name, site, rerun, trace):
+def _given(model, args, kwargs, trace: dict, f: dict) -> dict:
+    """The trace again with GP sites given; nothing that stands around the model is asked, which may
+    look at values.
+    """
+    while isinstance(model, Messenger):
+        model = model.fn
+    found = roles(trace)
+    free = (*found.hyper, *found.params, *found.local_latents)
+    return run(model, args, kwargs, {k: trace[k]["value"] for k in free}, f)
+
+
+def _check_observed(name, trace, rerun):
+    site = trace[name]
     fn, value = site["fn"], site["value"]
     if is_factor(site):
         return
