@@ -16,7 +16,7 @@ from ppl_gp.errors import NotPointwiseError
 from ppl_gp.infer.check import check
 
 X, y, _ = classification()
-NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "maximum", "rows"]
+NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "predictor", "maximum", "rows"]
 NAMES += ["likelihood", "dtype", "conditioning", "gradients"]
 
 
@@ -107,7 +107,7 @@ def test_other_rows_of_f_than_data_are_refused_by_name(model, methods):
 
 
 def test_several_functions():
-    found = check(lambda X, y=None: observe(X, y, gp(X) + gp(X, "g")), X, y=y)
+    found = check(lambda X, y=None: observe(X, y, gp(X) * gp(X, "g")), X, y=y)
     assert "several latent functions" in item(found, "likelihood").message
     assert item(found, "methods").message == "NUTS, EllipticalSlice, SVGP, SparseNUTS"
     assert "g (25,)" in item(found, "GP sites").message

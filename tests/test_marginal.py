@@ -114,7 +114,7 @@ def test_handlers_around_it_reach_the_hyperparameters():
 def test_errors_are_those_of_read():
     def two(X, y=None):
         f, g = (numpyro.sample(k, pg.GP(kernels.RBF(1.0, 1.0), X)) for k in "fg")
-        numpyro.sample("y", dist.Bernoulli(logits=f + g), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=f * g), obs=y)
 
     with pytest.raises(ModelError, match="several latent functions"):
         handlers.seed(marginal(two, pg.Laplace()), 0)(X, y=Y)

@@ -213,3 +213,54 @@ def test_rows_that_are_mixed_are_refused():
     x = np.linspace(-2.0, 2.0, 9)
     with pytest.raises(pg.NotPointwiseError, match="other rows"):
         pg.fit(model, pg.Laplace(), 0, x, y=np.sin(x))
+
+
+def with_a_handler(handler):
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with handler():
+            b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + b, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [lambda: numpyro.handlers.scale(scale=0.5), lambda: numpyro.handlers.mask(mask=False)],
+    ids=["scale", "mask"],
+)
+def test_a_prior_under_a_handler_is_not_taken_for_the_gaussian_that_it_wraps(handler):
+    x = np.linspace(-2.0, 2.0, 6)
+    fit = pg.fit(with_a_handler(handler), pg.Laplace(), 0, x, y=np.sin(x), throw=False)
+    assert set(fit.hyper) == {"b"} and not fit.sites
+
+
+def test_a_layer_below_is_not_left_at_its_mean():
+    def model(X, y=None):
+        h = numpyro.sample("h", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), h))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + b, 1.0), obs=y)
+
+    x = np.linspace(-2.0, 2.0, 6)
+    with pytest.raises(pg.ModelError, match="fed by another GP"):
+        pg.fit(model, pg.Laplace(), 0, x, y=np.sin(x))
+
+
+def test_repeated_places_alone():
+    """f[place] of one GP, in another order and repeated: a GP at the rows' own places."""
+    table, place = np.linspace(-2.0, 2.0, 5), np.array([3, 0, 3, 1, 4, 4, 2])
+    y = np.random.default_rng(0).normal(size=7)
+
+    def by_place(place, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), jnp.asarray(table)))
+        with numpyro.plate("data", place.shape[0]):
+            numpyro.sample("y", dist.Normal(f[place], 0.5), obs=y)
+
+    fit = pg.fit(by_place, pg.Laplace(), 0, place, y=y)
+    S = np.exp(-0.5 * (table[:, None] - table) ** 2) + 1e-8 * np.eye(5)
+    exact = multivariate_normal(np.zeros(7), S[np.ix_(place, place)] + 0.25 * np.eye(7)).logpdf(y)
+    np.testing.assert_allclose(fit.log_evidence, exact, rtol=1e-9)

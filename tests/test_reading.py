@@ -245,15 +245,17 @@ def test_a_gp_that_is_observed_itself():
             pg.fit(model, method, 0, X, y=Y)
 
 
-def test_additive_gps_and_a_gp_fed_by_a_gp_are_told_apart():
-    def additive(X, y=None):
-        _bernoulli(_gp("f") + _gp("g"), y)
+def test_two_functions_and_a_gp_fed_by_a_gp_are_told_apart():
+    def two(X, y=None):
+        f, g = _gp("f"), _gp("g")
+        with _plate():
+            numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
 
     def deep(X, y=None):
         h = _gp("h")
         _bernoulli(numpyro.sample("f", pg.GP(kernels.RBF(1.0, 1.0), h)), y)
 
-    _error(additive, ModelError, "several latent functions", "'f'", "'g'", "NUTS()")
+    _error(two, ModelError, "several latent functions", "'f'", "'g'", "NUTS()")
     _error(deep, ModelError, "fed by another GP", "'h'", "NUTS()")
 
 
@@ -270,7 +272,7 @@ def test_an_expanded_gp():
 def test_local_latents():
     def likelihood(f, y):
         with _plate():
-            noise = numpyro.sample("noise", dist.Normal())
+            noise = numpyro.sample("noise", dist.Gamma(2.0, 2.0))
             numpyro.sample("y", dist.Bernoulli(logits=f + noise), obs=y)
 
     _error(_model(likelihood), ModelError, "'noise'", "NUTS()")

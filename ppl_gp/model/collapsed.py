@@ -45,7 +45,15 @@ from ppl_gp.model.predictor_prior import (
 )
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.skeleton import Skeleton, skeleton
-from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, roles, run, sample_hyper
+from ppl_gp.model.tracing import (
+    is_gp,
+    is_missing_part,
+    is_observed,
+    is_whole,
+    roles,
+    run,
+    sample_hyper,
+)
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import hidden_axes, unwrap
 
@@ -268,6 +276,7 @@ def collapse(
         k: is_gp(s)
         for k, s in trace.items()
         if is_gaussian(s)
+        and is_whole(s)
         and not is_missing_part(k, trace)
         and k not in (given or {})
         and (only is None or k in only or is_gp(s))
@@ -282,8 +291,8 @@ def collapse(
     whole = integrable(model, bones, arrays, values, sites)
     if whole is None or whole.functions != 1 or _is_plain(trace, whole.sites):
         return model
-    if set(found.local_latents) - set(whole.sites):
-        return model
+    if {*found.gps, *found.local_latents} - set(whole.sites):
+        return model  # something that stands beside the data is left, a layer below, say
     return Collapsed(model, _plan(model, bones, trace, whole, arrays, values), bones)
 
 
@@ -292,10 +301,14 @@ def _is_by_row(site: dict) -> bool:
 
 
 def _is_plain(trace: dict, sites) -> bool:
-    """Whether the only site is a GP of one function, which is read as it stands."""
-    return len(sites) == 1 and all(
-        is_gp(trace[k]) and len(trace[k]["fn"].shape()) == 1 for k in sites
-    )
+    """Whether the only site is a GP of one function at the data's inputs, which is read as it
+    stands.
+    """
+
+    def plain(site):
+        return is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
+
+    return len(sites) == 1 and all(plain(trace[k]) for k in sites)
 
 
 def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values) -> Plan:

@@ -11,7 +11,6 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError, NotPointwiseError
@@ -19,7 +18,15 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapsed import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
-from ppl_gp.model.tracing import Roles, is_observed, log_prob_per_datum, require_gp, roles, run
+from ppl_gp.model.tracing import (
+    Roles,
+    is_observed,
+    is_whole,
+    log_prob_per_datum,
+    require_gp,
+    roles,
+    run,
+)
 from ppl_gp.proofs.dependence import depends
 
 _FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
@@ -166,24 +173,12 @@ def require_whole_prior(name: str, site: dict) -> None:
     """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior
     is not the Gaussian that is read.
     """
-    if _is_masked(site["fn"]) or not (
-        site["scale"] is None or (jnp.ndim(site["scale"]) == 0 and site["scale"] == 1)
-    ):
+    if not is_whole(site):
         raise ModelError(
             f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
             "EP, VI and LocalBound take whole; move the handler to the observed sites. NUTS() "
             "fits such a model as it stands."
         )
-
-
-def _is_masked(fn) -> bool:
-    while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution) and not (
-            isinstance(fn._mask, bool) and fn._mask
-        ):
-            return True
-        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue] (of each wrapper)
-    return False
 
 
 def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:

@@ -228,6 +228,19 @@ def sample_hyper(model, args, kwargs, local: bool = True, without: Collection[st
     return {k: trace[k]["value"] for k in wanted if k not in without}
 
 
+def is_whole(site: dict) -> bool:
+    """Whether no `scale` or `mask` handler stands around a site, so that its distribution is all of
+    its prior.
+    """
+    scale, fn = site["scale"], site["fn"]
+    while fn is not unwrap(fn):
+        masked = isinstance(fn, dist.MaskedDistribution)
+        if masked and not (isinstance(fn._mask, bool) and fn._mask):
+            return False
+        fn = fn.base_dist
+    return scale is None or (jnp.ndim(scale) == 0 and scale == 1)
+
+
 def is_missing_part(name: str, trace: dict) -> bool:
     """Whether a site stands for the observations that an `obs_mask` leaves out."""
     return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
