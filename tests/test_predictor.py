@@ -264,3 +264,22 @@ def test_repeated_places_alone():
     S = np.exp(-0.5 * (table[:, None] - table) ** 2) + 1e-8 * np.eye(5)
     exact = multivariate_normal(np.zeros(7), S[np.ix_(place, place)] + 0.25 * np.eye(7)).logpdf(y)
     np.testing.assert_allclose(fit.log_evidence, exact, rtol=1e-9)
+
+
+def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):
+    """JAX would take the nearest index inside."""
+    rows = rows_of(4, 9)
+    for name, entry in (("group", 4), ("place", 5), ("group", -5)):
+        wrong = rows._replace(**{name: np.array([entry, 0, 1, 2])})
+        with pytest.raises(pg.DataError, match=f"{name}.*a level that the model does not have"):
+            poisson_fit.predict(*wrong)
+        one = [x[:1] for x in wrong]
+        with pytest.raises(pg.DataError, match="does not have"):
+            poisson_fit.predict(*one)
+    last = rows._replace(group=np.array([-1, 0, 1, 2]))  # Python's own meaning
+    same = rows._replace(group=np.array([3, 0, 1, 2]))
+    np.testing.assert_allclose(poisson_fit.predict(*last).f_mean, poisson_fit.predict(*same).f_mean)
+    train, y = rows_of(N, 11), np.random.default_rng(11).poisson(1.5, N)
+    wrong = train._replace(group=train.group + 1)
+    with pytest.raises(pg.DataError, match="a level that the model does not have"):
+        pg.fit(model, pg.Laplace(), 0, *wrong, y=y, terms=ALL, family="poisson")

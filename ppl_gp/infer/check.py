@@ -27,7 +27,8 @@ from ppl_gp.infer.probes import (
     require_bounded,
 )
 from ppl_gp.model.arguments import as_arrays, positional_inputs
-from ppl_gp.model.collapsed import Collapsed, collapse
+from ppl_gp.model.collapse import collapse
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.factors import read

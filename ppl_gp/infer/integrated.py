@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.hyperparameters import GAUSSIAN
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.model.collapsed import Collapsed, collapse
+from ppl_gp.model.collapse import collapse
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.tracing import roles, run
 

@@ -43,6 +43,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     factors = read(model, *args, hyper=hyper, **kwargs)
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
+        model.require_levels(args, kwargs, factors.log_lik.joint.hyper)
         probe_predictor(model, factors.prior)
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:

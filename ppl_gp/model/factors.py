@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.model.collapsed import collapse
+from ppl_gp.model.collapse import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import (

@@ -58,6 +58,23 @@ class Predictors(NamedTuple):
         given = dict(zip(self.closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
         return _evaluated(self.closed, given, self.arrays)
 
+    def looked_up(self, z, rest) -> list[tuple[jax.Array, tuple[int, ...], tuple[int, ...]]]:
+        """[(indices (..., D), the sizes (D,) of what they look up, places of the inputs of the flat
+        jaxpr that they are computed from)] of every gather from something that depends on z.
+        """
+        jaxpr, how = self.closed.jaxpr, _dependences(self.closed.jaxpr, self.num_z)
+        gathers = [e for e in jaxpr.eqns if e.primitive.name == "gather" and e.invars[0] in how]
+        gathers = [e for e in gathers if not isinstance(e.invars[1], Literal)]
+        given = dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
+        values = _evaluated(self.closed, given, [e.invars[1] for e in gathers])
+        into = _inputs_of(jaxpr)
+        found = []
+        for e, indices in zip(gathers, values, strict=True):
+            axes = e.params["dimension_numbers"].start_index_map
+            sizes = tuple(e.invars[0].aval.shape[i] for i in axes)
+            found.append((indices, sizes, tuple(sorted(into[e.invars[1]]))))
+        return found
+
     def below(self, etas, rest):
         """The function's outputs with the predictors given."""
         jaxpr = self.closed.jaxpr
@@ -204,6 +221,15 @@ def _dependences(jaxpr, num_z: int) -> dict:
         found = of_equation(equation, [of(v) for v in equation.invars])
         known |= dict(zip(equation.outvars, found, strict=True))
     return {v: d for v, d in known.items() if d > Dependence.constant}
+
+
+def _inputs_of(jaxpr) -> dict:
+    """{variable: places of the inputs that it is computed from}."""
+    found = {v: {i} for i, v in enumerate(jaxpr.invars)}
+    for equation in jaxpr.eqns:
+        into = [found.get(v, set()) for v in equation.invars if not isinstance(v, Literal)]
+        found |= dict.fromkeys(equation.outvars, set().union(*into))
+    return found
 
 
 def _room(variable, how: Dependence, axis: int | None) -> float:

@@ -1,0 +1,114 @@
+"""`collapse(model, ...)`: which Gaussian sites of a model are integrated, and the model without
+them.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.collapsed import Collapsed, Observed, Plan
+from ppl_gp.model.declared import Declared
+from ppl_gp.model.integrable import Integrable, integrable
+from ppl_gp.model.predictor import is_gaussian, shapes
+from ppl_gp.model.skeleton import Skeleton, skeleton
+from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, is_whole, roles, run
+from ppl_gp.proofs.dependence import sources
+from ppl_gp.wrappers import hidden_axes, unwrap
+
+_OBSERVED = "_observed"
+
+
+def collapse(
+    model: Declared, args: tuple, kwargs: dict, given: Mapping | None = None, only=None
+) -> Declared:
+    """The model with its Gaussian sites integrated into one linear predictor; the model itself
+    where it is one GP site and nothing else, or where a datum sees no single linear predictor.
+
+    `given`: values of sites that are held, and so not integrated. `only`: the only sites to
+    integrate beside GPs. Abstract traces, some 0.1 s.
+    """
+    trace = run(model, args, kwargs, dict(given or {}))
+    sites = {
+        k: is_gp(s)
+        for k, s in trace.items()
+        if is_gaussian(s)
+        and is_whole(s)
+        and not is_missing_part(k, trace)
+        and k not in (given or {})
+        and (only is None or k in only or is_gp(s))
+    }
+    if isinstance(model, Collapsed) or not sites or _is_plain(trace, sites):
+        return model
+    bones, found = skeleton(model, args, kwargs), roles(trace)
+    arrays = Leaves(model, args, kwargs).arrays
+    free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
+    # what stands one a datum has another shape for other rows, and is drawn where it is not given
+    values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
+    whole = integrable(model, bones, arrays, values, sites)
+    if whole is None or whole.functions != 1 or _is_plain(trace, whole.sites):
+        return model
+    if {*found.gps, *found.local_latents} - set(whole.sites):
+        return model  # something that stands beside the data is left, a layer below, say
+    return Collapsed(model, _plan(model, bones, trace, whole, arrays, values), bones)
+
+
+def _is_by_row(site: dict) -> bool:
+    return site["type"] == "sample" and site["data_axis"] is not None
+
+
+def _is_plain(trace: dict, sites) -> bool:
+    """Whether the only site is a GP of one function at the data's inputs, which is read as it
+    stands.
+    """
+
+    def plain(site):
+        return is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
+
+    return len(sites) == 1 and all(plain(trace[k]) for k in sites)
+
+
+def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values) -> Plan:
+    axes = {k: _axis_from_right(trace[k]) for k in found.sites}
+    hyper = {k: v for k, v in values.items() if k not in found.sites}
+    name = "eta"
+    while name in trace:
+        name += "_"
+    return Plan(
+        found.sites,
+        tuple((k, a) for k, a in axes.items() if a is not None),
+        _observations(model, bones, trace, arrays, values),
+        tuple(sorted(hyper)),
+        name,
+    )
+
+
+def _axis_from_right(site: dict) -> int | None:
+    """Of the data, in a value of the site."""
+    if site["data_axis"] is None or is_gp(site):
+        return None if site["data_axis"] is None else -1
+    return site["data_axis"] - hidden_axes(site["fn"]) - unwrap(site["fn"]).event_dim
+
+
+def _observations(model, bones: Skeleton, trace: dict, arrays, values) -> tuple:
+    """What the observed sites are computed from."""
+
+    def parts(named):
+        found = run(model, *bones.arguments(named), values, values)
+        return {
+            k: [[jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (s["fn"], s["value"])]
+            for k, s in found.items()
+            if is_observed(s)
+        }
+
+    flow = sources(parts, shapes(dict(arrays)))
+    told = lambda found: tuple(sorted(frozenset().union(*found)))  # noqa: E731
+    return tuple(
+        (k, Observed(_label(k, trace), told(fn), told(value))) for k, (fn, value) in flow.items()
+    )
+
+
+def _label(name: str, trace: dict) -> str:
+    stem = name.removesuffix(_OBSERVED)
+    return stem if is_missing_part(f"{stem}_unobserved", trace) else name
