@@ -250,6 +250,11 @@ def test_a_layer_below_is_not_left_at_its_mean():
         pg.fit(model, pg.Laplace(), 0, x, y=np.sin(x))
 
 
+@pytest.mark.xfail(
+    raises=pg.NotPointwiseError,
+    strict=True,
+    reason="a model is read by the rows of its GPs, and here only the observations grow",
+)
 def test_repeated_places_alone():
     """f[place] of one GP, in another order and repeated: a GP at the rows' own places."""
     table, place = np.linspace(-2.0, 2.0, 5), np.array([3, 0, 3, 1, 4, 4, 2])
