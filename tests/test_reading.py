@@ -357,3 +357,14 @@ def test_a_support_that_moves_with_f_is_not_judged_at_one_f():
     sampler = pg.EllipticalSlice(num_warmup=300, num_samples=20, num_chains=1)
     fit = pg.fit(_model(likelihood), sampler, 0, X, y=y, throw=False)
     assert np.all(np.exp(fit.latent["f"].mean) > y)  # draws are where y is possible
+
+
+def test_a_support_that_moves_is_judged_at_f_where_nothing_else_would():
+    """Without NumPyro's validation a density ignores its support."""
+    y = np.full(len(X), 1.5)
+
+    def likelihood(f, y):
+        numpyro.sample("y", dist.Uniform(0.0, jnp.exp(f), validate_args=False), obs=y)
+
+    with pytest.raises(DataError, match="outside the support"):
+        first_trace(_model(likelihood), (X,), {"y": y})

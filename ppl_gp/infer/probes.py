@@ -29,6 +29,7 @@ from ppl_gp.model.tracing import (
     roles,
     run,
 )
+from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
@@ -75,8 +76,9 @@ def _check_observed(name, trace, rerun):
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
     if not np.all(inside | ~np.asarray(_mask(fn))):
-        if _has_moving_support(name, rerun, trace):
-            return  # judged here at f = 0, where y need not be possible
+        # Judged here at f = 0, where y need not be possible; elsewhere NumPyro's validation judges.
+        if inner._validate_args and _has_moving_support(name, rerun, trace):
+            return
         bad = np.asarray(value)[~inside].ravel()[:3]
         raise DataError(
             f"site '{name}' observes {bad.tolist()}, outside the support of {type(inner).__name__} "
@@ -85,12 +87,17 @@ def _check_observed(name, trace, rerun):
 
 
 def _has_moving_support(name: str, rerun, trace: dict) -> bool:
-    """Whether the support of an observed site is computed from a GP site."""
+    """Whether the support of an observed site is computed from a GP site; not of a model that looks
+    at the values of f, which no method takes.
+    """
 
     def support(f):
         return jax.tree.leaves(unwrap(rerun(f)[name]["fn"]).support)
 
-    return depends(support, {k: trace[k]["value"] for k in roles(trace).gps})
+    try:
+        return depends(support, {k: trace[k]["value"] for k in roles(trace).gps})
+    except VALUE_WANTED:
+        return False
 
 
 def _mask(fn):

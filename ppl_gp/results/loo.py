@@ -100,7 +100,10 @@ def loo(fit: Record) -> "ELPDData":
     lpd = logsumexp(kept + log_w, 0)
     if fit.sampled and not fit.draws.is_weighted():
         return _psis(fit, sites, left_out, removed, fit.hyper, lpd)
-    return _elpd(fit, sites, np.asarray(-logsumexp(log_w - left_out, 0)), np.asarray(lpd))
+    without = -logsumexp(log_w - removed, 0)
+    if _is_scaled(sites):  # else what is scored is what is taken out
+        without = without + logsumexp(left_out - removed + log_w, 0)
+    return _elpd(fit, sites, np.asarray(without), np.asarray(lpd))
 
 
 def _corrected(fit, sites):
