@@ -250,11 +250,6 @@ def test_a_layer_below_is_not_left_at_its_mean():
         pg.fit(model, pg.Laplace(), 0, x, y=np.sin(x))
 
 
-@pytest.mark.xfail(
-    raises=pg.NotPointwiseError,
-    strict=True,
-    reason="a model is read by the rows of its GPs, and here only the observations grow",
-)
 def test_repeated_places_alone():
     """f[place] of one GP, in another order and repeated: a GP at the rows' own places."""
     table, place = np.linspace(-2.0, 2.0, 5), np.array([3, 0, 3, 1, 4, 4, 2])
@@ -269,6 +264,16 @@ def test_repeated_places_alone():
     S = np.exp(-0.5 * (table[:, None] - table) ** 2) + 1e-8 * np.eye(5)
     exact = multivariate_normal(np.zeros(7), S[np.ix_(place, place)] + 0.25 * np.eye(7)).logpdf(y)
     np.testing.assert_allclose(fit.log_evidence, exact, rtol=1e-9)
+
+    new = np.array([2, 0, 4])
+    cross, noisy = S[np.ix_(new, place)], S[np.ix_(place, place)] + 0.25 * np.eye(7)
+    mean = cross @ np.linalg.solve(noisy, y)
+    variance = 1.0 - np.sum(cross * np.linalg.solve(noisy, cross.T).T, 1)
+    found = fit.predict(new)
+    np.testing.assert_allclose(found.f_mean, mean, atol=1e-7)
+    np.testing.assert_allclose(found.f_variance, variance, atol=1e-7)
+    nuts = pg.fit(by_place, pg.NUTS(num_warmup=300, num_samples=1500, num_chains=1), 0, place, y=y)
+    np.testing.assert_allclose(nuts.predict(new).mean, mean, atol=4 * 0.6 / 1500**0.5 * 2)
 
 
 def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):

@@ -6,6 +6,7 @@ while it is traced; arrays with repeated rows then stand in for shapes.
 
 import itertools
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -145,12 +146,17 @@ def _matches(site) -> bool:
 
 
 def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
-    """The axes where the data are `num` rows, or `None` where no longer data can be traced."""
+    """The axes where the data are `num` rows, or `None` where no longer data can be traced.
+
+    What has to grow is a GP site; the observations where no GP can (one GP at places that rows look
+    up, f[place], or at inducing inputs).
+    """
     more = _unused(leaves, base, num)
 
-    def trial(paths: dict[str, int]) -> Look | None:
+    @lru_cache
+    def trial(paths: tuple[tuple[str, int], ...]) -> Look | None:
         try:
-            look = look_at(model, leaves, {p: (axis, more) for p, axis in paths.items()})
+            look = look_at(model, leaves, {p: (axis, more) for p, axis in paths})
         except Exception:  # noqa: BLE001 - arrays that do not fit together raise whatever the model's functions raise
             return None
         if any(
@@ -161,16 +167,26 @@ def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
             return None
         return look
 
-    for paths in itertools.islice(_candidates(leaves, num), MAX_TRIALS):
-        look = trial(paths)
-        if look is None or not _data_grow(base, look):
-            continue
-        for path in list(paths):
-            fewer = {p: a for p, a in paths.items() if p != path}
-            if (without := trial(fewer)) is not None and _data_grow(base, without):
-                paths, look = fewer, without
-        return _axes(base, look, paths)
+    for growing in dict.fromkeys((_gps_or_all(base), _observations(base))):
+        for paths in itertools.islice(_candidates(leaves, num), MAX_TRIALS):
+            look = trial(tuple(paths.items()))
+            if look is None or not _data_grow(base, look, growing):
+                continue
+            for path in list(paths):
+                fewer = {p: a for p, a in paths.items() if p != path}
+                without = trial(tuple(fewer.items()))
+                if without is not None and _data_grow(base, without, growing):
+                    paths, look = fewer, without
+            return _axes(base, look, paths)
     return None
+
+
+def _gps_or_all(base: Look) -> tuple[str, ...]:
+    return tuple(k for k, s in base.sites.items() if s.is_gp) or tuple(base.sites)
+
+
+def _observations(base: Look) -> tuple[str, ...]:
+    return tuple(k for k, s in base.sites.items() if s.observed)
 
 
 def _unused(leaves: Leaves, base: Look, num: int) -> int:
@@ -200,15 +216,10 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
         yield {p: a for p, a in picked.items() if a is not None}
 
 
-def _data_grow(base: Look, look: Look) -> bool:
-    """Whether something of the model grew: a GP site, or a plate that subsamples; or any site of a
-    model without a GP.
-    """
-    gps = [k for k, s in base.sites.items() if s.is_gp]
+def _data_grow(base: Look, look: Look, growing: tuple[str, ...]) -> bool:
+    """Whether one of the sites grew, or a plate that subsamples."""
     grew = [
-        k
-        for k in gps or base.sites
-        if k in look.sites and _grown_axes(base.sites[k], look.sites[k])
+        k for k in growing if k in look.sites and _grown_axes(base.sites[k], look.sites[k])
     ]
     subsampled = [
         k
