@@ -1,7 +1,8 @@
-"""What a fit keeps of q(f) at one GP site, in three final forms, each of which makes its own
+"""What a fit keeps of q(f) at one GP site, in four final forms, each of which makes its own
 posterior process.
 
-- `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods).
+- `FromPseudo`: a Gaussian pseudo-likelihood at the training inputs (the local methods);
+  `FromFunctions` where a datum sees several functions.
 - `FromDraws`: draws of f at the training inputs (`NUTS`, `EllipticalSlice`).
 - `FromInducing`: q(u) over inducing variables (`SVGP`), or draws of u (`SparseNUTS`).
 
@@ -21,11 +22,13 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
-from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.model.predictor_prior import columns_of, covariance_of
+from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.posterior import (
+    OfFunctions,
     OfUnknowns,
     Posterior,
     Unknowns,
@@ -38,6 +41,9 @@ from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root as SparseRoot
+
+
+Process = Posterior | OfUnknowns | OfFunctions | SparseProcess
 
 
 class Kept(eqx.Module):
@@ -80,7 +86,7 @@ class Kept(eqx.Module):
         """The factor that the process needs, O(N^3) or O(M^3)."""
 
     @abstractmethod
-    def process(self, prior: GP, root: Any = None) -> Posterior | OfUnknowns | SparseProcess:
+    def process(self, prior: GP, root: Any = None) -> Process:
         """The posterior process under a prior at the training inputs, factored anew unless `root`
         is given.
         """
@@ -144,6 +150,45 @@ class FromPseudo(Kept):
         """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
         K = prior.covariance_matrix
         return K - prediction_root(K, self.sites).quadratic(K)
+
+
+class FromFunctions(Kept):
+    """As `FromPseudo`, of R functions a datum that are correlated: marginals (R, N), alpha (R N,)
+    and the natural parameters that couple the functions.
+    """
+
+    has_sites: ClassVar[bool] = True
+    mean: Float[Array, "*S R N"]
+    variance: Float[Array, "*S R N"]
+    alpha: Float[Array, "*S RN"]
+    sites: PseudoLikelihood
+
+    @property
+    def values(self):
+        return self.mean
+
+    def root(self, prior):
+        K = covariance_of(prior)
+        if isinstance(K, LowRank):
+            return unknowns(K, prior.mean, self.sites)
+        return prediction_root(K, self.sites)
+
+    def process(self, prior, root=None):
+        return OfFunctions(prior, self.alpha, self.root(prior) if root is None else root)
+
+    def moments(self, prior):
+        return self.mean, self.variance
+
+    def sample(self, prior, key, num):
+        """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2)."""
+        if isinstance(q := self.root(prior), Unknowns):
+            drawn = random.normal(key, (num, len(q.half)), self.mean.dtype) @ q.half
+            centred = drawn @ columns_of(prior).T
+        else:
+            K = prior.covariance_matrix
+            L, _ = robust_cholesky(K - q.quadratic(K), default_jitter(prior.variance))
+            centred = random.normal(key, (num, len(K)), self.mean.dtype) @ L.T
+        return self.mean + jnp.reshape(centred, (num, *self.mean.shape))
 
 
 class FromDraws(Kept):
@@ -228,6 +273,14 @@ class FromInducing(Kept):
         """
         draw = draw_jointly if prior.X.shape[0] <= MAX_JOINT else draw_given_inducing
         return draw(self.process(prior), prior, key, num)
+
+
+def from_sites(q: Marginals, sites: PseudoLikelihood) -> FromPseudo | FromFunctions:
+    """What is kept of a Gaussian pseudo-likelihood with its marginals."""
+    if (R := sites.functions) == 1:
+        return FromPseudo(q.mean, q.variance, q.alpha, sites)
+    mean, variance = (jnp.reshape(x, (R, -1)) for x in (q.mean, diagonal_of(q.variance)))
+    return FromFunctions(mean, variance, q.alpha, sites)
 
 
 MAX_JOINT = 2000  # rows up to which draws of f from inducing variables have their full covariance

@@ -13,7 +13,8 @@ from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.model.predictor_prior import columns_of, covariance_of
+from ppl_gp.model.predictor_prior import blocks_of, columns_of, covariance_of
+from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
 from ppl_gp.numerics.low_rank import LowRank
@@ -65,9 +66,10 @@ class Unknowns(eqx.Module):
 def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
     """Of F F^T under a pseudo-likelihood. O(N U^2)."""
     F = K.F
-    C = cholesky(add_diagonal((F.T * sites.nat2) @ F, 1.0))
+    C = cholesky(add_diagonal(F.T @ times(sites.nat2, F), 1.0))
     half = tril_inverse(C)
-    return Unknowns(half.T @ (half @ (F.T @ (sites.nat1 - sites.nat2 * mean))), half)
+    pulled = F.T @ (sites.nat1 - times(sites.nat2, jnp.ravel(mean)))
+    return Unknowns(half.T @ (half @ pulled), half)
 
 
 class OfUnknowns(Conditioned):
@@ -85,6 +87,54 @@ class OfUnknowns(Conditioned):
         F = columns_of(new)
         half = self.root.half @ F.T
         return new.mean + F @ self.root.mean, half.T @ half
+
+
+class OfFunctions(Conditioned):
+    """The R functions of a predictor at new rows, correlated within a row and between rows: as
+    `Posterior`, or `OfUnknowns`, by what its `root` is. Matrices have rows (function, row),
+    functions outermost.
+
+    Marginals are `Normal` (R, M); `joint=True` a `MultivariateNormal` of all (R M,) values.
+    """
+
+    alpha: Float[Array, "RN"]
+    root: Root | Unknowns
+
+    def marginals(self, new):
+        """(mean, variance), (R, M) each."""
+        k = self._columns(new)
+        if isinstance(self.root, Unknowns):
+            centred, variance = self.root.moments(k.T)
+        else:
+            centred, variance = k.T @ self.alpha, new.variance - self.root.explained(k)
+        shaped = lambda x: jnp.reshape(x, new.shape())  # noqa: E731
+        return new.mean + shaped(centred), jnp.maximum(shaped(variance), 0.0)
+
+    def within(self, new) -> Float[Array, "M R R"]:
+        """The covariances of the functions of each row. O(M N^2 R^3)."""
+        k, like = self._columns(new), blocks_of(new)
+        if isinstance(self.root, Unknowns):
+            blocks = gram_blocks(self.root.half @ k, like)
+        else:
+            seen = gram_blocks(self.root.W @ k, like) * self.root.sign
+            blocks = like - seen - product_blocks(k, times(self.root.diagonal, k), like)
+        return jnp.moveaxis(blocks, -1, 0)
+
+    def joint(self, new):
+        """(mean (R M,), covariance (R M, R M))."""
+        k, mean = self._columns(new), jnp.ravel(new.mean)
+        if isinstance(self.root, Unknowns):
+            half = self.root.half @ k
+            return mean + k.T @ self.root.mean, half.T @ half
+        return mean + k.T @ self.alpha, new.covariance_matrix - self.root.quadratic(k)
+
+    def _columns(self, new):
+        """What stands left of the root: covariances with the training rows, or loads of unknowns,
+        (..., R M).
+        """
+        if isinstance(self.root, Unknowns):
+            return columns_of(new).T
+        return new.kernel(self.prior.X, new.X)
 
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:

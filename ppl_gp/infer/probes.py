@@ -152,6 +152,9 @@ def probe(log_lik: LogLikelihood) -> None:
     the time). Moves of half of the rows find steps, which have no slope. Two jvps and a few
     evaluations, O(N).
     """
+    if log_lik.functions > 1:
+        shape = (log_lik.functions, log_lik.num)
+        return probe_joint(log_lik.joint, {log_lik.site: shape}, "a local method")
     finite, pointwise, free = _probe(log_lik, random.key(7))
     if not bool(finite):
         raise DataError(
@@ -225,9 +228,9 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
     return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
 
 
-def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
+def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") -> None:
     """Prove that y_n depends on no value of a latent function but the one in its own row, or raise
-    `NotPointwiseError`.
+    `NotPointwiseError`, which says that `who` needs it.
 
     `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
     """
@@ -243,7 +246,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict) -> None:
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
             "the likelihood of some data sees other values of a latent function than its "
-            f"own{f' (data {bad}, ...)' if bad else ''}, and SVGP() needs log p(y|f) = sum_n log "
+            f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
             "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
             "order, GP(kernel, X[order]), or use NUTS()."
         )

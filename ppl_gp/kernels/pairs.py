@@ -36,6 +36,7 @@ def pair_fault(kernel: Callable, X) -> str | None:
     """
     if _is_own(kernel, X):
         return None
+    kernel = _by_row(kernel)
     left, right = (_repeated(n, X) for n in _unused(X))
     if (fault := _shape_fault(kernel, left, right)) is not None:
         return f"{fault}; {_ROWS_OF_ITS_OWN}"
@@ -72,11 +73,26 @@ def _is_own(kernel, X) -> bool:
 
 def kernels_differ(kernel: Callable, other: Callable, X) -> bool:
     """Whether two kernels have different values at rows of X, or another shape."""
+    kernel, other = _by_row(kernel), _by_row(other)
     left, right = (_repeated(n, X) for n in _unused(X))
     if _shape_fault(other, left, right) is not None:
         return True
     one, two = _values(kernel, left, right), _values(other, left, right)
     return not (one is None or two is None or _close(one, two))
+
+
+def _by_row(kernel: Callable) -> Callable:
+    """(N1, N2, R, R) of a kernel whose rows stand for R functions each, (R N1, R N2), functions
+    outermost.
+    """
+    if (R := getattr(kernel, "functions", 1)) == 1:
+        return kernel
+
+    def by_row(left, right):
+        whole = jnp.reshape(kernel(left, right), (R, len(left), R, len(right)))
+        return jnp.transpose(whole, (1, 3, 0, 2))
+
+    return by_row
 
 
 def _unused(X) -> list[int]:
@@ -101,7 +117,7 @@ def _shape_fault(kernel, left, right) -> str | None:
         )
     return (
         None
-        if shape == wanted
+        if shape[:2] == wanted
         else f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
     )
 

@@ -25,7 +25,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
-from ppl_gp.local.method import LocalMethod, Solution
+from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import Positive
 from ppl_gp.local.tilted import is_affine, line
 from ppl_gp.model.tracing import is_observed, sum_per_datum
@@ -173,7 +173,11 @@ class LocalBound(LocalMethod):
         )
 
     def refuses(self, log_lik):
-        """A likelihood that is not logistic, or whose logits are not proved affine."""
+        """Several functions a datum, a likelihood that is not logistic, or whose logits are not
+        proved affine.
+        """
+        if (why := one_function_only(self, log_lik)) is not None:
+            return why
         try:
             logistic_form(log_lik)
         except ModelError as error:

@@ -9,18 +9,20 @@ from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import pulled_back
 from ppl_gp.local.factor import Factor, Root, asked
-from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat
-from ppl_gp.numerics.low_rank import Covariance
+from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat, flat_as
+from ppl_gp.numerics.blocks import diagonal_of, outer, times
+from ppl_gp.numerics.low_rank import Covariance, within
 
 
 def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
     """alpha = (I + T K)^-1 (nat1 - nat2 m), and log Z = [r^T K alpha + m^T (2 nat1 - nat2 m)] / 2 -
     log|I + T K| / 2.
     """
-    r = sites.nat1 - sites.nat2 * mean
+    pulled = times(sites.nat2, mean)
+    r = sites.nat1 - pulled
     alpha = factor.solve(r)
     centred = factor.centred(K, r, alpha)
-    constant = jnp.sum(mean * (sites.nat1 - 0.5 * sites.nat2 * mean))
+    constant = jnp.sum(mean * (sites.nat1 - 0.5 * pulled))
     return Centre(mean + centred, constant + 0.5 * r @ centred - factor.half_log_det(), alpha)
 
 
@@ -74,41 +76,49 @@ def _backward(residuals, cotangents):
     w = mean_bar - R @ (K @ mean_bar)  # (I + T K)^-1 mean_bar
     Kw = K @ w
     K_bar = pulled_back(K, R, z_bar, w, q.alpha)
-    nat2_bar = -0.5 * z_bar * (q.mean**2 + q.variance) - Kw * q.mean
+    # d / dT of -(mu^T T mu + tr(T Sigma)) / 2, and of the mean's movement K (dnat1 - dT mu)
+    seen = outer(q.mean, q.mean, sites.nat2) + q.variance
+    nat2_bar = -0.5 * z_bar * seen - outer(Kw, q.mean, sites.nat2)
     return K_bar, z_bar * q.alpha + w, sites.like(z_bar * q.mean + Kw, nat2_bar)
 
 
 log_partition_and_mean.defvjp(_forward, _backward)
 
 
-def prior_marginals(K, mean) -> Marginals:
+def prior_marginals(K, mean, functions: int = 1) -> Marginals:
     """What `condition` gives for flat sites, without a factorisation."""
-    return Marginals(mean, K.diagonal(), jnp.zeros((), K.dtype), jnp.zeros_like(mean))
+    blocks = K.diagonal() if functions == 1 else within(K, functions)
+    return Marginals(mean, blocks, jnp.zeros((), K.dtype), jnp.zeros_like(mean))
 
 
-def start_from(K, mean, init: PseudoLikelihood | None) -> tuple[PseudoLikelihood, Marginals]:
+def start_from(
+    K, mean, init: PseudoLikelihood | None, functions: int = 1
+) -> tuple[PseudoLikelihood, Marginals]:
     """Warm-start sites with their marginals; flat sites where there are none, or where they are
     flat or improper.
     """
-    prior = prior_marginals(K, mean)
+    prior = prior_marginals(K, mean, functions)
     if init is None:
-        return flat(mean), prior
+        return flat(mean, functions=functions), prior
     q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: condition(K, mean, init))
-    return _if_proper(jnp.isfinite(q.log_partition) & jnp.all(q.variance > 0), init, q, prior)
+    proper = jnp.isfinite(q.log_partition) & jnp.all(diagonal_of(q.variance) > 0)
+    return _if_proper(proper, init, q, prior)
 
 
-def start_from_mean(K, mean, init: PseudoLikelihood | None) -> tuple[PseudoLikelihood, Centre]:
+def start_from_mean(
+    K, mean, init: PseudoLikelihood | None, functions: int = 1
+) -> tuple[PseudoLikelihood, Centre]:
     """As `start_from`, without variances."""
     prior = Centre(mean, jnp.zeros((), K.dtype), jnp.zeros_like(mean))
     if init is None:
-        return flat(mean), prior
+        return flat(mean, functions=functions), prior
     q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: condition_mean(K, mean, init))
     return _if_proper(jnp.isfinite(q.log_partition), init, q, prior)
 
 
 def _if_proper(proper, init: PseudoLikelihood, q, prior):
     return jax.tree.map(
-        lambda a, b: jnp.where(proper, a, b), (init, q), (flat(init.nat1, type(init)), prior)
+        lambda a, b: jnp.where(proper, a, b), (init, q), (flat_as(init), prior)
     )
 
 

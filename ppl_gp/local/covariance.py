@@ -6,18 +6,19 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 
 class Precision(eqx.Module):
     """R = (K + T^-1)^-1 = T - T V^T V T of a `LowRank` K, without the matrix; T = diag(nat2)."""
 
-    nat2: Float[Array, "N"]
-    V: Float[Array, "U N"]  # V^T V is the posterior covariance
+    nat2: Float[Array, "..."]
+    V: Float[Array, "U RN"]  # V^T V is the posterior covariance
 
     def __matmul__(self, x):
-        scaled = (self.nat2 * x.T).T
-        return scaled - (self.nat2 * (self.V.T @ (self.V @ scaled)).T).T
+        scaled = times(self.nat2, x)
+        return scaled - times(self.nat2, self.V.T @ (self.V @ scaled))
 
 
 def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:

@@ -26,7 +26,7 @@ from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.local.method import LocalMethod, Solution
+from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import (
     Marginals,
     Positive,
@@ -69,6 +69,10 @@ class EP(LocalMethod):
             raise DataError(
                 f"EP(damping={self.damping}): give a value in (0, 1]; 1 takes the whole new site."
             )
+
+    def refuses(self, log_lik):
+        """Several functions a datum."""
+        return one_function_only(self, log_lik)
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""

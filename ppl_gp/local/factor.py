@@ -7,6 +7,9 @@ with the same questions:
 - nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
 - any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is
   positive definite; of either sign where L has few columns (`LowRank`).
+
+Of R functions a datum K is (R N, R N), T has blocks (`numerics.blocks`), and sqrt(T) is S with
+S S^T = T: R^3 times the cost of one function.
 """
 
 import abc
@@ -20,6 +23,15 @@ from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import Precision
 from ppl_gp.local.natural import Positive, PseudoLikelihood
+from ppl_gp.numerics.blocks import (
+    blocks_in,
+    gram_blocks,
+    is_positive,
+    matrix_of,
+    roots,
+    times,
+    times_transposed,
+)
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
@@ -35,20 +47,22 @@ _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / na
 
 
 class Root(eqx.Module):
-    """(K + T^-1)^-1 = diag(diagonal) + sign W^T W: what a prediction needs. W (N, N), or (U, N)."""
+    """(K + T^-1)^-1 = diagonal + sign W^T W: what a prediction needs. W (N, N), or (U, N);
+    `diagonal` has the form of T.
+    """
 
-    W: Float[Array, "U N"]
-    diagonal: Float[Array, "N"]
+    W: Float[Array, "U RN"]
+    diagonal: Float[Array, "..."]
     sign: Float[Array, ""]
 
-    def explained(self, C: Float[Array, "N M"]) -> Float[Array, "M"]:
+    def explained(self, C: Float[Array, "RN M"]) -> Float[Array, "M"]:
         """diag(C^T R C)."""
-        return jnp.sum((self.W @ C) ** 2, 0) * self.sign + self.diagonal @ C**2
+        return jnp.sum((self.W @ C) ** 2, 0) * self.sign + jnp.sum(C * times(self.diagonal, C), 0)
 
-    def quadratic(self, C: Float[Array, "N M"]) -> Float[Array, "M M"]:
+    def quadratic(self, C: Float[Array, "RN M"]) -> Float[Array, "M M"]:
         """C^T R C."""
         WC = self.W @ C
-        return self.sign * WC.T @ WC + (C.T * self.diagonal) @ C
+        return self.sign * WC.T @ WC + C.T @ times(self.diagonal, C)
 
 
 class Inverse(eqx.Module):
@@ -57,8 +71,8 @@ class Inverse(eqx.Module):
     """
 
     @abc.abstractmethod
-    def variance(self) -> Float[Array, "N"]:
-        """diag(Sigma)."""
+    def variance(self) -> Float[Array, "..."]:
+        """diag(Sigma), or the blocks of it."""
 
     @abc.abstractmethod
     def precision(self) -> Any:
@@ -136,19 +150,62 @@ class _PositiveFactor(Factor):
         return _PositiveInverse(self.K, self.nat2, self.s, tril_inverse(self.C))
 
 
-class _SignedInverse(Inverse):
-    nat2: Float[Array, "N"]
-    V: Float[Array, "U N"]  # Sigma = V^T V
+class _BlockInverse(Inverse):
+    """Of several functions: B^-1 = C_inverse^T C_inverse, T = S S^T."""
+
+    K: Float[Array, "RN RN"]
+    S: Float[Array, "R R N"]
+    C_inverse: Float[Array, "RN RN"]
 
     def variance(self):
-        return jnp.sum(self.V**2, 0)
+        half = self.C_inverse @ times_transposed(self.S, self.K)
+        return blocks_in(self.K, self.S) - gram_blocks(half, self.S)
 
     def precision(self):
-        VT = self.V * self.nat2
-        return jnp.diag(self.nat2) - VT.T @ VT
+        return tril_gram(self.root().W)
 
     def root(self):
-        return Root(self.V * self.nat2, self.nat2, -jnp.ones((), self.V.dtype))
+        W = times(self.S, self.C_inverse.T).T
+        return Root(W, jnp.zeros_like(self.S), jnp.ones((), self.K.dtype))
+
+
+class _BlockFactor(Factor):
+    """Of several functions: T = S S^T by eigenvectors, of which those without weight are zero in
+    S, and B = I + S^T K S.
+    """
+
+    K: Float[Array, "RN RN"]
+    S: Float[Array, "R R N"]
+    whiten: Float[Array, "R R N"]  # its pseudo-inverse
+    C: Float[Array, "RN RN"]
+
+    def half_log_det(self):
+        return half_log_det(self.C)
+
+    def solve(self, r):
+        # As for one function: r = S w + free, (I + S S^T K)^-1 S w = S B^-1 w.
+        w = times(self.whiten, r)
+        free = r - times(self.S, w)
+        scaled = w - times_transposed(self.S, self.K @ free)
+        return free + times(self.S, _cho_solve(self.C, scaled))
+
+    def inverse(self):
+        return _BlockInverse(self.K, self.S, tril_inverse(self.C))
+
+
+class _SignedInverse(Inverse):
+    nat2: Float[Array, "..."]
+    V: Float[Array, "U RN"]  # Sigma = V^T V
+
+    def variance(self):
+        return gram_blocks(self.V, self.nat2)
+
+    def precision(self):
+        VT = times(self.nat2, self.V.T).T
+        return matrix_of(self.nat2) - VT.T @ VT
+
+    def root(self):
+        return Root(times(self.nat2, self.V.T).T, self.nat2, -jnp.ones((), self.V.dtype))
 
 
 class _LowRankInverse(_SignedInverse):
@@ -157,15 +214,15 @@ class _LowRankInverse(_SignedInverse):
 
 
 class _SignedFactor(Factor):
-    nat2: Float[Array, "N"]
-    L: Float[Array, "N U"]  # K = L L^T; U = N unless K is `LowRank`
+    nat2: Float[Array, "..."]
+    L: Float[Array, "RN U"]  # K = L L^T; U = R N unless K is `LowRank`
     C: Float[Array, "U U"]
 
     def half_log_det(self):
         return half_log_det(self.C)
 
     def solve(self, r):
-        return r - self.nat2 * (self.L @ _cho_solve(self.C, self.L.T @ r))
+        return r - times(self.nat2, self.L @ _cho_solve(self.C, self.L.T @ r))
 
     def inverse(self):
         return _SignedInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
@@ -181,18 +238,22 @@ class _LowRankFactor(_SignedFactor):
 
 
 def _positive(K, nat2) -> Factor:
+    if nat2.ndim > 1:
+        S, whiten = roots(nat2)
+        half = times_transposed(S, times_transposed(S, K).T)
+        return _BlockFactor(K, S, whiten, cholesky(add_diagonal(half, 1.0)))
     s = jnp.sqrt(nat2)
     return _PositiveFactor(K, nat2, s, cholesky(add_diagonal(s[:, None] * K * s, 1.0)))
 
 
 def _signed(K, nat2) -> Factor:
     L, _ = robust_cholesky(K, default_jitter(jnp.diagonal(K)))
-    return _SignedFactor(nat2, L, cholesky(add_diagonal((L.T * nat2) @ L, 1.0)))
+    return _SignedFactor(nat2, L, cholesky(add_diagonal(L.T @ times(nat2, L), 1.0)))
 
 
 def _low_rank(K: LowRank, nat2) -> Factor:
     F = K.F
-    return _LowRankFactor(nat2, F, cholesky(add_diagonal((F.T * nat2) @ F, 1.0)))
+    return _LowRankFactor(nat2, F, cholesky(add_diagonal(F.T @ times(nat2, F), 1.0)))
 
 
 def _cho_solve(C, b):
@@ -208,4 +269,4 @@ def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) 
     if isinstance(sites, Positive):
         return ask(_positive(K, sites.nat2))
     forms = [lambda: ask(_positive(K, sites.nat2)), lambda: ask(_signed(K, sites.nat2))]
-    return lax.cond(jnp.all(sites.nat2 >= 0), *forms)
+    return lax.cond(is_positive(sites.nat2), *forms)

@@ -6,7 +6,7 @@ costs O(N) a trial because K^-1 f is carried along. Evidence log q(y) = Psi(f_ha
 gradient holds the implicit term, the mode's own movement (PRML 6.91-6.94; R&W 5.23).
 
 Cost: one Cholesky factor, N^3 / 3, a step (6 to 10 steps from cold); the gradient about N^3 + 2 N^3
-once more.
+once more. Of R functions a datum the curvature has blocks (R, R) (R&W section 3.5), R^3 as much.
 Fails: `max_steps`; `nonfinite` where the likelihood is not finite near the mode;
 `negative_curvature` where the likelihood is not log-concave and K^-1 + W is not positive definite
 at the end.
@@ -26,6 +26,8 @@ from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, Positive, PseudoLikelihood, admissible
+from ppl_gp.model.factors import functions_of
+from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, times
 from ppl_gp.numerics.modes import derivatives
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
@@ -36,20 +38,25 @@ _RUNNING = -1  # no status of a result
 
 
 def expand(
-    log_lik, f: Float[Array, "N"], form: type[PseudoLikelihood] = PseudoLikelihood
+    log_lik,
+    f: Float[Array, "RN"],
+    form: type[PseudoLikelihood] = PseudoLikelihood,
+    functions: int = 1,
 ) -> tuple[PseudoLikelihood, Float[Array, "N"]]:
     """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
-    g, h = derivatives(log_lik, f)
-    W = -h
-    nat1 = g + W * f
-    return admissible(form(nat1, W)), log_lik(f) - nat1 * f + 0.5 * W * f**2
+    g, h = derivatives(log_lik, f, functions)
+    pulled = times(-h, f)
+    nat1 = g + pulled
+    constants = log_lik(f) - per_datum(nat1 * f - 0.5 * f * pulled, h)
+    sites = form(nat1, -h)
+    return admissible(sites) if functions == 1 else sites, constants
 
 
 class _State(NamedTuple):
-    f: Float[Array, "N"]
-    alpha: Float[Array, "N"]  # K^-1 (f - m)
+    f: Float[Array, "RN"]
+    alpha: Float[Array, "RN"]  # K^-1 (f - m)
     sites: PseudoLikelihood  # the expansion that gave `marginals`
-    at: Float[Array, "N"]  # where it was made
+    at: Float[Array, "RN"]  # where it was made
     marginals: Centre
     decrement: Float[Array, ""]
     steps: Int[Array, ""]
@@ -74,7 +81,7 @@ class Laplace(LocalMethod):
         state = lax.while_loop(
             lambda s: (s.code == _RUNNING) & (s.steps < self.max_steps),
             lambda s: _newton(s, K, mean, log_lik, tol),
-            _start(K, mean, init),
+            _start(K, mean, init, functions_of(log_lik)),
         )
         code = jnp.where(state.code == _RUNNING, Result.max_steps.code, state.code)
         return Solution(state.sites, state.marginals, state.at, state.steps, state.decrement, code)
@@ -82,7 +89,8 @@ class Laplace(LocalMethod):
     def log_terms(self, log_lik, solution):
         """log p(y_n | f_n) minus its expansion, both where the expansion was made (R&W 3.32)."""
         f, sites = solution.local, solution.sites
-        return log_lik(f) - sites.nat1 * f + 0.5 * sites.nat2 * f**2
+        expansion = sites.nat1 * f - 0.5 * f * times(sites.nat2, f)
+        return log_lik(f) - per_datum(expansion, sites.nat2)
 
     def pull_back(self, K, mean, log_lik, solution):
         """As in the base class, plus the implicit term: the sites and constants move with the
@@ -91,17 +99,21 @@ class Laplace(LocalMethod):
         (_, _), pull = vjp(log_partition_and_mean, K, mean, solution.sites)
         one, zero = jnp.ones((), K.dtype), jnp.zeros_like(mean)
         _, _, sites_bar = pull((one, zero))
-        ones = jnp.ones_like(mean)
-        f, form = solution.marginals.mean, type(solution.sites)
-        _, pull_mode = vjp(lambda f: expand(log_lik, f, form), f)
+        f, form, functions = (
+            solution.marginals.mean,
+            type(solution.sites),
+            solution.sites.functions,
+        )
+        ones = jnp.ones_like(mean[: mean.size // functions])
+        _, pull_mode = vjp(lambda f: expand(log_lik, f, form, functions), f)
         (mode_bar,) = pull_mode((sites_bar, ones))  # R&W 5.23: -diag(Sigma) d^3 log p / 2
         K_bar, mean_bar, sites_bar = pull((one, mode_bar))
-        _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f, form), log_lik)
+        _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f, form, functions), log_lik)
         return (K_bar, mean_bar, *pull_lik((sites_bar, ones)))
 
 
-def _start(K, mean, init) -> _State:
-    sites, q = start_from_mean(K, mean, init)
+def _start(K, mean, init, functions: int) -> _State:
+    sites, q = start_from_mean(K, mean, init, functions)
     decrement = jnp.asarray(jnp.inf, K.dtype)
     return _State(
         q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING)
@@ -109,22 +121,26 @@ def _start(K, mean, init) -> _State:
 
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
-    g, h = derivatives(log_lik, s.f)
-    sites = admissible(s.sites.like(g - h * s.f, -h))
+    functions = s.sites.functions
+    g, h = derivatives(log_lik, s.f, functions)
+    sites = s.sites.like(g - times(h, s.f), -h)
+    sites = admissible(sites) if functions == 1 else sites
     q = condition_mean(K, mean, sites)
     proper = jnp.all(jnp.isfinite(q.mean))
-    finite = jnp.all(jnp.isfinite(g) & jnp.isfinite(h))
+    finite = jnp.all(jnp.isfinite(g)) & jnp.all(jnp.isfinite(h))
     if not isinstance(sites, Positive):
         # Where K^-1 + W is indefinite, dropping its negative part still gives a direction of
         # ascent.
-        damped = Positive(g + jnp.maximum(-h, 0.0) * s.f, jnp.maximum(-h, 0.0))
+        upward = positive_part(-h)
+        damped = Positive(g + times(upward, s.f), upward)
         q = lax.cond(proper | ~finite, lambda: q, lambda: condition_mean(K, mean, damped))
     df, dalpha = q.mean - s.f, q.alpha - s.alpha
     slope = (g - s.alpha) @ df
     t, here, ascended = _search(s, df, dalpha, mean, log_lik, slope)
     decrement = jnp.sqrt(jnp.maximum(slope, 0.0))
     # Psi cannot be told from its maximum: the decrement is rounding error and has stopped falling.
-    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + jnp.max(jnp.abs(h) * s.f**2))
+    bend = jnp.max(jnp.abs(diagonal_of(h)) * s.f**2)
+    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + bend)
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
     code = jnp.where(

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax import vjp
 from jaxtyping import Array, Float, Int
 
+from ppl_gp.errors import ModelError
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import log_partition_and_mean
 from ppl_gp.local.natural import Positive, PseudoLikelihood
-from ppl_gp.model.factors import Factors, LogLikelihood
+from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.low_rank import Covariance
 
@@ -47,7 +48,7 @@ class LocalMethod(eqx.Module):
 
     @abc.abstractmethod
     def solve(
-        self, K: Covariance, mean: Float[Array, "N"], log_lik: LogLikelihood, init=None
+        self, K: Covariance, mean: Float[Array, "RN"], log_lik: LogLikelihood, init=None
     ) -> Solution:
         """Find the pseudo-likelihood; `init` is a warm start. Not differentiable."""
 
@@ -73,6 +74,16 @@ class LocalMethod(eqx.Module):
         _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
         one = jnp.ones((), K.dtype)
         return (*pull(one), *pull_terms(one))
+
+
+def one_function_only(method: LocalMethod, log_lik: LogLikelihood) -> str | None:
+    """`refuses` of a method whose sites are of one function a datum."""
+    if (R := functions_of(log_lik)) == 1:
+        return None
+    return (
+        f"a datum sees {R} functions of this model, and {type(method).__name__}() takes one; "
+        "Laplace(), SVGP(), NUTS() and EllipticalSlice() take several."
+    )
 
 
 @eqx.filter_custom_vjp
@@ -122,6 +133,8 @@ def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood |
     once.
     """
     prior, log_lik = factors.prior, factors.log_lik
-    problem = (covariance_of(prior), prior.mean, log_lik)
+    if log_lik.functions > 1 and (why := method.refuses(log_lik)) is not None:
+        raise ModelError(why)
+    problem = (covariance_of(prior), jnp.ravel(prior.mean), log_lik)
     value, solution = _log_evidence(problem, method, init)
     return value + log_lik.shared(), solution

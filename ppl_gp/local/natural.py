@@ -2,7 +2,8 @@
 covariance enters here.
 
 Each datum's likelihood is replaced by exp(nat1_n f_n - nat2_n f_n^2 / 2): nat2 is a precision and
-may be negative.
+may be negative. Of R functions a datum, f_n and nat1_n have R entries and nat2_n is a matrix
+(`numerics.blocks`).
 """
 
 from typing import Any, NamedTuple
@@ -12,14 +13,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics.blocks import num_functions, positive_part
+
 
 class PseudoLikelihood(eqx.Module):
-    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2). A leading
-    axis holds draws.
+    """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2); of R
+    functions (R N,) and (R, R, N): exp(nat1^T f - f^T nat2 f / 2). A leading axis holds draws.
     """
 
-    nat1: Float[Array, "*S N"]
-    nat2: Float[Array, "*S N"]
+    nat1: Float[Array, "*S RN"]
+    nat2: Float[Array, "..."]
+
+    @property
+    def functions(self) -> int:
+        """R, of one draw."""
+        return num_functions(self.nat2)
 
     def like(self, nat1, nat2) -> "PseudoLikelihood":
         """Others of the same class: what is known of their signs is chosen once, where an iteration
@@ -29,35 +37,43 @@ class PseudoLikelihood(eqx.Module):
 
 
 class Positive(PseudoLikelihood):
-    """A pseudo-likelihood whose nat2 is not negative, as those of a log-concave likelihood are:
-    algebra for the other sign is not compiled.
+    """A pseudo-likelihood whose nat2 is positive semi-definite, as those of a log-concave
+    likelihood are: algebra for the other sign is not compiled.
     """
 
 
 class Marginals(NamedTuple):
     """Posterior mean and variance of each f_n, (N,), and log int N(f; m, K) prod_n site_n(f_n) df,
-    nats.
+    nats. Of R functions (R N,), and the covariances within each datum, (R, R, N).
     """
 
-    mean: Float[Array, "N"]
-    variance: Float[Array, "N"]
+    mean: Float[Array, "RN"]
+    variance: Float[Array, "..."]
     log_partition: Float[Array, ""]
-    alpha: Float[Array, "N"]  # K^-1 (mean - m)
+    alpha: Float[Array, "RN"]  # K^-1 (mean - m)
 
 
 class Centre(NamedTuple):
     """`Marginals` without variances, which cost twice as much as all the rest."""
 
-    mean: Float[Array, "N"]
+    mean: Float[Array, "RN"]
     log_partition: Float[Array, ""]
-    alpha: Float[Array, "N"]
+    alpha: Float[Array, "RN"]
 
 
 def flat(
-    like: Float[Array, "N"], form: type[PseudoLikelihood] = PseudoLikelihood
+    like: Float[Array, "RN"], form: type[PseudoLikelihood] = PseudoLikelihood, functions: int = 1
 ) -> PseudoLikelihood:
     """A pseudo-likelihood that says nothing."""
-    return form(jnp.zeros_like(like), jnp.zeros_like(like))
+    zero = jnp.zeros_like(like)
+    if functions == 1:
+        return form(zero, zero)
+    return form(zero, jnp.zeros((functions, functions, like.size // functions), like.dtype))
+
+
+def flat_as(sites: PseudoLikelihood) -> PseudoLikelihood:
+    """As `flat`, of the same class and form."""
+    return sites.like(jnp.zeros_like(sites.nat1), jnp.zeros_like(sites.nat2))
 
 
 def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
@@ -65,9 +81,7 @@ def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
     is an error of quadrature or of extrapolation. Others are what they are.
     """
     return (
-        sites.like(sites.nat1, jnp.maximum(sites.nat2, 0.0))
-        if isinstance(sites, Positive)
-        else sites
+        sites.like(sites.nat1, positive_part(sites.nat2)) if isinstance(sites, Positive) else sites
     )
 
 

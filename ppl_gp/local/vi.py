@@ -22,7 +22,7 @@ from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.local.method import LocalMethod, Solution
+from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import (
     Marginals,
     PseudoLikelihood,
@@ -82,6 +82,10 @@ class VI(LocalMethod):
             raise DataError(
                 f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1]."
             )
+
+    def refuses(self, log_lik):
+        """Several functions a datum."""
+        return one_function_only(self, log_lik)
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Natural-gradient steps from Laplace's sites, which a warm start `init` shortens."""

@@ -23,8 +23,9 @@ _OBSERVED = "_observed"
 def collapse(
     model: Declared, args: tuple, kwargs: dict, given: Mapping | None = None, only=None
 ) -> Declared:
-    """The model with its Gaussian sites integrated into one linear predictor; the model itself
-    where it is one GP site and nothing else, or where a datum sees no single linear predictor.
+    """The model with its Gaussian sites integrated into its linear predictors; the model itself
+    where it is one GP site of one function and nothing else, or where a datum sees the sites
+    through no linear predictor.
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
     integrate beside GPs. Abstract traces, some 0.1 s.
@@ -47,7 +48,7 @@ def collapse(
     # what stands one a datum has another shape for other rows, and is drawn where it is not given
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     whole = integrable(model, bones, arrays, values, sites)
-    if whole is None or whole.functions != 1 or _is_plain(trace, whole.sites):
+    if whole is None or _is_plain(trace, whole.sites):
         return model
     if {*found.gps, *found.local_latents} - set(whole.sites):
         return model  # something that stands beside the data is left, a layer below, say
@@ -77,6 +78,7 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
         name += "_"
     return Plan(
         found.sites,
+        found.functions,
         tuple((k, a) for k, a in axes.items() if a is not None),
         _observations(model, bones, trace, arrays, values),
         tuple(sorted(hyper)),

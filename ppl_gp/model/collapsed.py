@@ -64,11 +64,13 @@ class Observed(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found: the integrated sites, the axis of the data of those that have one entry a
-    datum, from the right, and what the predictor's site is called.
+    """What was found: the integrated sites, how many functions of them a datum sees, the axis of
+    the data of those that have one entry a datum, from the right, and what the predictor's site is
+    called.
     """
 
     sites: tuple[str, ...]
+    functions: int
     axes: tuple[tuple[str, int], ...]
     observed: tuple[tuple[str, Observed], ...]
     hyper: tuple[str, ...]
@@ -107,10 +109,10 @@ class Collapsed(Declared):
 
     def _observed(self, eta, rest: Rest, num: int) -> dict[str, ObservedPart]:
         """The observed sites at a value of the predictor."""
+        rows = jnp.reshape(eta, (self.plan.functions, num))
         if num > 1:
-            here = self._traced(rest)
-            return here.observed([jnp.reshape(eta, here.predictors.shapes[0])], rest)
-        trace = traced_at(self.source, self.skeleton, self._of_one_row(eta[0], rest), rest)
+            return self._traced(rest).observed(rows, rest)
+        trace = traced_at(self.source, self.skeleton, self._of_one_row(rows[:, 0], rest), rest)
         return {k: observed_part(s) for k, s in trace.items() if is_observed(s)}
 
     def _of_one_row(self, value, rest: Rest) -> dict[str, jax.Array]:
@@ -124,12 +126,13 @@ class Collapsed(Declared):
         both = Rest(twice, rest.hyper)
         here, fns = self._traced(both), self._sites(self.skeleton.arguments(twice), rest.hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
-        first, slopes = jax.value_and_grad(lambda e: jnp.ravel(here.eta(e, both)[0])[0])(zero)
-        square = sum(jnp.sum(g**2) for g in slopes.values())
-        step = jnp.where(square > 0, (value - first) / jnp.where(square > 0, square, 1.0), 0.0)
+        first, pull = jax.vjp(lambda e: here.eta(e, both)[:, 0], zero)
+        (slopes,) = jax.vmap(pull)(jnp.eye(len(first)))
+        gram = sum(_gram(g) for g in slopes.values())
+        step = jnp.linalg.pinv(gram) @ (value - first)
+        found = {k: jnp.tensordot(step, g, 1) for k, g in slopes.items()}
         return {
-            k: step * (jnp.take(g, jnp.arange(1), axes[k]) if k in axes else g)
-            for k, g in slopes.items()
+            k: jnp.take(x, jnp.arange(1), axes[k]) if k in axes else x for k, x in found.items()
         }
 
     def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
@@ -140,23 +143,23 @@ class Collapsed(Declared):
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
-        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(rows),))  # noqa: E731
+        eta = lambda e: here.eta(e, rest)  # noqa: E731
         found = loadings(eta, fns, centres, dict(self.plan.axes))
         return found if len(X) > 1 else found.first_row()
 
     def mean(self, X, tables: Mapping, hyper: dict) -> jax.Array:
-        """Of the predictor at rows, (N,)."""
+        """Of the predictor at rows, (R, N)."""
         rows = X if len(X) > 1 else jnp.concatenate([X, X])
         rest, _ = self._at_rows(rows, tables, hyper)
         zero = innovations(self.source, self.skeleton, shapes(rest), self.plan.sites)
         zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in zero.items()}
-        return jnp.reshape(self._traced(rest).eta(zero, rest)[0], (len(rows),))[: len(X)]
+        return self._traced(rest).eta(zero, rest)[:, : len(X)]
 
     def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
         """As `predictor_prior.rows_apart`, of these two or more rows."""
         rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
         here, axes = self._traced(rest), dict(self.plan.axes)
-        eta = lambda e: jnp.reshape(here.eta(e, rest)[0], (len(X),))  # noqa: E731
+        eta = lambda e: here.eta(e, rest)  # noqa: E731
         fns = self._sites(at, kernel.hyper)
         return rows_apart(eta, {k: fn.shape() for k, fn in fns.items()}, axes, random.key(3))
 
@@ -267,6 +270,11 @@ class Collapsed(Declared):
             if site.scale is not None:
                 around.enter_context(handlers.scale(scale=site.scale))
             numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+
+
+def _gram(slopes):
+    flat = jnp.reshape(slopes, (len(slopes), -1))
+    return flat @ flat.T
 
 
 def _reading(reading: Reading, plan: Plan) -> Reading:

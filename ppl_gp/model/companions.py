@@ -150,9 +150,10 @@ def _gp_by_row(gp: GP, probe: np.ndarray | None) -> jnp.ndarray:
     columns = [jnp.reshape(gp.X, (num, -1)), jnp.reshape(jnp.moveaxis(gp.mean, -1, 0), (num, -1))]
     if probe is not None:
         C = jnp.asarray(probe, gp.X.dtype)
+        K = gp.kernel(C, C)
         # so that no two entries cancel
-        weights = np.random.default_rng(1).uniform(0.5, 1.5, (len(probe), len(probe)))
-        columns.append(jnp.full((num, 1), jnp.sum(weights * gp.kernel(C, C))))
+        weights = np.random.default_rng(1).uniform(0.5, 1.5, K.shape)
+        columns.append(jnp.full((num, 1), jnp.sum(weights * K)))
     return jnp.concatenate(columns, 1)
 
 

@@ -20,6 +20,8 @@ _FAMILIES = {
     dist.BernoulliLogits: ({"logits": Dependence.affine}, ()),
     dist.BinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
     BernoulliProbit: ({"f": Dependence.affine}, ()),
+    dist.CategoricalLogits: ({"logits": Dependence.affine}, ()),
+    dist.MultinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
     dist.Normal: ({"loc": Dependence.affine}, ("scale",)),
     dist.Poisson: ({"rate": Dependence.exponential}, ()),
     dist.NegativeBinomial2: ({"mean": Dependence.exponential}, ("concentration",)),

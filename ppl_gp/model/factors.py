@@ -18,6 +18,7 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import (
     Roles,
     is_observed,
@@ -66,12 +67,13 @@ def shared_log_prob(trace: dict) -> Float[Array, ""]:
 
 
 class LogLikelihood(eqx.Module):
-    """f (N,), or (C, N) for C latent functions -> log p(y_n | f_n), (N,), nats: the likelihood of
-    the one GP site.
+    """f (N,) -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site. Where it has R
+    functions, f is (R N,), one function after another.
     """
 
     joint: JointLogLikelihood
     site: str = eqx.field(static=True)
+    functions: int = eqx.field(default=1, static=True)
 
     @property
     def num(self) -> int:
@@ -80,21 +82,29 @@ class LogLikelihood(eqx.Module):
 
     def trace(self, f) -> dict:
         """The model's trace with f given."""
-        return self.joint.trace({self.site: f})
+        return self.joint.trace({self.site: self._shaped(f)})
 
-    def __call__(self, f: Float[Array, "*C N"]) -> Float[Array, "N"]:
-        return self.joint({self.site: f})
+    def __call__(self, f: Float[Array, "RN"]) -> Float[Array, "N"]:
+        return self.joint({self.site: self._shaped(f)})
+
+    def _shaped(self, f):
+        return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
 
     @property
     def is_concave(self) -> bool:
         """Whether it is proved, while tracing, to be log-concave and smooth in f; two abstract
         traces.
         """
-        return is_concave(self.trace, None, self.num)
+        return is_concave(self.trace, None, self.functions * self.num)
 
     def shared(self, f=None) -> Float[Array, ""]:
         """As `JointLogLikelihood.shared`."""
-        return self.joint.shared(None if f is None else {self.site: f})
+        return self.joint.shared(None if f is None else {self.site: self._shaped(f)})
+
+
+def functions_of(log_lik: Callable) -> int:
+    """How many functions a datum sees; one of a plain function of f."""
+    return log_lik.functions if isinstance(log_lik, LogLikelihood) else 1
 
 
 @eqx.filter_jit
@@ -142,8 +152,9 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper`
     and arrays in args.
 
-    **Raises** `ModelError`: no GP site, several GP sites or an expanded one (several latent
-    functions), a latent in the data plate, a hyperparameter missing from `hyper`. The likelihood's
+    **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
+    that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
+    from `hyper`. The likelihood's
     pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
     model, O(N), no factorisation.
     """
@@ -166,7 +177,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     joint = JointLogLikelihood(
         model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
     )
-    return Factors({name: prior}, LogLikelihood(joint, name))
+    functions = prior.kernel.functions if isinstance(prior, PredictorGP) else 1
+    return Factors({name: prior}, LogLikelihood(joint, name, functions))
 
 
 def require_whole_prior(name: str, site: dict) -> None:
@@ -203,7 +215,7 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         )
     (name,) = found.gps
     fn = trace[name]["fn"]
-    if len(fn.shape()) > 1:
+    if len(fn.shape()) > 1 and not isinstance(unwrap(fn), PredictorGP):
         raise ModelError(
             f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, "
             f"EP, VI and LocalBound read one of shape (N,). {_FITTING}"

@@ -64,19 +64,29 @@ def observed_part(site: dict) -> ObservedPart:
 
 
 class Traced(NamedTuple):
-    """A model as a function of its innovations. `static`: {observed site: what of it is no
-    array}.
+    """A model as a function of its innovations. `axes`: of the data in each of the arrays that the
+    predictors are. `static`: {observed site: what of it is no array}.
     """
 
     predictors: Predictors
+    axes: tuple[int, ...]
     static: dict[str, ObservedPart]
 
-    def eta(self, e: dict, rest: Rest) -> list[jax.Array]:
-        """The predictors at innovations."""
-        return self.predictors.at(e, rest)
+    def eta(self, e: dict, rest: Rest) -> jax.Array:
+        """The predictors at innovations, (R, N)."""
+        etas = self.predictors.at(e, rest)
+        rows = [jnp.moveaxis(x, a, -1) for x, a in zip(etas, self.axes, strict=True)]
+        return jnp.concatenate([jnp.reshape(x, (-1, x.shape[-1])) for x in rows])
 
-    def observed(self, etas, rest: Rest) -> dict[str, ObservedPart]:
-        """The observed sites with the predictors given."""
+    def observed(self, eta, rest: Rest) -> dict[str, ObservedPart]:
+        """The observed sites with the predictors given, (R, N)."""
+        etas, at = [], 0
+        for shape, axis in zip(self.predictors.shapes, self.axes, strict=True):
+            moved = [n for i, n in enumerate(shape) if i != axis]
+            size = math.prod(moved)
+            part = jnp.reshape(eta[at : at + size], (*moved, shape[axis]))
+            etas.append(jnp.moveaxis(part, -1, axis))
+            at += size
         found = self.predictors.below(etas, rest)
         return {k: eqx.combine(found[k], static) for k, static in self.static.items()}
 
@@ -119,11 +129,12 @@ def innovations(model: Callable, skeleton: Skeleton, rest: Rest, sites) -> dict:
 
 
 class Cut(NamedTuple):
-    """Where the predictors stand in the model's flat jaxpr, of `size` arrays; they are `functions`
-    functions a datum in all.
+    """Where the predictors stand in the model's flat jaxpr, of `size` arrays, and the axis of the
+    data in each; they are `functions` functions a datum in all.
     """
 
     places: tuple[int, ...]
+    axes: tuple[int, ...]
     size: int
     functions: int
 
@@ -154,7 +165,8 @@ def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
     if found is None or not found.places:
         return None
     functions = sum(math.prod(at[i]) // at[i][axes[i]] for i in found.places)
-    return Cut(found.places, len(at), functions)
+    where = tuple(found_axis for i in found.places if (found_axis := axes[i]) is not None)
+    return Cut(found.places, where, len(at), functions)
 
 
 def _unlike(e: dict, leaves) -> list[int]:
@@ -191,7 +203,7 @@ def _traced(model, skeleton: Skeleton, sites, structure, leaves) -> Traced:
             f"{skeleton.num_rows(rest.arrays)} rows than for others: the model computes by the "
             "number of rows. Hold the sites, integrate=(...), or use NUTS()."
         )
-    return Traced(predictors, held)
+    return Traced(predictors, found.axes, held)
 
 
 def shapes(tree):

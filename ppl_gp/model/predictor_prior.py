@@ -1,13 +1,13 @@
-"""The prior of a linear predictor eta = offset + sum_k A_k z_k, as a GP over rows of a model's
-arguments.
+"""The prior of a linear predictor eta = offset + sum_k A_k z_k, of R functions a datum, as a GP over
+rows of a model's arguments.
 
 eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
 of two rows: the sum over the sites of a(r) C a(r')^T. What a site adds is one of three parts:
 
 - `Columns`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
   F = A L, C = L L^T, a column an unknown;
-- `Weighted`: a GP at the data's inputs: a number a_n of each of its units, and its own kernel;
-- `Own`: effects that stand one a datum: a variance on the diagonal.
+- `Weighted`: a GP at the data's inputs: a number a_rn of each of its units, and its own kernel;
+- `Own`: effects that stand one a datum: a covariance within the row.
 
 A is never formed: columns of L are pushed through the model's own operations.
 """
@@ -26,113 +26,136 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
+from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 from ppl_gp.wrappers import unwrap
 
 
 class Part(eqx.Module):
-    """What one site adds to the predictor at n rows: A c at its own mean c, and a covariance."""
+    """What one site adds to the R functions of the predictor at n rows: A c at its own mean c, and
+    a covariance. Rows of matrices are (function, row), functions outermost.
+    """
 
-    mean: Float[Array, "n"]
+    mean: Float[Array, "R n"]
 
     @abstractmethod
-    def cross(self, other: Any) -> Float[Array, "n m"]:
+    def cross(self, other: Any) -> Float[Array, "Rn Rm"]:
         """Covariances with the same part at other rows."""
 
     @abstractmethod
-    def diag(self) -> Float[Array, "n"]:
-        """Variances, without `jitter`."""
+    def blocks(self) -> Float[Array, "R R n"]:
+        """Covariances within a row, without `jitter`."""
 
     @abstractmethod
     def first_row(self) -> "Part":
         """Of the first row alone."""
 
-    def jitter(self) -> Float[Array, "n"]:
-        """Variances that a row shares with no other row, not even one of the same arguments."""
-        return jnp.zeros_like(self.mean)
+    def diag(self) -> Float[Array, "Rn"]:
+        """Variances, without `jitter`."""
+        return diagonal_of(self.blocks())
+
+    def jitter(self) -> Float[Array, "R R n"]:
+        """Covariances that a row shares with no other row, not even one of the same arguments."""
+        R, n = self.mean.shape
+        return jnp.zeros((R, R, n), self.mean.dtype)
 
 
 class Columns(Part):
     """F w, w ~ N(0, I)."""
 
-    columns: Float[Array, "n U"]
+    columns: Float[Array, "R n U"]
+
+    @property
+    def flat(self) -> Float[Array, "Rn U"]:
+        """F."""
+        return jnp.reshape(self.columns, (-1, self.columns.shape[-1]))
 
     def cross(self, other):
-        return self.columns @ other.columns.T
+        return self.flat @ other.flat.T
 
-    def diag(self):
-        return jnp.sum(self.columns**2, 1)
+    def blocks(self):
+        return jnp.einsum("anu,bnu->abn", self.columns, self.columns)
 
     def first_row(self):
-        return Columns(self.mean[:1], self.columns[:1])
+        return Columns(self.mean[:, :1], self.columns[:, :1])
 
 
 class Weighted(Part):
-    """sum_p a_pn f_p(x_n), f_p independent draws of one GP."""
+    """sum_p a_rpn f_p(x_n), f_p independent draws of one GP."""
 
-    weights: Float[Array, "P n"]
+    weights: Float[Array, "R P n"]
     prior: GP
 
     def cross(self, other):
-        same = self.weights.T @ other.weights
-        return same * other.prior.kernel(self.prior.X, other.prior.X)
+        k = other.prior.kernel(self.prior.X, other.prior.X)
+        if self.weights.shape[:2] == (1, 1):
+            return self.weights[0, 0][:, None] * k * other.weights[0, 0]
+        same = jnp.einsum("apn,bpm->anbm", self.weights, other.weights)
+        rows, columns = (w.shape[0] * w.shape[2] for w in (self.weights, other.weights))
+        return jnp.reshape(same * k[:, None, :], (rows, columns))
 
-    def diag(self):
-        return jnp.sum(self.weights**2, 0) * self.prior.kernel.diag(self.prior.X)
+    def blocks(self):
+        return self._same() * self.prior.kernel.diag(self.prior.X)
 
     def jitter(self):
-        whole = self.prior.variance - self.prior.kernel.diag(self.prior.X)
-        return jnp.sum(self.weights**2, 0) * whole
+        return self._same() * (self.prior.variance - self.prior.kernel.diag(self.prior.X))
+
+    def _same(self):
+        return jnp.einsum("apn,bpn->abn", self.weights, self.weights)
 
     def first_row(self):
         prior = GP(self.prior.kernel, self.prior.X[:1], self.prior.mean_function, self.prior.jitter)
-        return Weighted(self.mean[:1], self.weights[:, :1], prior)
+        return Weighted(self.mean[:, :1], self.weights[..., :1], prior)
 
 
 class Own(Part):
     """An effect of each datum."""
 
-    variance: Float[Array, "n"]
+    covariance: Float[Array, "R R n"]
 
     def cross(self, other):
-        return jnp.zeros((len(self.mean), len(other.mean)), self.mean.dtype)
+        return jnp.zeros((self.mean.size, other.mean.size), self.mean.dtype)
 
-    def diag(self):
-        return jnp.zeros_like(self.mean)
+    def blocks(self):
+        return jnp.zeros_like(self.covariance)
 
     def jitter(self):
-        return self.variance
+        return self.covariance
 
     def first_row(self):
-        return Own(self.mean[:1], self.variance[:1])
+        return Own(self.mean[:, :1], self.covariance[..., :1])
 
 
 class Loadings(eqx.Module):
     """A predictor at n rows, by what it is made of."""
 
-    offset: Float[Array, "n"]
+    offset: Float[Array, "R n"]
     parts: dict[str, Part]
 
     def first_row(self) -> "Loadings":
         """Of the first row alone."""
-        return Loadings(self.offset[:1], {k: p.first_row() for k, p in self.parts.items()})
+        return Loadings(self.offset[:, :1], {k: p.first_row() for k, p in self.parts.items()})
 
     @property
-    def mean(self) -> Float[Array, "n"]:
+    def mean(self) -> Float[Array, "R n"]:
         return sum([p.mean for p in self.parts.values()], self.offset)
 
-    def jitter(self) -> Float[Array, "n"]:
+    def jitter(self) -> Float[Array, "R R n"]:
         return sum(p.jitter() for p in self.parts.values())
 
-    def diag(self) -> Float[Array, "n"]:
+    def diag(self) -> Float[Array, "Rn"]:
         return sum(p.diag() for p in self.parts.values())
 
-    def cross(self, other: "Loadings") -> Float[Array, "n m"]:
+    def blocks(self) -> Float[Array, "R R n"]:
+        """Covariances within a row, `jitter` included."""
+        return sum(p.blocks() + p.jitter() for p in self.parts.values())
+
+    def cross(self, other: "Loadings") -> Float[Array, "Rn Rm"]:
         return sum(p.cross(other.parts[k]) for k, p in self.parts.items())
 
 
 def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
-    """Of a predictor `eta({site: innovation}) -> (n,)`, affine.
+    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
     sites are zero. `axes`: {site with one entry a datum: the axis of the data in its value, from
@@ -151,14 +174,14 @@ def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> L
 def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
     if axis is None:
-        return Columns(mean, columns(fn, pushed).T)
+        return Columns(mean, jnp.moveaxis(columns(fn, pushed), 0, -1))
     if isinstance(unwrap(fn), GP):
         return Weighted(mean, of_units(fn.shape(), axis, pushed), unwrap(fn))
     own = of_units(fn.shape(), axis, lambda e: pushed(root(e)))
-    return Own(mean, jnp.sum(own**2, 0))
+    return Own(mean, jnp.einsum("apn,bpn->abn", own, own))
 
 
-def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "P n"]:
+def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
     """What each unit of a site with one entry a datum gives, taken alone and alike in all rows."""
     units = list(shape)
     num = units.pop(axis)
@@ -167,13 +190,14 @@ def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "P n"]:
         rows = jnp.broadcast_to(unit[..., None], (*unit.shape, num))
         return jnp.moveaxis(rows, -1, axis)
 
-    return jax.vmap(lambda b: pushed(alike(b)))(_basis(units))
+    return jnp.moveaxis(jax.vmap(lambda b: pushed(alike(b)))(_basis(units)), 0, 1)
 
 
 def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], key) -> Array:
     """Whether row n of the predictor sees row n alone of the sites with one entry a datum, (n,).
 
-    A = diag(a) for a unit if and only if A v = a v for a random v, with probability one.
+    A = diag(a) for a unit and a function if and only if A v = a v for a random v, with probability
+    one.
     """
     zero = {k: jnp.zeros(shape) for k, shape in shapes.items()}
     found = []
@@ -182,11 +206,11 @@ def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], ke
         pushed = lambda e, k=site: jax.jvp(lambda x: eta({**zero, k: x}), (zero[k],), (e,))[1]  # noqa: E731
         rows = jnp.reshape(jnp.moveaxis(v, axis, -1), (-1, v.shape[axis]))
         terms = of_units(v.shape, axis, pushed) * rows
-        size = 1.0 + jnp.sum(jnp.abs(terms), 0)
+        size = 1.0 + jnp.sum(jnp.abs(terms), 1)
         found.append(
-            jnp.abs(pushed(v) - jnp.sum(terms, 0)) <= 1e3 * jnp.finfo(size.dtype).eps * size
+            jnp.abs(pushed(v) - jnp.sum(terms, 1)) <= 1e3 * jnp.finfo(size.dtype).eps * size
         )
-    return jnp.all(jnp.stack(found), 0) if found else jnp.ones((), bool)
+    return jnp.all(jnp.stack(found), (0, 1)) if found else jnp.ones((), bool)
 
 
 def columns(fn, pushed: Callable):
@@ -217,6 +241,11 @@ class RowsKernel(Kernel):
     tables: dict[str, Any]  # arguments that belong to no datum
     hyper: dict[str, Any]
 
+    @property
+    def functions(self) -> int:
+        """R."""
+        return self.model.plan.functions
+
     def at(self, X) -> Loadings:
         """The predictor at rows."""
         return self.model.loadings(X, self.tables, self.hyper)
@@ -229,20 +258,45 @@ class RowsKernel(Kernel):
 
 
 class PredictorGP(GP):
-    """The prior of eta at rows of a model's arguments. What a row shares with no other (a GP's
-    jitter, effects that stand one a datum) is on the diagonal of the covariance, as jitter is.
+    """The prior of eta at rows of a model's arguments, (N,), or (R, N) where a datum sees R
+    functions. What a row shares with no other (a GP's jitter, effects that stand one a datum) is on
+    the diagonal of the covariance, as jitter is.
+
+    The R functions stand where those of any GP site do, in the batch shape, and are correlated:
+    moments are of all (R N,) values, functions outermost, and there is no density of one function.
     """
 
     def __init__(self, kernel: RowsKernel, X):
         super().__init__(kernel, X)
+        R = kernel.functions
+        self._batch_shape = () if R == 1 else (R,)
 
     @property
     def mean(self):
-        """The predictor at the sites' means, (N,)."""
-        return _mean(self.kernel, self.X)
+        """The predictor at the sites' means, (N,) or (R, N)."""
+        mean = _mean(self.kernel, self.X)
+        return mean[0] if self.kernel.functions == 1 else mean
 
-    def _jitter(self, variance):
-        return _jitter(self.kernel, self.X)
+    @property
+    def variance(self):
+        """Variances, (R N,)."""
+        return diagonal_of(_blocks(self.kernel, self.X))
+
+    @property
+    def covariance_matrix(self):
+        """(R N, R N)."""
+        return self.kernel(self.X, self.X) + matrix_of(_jitter(self.kernel, self.X))
+
+    def sample(self, key, sample_shape=()):
+        """Draws of all functions, sample_shape + (N,) or (R, N)."""
+        white = random.normal(key, (*sample_shape, self.mean.size), self.X.dtype)
+        return self.mean + jnp.reshape(white @ self.scale_tril.T, sample_shape + self.shape())
+
+    def log_prob(self, value):
+        """log N(value; m, K), nats, of one function; several have no density each."""
+        if self.kernel.functions > 1:
+            raise NotImplementedError("the functions of a predictor are correlated.")
+        return super().log_prob(value)
 
 
 # What is asked for in tens of places: compiled as functions of their own, the model is traced once.
@@ -255,6 +309,11 @@ def _cross(kernel: RowsKernel, X1, X2):
 @eqx.filter_jit
 def _diag(kernel: RowsKernel, X):
     return kernel.at(X).diag()
+
+
+@eqx.filter_jit
+def _blocks(kernel: RowsKernel, X):
+    return kernel.at(X).blocks()
 
 
 @eqx.filter_jit
@@ -271,12 +330,17 @@ def _mean(kernel: RowsKernel, X):
 def _columns(kernel: RowsKernel, X):
     parts = kernel.at(X).parts
     found = [parts[k] for k in sorted(parts)]
-    return jnp.concatenate([part.columns for part in found if isinstance(part, Columns)], 1)
+    return jnp.concatenate([part.flat for part in found if isinstance(part, Columns)], 1)
 
 
-def columns_of(prior: Any) -> Float[Array, "n U"]:
+def columns_of(prior: Any) -> Float[Array, "Rn U"]:
     """F at the rows of a predictor's prior, the sites in alphabetical order."""
     return _columns(prior.kernel, prior.X)
+
+
+def blocks_of(prior: Any) -> Float[Array, "R R n"]:
+    """Covariances of the functions within a row."""
+    return _blocks(prior.kernel, prior.X)
 
 
 def covariance_of(prior: GP) -> Covariance:

@@ -36,3 +36,12 @@ Covariance = Float[Array, "N N"] | LowRank
 def dense(K: Covariance) -> Float[Array, "N N"]:
     """As an array."""
     return K.dense() if isinstance(K, LowRank) else K
+
+
+def within(K: Covariance, functions: int) -> Float[Array, "R R N"]:
+    """The blocks of a covariance of R functions, (R N, R N), that are within a datum."""
+    if isinstance(K, LowRank):
+        F = jnp.reshape(K.F, (functions, -1, K.F.shape[1]))
+        return jnp.einsum("anu,bnu->abn", F, F)
+    whole = jnp.reshape(K, (functions, len(K) // functions, functions, -1))
+    return jnp.einsum("anbn->abn", whole)

@@ -36,16 +36,23 @@ def normal_log_pdf(x, mean, variance):
 
 
 def derivatives(
-    log_lik: Callable, f: Float[Array, "N"]
-) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
-    """Gradient and Hessian diagonal of a pointwise log-likelihood at f: one grad and one jvp, O(N).
+    log_lik: Callable, f: Float[Array, "RN"], functions: int = 1
+) -> tuple[Float[Array, "RN"], Float[Array, "..."]]:
+    """Gradient and Hessian of a pointwise log-likelihood at f: its diagonal (N,), by one grad and
+    one jvp, O(N); of R functions its blocks (R, R, N), by R jvps.
 
     f is nudged by a few roundings: NumPyro's logistic log-probabilities are written with |x| and
     max(x, 0), whose derivatives JAX gets wrong at exactly x = 0, and zero is where every Newton
     iteration starts.
     """
     f = f + 16 * jnp.finfo(f.dtype).eps * (1.0 + jnp.abs(f))
-    return jax.jvp(jax.grad(lambda f: jnp.sum(log_lik(f))), (f,), (jnp.ones_like(f),))
+    slope = jax.grad(lambda f: jnp.sum(log_lik(f)))
+    if functions == 1:
+        return jax.jvp(slope, (f,), (jnp.ones_like(f),))
+    each = jnp.repeat(jnp.eye(functions, dtype=f.dtype), f.size // functions, 1)
+    g, h = jax.vmap(lambda d: jax.jvp(slope, (f,), (d,)), out_axes=(None, 0))(each)
+    blocks = jnp.reshape(h, (functions, functions, -1))
+    return g, 0.5 * (blocks + jnp.swapaxes(blocks, 0, 1))
 
 
 class _Search(NamedTuple):

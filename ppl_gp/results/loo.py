@@ -28,8 +28,8 @@ from jax.scipy.special import logsumexp
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
-from ppl_gp.kept import FromPseudo
-from ppl_gp.local.condition import prediction_root
+from ppl_gp.kept import FromFunctions, FromPseudo
+from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
@@ -44,10 +44,11 @@ from ppl_gp.results.datatree import (
     scored_names,
     training_sites,
 )
-from ppl_gp.results.integrals.averages import NODES
+from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
 from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
+from ppl_gp.results.integrals.several import Effort, log_expectation_over
 from ppl_gp.results.query.layout import Layout
-from ppl_gp.results.query.mixture import Moments
+from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.record import Record
 from ppl_gp.wrappers import bare_shape, mask_of
 
@@ -153,7 +154,10 @@ def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: 
 
     def one(draw):
         hyper, latent = draw.known, draw.kept[site]
-        prior = read(model, *args, hyper=hyper, **kwargs).prior
+        factors = read(model, *args, hyper=hyper, **kwargs)
+        prior = factors.prior
+        if isinstance(latent, FromFunctions):
+            return _of_functions(factors, latent, plan, draws.num, scaled)
         concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
         def score(moments, weighed=False):
@@ -168,6 +172,46 @@ def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: 
         return left_out, kept, score(without, True) if scaled else left_out
 
     return lax.map(one, draws)
+
+
+def _of_functions(factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool):
+    """As `_cavity_log_densities`, where a datum sees several functions: by cubature, or by weighted
+    draws above three.
+    """
+    log_lik, site, (R, _) = factors.log_lik, factors.log_lik.site, latent.mean.shape
+    effort = Effort(SEVERAL_NODES[num_draws > 1], num_draws > 1, _DRAWS)
+
+    def score(moments, weighed=False):
+        def log_p(f):
+            return log_density_per_datum(log_lik.trace(f[site]), plan, weighed)
+
+        together = (tuple(range(R)),)
+        return log_expectation_over(log_p, {site: moments}, together, effort, random.key(4))[0]
+
+    without, within = cavity_of_functions(factors.prior, latent)
+    left_out, kept = score(without), score(within)
+    return left_out, kept, score(without, True) if scaled else left_out
+
+
+def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments, JointMoments]:
+    """(q_{-n}, q) of the functions of every datum.
+
+    covariance = Sigma (I - T Sigma)^-1 of the blocks within a datum, mean = mu - covariance alpha.
+    """
+    sites, shape = latent.sites, latent.mean.shape
+    q = condition(covariance_of(prior), jnp.ravel(prior.mean), sites)
+    Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, sites.nat2))
+    covariance = Sigma @ jnp.linalg.inv(jnp.eye(shape[0]) - T @ Sigma)
+    covariance = 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
+    proper = jnp.linalg.eigvalsh(covariance)[:, 0] > 0
+    covariance = jnp.where(proper[:, None, None], covariance, jnp.nan)
+    alpha = jnp.reshape(latent.alpha, shape)
+    mean = latent.mean - jnp.einsum("nab,bn->an", covariance, alpha)
+    variance = jnp.einsum("naa->an", covariance)
+    return (
+        JointMoments.of(mean, variance, covariance),
+        JointMoments.of(latent.mean, latent.variance, Sigma),
+    )
 
 
 def cavity(prior: GP, latent: FromPseudo) -> Moments:

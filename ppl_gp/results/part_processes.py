@@ -14,30 +14,39 @@ from ppl_gp.sparse.process import SparseProcess
 
 
 def part_processes(model: Collapsed, process: Posterior | OfUnknowns) -> dict[str, Any]:
-    """{GP site: its posterior process}, of those that are one function."""
+    """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ..."""
     prior: Any = process.prior
     train: Loadings = prior.kernel.at(prior.X)
     priors = model.priors(prior.kernel, prior.X)
     found, start = {}, 0
     for k in sorted(train.parts):
         part = train.parts[k]
-        width = part.columns.shape[1] if isinstance(part, Columns) else 0
-        if k in priors and isinstance(part, Weighted) and len(part.weights) == 1:
-            found[k] = _of_weighted(part.weights[0], priors[k], process)
+        width = part.flat.shape[1] if isinstance(part, Columns) else 0
+        if k in priors and isinstance(part, Weighted):
+            found |= _units(k, part, priors[k], process)
         elif k in priors and isinstance(part, Columns) and priors[k].event_shape == (width,):
             found[k] = (
                 _of_unknowns(process.root.part(start, width), priors[k])
                 if isinstance(process.root, Unknowns)
-                else _of_columns(part.columns, priors[k], process)
+                else _of_columns(part.flat, priors[k], process)
             )
         start += width
     return found
 
 
-def _of_weighted(a, prior: GP, process: Posterior) -> Posterior:
-    """Of f in eta = a f + ...: Cov[eta, f*] = a k."""
-    root = process.root
-    return Posterior(prior, a * process.alpha, Root(root.W * a, root.diagonal * a**2, root.sign))
+def _units(site: str, part: Weighted, prior: GP, process) -> dict[str, Posterior]:
+    P = part.weights.shape[1]
+    names = [site] if P == 1 else [f"{site}[{p}]" for p in range(P)]
+    return {k: _of_weighted(part.weights[:, p], prior, process) for p, k in enumerate(names)}
+
+
+def _of_weighted(a, prior: GP, process) -> Posterior:
+    """Of f in eta_r = a_r f + ..., a (R, N): Cov[eta_r, f*] = a_r k."""
+    root, R = process.root, len(a)
+    summed = lambda x: jnp.sum(a * jnp.reshape(x, (*x.shape[:-1], R, -1)), -2)  # noqa: E731
+    diagonal = root.diagonal if R > 1 else root.diagonal[None, None]
+    weighed = jnp.einsum("an,abn,bn->n", a, diagonal, a)
+    return Posterior(prior, summed(process.alpha), Root(summed(root.W), weighed, root.sign))
 
 
 def _of_columns(F, prior: GP, process: Posterior) -> SparseProcess:

@@ -15,9 +15,10 @@ import numpyro.distributions as dist
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
-from ppl_gp.kept import FromPseudo
+from ppl_gp.kept import FromFunctions, FromPseudo
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor_prior import Loadings
+from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -28,8 +29,9 @@ TOTAL, OFFSET = "total", "offset"
 
 
 def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
-    """{site: what it adds to the linear predictor at new rows, `Normal` (M,)}, and `"total"`, their
-    sum with what is known (`"offset"`, where it is not zero).
+    """{site: what it adds to the linear predictor at new rows, `Normal` (M,), or (R, M) where a
+    datum sees R functions}, and `"total"`, their sum with what is known (`"offset"`, where it is
+    not zero).
 
     A site whose mean is another site (group effects about a level) counts as what it adds to that.
     Effects that stand one a datum are new at new rows: their prior. Hyperparameters that were
@@ -38,7 +40,8 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     Raises `ModelError` for a fit whose functions were drawn, or have inducing variables.
     """
     case = case_at(record, X_new, args, kwargs)
-    if not isinstance(case.draws.kept.get(case.site or ""), FromPseudo):
+    (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
+    if not isinstance(kept, FromPseudo | FromFunctions):
         raise ModelError(
             f"components() is of fits by Laplace, EP, VI and LocalBound; "
             f"{type(record.method).__name__} keeps draws of the sites themselves in fit.hyper and "
@@ -53,7 +56,7 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
 @quick_jit
 def _components(case: Case):
     """({part: Moments}, the mean offset)."""
-    site: Any = case.site
+    (site,) = case.draws.kept
 
     def one(draw: Draws):
         kept: Any = draw.kept[site]
@@ -65,7 +68,8 @@ def _components(case: Case):
             return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
         there = new.kernel.at(new.X)
         parts = _part_moments(prior.kernel.at(prior.X), there, root, kept.alpha)
-        return {**parts, TOTAL: total}, Moments(there.offset, jnp.zeros_like(total.variance))
+        offset = jnp.reshape(there.offset, total.mean.shape)
+        return {**parts, TOTAL: total}, Moments(offset, jnp.zeros_like(total.variance))
 
     found, offset = mixture(one, case.draws, case.draws.log_weights)
     return found, offset.mean
@@ -76,13 +80,16 @@ def _part_moments(train: Loadings, there: Loadings, root, alpha) -> dict[str, Mo
     for k in sorted(there.parts):
         part: Any = there.parts[k]
         if isinstance(root, Unknowns):
-            size = part.columns.shape[1]
-            mean, variance = root.part(start, size).moments(part.columns)
+            size = part.flat.shape[1]
+            mean, variance = root.part(start, size).moments(part.flat)
             start += size
         else:
             C = train.parts[k].cross(part)
-            mean, variance = C.T @ alpha, part.diag() + part.jitter() - root.explained(C)
-        found[k] = Moments(part.mean + mean, jnp.maximum(variance, 0.0))
+            prior = part.diag() + diagonal_of(part.jitter())
+            mean, variance = C.T @ alpha, prior - root.explained(C)
+        functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
+        whole = Moments(jnp.ravel(part.mean) + mean, jnp.maximum(variance, 0.0))
+        found[k] = jax.tree.map(lambda x, shape=functions: jnp.reshape(x, shape), whole)
     return found
 
 
@@ -112,7 +119,7 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
                     jnp.concatenate([loads[j] for j in sorted(loads)], 1)
                 )
             else:
-                C = sum(train.parts[j].columns @ D.T for j, D in loads.items())  # Cov[eta, site]
+                C = sum(train.parts[j].flat @ D.T for j, D in loads.items())  # Cov[eta, site]
                 variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - root.explained(C)
                 centred = C.T @ kept.alpha
             moments = Moments(centred, jnp.maximum(variance, 0.0))

@@ -3,6 +3,7 @@ ended.
 """
 
 import copy
+import math
 import warnings
 from typing import NamedTuple
 
@@ -14,12 +15,13 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
-from ppl_gp.kept import FromPseudo
+from ppl_gp.kept import from_sites
 from ppl_gp.local.condition import condition
 from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import FEW_DATA, quick_jit
@@ -65,7 +67,7 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
 
 def point_at(problem: LocalProblem, hyper: dict) -> Point:
     """The point at given hyperparameters."""
-    num = problem.trace[problem.site]["fn"].shape()[-1]
+    num = math.prod(problem.trace[problem.site]["fn"].shape())
     method = without_values(problem.method)
     solved = _solved(problem.model, method, hyper, problem.args, problem.kwargs, num=num)
     return Point(hyper, Result.converged, {}, *solved)
@@ -94,7 +96,8 @@ def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
 @quick_jit
 def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
-    init = flat(factors.prior.mean, PseudoLikelihood if general else form_of(factors.log_lik))
+    form = PseudoLikelihood if general else form_of(factors.log_lik)
+    init = flat(jnp.ravel(factors.prior.mean), form, factors.log_lik.functions)
     return log_evidence(method, factors, init)
 
 
@@ -103,16 +106,15 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures)."""
     prior = read(model, *args, hyper=hyper, **kwargs).prior
     K = covariance_of(prior)
-    q = condition(K, prior.mean, solution.sites)
-    kept = jax.tree.map(
-        lambda x: x[None], FromPseudo(q.mean, q.variance, q.alpha, as_general(solution.sites))
-    )
+    q = condition(K, jnp.ravel(prior.mean), solution.sites)
+    kept = jax.tree.map(lambda x: x[None], from_sites(q, as_general(solution.sites)))
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
     # none. F F^T is semi-definite, and has no jitter.
-    proper, raised = jnp.all(q.variance >= 0), jnp.zeros(())
+    variance = diagonal_of(q.variance)
+    proper, raised = jnp.all(variance >= 0), jnp.zeros(())
     if not isinstance(K, LowRank):
         L, raised = prior.factor()
-        proper = jnp.isfinite(L[-1, -1]) & jnp.all(q.variance > 0)
+        proper = jnp.isfinite(L[-1, -1]) & jnp.all(variance > 0)
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )

@@ -4,6 +4,7 @@ integrates out.
 
 from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -15,7 +16,7 @@ from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.space import require_draws
 from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
-from ppl_gp.kept import FromPseudo
+from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
 from ppl_gp.local.condition import condition
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.predictor_prior import covariance_of
@@ -85,12 +86,13 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 
 
 @quick_jit
-def kept_of_draws(model, site, hyper, sites, args, kwargs) -> FromPseudo:
+def kept_of_draws(model, site, hyper, sites, args, kwargs) -> FromPseudo | FromFunctions:
     """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods. O(S N^3)."""
 
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)
-        q = condition(covariance_of(prior), prior.mean, entry[1])
-        return q.mean, q.variance, q.alpha
+        return from_sites(
+            condition(covariance_of(prior), jnp.ravel(prior.mean), entry[1]), entry[1]
+        )
 
-    return FromPseudo(*lax.map(one, (hyper, sites)), sites)
+    return lax.map(one, (hyper, sites))

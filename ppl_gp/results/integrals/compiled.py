@@ -31,7 +31,7 @@ from ppl_gp.results.integrals.likelihood import (
 )
 from ppl_gp.results.integrals.mackay import mackay_log_probs
 from ppl_gp.results.integrals.several import entries_of, outcomes_over
-from ppl_gp.results.query.mixture import Moments
+from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
 from ppl_gp.wrappers import bare
 
@@ -65,7 +65,7 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
         def component(draw):
             f = all_marginals(case, draw)
             effort = effort_of(case, MIN_DRAWS)
-            return f, *outcomes_over(
+            return {k: plain(v) for k, v in f.items()}, *outcomes_over(
                 case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort
             )
 

@@ -7,6 +7,7 @@ several observed sites, each with a function of its own); two or three that meet
 by weighted draws, with an error.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.kept import FromFunctions
 from ppl_gp.proofs.meeting import dependence
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import (
@@ -29,7 +31,7 @@ from ppl_gp.results.integrals.likelihood import (
     moments_shape,
 )
 from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.mixture import Moments
+from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
 from ppl_gp.wrappers import bare
@@ -73,11 +75,28 @@ def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...
     found = dependence(
         lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows
     )
-    seen = np.asarray(found.on[0].any(1))
+    seen = _with_companions(case, np.asarray(found.on[0].any(1)))
     reach = found.coupled & seen[:, None] & seen
+    reach |= _correlated(case) & seen[:, None] & seen
     for _ in range(int(np.ceil(np.log2(rows.shape[0]))) + 1):
         reach = (reach.astype(int) @ reach.astype(int)) > 0
     return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in reach if row.any()}))
+
+
+def _correlated(case: Case) -> np.ndarray:
+    """(F, F): which functions are correlated within a row, given the data."""
+    kept = {k: case.draws.kept[k] for k in outer_sites(case)}
+    owners = [
+        (k, i if not isinstance(v, FromFunctions) else 0)
+        for k, v in kept.items()
+        for i in range(math.prod(v.mean.shape[1:-1]))
+    ]
+    return np.array([[a == b for b in owners] for a in owners])
+
+
+def _with_companions(case: Case, seen: np.ndarray) -> np.ndarray:
+    """The functions that are seen, and those that are correlated with them."""
+    return (_correlated(case).astype(int) @ seen.astype(int)) > 0
 
 
 @dataclass(frozen=True)
@@ -92,10 +111,11 @@ class Entries:
 def entries_of(case: Case) -> dict[str, Entries]:
     """{label: Entries} of the observed sites that are predicted."""
     trace_at, rows = _rows_at(case)
-    return {site.label: _entries(trace_at, site, rows) for site in case.layout.sites}
+    companions = _correlated(case)
+    return {site.label: _entries(trace_at, site, rows, companions) for site in case.layout.sites}
 
 
-def _entries(trace_at, site: ObservedSite, rows) -> Entries:
+def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     num = rows.shape[0]
 
     def seen(f):
@@ -120,6 +140,7 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
         sum(np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on)
         > 0
     )
+    by_entry = (companions.astype(int) @ by_entry.astype(int)) > 0
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
     if size > cubature.MAX_DIMENSIONS:
@@ -129,11 +150,20 @@ def _entries(trace_at, site: ObservedSite, rows) -> Entries:
     return Entries(tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)))
 
 
-def _stacked(f: dict[str, Moments]):
-    """(means (F, M), variances that nodes resolve (F, M), the way back)."""
-    mean, rebuild = flatten({k: v.mean for k, v in f.items()})
-    variance = flatten({k: v.variance for k, v in f.items()})[0]
-    return mean, jax.vmap(lambda m, v: floored(Moments(m, v)).variance)(mean, variance), rebuild
+def _stacked(f: dict[str, Moments | JointMoments]):
+    """(means (F, M), variances that nodes resolve (F, M), the way back to {site: f}) of independent
+    coordinates: the functions, or, where they are correlated, standard normal ones behind them.
+    """
+    joint = {k: v for k, v in f.items() if isinstance(v, JointMoments)}
+    mean, rebuild = flatten({k: jnp.zeros_like(v.mean) if k in joint else v.mean for k, v in f.items()})
+    variance = flatten(
+        {k: jnp.ones_like(v.mean) if k in joint else v.variance for k, v in f.items()}
+    )[0]
+
+    def back(rows):
+        return {k: joint[k].at(x) if k in joint else x for k, x in rebuild(rows).items()}
+
+    return mean, jax.vmap(lambda m, v: floored(Moments(m, v)).variance)(mean, variance), back
 
 
 def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort, key):

@@ -18,6 +18,32 @@ class Moments(NamedTuple):
     variance: Float[Array, "..."]
 
 
+class JointMoments(NamedTuple):
+    """Mean and variance of R functions that are correlated within a row, (R, M), and S with S S^T
+    their covariance there, (M, R, R).
+    """
+
+    mean: Float[Array, "R M"]
+    variance: Float[Array, "R M"]
+    root: Float[Array, "M R R"]
+
+    @classmethod
+    def of(cls, mean, variance, covariance: Float[Array, "M R R"]) -> "JointMoments":
+        """With S by eigenvectors, which a covariance without full rank has too."""
+        values, V = jnp.linalg.eigh(covariance)
+        return cls(mean, variance, V * jnp.sqrt(jnp.maximum(values, 0.0))[:, None])
+
+    def at(self, z: Float[Array, "R M"]) -> Float[Array, "R M"]:
+        """The functions at independent standard normal z."""
+        rows = jnp.broadcast_to(z, self.mean.shape)
+        return self.mean + jnp.einsum("mab,bm->am", self.root, rows)
+
+
+def plain(moments: Moments | JointMoments) -> Moments:
+    """Without the correlations, which a mixture need not carry."""
+    return Moments(moments.mean, moments.variance)
+
+
 def mixture(
     component: Callable[[Any], Any], draws: Any, log_weights: Float[Array, "S"] | None = None
 ) -> Any:

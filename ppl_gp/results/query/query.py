@@ -15,12 +15,13 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kept import Kept
+from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import annotated, run, set_gps
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.results.query.layout import Layout, layout
-from ppl_gp.results.query.mixture import Moments, mixture
+from ppl_gp.results.query.mixture import JointMoments, Moments, mixture, plain
 from ppl_gp.results.query.new_inputs import new_arguments, num_rows, require_own_rows
 from ppl_gp.results.query.same_kernels import require_same_kernels
 from ppl_gp.results.record import Record
@@ -134,8 +135,11 @@ class Conditional(eqx.Module):
     kept: Kept
     root: Any = None
 
-    def marginals(self, new: GP) -> Moments:
+    def marginals(self, new: GP) -> Moments | JointMoments:
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
+        if isinstance(self.kept, FromFunctions):
+            process = self.kept.process(self.prior, self.root)
+            return JointMoments.of(*process.marginals(new), process.within(new))
         return Moments(
             *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
         )
@@ -145,7 +149,9 @@ class Conditional(eqx.Module):
         marginals.
         """
         if not joint:
-            mean, variance = self.marginals(new)
+            if isinstance(found := self.marginals(new), JointMoments):
+                return found.at(random.normal(key, (len(found.mean), 1), found.mean.dtype))
+            mean, variance = found
             # The same number for all rows, each of which is judged alone: its answer may not depend
             # on its companions.
             return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
@@ -160,7 +166,8 @@ class Conditional(eqx.Module):
 
         mean, factor = self.kept.at(self.prior, new, factored, self.root)
         white = random.normal(key, mean.shape, mean.dtype)
-        return mean + jnp.einsum("...ij,...j->...i", factor, white)
+        drawn = mean + jnp.einsum("...ij,...j->...i", factor, white)
+        return jnp.reshape(drawn, new.shape()) if isinstance(new, PredictorGP) else drawn
 
 
 def drawn_trace(
@@ -182,7 +189,7 @@ def drawn_trace(
     names, moments = list(conditionals), {}
 
     def value(name, new: GP):
-        moments[name] = conditionals[name].marginals(new)
+        moments[name] = plain(conditionals[name].marginals(new))
         return conditionals[name].draw(random.fold_in(key_gps, names.index(name)), new, joint)
 
     with handlers.block():
