@@ -23,6 +23,7 @@ from jax import lax
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
+from ppl_gp.local import several
 from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -37,6 +38,7 @@ from ppl_gp.local.natural import (
     site_weights,
 )
 from ppl_gp.local.tilted import tilted
+from ppl_gp.model.factors import functions_of
 from ppl_gp.numerics.low_rank import dense
 from ppl_gp.numerics.modes import normal_log_pdf
 
@@ -71,8 +73,8 @@ class EP(LocalMethod):
             )
 
     def refuses(self, log_lik):
-        """Several functions a datum."""
-        return one_function_only(self, log_lik)
+        """Several functions a datum one after another."""
+        return one_function_only(self, log_lik) if self.sequential else None
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""
@@ -103,7 +105,7 @@ class EP(LocalMethod):
         That rescue is not compiled for sites known to be positive: their solution says that it is
         none, and the caller tries again.
         """
-        flat = start_from(K, mean, init)
+        flat = start_from(K, mean, init, functions_of(log_lik))
         if isinstance(init, Positive):
             return flat[0], self._match(log_lik, *flat)
 
@@ -134,6 +136,10 @@ class EP(LocalMethod):
     def log_terms(self, log_lik, solution):
         """(1/power) [log int cavity p^power - log int cavity site^power], the cavities held."""
         q, sites = solution.marginals, solution.sites
+        if sites.functions > 1:
+            without = several.cavity(q, sites, self.power)
+            moments = several.tilted_moments(log_lik, without, self.power)
+            return several.tilted_terms(q, without, moments.log_z, self.power)
         cavity = self._cavity(q, sites)
         return self._terms(q, cavity, self._tilted(log_lik, cavity[1], 1.0 / cavity[0]).log_z)
 
@@ -175,6 +181,8 @@ class EP(LocalMethod):
         return admissible(matched), cavity, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
+        if sites.functions > 1:
+            return self._match_several(log_lik, sites, q)
         target, cavity, moments = self._matched(log_lik, sites, q)
         usable = jnp.all(q.variance > 0)
         aux = (
@@ -184,6 +192,15 @@ class EP(LocalMethod):
             jnp.max(moments.error),
         )
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
+        return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
+
+    def _match_several(self, log_lik, sites, q: Marginals) -> Evaluation:
+        without = several.cavity(q, sites, self.power)
+        moments = several.tilted_moments(log_lik, without, self.power)
+        target = several.matched_sites(moments, without, sites, self.power)
+        terms = several.tilted_terms(q, without, moments.log_z, self.power)
+        aux = (q, jnp.any(~without.proper), terms, jnp.max(moments.error))
+        residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
         return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.blocks import num_functions, positive_part
+from ppl_gp.numerics.blocks import diagonal_of, num_functions, outer, positive_part, times
 
 
 class PseudoLikelihood(eqx.Module):
@@ -93,7 +93,8 @@ def as_general(tree: Any) -> Any:
 
 def site_weights(q: Marginals, sites: PseudoLikelihood) -> PseudoLikelihood:
     """Weights that turn a change of the sites into (about) posterior standard deviations."""
-    return sites.like(jnp.sqrt(q.variance), q.variance)
+    sd = jnp.sqrt(diagonal_of(q.variance))
+    return sites.like(sd, outer(sd, sd, sites.nat2))
 
 
 def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) -> Float[Array, ""]:
@@ -101,8 +102,9 @@ def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) ->
     would make alone.
     """
     d1, d2 = target.nat1 - sites.nat1, target.nat2 - sites.nat2
+    weights = site_weights(q, sites)
     return jnp.maximum(
-        jnp.max(jnp.abs(d1 - d2 * q.mean) * jnp.sqrt(q.variance)), jnp.max(jnp.abs(d2) * q.variance)
+        jnp.max(jnp.abs(d1 - times(d2, q.mean)) * weights.nat1), jnp.max(jnp.abs(d2) * weights.nat2)
     )
 
 

@@ -8,7 +8,7 @@ Anderson-accelerated and must not lower the bound
 ELBO = log int N(f; m, K) prod t_n + sum_n (E_n - E_q[log t_n]).
 
 It is stationary in q at the optimum, so its gradient holds q. Expectations by `num_nodes`
-quadrature nodes a datum. Cost a step: N^3 / 3 + 2 N^3 / 3; starts from Laplace, whose likelihood
+quadrature nodes a datum, of R functions by those of `several.py`. Cost a step: N^3 / 3 + 2 N^3 / 3; starts from Laplace, whose likelihood
 need only be finite at a point and not in expectation. Fails: `max_steps`, `nonfinite`.
 """
 
@@ -19,10 +19,11 @@ from jax import lax
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
+from ppl_gp.local import several
 from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.local.method import LocalMethod, Solution, one_function_only
+from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import (
     Marginals,
     PseudoLikelihood,
@@ -83,10 +84,6 @@ class VI(LocalMethod):
                 f"VI(damping={self.damping}): give a natural-gradient step size in (0, 1]."
             )
 
-    def refuses(self, log_lik):
-        """Several functions a datum."""
-        return one_function_only(self, log_lik)
-
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Natural-gradient steps from Laplace's sites, which a warm start `init` shortens."""
         tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
@@ -106,11 +103,16 @@ class VI(LocalMethod):
     def log_terms(self, log_lik, solution):
         """E_q[log p(y_n|f_n)] - E_q[log t_n], q held."""
         q, sites = solution.marginals, solution.sites
+        if sites.functions > 1:
+            expected = several.expected_log_lik(log_lik, q.mean, q.variance)
+            return expected - several.expected_site(q, sites)
         expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
         return expected - _expected_site(q, sites)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         q = condition(K, mean, sites)
+        if sites.functions > 1:
+            return _evaluation_of_several(log_lik, q, sites)
         expected, slope, curve, error = expected_log_lik(
             log_lik, q.mean, q.variance, self.num_nodes
         )
@@ -164,6 +166,14 @@ class VI(LocalMethod):
         natural = sites.like(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])
         usable = proper & jnp.isfinite(plain.nat1) & jnp.isfinite(plain.nat2)
         return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
+
+
+def _evaluation_of_several(log_lik, q: Marginals, sites: PseudoLikelihood) -> Evaluation:
+    target, expected, error = several.variational_target(log_lik, q, sites)
+    terms = expected - several.expected_site(q, sites)
+    residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
+    elbo = q.log_partition + jnp.sum(terms)
+    return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error)))
 
 
 def _expected_site(q: Marginals, sites: PseudoLikelihood):

@@ -29,9 +29,10 @@ class JointMoments(NamedTuple):
 
     @classmethod
     def of(cls, mean, variance, covariance: Float[Array, "M R R"]) -> "JointMoments":
-        """With S by eigenvectors, which a covariance without full rank has too."""
+        """With S the symmetric root, which a covariance without full rank has too."""
         values, V = jnp.linalg.eigh(covariance)
-        return cls(mean, variance, V * jnp.sqrt(jnp.maximum(values, 0.0))[:, None])
+        root = jnp.sqrt(jnp.maximum(values, 0.0))
+        return cls(mean, variance, jnp.einsum("mai,mi,mbi->mab", V, root, V))
 
     def at(self, z: Float[Array, "R M"]) -> Float[Array, "R M"]:
         """The functions at independent standard normal z."""
