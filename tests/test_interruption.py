@@ -42,7 +42,7 @@ def test_map_keeps_the_best_point_so_far(steps, monkeypatch):
 
 
 def test_map_before_its_first_step_has_its_start(monkeypatch):
-    stopped_at(1, monkeypatch, map_restarts, "_evaluate")
+    stopped_at(1, monkeypatch, map_restarts, "evaluate")
     method = pg.Laplace(hyper=pg.MAP(init=small_fits.HYPER))
     fit = pg.fit(small_fits.classifier, method, 0, X, y=Y, throw=False)
     assert fit.result == "interrupted" and fit.stats["map_steps"] == 0

@@ -219,7 +219,9 @@ def test_foreign_files(tmp_path):
 
 def test_newer_formats(saved):
     rewritten(saved, lambda header: header.update(version=FORMAT_VERSION + 1))
-    with pytest.raises(StoreError, match="has format version 3.*upgrade ppl-gp"):
+    with pytest.raises(
+        StoreError, match=f"has format version {FORMAT_VERSION + 1}.*upgrade ppl-gp"
+    ):
         pg.load(saved, classifier)
 
 

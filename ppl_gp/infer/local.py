@@ -33,7 +33,8 @@ def local_methods() -> dict[str, LocalMethod]:
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     trace = first_trace(holding(model, method.hyper), args, kwargs)
     require_no_subsampling(trace, type(method).__name__)
-    held = method.hyper.values if isinstance(method.hyper, Fixed) else {}
+    given = method.hyper.values if isinstance(method.hyper, Fixed) else {}
+    held = {k: trace[k]["value"] for k in given if k in trace}  # as they were checked
     whole = model
     model = integrated(model, method, args, kwargs, held)
     if model is not whole:

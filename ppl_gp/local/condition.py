@@ -117,9 +117,7 @@ def start_from_mean(
 
 
 def _if_proper(proper, init: PseudoLikelihood, q, prior):
-    return jax.tree.map(
-        lambda a, b: jnp.where(proper, a, b), (init, q), (flat_as(init), prior)
-    )
+    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), (init, q), (flat_as(init), prior))
 
 
 def prediction_root(K: Covariance, sites: PseudoLikelihood) -> Root:

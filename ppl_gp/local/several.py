@@ -166,8 +166,10 @@ def _log_tilted(log_lik, without: Cavity, power):
 
     def at(f):
         d = _split(f - without.mean, R)
-        return power * log_lik(f) + constant - 0.5 * jnp.einsum(
-            "na,nab,nb->n", d, without.precision, d
+        return (
+            power * log_lik(f)
+            + constant
+            - 0.5 * jnp.einsum("na,nab,nb->n", d, without.precision, d)
         )
 
     return at

@@ -28,7 +28,8 @@ def collapse(
     through no linear predictor.
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
-    integrate beside GPs. Abstract traces, some 0.1 s.
+    integrate beside GPs. A model that holds arrays of N rows of its own, and so cannot be traced at
+    another number of rows, stays as it is. Abstract traces, some 0.1 s.
     """
     trace = run(model, args, kwargs, dict(given or {}))
     sites = {
@@ -40,7 +41,8 @@ def collapse(
         and k not in (given or {})
         and (only is None or k in only or is_gp(s))
     }
-    if isinstance(model, Collapsed) or not sites or _is_plain(trace, sites):
+    stays = isinstance(model, Collapsed) or not model.reading.grows
+    if stays or not sites or _is_plain(trace, sites):
         return model
     bones, found = skeleton(model, args, kwargs), roles(trace)
     arrays = Leaves(model, args, kwargs).arrays

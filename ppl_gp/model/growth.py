@@ -218,9 +218,7 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
 
 def _data_grow(base: Look, look: Look, growing: tuple[str, ...]) -> bool:
     """Whether one of the sites grew, or a plate that subsamples."""
-    grew = [
-        k for k in growing if k in look.sites and _grown_axes(base.sites[k], look.sites[k])
-    ]
+    grew = [k for k in growing if k in look.sites and _grown_axes(base.sites[k], look.sites[k])]
     subsampled = [
         k
         for k, (size, part) in base.plates.items()

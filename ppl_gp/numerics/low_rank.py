@@ -11,7 +11,7 @@ class LowRank(eqx.Module):
     What the local methods ask of K, without the matrix: a step costs O(N U^2) in place of O(N^3).
     """
 
-    F: Float[Array, "N U"]
+    F: Float[Array, "RN U"]
 
     @property
     def dtype(self):
@@ -30,7 +30,7 @@ class LowRank(eqx.Module):
         return self.F @ self.F.T
 
 
-Covariance = Float[Array, "N N"] | LowRank
+Covariance = Float[Array, "RN RN"] | LowRank
 
 
 def dense(K: Covariance) -> Float[Array, "N N"]:

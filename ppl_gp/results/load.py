@@ -15,7 +15,7 @@ import numpy as np
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
-from ppl_gp.kept import FromDraws, FromPseudo, Kept
+from ppl_gp.kept import FromDraws, FromFunctions, FromPseudo, Kept
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.fingerprint import keyed, reads
@@ -280,9 +280,12 @@ def _kept(name: str, fields) -> Kept:
         return FromDraws(mean)
     if sites is None or alpha is None:
         raise StoreError(f"is damaged: q of '{name}' lacks a part.")
+    pseudo = PseudoLikelihood(sites["nat1"], sites["nat2"])
+    if np.ndim(pseudo.nat2) > 2:
+        return FromFunctions(mean, variance, alpha, pseudo)
     for part in (mean, variance):
         require(np.shape(part) == np.shape(alpha), f"q of '{name}' has shape {np.shape(part)}.")
-    return FromPseudo(mean, variance, alpha, PseudoLikelihood(sites["nat1"], sites["nat2"]))
+    return FromPseudo(mean, variance, alpha, pseudo)
 
 
 def _warn_of_precision(path, arrays) -> None:

@@ -8,12 +8,14 @@ from ppl_gp.gp import GP
 from ppl_gp.local.factor import Root
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor_prior import Columns, Loadings, Weighted
-from ppl_gp.posterior import OfUnknowns, Posterior, Unknowns
+from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 
 
-def part_processes(model: Collapsed, process: Posterior | OfUnknowns) -> dict[str, Any]:
+def part_processes(
+    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions
+) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ..."""
     prior: Any = process.prior
     train: Loadings = prior.kernel.at(prior.X)

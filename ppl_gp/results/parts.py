@@ -48,7 +48,10 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
             "fit.latent."
         )
     found, offset = _components(case)
-    normal = {k: dist.Normal(m.mean, jnp.sqrt(m.variance)) for k, m in found.items()}
+    # a term that is not in every function has a variance of zero in the others
+    normal = {
+        k: dist.Normal(m.mean, jnp.sqrt(m.variance), validate_args=False) for k, m in found.items()
+    }
     known = {OFFSET: dist.Delta(offset)} if bool(jnp.any(offset != 0)) else {}
     return {**known, **normal}
 

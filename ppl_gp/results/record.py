@@ -13,17 +13,16 @@ from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
+from ppl_gp.kept import Process as OneProcess
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.tracing import run
-from ppl_gp.posterior import OfUnknowns, Posterior
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes
-from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.threads import one_at_a_time
 
-Process = Posterior | OfUnknowns | Mixture | SparseProcess
+Process = OneProcess | Mixture
 
 
 @dataclasses.dataclass(repr=False, kw_only=True)

@@ -20,7 +20,7 @@ from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
-from ppl_gp.kept import FromDraws, FromInducing, FromPseudo, Kept
+from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
 from ppl_gp.model.tracing import is_gp, run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.save import qualified_name
@@ -93,6 +93,23 @@ def _(kept: FromPseudo, name, draws, shape) -> None:
             one_function and part.shape == wanted,
             f"q of '{name}' has a part of shape {part.shape}.",
         )
+    require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
+
+
+@_check_kept.register
+def _(kept: FromFunctions, name, draws, shape) -> None:
+    R, N = shape if len(shape) == 2 else (0, 0)
+    wanted = {
+        "mean": (draws, R, N),
+        "variance": (draws, R, N),
+        "alpha": (draws, R * N),
+        "nat1": (draws, R * N),
+        "nat2": (draws, R, R, N),
+    }
+    parts = {**vars(kept), "nat1": kept.sites.nat1, "nat2": kept.sites.nat2}
+    for part, right in wanted.items():
+        found = np.shape(parts[part])
+        require(found == right, f"q of '{name}' has a part of shape {found}.")
     require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
 
 

@@ -11,7 +11,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.model.tracing import run
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.several import Effort
-from ppl_gp.results.query.mixture import Moments, mixture
+from ppl_gp.results.query.mixture import JointMoments, Moments, mixture
 from ppl_gp.results.query.query import Case, drawn_trace
 
 # by "many draws": what a mixture averages away need not be resolved
@@ -45,7 +45,7 @@ def marginals(case: Case, draw: Draws) -> Moments:
     return all_marginals(case, draw)[case.site]  # pyright: ignore[reportArgumentType]
 
 
-def all_marginals(case: Case, draw: Draws) -> dict[str, Moments]:
+def all_marginals(case: Case, draw: Draws) -> dict[str, Moments | JointMoments]:
     """f at the new inputs of every GP site, none of which depends on another."""
     new = case.trace(draw, {})
     return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(draw).items()}

@@ -9,7 +9,7 @@ by weighted draws, with an error.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,12 +150,14 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     return Entries(tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)))
 
 
-def _stacked(f: dict[str, Moments | JointMoments]):
+def _stacked(f: dict[str, Any]):
     """(means (F, M), variances that nodes resolve (F, M), the way back to {site: f}) of independent
     coordinates: the functions, or, where they are correlated, standard normal ones behind them.
     """
     joint = {k: v for k, v in f.items() if isinstance(v, JointMoments)}
-    mean, rebuild = flatten({k: jnp.zeros_like(v.mean) if k in joint else v.mean for k, v in f.items()})
+    mean, rebuild = flatten(
+        {k: jnp.zeros_like(v.mean) if k in joint else v.mean for k, v in f.items()}
+    )
     variance = flatten(
         {k: jnp.ones_like(v.mean) if k in joint else v.variance for k, v in f.items()}
     )[0]
@@ -166,10 +168,9 @@ def _stacked(f: dict[str, Moments | JointMoments]):
     return mean, jax.vmap(lambda m, v: floored(Moments(m, v)).variance)(mean, variance), back
 
 
-def log_expectation_over(log_lik, f: dict[str, Moments], groups, effort: Effort, key):
-    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under independent f ~ N(mean,
-    variance);
-    log_lik: {site: f} -> (M,).
+def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key):
+    """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under Gaussian f of these
+    `Moments` or `JointMoments`; log_lik: {site: f} -> (M,).
     """
     mean, variance, rebuild = _stacked(f)
     sd, at = jnp.sqrt(variance), lambda rows: log_lik(rebuild(rows))
@@ -238,9 +239,7 @@ def _reference(at, mean, sd):
     return take(trials), take(values)
 
 
-def outcomes_over(
-    sites, entries: dict[str, Entries], trace_at, f: dict[str, Moments], effort: Effort
-):
+def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Any], effort: Effort):
     """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three
     functions;
     trace_at: {site: f} -> trace.

@@ -17,7 +17,7 @@ import numpy as np
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
-from ppl_gp.kept import FromDraws, FromInducing, FromPseudo, Kept
+from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
 from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.model.declared import own_function
 from ppl_gp.model.fingerprint import reads
@@ -161,8 +161,9 @@ def _(kept: FromInducing, arrays, where) -> dict:
     return encode_module(kept, arrays, where, where)
 
 
-@_encode_kept.register
-def _(kept: FromPseudo, arrays, where) -> dict:
+@_encode_kept.register(FromPseudo)
+@_encode_kept.register(FromFunctions)
+def _(kept, arrays, where) -> dict:
     sites = {"nat1": kept.sites.nat1, "nat2": kept.sites.nat2}
     fields = {"mean": kept.mean, "variance": kept.variance, "alpha": kept.alpha, "sites": sites}
     return encode(fields, arrays, where, where)
