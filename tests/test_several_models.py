@@ -1,0 +1,76 @@
+"""The declared models of several functions and effects: ordinary NumPyro programs, and fits of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import random
+from numpyro.infer import Predictive
+
+import ppl_gp as pg
+from models.heteroscedastic import heteroscedastic
+from models.mixed import mixed_counts
+from models.multiclass import multiclass
+from models.ordinal import ordinal
+from models.outputs import outputs
+from models.spatial_counts import spatial_counts
+
+N = 14
+rng = np.random.default_rng(0)
+X, x, GROUP = rng.normal(size=(N, 2)), np.linspace(-2.0, 2.0, N), np.arange(N) % 3
+EXPOSURE = np.linspace(1.0, 3.0, N)
+# name -> (model, arguments, options, functions a datum, integrated effects)
+MODELS = {
+    "multiclass": (multiclass, (X,), {}, 3, set()),
+    "heteroscedastic": (heteroscedastic, (x,), {}, 2, {"log_noise"}),
+    "ordinal": (ordinal, (X,), {}, 1, set()),
+    "spatial_counts": (spatial_counts, (X, X[:, 0], EXPOSURE), {}, 1, {"beta", "level"}),
+    "outputs": (outputs, (x,), {}, 2, set()),
+    "mixed_counts": (mixed_counts, (x, X, GROUP, EXPOSURE), {"num_groups": 3}, 1, {"beta", "u"}),
+}
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def drawn(name, num):
+    model, args, options, *_ = MODELS[name]
+    return Predictive(model, num_samples=num)(random.key(3), *args, **options)
+
+
+@every_model
+def test_prior_predictive(name):
+    y = drawn(name, 3)["y"]
+    assert y.shape[:2] == (3, N) and np.all(np.isfinite(y))
+
+
+@every_model
+def test_laplace_integrates_what_the_docstring_says(name):
+    model, args, options, functions, effects = MODELS[name]
+    y = drawn(name, 1)["y"][0]
+    fit = pg.fit(model, pg.Laplace(), 0, *args, y=y, **options)
+    assert fit.result == "converged" and set(fit.sites) == effects
+    found = fit.predict(*args, **options)
+    assert found.f_mean.shape == ((N,) if functions == 1 else (functions, N))
+    assert np.all(np.isfinite(found.mean)) and np.all(found.variance > 0)
+    parts = fit.components(*args, **options)
+    total = sum(np.asarray(p.mean) for k, p in parts.items() if k != "total")
+    np.testing.assert_allclose(total, parts["total"].mean, atol=1e-8)
+    if len(fit.model.reading.needed) == 0:
+        scores = fit.log_density(args[0], y)
+        assert scores.shape == (N,) and np.all(np.isfinite(scores))
+
+
+@pytest.mark.slow
+@every_model
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+def test_functions_agree_with_long_nuts(name, method):
+    """Hyperparameters sampled by both; means of the predictor in posterior standard deviations."""
+    model, args, options, functions, _ = MODELS[name]
+    y = drawn(name, 1)["y"][0]
+    truth = pg.fit(model, pg.NUTS(1000, 2000, num_chains=2), 0, *args, y=y, throw=False, **options)
+    local = type(method)(hyper=pg.Sample(num_warmup=300, num_samples=500, num_chains=1))
+    fit = pg.fit(model, local, 0, *args, y=y, throw=False, **options)
+    mean, sd = truth.predict(*args, **options).mean, truth.predict(*args, **options).variance ** 0.5
+    here = fit.predict(*args, **options)
+    assert float(jnp.max(jnp.abs(here.mean - mean) / sd)) < 0.3
+    ratio = jnp.log(jax.numpy.sqrt(here.variance) / sd)
+    assert float(jnp.max(jnp.abs(ratio))) < 0.35
