@@ -8,9 +8,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import pulled_back
-from ppl_gp.local.factor import Factor, Root, asked
+from ppl_gp.local.factor import Factor, Root
+from ppl_gp.local.forms import asked
 from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat, flat_as
-from ppl_gp.numerics.blocks import diagonal_of, outer, times
+from ppl_gp.numerics.blocks import diagonal_of, outer, pulled_to, times
 from ppl_gp.numerics.low_rank import Covariance, within
 
 
@@ -79,7 +80,8 @@ def _backward(residuals, cotangents):
     # d / dT of -(mu^T T mu + tr(T Sigma)) / 2, and of the mean's movement K (dnat1 - dT mu)
     seen = outer(q.mean, q.mean, sites.nat2) + q.variance
     nat2_bar = -0.5 * z_bar * seen - outer(Kw, q.mean, sites.nat2)
-    return K_bar, z_bar * q.alpha + w, sites.like(z_bar * q.mean + Kw, nat2_bar)
+    bars = sites.like(z_bar * q.mean + Kw, pulled_to(sites.nat2, nat2_bar))
+    return K_bar, z_bar * q.alpha + w, bars
 
 
 log_partition_and_mean.defvjp(_forward, _backward)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.blocks import times
+from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 
@@ -21,10 +22,20 @@ class Precision(eqx.Module):
         return scaled - times(self.nat2, self.V.T @ (self.V @ scaled))
 
 
+def _blocks(R: Float[Array, "RN RN"], functions: int) -> Float[Array, "R N N"]:
+    whole = jnp.reshape(R, (functions, len(R) // functions, functions, -1))
+    return jnp.einsum("rnrm->rnm", whole)
+
+
 def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:
     """The cotangent G of K, (z_bar / 2) (alpha alpha^T - R) + w alpha^T; of F in F F^T it is (G +
     G^T) F.
     """
+    if isinstance(K, Independent):
+        a, m = (jnp.reshape(x, K.parts.shape[:2]) for x in (alpha, w))
+        blocks = R.blocks() if hasattr(R, "blocks") else _blocks(R, len(a))
+        outer = a[:, :, None] * a[:, None]
+        return Independent(0.5 * z_bar * (outer - blocks) + m[:, :, None] * a[:, None])
     if not isinstance(K, LowRank):
         return (0.5 * z_bar) * (alpha[:, None] * alpha - R) + w[:, None] * alpha
     F = K.F

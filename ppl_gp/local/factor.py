@@ -13,7 +13,6 @@ S S^T = T: R^3 times the cost of one function.
 """
 
 import abc
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -22,11 +21,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import Precision
-from ppl_gp.local.natural import Positive, PseudoLikelihood
 from ppl_gp.numerics.blocks import (
     blocks_in,
     gram_blocks,
-    is_positive,
     matrix_of,
     roots,
     times,
@@ -170,13 +167,11 @@ class _BlockInverse(Inverse):
 
 
 class _BlockFactor(Factor):
-    """Of several functions: T = S S^T by eigenvectors, of which those without weight are zero in
-    S, and B = I + S^T K S.
-    """
+    """Of several functions: T = S S^T, directions without weight zero in S, and B = I + S^T K S."""
 
     K: Float[Array, "RN RN"]
     S: Float[Array, "R R N"]
-    whiten: Float[Array, "R R N"]  # its pseudo-inverse
+    whiten: Float[Array, "R R N"]  # of r = S w makes such a w
     C: Float[Array, "RN RN"]
 
     def half_log_det(self):
@@ -237,7 +232,8 @@ class _LowRankFactor(_SignedFactor):
         return _LowRankInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
 
 
-def _positive(K, nat2) -> Factor:
+def positive(K, nat2) -> Factor:
+    """Of nat2 that is positive semi-definite."""
     if nat2.ndim > 1:
         S, whiten = roots(nat2)
         half = times_transposed(S, times_transposed(S, K).T)
@@ -246,27 +242,17 @@ def _positive(K, nat2) -> Factor:
     return _PositiveFactor(K, nat2, s, cholesky(add_diagonal(s[:, None] * K * s, 1.0)))
 
 
-def _signed(K, nat2) -> Factor:
+def signed(K, nat2) -> Factor:
+    """Of either sign."""
     L, _ = robust_cholesky(K, default_jitter(jnp.diagonal(K)))
     return _SignedFactor(nat2, L, cholesky(add_diagonal(L.T @ times(nat2, L), 1.0)))
 
 
-def _low_rank(K: LowRank, nat2) -> Factor:
+def low_rank(K: LowRank, nat2) -> Factor:
+    """Of either sign, with few columns."""
     F = K.F
     return _LowRankFactor(nat2, F, cholesky(add_diagonal(F.T @ times(nat2, F), 1.0)))
 
 
 def _cho_solve(C, b):
     return solve_lower(C, solve_lower(C, b), trans=1)
-
-
-def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
-    """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
-    else both are compiled.
-    """
-    if isinstance(K, LowRank):
-        return ask(_low_rank(K, sites.nat2))
-    if isinstance(sites, Positive):
-        return ask(_positive(K, sites.nat2))
-    forms = [lambda: ask(_positive(K, sites.nat2)), lambda: ask(_signed(K, sites.nat2))]
-    return lax.cond(is_positive(sites.nat2), *forms)

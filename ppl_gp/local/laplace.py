@@ -25,9 +25,11 @@ from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Centre, Positive, PseudoLikelihood, admissible
+from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
 from ppl_gp.model.factors import functions_of
 from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, times
+from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.modes import derivatives
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
@@ -37,6 +39,13 @@ _TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 _RUNNING = -1  # no status of a result
 
 
+def curvature(log_lik, f: Float[Array, "RN"], form: type[PseudoLikelihood], functions: int):
+    """(gradient, Hessian in the form of the sites) of a log-likelihood."""
+    if not issubclass(form, MinusRankOne):
+        return derivatives(log_lik, f, functions)
+    return jax.grad(lambda f: jnp.sum(log_lik(f)))(f), -log_lik.softmax_weights(f)
+
+
 def expand(
     log_lik,
     f: Float[Array, "RN"],
@@ -44,7 +53,7 @@ def expand(
     functions: int = 1,
 ) -> tuple[PseudoLikelihood, Float[Array, "N"]]:
     """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
-    g, h = derivatives(log_lik, f, functions)
+    g, h = curvature(log_lik, f, form, functions)
     pulled = times(-h, f)
     nat1 = g + pulled
     constants = log_lik(f) - per_datum(nat1 * f - 0.5 * f * pulled, h)
@@ -74,6 +83,13 @@ class Laplace(LocalMethod):
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=100, static=True)
+
+    def form(self, factors):
+        """As in the base class, and what is known of a softmax of independent functions."""
+        independent = isinstance(covariance_of(factors.prior), Independent)
+        if factors.log_lik.softmax and independent:
+            return MinusRankOne
+        return super().form(factors)
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Newton's method from the prior mean, or from the mean that the warm start implies."""
@@ -122,7 +138,7 @@ def _start(K, mean, init, functions: int) -> _State:
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     functions = s.sites.functions
-    g, h = derivatives(log_lik, s.f, functions)
+    g, h = curvature(log_lik, s.f, type(s.sites), functions)
     sites = s.sites.like(g - times(h, s.f), -h)
     sites = admissible(sites) if functions == 1 else sites
     q = condition_mean(K, mean, sites)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.errors import ModelError
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import Positive, PseudoLikelihood
+from ppl_gp.local.natural import Positive, PseudoLikelihood, flat
 from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.low_rank import Covariance
@@ -57,6 +57,10 @@ class LocalMethod(eqx.Module):
         """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in
         log_lik.
         """
+
+    def form(self, factors: Factors) -> type[PseudoLikelihood]:
+        """What is known of the signs of the pseudo-likelihood."""
+        return Positive if factors.log_lik.is_concave else PseudoLikelihood
 
     def refuses(self, log_lik: LogLikelihood) -> str | None:
         """Why the method cannot take this pointwise likelihood, where it cannot: the message of a
@@ -111,11 +115,15 @@ def _scale(tree, factor):
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
 
 
-def form_of(log_lik: LogLikelihood) -> type[PseudoLikelihood]:
-    """What is known of the signs of its pseudo-likelihood: decided once, while tracing, where an
-    iteration starts.
+def first_sites(
+    method: LocalMethod, factors: Factors, general: bool = False
+) -> PseudoLikelihood:
+    """Sites that say nothing, in the form that what is known of the likelihood allows (`general`:
+    nothing): decided once, while tracing, where an iteration starts.
     """
-    return Positive if log_lik.is_concave else PseudoLikelihood
+    log_lik, mean = factors.log_lik, jnp.ravel(factors.prior.mean)
+    form = PseudoLikelihood if general else method.form(factors)
+    return flat(mean, form, log_lik.functions)
 
 
 def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood | None = None):

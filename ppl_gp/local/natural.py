@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.blocks import diagonal_of, num_functions, outer, positive_part, times
+from ppl_gp.numerics.blocks import (
+    as_blocks,
+    diagonal_of,
+    num_functions,
+    outer,
+    positive_part,
+    times,
+)
 
 
 class PseudoLikelihood(eqx.Module):
@@ -39,6 +46,12 @@ class PseudoLikelihood(eqx.Module):
 class Positive(PseudoLikelihood):
     """A pseudo-likelihood whose nat2 is positive semi-definite, as those of a log-concave
     likelihood are: algebra for the other sign is not compiled.
+    """
+
+
+class MinusRankOne(Positive):
+    """Of a softmax whose scores are the R functions: nat2 is d, (R, N), and stands for diag(d) - d
+    d^T / sum d (R&W 3.38).
     """
 
 
@@ -68,6 +81,8 @@ def flat(
     zero = jnp.zeros_like(like)
     if functions == 1:
         return form(zero, zero)
+    if issubclass(form, MinusRankOne):
+        return form(zero, jnp.zeros((functions, like.size // functions), like.dtype))
     return form(zero, jnp.zeros((functions, functions, like.size // functions), like.dtype))
 
 
@@ -87,7 +102,13 @@ def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
 
 def as_general(tree: Any) -> Any:
     """A tree in which nothing is claimed of the signs of sites."""
-    one = lambda x: PseudoLikelihood(x.nat1, x.nat2) if isinstance(x, PseudoLikelihood) else x  # noqa: E731
+
+
+    def one(x):
+        if isinstance(x, MinusRankOne):
+            return PseudoLikelihood(x.nat1, as_blocks(x.nat2, x.nat1.ndim - 1))
+        return PseudoLikelihood(x.nat1, x.nat2) if isinstance(x, PseudoLikelihood) else x
+
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, PseudoLikelihood))
 
 

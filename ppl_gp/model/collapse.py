@@ -11,7 +11,8 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed, Observed, Plan
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
-from ppl_gp.model.predictor import is_gaussian, shapes
+from ppl_gp.model.coupling import are_independent, softmax_of
+from ppl_gp.model.predictor import Rest, is_gaussian, shapes
 from ppl_gp.model.skeleton import Skeleton, skeleton
 from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, is_whole, roles, run
 from ppl_gp.proofs.dependence import sources
@@ -78,9 +79,12 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
     name = "eta"
     while name in trace:
         name += "_"
+    few = Rest(bones.resized(arrays, 3), shapes(hyper))
     return Plan(
         found.sites,
         found.functions,
+        are_independent(model, bones, found.sites, axes, few),
+        softmax_of(model, bones, found.sites, few),
         tuple((k, a) for k, a in axes.items() if a is not None),
         _observations(model, bones, trace, arrays, values),
         tuple(sorted(hyper)),

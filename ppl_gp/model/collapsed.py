@@ -71,6 +71,8 @@ class Plan:
 
     sites: tuple[str, ...]
     functions: int
+    independent: bool  # whether the functions are, a priori
+    softmax: tuple[int, ...]  # which function each score of the one categorical site is, if any
     axes: tuple[tuple[str, int], ...]
     observed: tuple[tuple[str, Observed], ...]
     hyper: tuple[str, ...]

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapse import collapse
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -29,6 +31,7 @@ from ppl_gp.model.tracing import (
     run,
 )
 from ppl_gp.proofs.dependence import depends
+from ppl_gp.wrappers import mask_of
 
 _FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
@@ -89,6 +92,23 @@ class LogLikelihood(eqx.Module):
 
     def _shaped(self, f):
         return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
+
+    @property
+    def softmax(self) -> tuple[int, ...]:
+        """Which function each score of a categorical site is, where that is how all data see f."""
+        model = self.joint.model
+        return model.plan.softmax if isinstance(model, Collapsed) else ()
+
+    def softmax_weights(self, f) -> Float[Array, "R N"]:
+        """d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38): the classes' probabilities, times
+        what masks and scales make a datum count.
+        """
+        order = self.softmax
+        (site,) = (s for s in self.trace(f).values() if is_observed(s))
+        counted = jnp.broadcast_to(mask_of(site["fn"]), (self.num,))
+        weight = jnp.where(counted, 1.0 if site["scale"] is None else site["scale"], 0.0)
+        p = jax.nn.softmax(unwrap(site["fn"]).logits, -1)
+        return p.T[jnp.argsort(jnp.asarray(order))] * weight
 
     @property
     def is_concave(self) -> bool:

@@ -27,6 +27,8 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
+from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 from ppl_gp.wrappers import unwrap
 
@@ -93,6 +95,11 @@ class Weighted(Part):
         same = jnp.einsum("apn,bpm->anbm", self.weights, other.weights)
         rows, columns = (w.shape[0] * w.shape[2] for w in (self.weights, other.weights))
         return jnp.reshape(same * k[:, None, :], (rows, columns))
+
+    def separate(self) -> Float[Array, "R n n"]:
+        """Covariances of each function with itself."""
+        k = self.prior.kernel(self.prior.X, self.prior.X)
+        return jnp.einsum("rpn,rpm->rnm", self.weights, self.weights) * k
 
     def blocks(self):
         return self._same() * self.prior.kernel.diag(self.prior.X)
@@ -256,6 +263,10 @@ class RowsKernel(Kernel):
     def diag(self, X):
         return _diag(self, X)
 
+    def separate(self, X) -> Float[Array, "R N N"]:
+        """k(X, X) of functions that are independent a priori, jitter included."""
+        return _separate(self, X)
+
 
 class PredictorGP(GP):
     """The prior of eta at rows of a model's arguments, (N,), or (R, N) where a datum sees R
@@ -307,6 +318,13 @@ def _cross(kernel: RowsKernel, X1, X2):
 
 
 @eqx.filter_jit
+def _separate(kernel: RowsKernel, X):
+    whole = kernel.at(X)
+    K = sum(p.separate() for p in whole.parts.values() if isinstance(p, Weighted))
+    return jax.vmap(add_diagonal)(K, jnp.einsum("rrn->rn", whole.jitter()))
+
+
+@eqx.filter_jit
 def _diag(kernel: RowsKernel, X):
     return kernel.at(X).diag()
 
@@ -345,10 +363,14 @@ def blocks_of(prior: Any) -> Float[Array, "R R n"]:
 
 def covariance_of(prior: GP) -> Covariance:
     """Cov[f] at a prior's inputs in the form that fits: columns of unknowns where a predictor sees
-    fewer of them than there are data, and nothing that has one entry a datum.
+    fewer of them than there are data, and nothing that has one entry a datum; a matrix a function
+    where several are independent.
     """
     if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
         F = columns_of(prior)
         if F.shape[1] < F.shape[0]:
             return LowRank(F)
+    if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
+        if prior.kernel.functions > 1:
+            return Independent(prior.kernel.separate(prior.X))
     return prior.covariance_matrix

@@ -1,24 +1,53 @@
 """Matrices that couple the R functions of a datum and no two data: blocks (R, R, N) beside vectors
 (R N,), functions outermost.
 
-For one function they are vectors (N,), and every function here is the elementwise one.
+For one function they are vectors (N,), and every function here is the elementwise one. Of a
+softmax they are diag(d) - d d^T / sum d, given by d, (R, N): "minus rank one".
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from ppl_gp.numerics import small
 
 Blocks = Float[Array, "*S N"] | Float[Array, "*S R R N"]
 
 
 def num_functions(T: Float[Array, "..."]) -> int:
     """R."""
-    return T.shape[0] if T.ndim == 3 else 1
+    return 1 if T.ndim == 1 else T.shape[0]
+
+
+def as_blocks(T: Float[Array, "..."], draws: int = 0) -> Float[Array, "..."]:
+    """T with minus rank one written out; `draws` axes stand in front of it."""
+    if T.ndim - draws != 2:
+        return T
+    share = _over(T, jnp.sum(T, -2, keepdims=True))
+    eye = jnp.eye(T.shape[-2], dtype=T.dtype)[:, :, None]
+    return eye * T[..., None, :, :] - T[..., :, None, :] * share[..., None, :, :]
+
+
+def pulled_to(T: Float[Array, "..."], bar: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The cotangent of T as it is given, of that of its blocks."""
+    if T.ndim != 2:
+        return bar
+    return jax.vjp(as_blocks, T)[1](bar)[0]
+
+
+def _over(x, total):
+    return jnp.where(total == 0, 0.0, x / jnp.where(total == 0, 1.0, total))
 
 
 def times(T: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
     """T x, x (R N,) or (R N, J). O(R^2 N J)."""
     if T.ndim == 1:
         return T * x if x.ndim == 1 else T[:, None] * x
+    if T.ndim == 2:
+        scaled = T[..., None] * jnp.reshape(x, (*T.shape, -1))
+        whole = jnp.sum(scaled, 0, keepdims=True)
+        share = _over(T, jnp.sum(T, 0, keepdims=True))[..., None]
+        return jnp.reshape(scaled - share * whole, x.shape)
     split = jnp.reshape(x, (T.shape[0], T.shape[2], -1))
     return jnp.reshape(jnp.einsum("abn,bnj->anj", T, split), x.shape)
 
@@ -30,6 +59,7 @@ def per_datum(x: Float[Array, "RN"], T: Float[Array, "..."]) -> Float[Array, "N"
 
 def diagonal_of(T: Float[Array, "..."]) -> Float[Array, "RN"]:
     """The diagonal."""
+    T = as_blocks(T)
     return T if T.ndim == 1 else jnp.ravel(jnp.einsum("aan->an", T))
 
 
@@ -39,20 +69,18 @@ def times_transposed(T: Float[Array, "R R N"], x: Float[Array, "..."]) -> Float[
 
 
 def roots(T: Float[Array, "R R N"]) -> tuple[Float[Array, "R R N"], Float[Array, "R R N"]]:
-    """(S with S S^T = T, its pseudo-inverse) of positive semi-definite blocks; directions without
-    weight are zero in both.
+    """(S with S S^T = T, G with S G r = r for r = S w) of positive semi-definite blocks; directions
+    without weight are zero in both.
     """
-    values, V = jnp.linalg.eigh(jnp.moveaxis(T, -1, 0))
-    least = 100 * jnp.finfo(T.dtype).eps * jnp.max(jnp.abs(values), -1, keepdims=True)
-    root = jnp.sqrt(jnp.where(values > least, values, 0.0))
-    inverse = jnp.where(root > 0, 1.0 / jnp.where(root > 0, root, 1.0), 0.0)
-    return jnp.einsum("nai,ni->ain", V, root), jnp.einsum("nai,ni->ian", V, inverse)
+    S = small.cholesky(jnp.moveaxis(T, -1, 0))
+    return jnp.moveaxis(S, 0, -1), jnp.moveaxis(small.lower_inverse(S), 0, -1)
 
 
 def matrix_of(T: Float[Array, "..."]) -> Float[Array, "RN RN"]:
     """As a matrix."""
     if T.ndim == 1:
         return jnp.diag(T)
+    T = as_blocks(T)
     R, _, N = T.shape
     whole = jnp.einsum("abn,nm->anbm", T, jnp.eye(N, dtype=T.dtype))
     return jnp.reshape(whole, (R * N, R * N))
@@ -62,7 +90,7 @@ def blocks_in(M: Float[Array, "RN RN"], like: Float[Array, "..."]) -> Float[Arra
     """The part of a matrix that has the form of `like`: its diagonal, or its blocks."""
     if like.ndim == 1:
         return jnp.diagonal(M)
-    R, _, N = like.shape
+    R, N = like.shape[0], like.shape[-1]
     return jnp.einsum("anbn->abn", jnp.reshape(M, (R, N, R, N)))
 
 
@@ -70,7 +98,7 @@ def gram_blocks(V: Float[Array, "U RN"], like: Float[Array, "..."]) -> Float[Arr
     """`blocks_in` of V^T V, without the matrix."""
     if like.ndim == 1:
         return jnp.sum(V**2, 0)
-    split = jnp.reshape(V, (-1, like.shape[0], like.shape[2]))
+    split = jnp.reshape(V, (-1, like.shape[0], like.shape[-1]))
     return jnp.einsum("uan,ubn->abn", split, split)
 
 
@@ -78,7 +106,7 @@ def product_blocks(A, B, like: Float[Array, "..."]) -> Float[Array, "..."]:
     """`blocks_in` of A^T B, both (U, R N), without the matrix."""
     if like.ndim == 1:
         return jnp.sum(A * B, 0)
-    A, B = (jnp.reshape(x, (-1, like.shape[0], like.shape[2])) for x in (A, B))
+    A, B = (jnp.reshape(x, (-1, like.shape[0], like.shape[-1])) for x in (A, B))
     return jnp.einsum("uan,ubn->abn", A, B)
 
 
@@ -92,17 +120,18 @@ def outer(x, y, like: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def is_positive(T: Float[Array, "..."]) -> Array:
-    """Whether T is positive semi-definite, up to rounding of its largest entry in a block."""
-    if T.ndim == 1:
+    """Whether T is positive semi-definite, of blocks up to rounding."""
+    if T.ndim < 3:
         return jnp.all(T >= 0)
-    values = jnp.linalg.eigvalsh(jnp.moveaxis(T, -1, 0))
-    rounding = 100 * jnp.finfo(T.dtype).eps * jnp.max(jnp.abs(values), -1, keepdims=True)
-    return jnp.all(values >= -rounding)
+    return jnp.all(small.is_semidefinite(jnp.moveaxis(T, -1, 0)))
 
 
 def positive_part(T: Float[Array, "..."]) -> Float[Array, "..."]:
-    """T without its negative eigenvalues."""
-    if T.ndim == 1:
+    """T without what is negative; blocks that are not positive semi-definite as the diagonal
+    matrices above them.
+    """
+    if T.ndim < 3:
         return jnp.maximum(T, 0.0)
-    values, V = jnp.linalg.eigh(jnp.moveaxis(T, -1, 0))
-    return jnp.einsum("nai,ni,nbi->abn", V, jnp.maximum(values, 0.0), V)
+    blocks = jnp.moveaxis(T, -1, 0)
+    whole = small.is_semidefinite(blocks)[:, None, None]
+    return jnp.moveaxis(jnp.where(whole, blocks, small.majorant(blocks)), 0, -1)

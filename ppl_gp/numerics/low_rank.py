@@ -1,8 +1,12 @@
-"""A covariance as an array (N, N), or as a factor with few columns."""
+"""A covariance as an array (N, N), as a factor with few columns, or as blocks of independent
+functions.
+"""
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from ppl_gp.numerics.independent import Independent
 
 
 class LowRank(eqx.Module):
@@ -30,16 +34,18 @@ class LowRank(eqx.Module):
         return self.F @ self.F.T
 
 
-Covariance = Float[Array, "RN RN"] | LowRank
+Covariance = Float[Array, "RN RN"] | LowRank | Independent
 
 
 def dense(K: Covariance) -> Float[Array, "N N"]:
     """As an array."""
-    return K.dense() if isinstance(K, LowRank) else K
+    return K.dense() if isinstance(K, LowRank | Independent) else K
 
 
 def within(K: Covariance, functions: int) -> Float[Array, "R R N"]:
     """The blocks of a covariance of R functions, (R N, R N), that are within a datum."""
+    if isinstance(K, Independent):
+        return K.within()
     if isinstance(K, LowRank):
         F = jnp.reshape(K.F, (functions, -1, K.F.shape[1]))
         return jnp.einsum("anu,bnu->abn", F, F)

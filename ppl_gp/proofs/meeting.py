@@ -76,7 +76,8 @@ def dependence(function: Callable, num: int, like) -> Dependence:
     closed = jax.make_jaxpr(function)(like)
     reader = _Reader(num)
     sets = np.broadcast_to(reader.singletons[:, :, None], (reader.words, *jnp.shape(like)))
-    out = reader.read(closed.jaxpr, [_Known(lambda c=c: c) for c in closed.consts], [sets])
+    with jax.ensure_compile_time_eval():  # sets are numbers, also while something else is traced
+        out = reader.read(closed.jaxpr, [_Known(lambda c=c: c) for c in closed.consts], [sets])
     shapes = [v.aval.shape for v in closed.jaxpr.outvars]
     return Dependence(
         [reader.unpacked(x, s) for x, s in zip(out, shapes, strict=True)], reader.coupled

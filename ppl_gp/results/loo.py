@@ -34,6 +34,7 @@ from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import data_axis, run
+from ppl_gp.numerics import small
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
@@ -194,17 +195,19 @@ def _of_functions(factors, latent: FromFunctions, plan: Layout, num_draws: int, 
 
 
 def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments, JointMoments]:
-    """(q_{-n}, q) of the functions of every datum.
+    """(q_{-n}, q) of the functions of every datum; NaN where the former is not proper.
 
-    covariance = Sigma (I - T Sigma)^-1 of the blocks within a datum, mean = mu - covariance alpha.
+    covariance = (Sigma^-1 - T)^-1 of the blocks within a datum, mean = mu - covariance alpha.
     """
     sites, shape = latent.sites, latent.mean.shape
     q = condition(covariance_of(prior), jnp.ravel(prior.mean), sites)
     Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, sites.nat2))
-    covariance = Sigma @ jnp.linalg.inv(jnp.eye(shape[0]) - T @ Sigma)
-    covariance = 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
-    proper = jnp.linalg.eigvalsh(covariance)[:, 0] > 0
-    covariance = jnp.where(proper[:, None, None], covariance, jnp.nan)
+    # Sigma = L L^T: the cavity's is L (I - L^T T L)^-1 L^T
+    L = small.cholesky(Sigma)
+    left = jnp.eye(shape[0]) - jnp.swapaxes(L, -1, -2) @ T @ L
+    half = small.lower_inverse(small.cholesky(left)) @ jnp.swapaxes(L, -1, -2)
+    covariance = jnp.swapaxes(half, -1, -2) @ half
+    covariance = jnp.where(small.is_definite(left)[:, None, None], covariance, jnp.nan)
     alpha = jnp.reshape(latent.alpha, shape)
     mean = latent.mean - jnp.einsum("nab,bn->an", covariance, alpha)
     variance = jnp.einsum("naa->an", covariance)

@@ -16,9 +16,10 @@ from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.kept import from_sites
+from ppl_gp.local import several
 from ppl_gp.local.condition import condition
-from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
-from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
+from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
+from ppl_gp.local.natural import Positive, as_general
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
@@ -96,9 +97,7 @@ def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
 @quick_jit
 def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
     factors = read(model, *args, hyper=hyper, **kwargs)
-    form = PseudoLikelihood if general else form_of(factors.log_lik)
-    init = flat(jnp.ravel(factors.prior.mean), form, factors.log_lik.functions)
-    return log_evidence(method, factors, init)
+    return log_evidence(method, factors, first_sites(method, factors, general))
 
 
 @quick_jit
@@ -127,8 +126,14 @@ def _quadrature_error(solution, code, method) -> dict:
     """
     if solution.quadrature_error is None:
         return {}
-    error = float(solution.quadrature_error)
-    if code == Result.converged.code and not error <= TOLERANCE:
+    error, R = float(solution.quadrature_error), solution.sites.functions
+    if R > 1 and code == Result.converged.code and not error <= several.TOLERANCE:
+        warnings.warn(
+            f"{type(method).__name__}(): the integral over the {R} functions that some datum sees "
+            f"is off by about {error:.1g} nats; compare with Laplace(), SVGP() or NUTS().",
+            stacklevel=2,
+        )
+    elif R == 1 and code == Result.converged.code and not error <= TOLERANCE:
         warnings.warn(
             f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's "
             f"likelihood is off by about {error:.1g} nats (several modes, or edges); raise "

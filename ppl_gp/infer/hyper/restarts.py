@@ -20,9 +20,9 @@ from jaxtyping import Array
 from ppl_gp.errors import Result
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
 from ppl_gp.infer.over_axis import over_leading_axis
-from ppl_gp.local.method import LocalMethod, Solution, form_of, log_evidence
-from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general, flat
-from ppl_gp.model.factors import LogLikelihood, read
+from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
+from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general
+from ppl_gp.model.factors import read
 from ppl_gp.quick import FEW_DATA, quick_jit
 
 FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
@@ -97,9 +97,7 @@ def _told(at, evaluated):
     return loss + sum(jax.tree.leaves(steps)), sites
 
 
-def _begin(point, log_lik: LogLikelihood) -> Run:
-    R = log_lik.functions
-    sites = flat(jnp.zeros(R * log_lik.num), form_of(log_lik), R)
+def _begin(point, sites: PseudoLikelihood) -> Run:
     one, zero = jnp.ones(()), jnp.zeros(())
     arrays, _ = _fresh(point, sites)
     return Run(
@@ -171,8 +169,9 @@ def start(problem: Ascent, rng_key, num_restarts: int, init):
             else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
         )
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
-    log_lik = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs).log_lik
-    return jax.vmap(lambda p: _begin(p, log_lik))(points)
+    factors = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs)
+    sites = first_sites(problem.method, factors)
+    return jax.vmap(lambda p: _begin(p, sites))(points)
 
 
 @quick_jit

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics import small
+
 
 class Moments(NamedTuple):
     """Mean and variance of something, arrays of one shape."""
@@ -29,10 +31,8 @@ class JointMoments(NamedTuple):
 
     @classmethod
     def of(cls, mean, variance, covariance: Float[Array, "M R R"]) -> "JointMoments":
-        """With S the symmetric root, which a covariance without full rank has too."""
-        values, V = jnp.linalg.eigh(covariance)
-        root = jnp.sqrt(jnp.maximum(values, 0.0))
-        return cls(mean, variance, jnp.einsum("mai,mi,mbi->mab", V, root, V))
+        """With S a factor, which a covariance without full rank has too."""
+        return cls(mean, variance, small.cholesky(covariance))
 
     def at(self, z: Float[Array, "R M"]) -> Float[Array, "R M"]:
         """The functions at independent standard normal z."""

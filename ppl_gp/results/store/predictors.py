@@ -53,6 +53,8 @@ def decode_predictor(source: Declared, told: dict | None) -> Declared:
         whole = Plan(
             tuple(plan["sites"]),
             int(plan["functions"]),
+            bool(plan["independent"]),
+            tuple(map(int, plan["softmax"])),
             tuple((k, int(a)) for k, a in plan["axes"]),
             tuple((k, Observed(v[0], tuple(v[1]), tuple(v[2]))) for k, v in plan["observed"]),
             tuple(plan["hyper"]),

@@ -1,0 +1,32 @@
+"""Which form K under a pseudo-likelihood is factored in: by class where one is known, decided while
+tracing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ppl_gp.local.factor import Factor, low_rank, positive, signed
+from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood
+from ppl_gp.local.softmax import SoftmaxFactor
+from ppl_gp.numerics.blocks import is_positive
+from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.low_rank import Covariance, LowRank
+
+
+def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
+    """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
+    else both are compiled.
+    """
+    if isinstance(K, LowRank):
+        return ask(low_rank(K, sites.nat2))
+    if isinstance(K, Independent):
+        if isinstance(sites, MinusRankOne):
+            return ask(SoftmaxFactor.of(K, sites.nat2))
+        K = K.dense()
+    if isinstance(sites, Positive):
+        return ask(positive(K, sites.nat2))
+    forms = [lambda: ask(positive(K, sites.nat2)), lambda: ask(signed(K, sites.nat2))]
+    return lax.cond(is_positive(sites.nat2), *forms)
