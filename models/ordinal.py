@@ -1,12 +1,12 @@
 """Ordered classes: a latent function and cut points, of which the cuts are hyperparameters.
 
-    lengthscale ~ LogNormal(log(D) / 2, 1)          one for each column of X, in its units
-    variance    ~ LogNormal(0, 1)
-    f | X       ~ GP(0, variance exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2)))
-    first       ~ N(-1, 1)                          the lowest cut
-    gap_j       ~ LogNormal(0, 0.5)                 j = 1 ... K - 2
-    cut         = first, first + gap_1, first + gap_1 + gap_2, ...
-    p(y_n <= k) = Phi(cut_k - f_n)                  Chu & Ghahramani (2005)
+lengthscale ~ LogNormal(log(D) / 2, 1)          one for each column of X, in its units
+variance    ~ LogNormal(0, 1)
+f | X       ~ GP(0, variance exp(-sum_d (x_d - x'_d)^2 / (2 lengthscale_d^2)))
+first       ~ N(-1, 1)                          the lowest cut
+gap_j       ~ LogNormal(0, 0.5)                 j = 1 ... K - 2
+cut         = first, first + gap_1, first + gap_1 + gap_2, ...
+p(y_n <= k) = Phi(cut_k - f_n)                  Chu & Ghahramani (2005)
 """
 
 import jax.numpy as jnp

@@ -42,7 +42,6 @@ from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root as SparseRoot
 
-
 Process = Posterior | OfUnknowns | OfFunctions | SparseProcess
 
 

@@ -293,3 +293,32 @@ def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):
     wrong = train._replace(group=train.group + 1)
     with pytest.raises(pg.DataError, match="a level that the model does not have"):
         pg.fit(model, pg.Laplace(), 0, *wrong, y=y, terms=ALL, family="poisson")
+
+
+@pytest.mark.parametrize("kind", ["array", "everything", "obs_mask"])
+def test_rows_that_a_mask_leaves_out_do_not_count(kind):
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=8), rng.poisson(2.0, 8)
+    seen = np.arange(8) % 3 != 0 if kind != "everything" else np.ones(8, bool)
+
+    def masked(x, y=None, seen=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(0.5, 1.0), x))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        rate = jnp.exp(f + slope * x)
+        with numpyro.plate("data", x.shape[0]):
+            if kind == "obs_mask":
+                numpyro.sample("y", dist.Poisson(rate), obs=y, obs_mask=seen)
+            else:
+                with numpyro.handlers.mask(mask=True if kind == "everything" else seen):
+                    numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+    def whole(x, y=None):
+        masked(x, y, jnp.ones(len(x), bool))
+
+    one = pg.fit(masked, pg.Laplace(), 0, x, y=y, seen=seen)
+    rows = pg.fit(whole, pg.Laplace(), 0, x[seen], y=y[seen])
+    np.testing.assert_allclose(one.log_evidence, rows.log_evidence, atol=1e-7)
+    np.testing.assert_allclose(one.sites["slope"].mean, rows.sites["slope"].mean, atol=1e-6)
+    new = np.array([0.3, -1.0, 2.0])
+    kwargs = {"seen": None} if kind == "obs_mask" else {"seen": np.ones(3, bool)}
+    np.testing.assert_allclose(one.predict(new, **kwargs).mean, rows.predict(new).mean, rtol=1e-6)

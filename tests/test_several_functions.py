@@ -11,6 +11,8 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.local.method import first_sites
+from ppl_gp.local.natural import MinusRankOne, Positive
 
 METHODS = {"laplace": pg.Laplace(), "vi": pg.VI(), "ep": pg.EP()}
 each_method = pytest.mark.parametrize("name", METHODS)
@@ -374,3 +376,67 @@ def test_what_takes_one_function_says_so():
             pg.fit(classes, method, 0, x, y=y)
     with pytest.raises(pg.ModelError, match="takes one"):
         pg.log_evidence(pg.LocalBound(), pg.read(classes, x, y=y, hyper=UNIT))
+
+
+def weighed(X, y=None, mask=None, scale=1.0, order=(0, 1, 2), baseline=False):
+    """Classes whose data are masked and scaled; scores are functions in some order."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    with numpyro.plate("classes", 2 if baseline else 3):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.3, lengthscale), X))
+    g = numpyro.sample("g", pg.GP(pg.kernels.RBF(0.5, 1.0), X)) if baseline else None
+    scores = f.T if not baseline else jnp.stack([f[0] + g, f[1], g], -1)
+    scores = 0.7 * scores[:, jnp.asarray(order)] + jnp.array([0.1, 0.0, -0.3])
+    mask = jnp.ones(len(X), bool) if mask is None else mask
+    with (
+        numpyro.plate("data", X.shape[0]),
+        numpyro.handlers.mask(mask=mask),
+        numpyro.handlers.scale(scale=scale),
+    ):
+        numpyro.sample("y", dist.Categorical(logits=scores), obs=y)
+
+
+@pytest.mark.parametrize("baseline", [False, True], ids=["apart", "coupled"])
+def test_a_softmax_of_independent_functions_is_the_block_form(baseline):
+    """Rasmussen & Williams' algorithm 3.3 against blocks, values and gradients; with a function that
+    two classes share, which is no prior of independent functions, it is not taken.
+    """
+    rng = np.random.default_rng(11)
+    X, y, mask = rng.normal(size=(9, 2)), rng.integers(0, 3, 9), np.arange(9) % 4 != 1
+    method, kwargs = pg.Laplace(), {"mask": mask, "order": (2, 0, 1), "baseline": baseline}
+
+    def evidence(lengthscale, scale, general):
+        factors = pg.read(
+            weighed, X, y=y, scale=scale, hyper={"lengthscale": lengthscale}, **kwargs
+        )
+        return pg.log_evidence(method, factors, first_sites(method, factors, general))
+
+    found = [
+        jax.jit(jax.value_and_grad(lambda ell, s, g=g: evidence(ell, s, g), (0, 1), has_aux=True))(
+            jnp.asarray(0.9), jnp.asarray(0.6)
+        )
+        for g in (True, False)
+    ]
+    (general, slow), (special, fast) = found
+    known = type(special[1].sites)
+    assert known is (Positive if baseline else MinusRankOne)
+    np.testing.assert_allclose(special[0], general[0], rtol=1e-12)
+    np.testing.assert_allclose(fast, slow, rtol=1e-9)
+    np.testing.assert_allclose(
+        special[1].marginals.mean, general[1].marginals.mean, rtol=1e-9, atol=1e-10
+    )
+
+
+def test_a_fit_of_many_classes_and_its_probabilities():
+    rng = np.random.default_rng(12)
+    X, C = rng.normal(size=(20, 2)), 5
+    y = np.argmax(X @ rng.normal(size=(2, C)) + rng.gumbel(size=(20, C)), 1)
+    model = lambda X, y=None: classes(X, y, C=C)  # noqa: E731
+    fit = pg.fit(model, pg.Laplace(), 0, X, y=y)
+    new = rng.normal(size=(3, 2))
+    found = fit.predict(new)
+    assert found.probs.shape == (3, C) and found.f_mean.shape == (C, 3)
+    np.testing.assert_allclose(jnp.sum(found.probs, 1), 1.0, atol=1e-6)
+    for k in range(C):  # by weighted draws, with an error of their own
+        score, error = fit.log_density(new, np.full(3, k), with_error=True)
+        np.testing.assert_allclose(found.probs[:, k], np.exp(score), atol=0.05)
+        assert np.all(error < 0.05)

@@ -183,6 +183,12 @@ def _predictor(subject: _Subject):
     held = [k for k in subject.found.hyper if k not in subject.integrated]
     if not subject.integrated:
         return True, "f itself: no other Gaussian site enters through one linear predictor."
+    R = subject.whole.plan.functions if isinstance(subject.whole, Collapsed) else 1
+    if R > 1:
+        return True, (
+            f"{R} functions a datum, of {list(subject.integrated)}, which Laplace, EP and VI "
+            f"integrate; {held} are hyperparameters."
+        )
     return True, (
         f"one, of {list(subject.integrated)}, which Laplace, EP, VI and LocalBound integrate; "
         f"{held} are hyperparameters."

@@ -5,7 +5,6 @@ tracing.
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.local.factor import Factor, low_rank, positive, signed

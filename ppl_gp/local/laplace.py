@@ -27,8 +27,8 @@ from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
 from ppl_gp.model.factors import functions_of
-from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, times
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, times
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.modes import derivatives
 

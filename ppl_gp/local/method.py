@@ -115,9 +115,7 @@ def _scale(tree, factor):
     return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
 
 
-def first_sites(
-    method: LocalMethod, factors: Factors, general: bool = False
-) -> PseudoLikelihood:
+def first_sites(method: LocalMethod, factors: Factors, general: bool = False) -> PseudoLikelihood:
     """Sites that say nothing, in the form that what is known of the likelihood allows (`general`:
     nothing): decided once, while tracing, where an iteration starts.
     """

@@ -103,7 +103,6 @@ def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
 def as_general(tree: Any) -> Any:
     """A tree in which nothing is claimed of the signs of sites."""
 
-
     def one(x):
         if isinstance(x, MinusRankOne):
             return PseudoLikelihood(x.nat1, as_blocks(x.nat2, x.nat1.ndim - 1))

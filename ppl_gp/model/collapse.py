@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed, Observed, Plan
+from ppl_gp.model.coupling import are_independent, softmax_of
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
-from ppl_gp.model.coupling import are_independent, softmax_of
 from ppl_gp.model.predictor import Rest, is_gaussian, shapes
 from ppl_gp.model.skeleton import Skeleton, skeleton
 from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, is_whole, roles, run

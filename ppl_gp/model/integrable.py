@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from ppl_gp.gp import GP
 from ppl_gp.model.predictor import Rest, cut, innovations, shapes, traced_at
 from ppl_gp.model.skeleton import Skeleton
-from ppl_gp.model.tracing import is_observed
+from ppl_gp.model.tracing import is_missing_part, is_observed
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import unwrap
 
@@ -72,7 +72,11 @@ def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[
     def priors(named):
         e = {k: named[_SITE + k] for k in sites}
         trace = traced_at(model, skeleton, e, named[_REST])
-        free = {k: s for k, s in trace.items() if s["type"] == "sample" and not is_observed(s)}
+        free = {
+            k: s
+            for k, s in trace.items()
+            if s["type"] == "sample" and not is_observed(s) and not is_missing_part(k, trace)
+        }
         parts = {k: _spread(s["fn"]) if k in sites else s["fn"] for k, s in free.items()}
         return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
 

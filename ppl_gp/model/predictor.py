@@ -63,6 +63,31 @@ def observed_part(site: dict) -> ObservedPart:
     return ObservedPart(site["fn"], site["value"], site["scale"], frames)
 
 
+class Bones(NamedTuple):
+    """An observed part without its arrays: its leaves, and which of them are arrays. Of leaves and
+    not of trees, as NumPyro's masked distributions are other trees where a mask is none.
+    """
+
+    structure: Any
+    leaves: tuple
+    dynamic: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, part: ObservedPart) -> tuple[list, "Bones"]:
+        """(arrays, the rest)."""
+        leaves, structure = jax.tree.flatten(part)
+        dynamic = tuple(map(eqx.is_array, leaves))
+        static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
+        arrays = [x for x, d in zip(leaves, dynamic, strict=True) if d]
+        return arrays, cls(structure, static, dynamic)
+
+    def with_arrays(self, arrays: list) -> ObservedPart:
+        """The part again."""
+        left = iter(arrays)
+        pairs = zip(self.leaves, self.dynamic, strict=True)
+        return jax.tree.unflatten(self.structure, [next(left) if d else x for x, d in pairs])
+
+
 class Traced(NamedTuple):
     """A model as a function of its innovations. `axes`: of the data in each of the arrays that the
     predictors are. `static`: {observed site: what of it is no array}.
@@ -70,7 +95,7 @@ class Traced(NamedTuple):
 
     predictors: Predictors
     axes: tuple[int, ...]
-    static: dict[str, ObservedPart]
+    static: dict[str, Bones]
 
     def eta(self, e: dict, rest: Rest) -> jax.Array:
         """The predictors at innovations, (R, N)."""
@@ -88,7 +113,7 @@ class Traced(NamedTuple):
             etas.append(jnp.moveaxis(part, -1, axis))
             at += size
         found = self.predictors.below(etas, rest)
-        return {k: eqx.combine(found[k], static) for k, static in self.static.items()}
+        return {k: bones.with_arrays(found[k]) for k, bones in self.static.items()}
 
 
 def is_gaussian(site: dict) -> bool:
@@ -97,18 +122,18 @@ def is_gaussian(site: dict) -> bool:
     return hidden and isinstance(unwrap(site["fn"]), GAUSSIAN)
 
 
-def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, ObservedPart]]:
+def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, Bones]]:
     """(the function (e, rest) -> arrays of the observed sites, what else they consist of, which is
     there once the function was traced).
     """
-    held: dict[str, ObservedPart] = {}
+    held: dict[str, Bones] = {}
 
     def arrays(e, rest: Rest):
         trace = traced_at(model, skeleton, e, rest)
         parts = {k: observed_part(s) for k, s in trace.items() if is_observed(s)}
-        dynamic, static = eqx.partition(parts, eqx.is_array)
-        held.update(static)
-        return dynamic
+        split = {k: Bones.of(part) for k, part in parts.items()}
+        held.update({k: bones for k, (_, bones) in split.items()})
+        return {k: found for k, (found, _) in split.items()}
 
     return arrays, held
 

@@ -11,7 +11,7 @@ from jax.extend import core
 _LINEAR = frozenset(
     """
     add add_any sub neg broadcast_in_dim reshape transpose reduce_sum cumsum squeeze expand_dims
-    slice concatenate copy rev pad split reduce_precision
+    slice concatenate stack copy rev pad split reduce_precision
     """.split()
 )
 _PRODUCTS = {"mul", "dot_general"}

@@ -32,7 +32,7 @@ _ELEMENTWISE = frozenset(
 )
 _MOVES = frozenset(
     """
-    reshape transpose broadcast_in_dim squeeze slice rev expand_dims concatenate gather
+    reshape transpose broadcast_in_dim squeeze slice rev expand_dims concatenate stack gather
     dynamic_slice
     """.split()
 )

@@ -28,6 +28,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 
 from ppl_gp.model.factors import read
+from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.linalg import half_log_det, tril_inverse
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.integrals.modes import MAX_MODES, other_modes, precision_factor
@@ -96,7 +97,11 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
         fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0)
     )
     modes = other_modes(
-        factors.log_lik, factors.prior.mean, R, centre, random.fold_in(key, 100 * MAX_MODES)
+        factors.log_lik,
+        jnp.ravel(factors.prior.mean),
+        R,
+        centre,
+        random.fold_in(key, 100 * MAX_MODES),
     )
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
@@ -109,7 +114,7 @@ def _coordinates(model, hyper, args, kwargs, latent):
     """
     factors = read(model, *args, hyper=hyper, **kwargs)
     L = factors.prior.scale_tril
-    strength, U = jnp.linalg.eigh((L.T * latent.sites.nat2) @ L)
+    strength, U = jnp.linalg.eigh(L.T @ times(latent.sites.nat2, L))
     R = L @ U
     return factors, R, R.T @ latent.alpha, strength  # alpha = K^-1 (mean - m)
 
@@ -122,7 +127,7 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
     Proposals: q and its widened copies with `num` draws, Gaussians at `modes` (K, N) with as many
     each, and the prior with `PRIOR_SHARE` of `num`.
     """
-    log_lik, mean, dtype = factors.log_lik, factors.prior.mean, R.dtype
+    log_lik, mean, dtype = factors.log_lik, jnp.ravel(factors.prior.mean), R.dtype
     widths = jnp.array(WIDTHS, dtype)[:, None]
     # A pseudo-likelihood of negative precision has strength > -1 where q is proper; rounding must
     # not undo that.

@@ -11,6 +11,8 @@ import numpy as np
 from jax import lax, random
 from jaxtyping import Array, Float
 
+from ppl_gp.model.factors import functions_of
+from ppl_gp.numerics.blocks import positive_part, times
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
 from ppl_gp.numerics.modes import derivatives
@@ -27,9 +29,9 @@ def precision_factor(log_lik, mean, R, u, width=1.0) -> Float[Array, "N N"]:
     """Lower Cholesky factor of I + R^T D R / width^2, D the likelihood's curvature at u where it is
     positive. O(N^3).
     """
-    h = derivatives(log_lik, mean + R @ u)[1]
-    D = jnp.where(jnp.isfinite(h), jnp.maximum(-h, 0.0), 0.0) / width**2
-    return cholesky(add_diagonal((R.T * D) @ R, 1.0))
+    h = derivatives(log_lik, mean + R @ u, functions_of(log_lik))[1]
+    D = positive_part(jnp.where(jnp.isfinite(h), -h, 0.0)) / width**2
+    return cholesky(add_diagonal(R.T @ times(D, R), 1.0))
 
 
 def other_modes(log_lik, mean, R, centre, key) -> np.ndarray:

@@ -34,7 +34,7 @@ class JointMoments(NamedTuple):
         """With S a factor, which a covariance without full rank has too."""
         return cls(mean, variance, small.cholesky(covariance))
 
-    def at(self, z: Float[Array, "R M"]) -> Float[Array, "R M"]:
+    def at(self, z: Float[Array, "R _"]) -> Float[Array, "R M"]:
         """The functions at independent standard normal z."""
         rows = jnp.broadcast_to(z, self.mean.shape)
         return self.mean + jnp.einsum("mab,bm->am", self.root, rows)
