@@ -4,7 +4,8 @@ f | x ~ GP(0, v_f exp(-(x - x')^2 / (2 l_f^2)))       the mean
 g | x ~ GP(log_noise, v_g exp(-(x - x')^2 / (2 l_g^2)))   the logarithm of the noise's scale
 y_n   ~ N(f_n, exp(2 g_n))
 
-l_f, l_g ~ LogNormal(0, 1);   v_f ~ LogNormal(0, 1);   v_g ~ LogNormal(-1, 1);   log_noise ~ N(-1, 1)
+l_f, l_g ~ LogNormal(0, 1);   v_f ~ LogNormal(0, 1);   v_g ~ LogNormal(-1, 1)
+    log_noise ~ N(-1, 1)
 """
 
 import jax.numpy as jnp

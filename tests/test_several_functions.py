@@ -397,8 +397,8 @@ def weighed(X, y=None, mask=None, scale=1.0, order=(0, 1, 2), baseline=False):
 
 @pytest.mark.parametrize("baseline", [False, True], ids=["apart", "coupled"])
 def test_a_softmax_of_independent_functions_is_the_block_form(baseline):
-    """Rasmussen & Williams' algorithm 3.3 against blocks, values and gradients; with a function that
-    two classes share, which is no prior of independent functions, it is not taken.
+    """Rasmussen & Williams' algorithm 3.3 against blocks, values and gradients; with a function
+    that two classes share, which is no prior of independent functions, it is not taken.
     """
     rng = np.random.default_rng(11)
     X, y, mask = rng.normal(size=(9, 2)), rng.integers(0, 3, 9), np.arange(9) % 4 != 1

@@ -1,4 +1,4 @@
-"""The declared models of several functions and effects: ordinary NumPyro programs, and fits of them."""
+"""The declared models of several functions and effects: ordinary NumPyro programs, and fits."""
 
 import jax
 import jax.numpy as jnp

@@ -1,10 +1,11 @@
 """EP's and VI's view of one datum that sees R functions: expectations and tilted moments over R
 dimensions, for all data at once.
 
-Nodes are the tensor product of Gauss-Hermite rules up to three functions, and Sobol points above, the same at every step, so that an iteration has a fixed point. Of expectations under
-q they are scaled by q's own covariance; of a tilted distribution by the Gaussian at its mode, with
-the ratio as weights (importance sampling by nodes: Naylor & Smith 1982). A rule of fewer nodes says
-how far they can be trusted.
+Nodes are the tensor product of Gauss-Hermite rules up to three functions, and Sobol points above,
+the same at every step, so that an iteration has a fixed point. Of expectations under q they are
+scaled by q's own covariance; of a tilted distribution by the Gaussian at its mode, with the ratio
+as weights (importance sampling by nodes: Naylor & Smith 1982). A rule of fewer nodes says how far
+they can be trusted.
 """
 
 from collections.abc import Callable

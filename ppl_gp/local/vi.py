@@ -8,8 +8,9 @@ Anderson-accelerated and must not lower the bound
 ELBO = log int N(f; m, K) prod t_n + sum_n (E_n - E_q[log t_n]).
 
 It is stationary in q at the optimum, so its gradient holds q. Expectations by `num_nodes`
-quadrature nodes a datum, of R functions by those of `several.py`. Cost a step: N^3 / 3 + 2 N^3 / 3; starts from Laplace, whose likelihood
-need only be finite at a point and not in expectation. Fails: `max_steps`, `nonfinite`.
+quadrature nodes a datum, of several functions by those of `several.py`. Cost a step: N^3 / 3 + 2
+N^3 / 3; starts from Laplace, whose likelihood need only be finite at a point and not in
+expectation. Fails: `max_steps`, `nonfinite`.
 """
 
 import equinox as eqx

@@ -1,6 +1,5 @@
 """The prior of a linear predictor eta = offset + sum_k A_k z_k, of R functions a datum, as a GP
-over
-rows of a model's arguments.
+over rows of a model's arguments.
 
 eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
 of two rows: the sum over the sites of a(r) C a(r')^T. What a site adds is one of three parts:

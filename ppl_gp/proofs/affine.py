@@ -26,7 +26,8 @@ class Dependence(IntEnum):
 # Linear in all operands together.
 _LINEAR = frozenset(
     """
-    add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate stack split
+    add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
+    stack split
     pad rev reduce_sum cumsum copy copy_p optimization_barrier
     """.split()
 )
