@@ -2,6 +2,8 @@
 hyperparameters.
 """
 
+from typing import cast
+
 from ppl_gp.errors import ModelError
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.fit import run_method
@@ -15,6 +17,7 @@ from ppl_gp.infer.probes import first_trace, probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import require_no_subsampling, run
 from ppl_gp.results.fit import Fit
 
@@ -45,7 +48,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
         model.require_levels(args, kwargs, factors.log_lik.joint.hyper)
-        probe_predictor(model, factors.prior)
+        probe_predictor(model, cast(PredictorGP, factors.prior))
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)

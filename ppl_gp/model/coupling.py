@@ -3,6 +3,7 @@ proofs, read off jaxprs.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,10 +66,11 @@ def softmax_of(model: Callable, bones: Skeleton, sites: tuple[str, ...], rest: R
 
     def scores(eta, rest):
         parts = whole.observed(eta, rest)
-        (part,) = parts.values() if len(parts) == 1 else (None,)
-        fn = None if part is None else unwrap(part.fn)
-        found.append(type(fn) is dist.CategoricalLogits and fn.logits.shape == (num, functions))
-        return fn.logits if found[-1] else eta
+        fns: list[Any] = [unwrap(part.fn) for part in parts.values()]
+        categorical = [fn for fn in fns if type(fn) is dist.CategoricalLogits]
+        alone = len(fns) == len(categorical) == 1
+        found.append(alone and jnp.shape(categorical[0].logits) == (num, functions))
+        return categorical[0].logits if found[-1] else eta
 
     shape = jax.ShapeDtypeStruct((functions, num), jnp.result_type(float))
     closed = jax.make_jaxpr(scores)(shape, rest)

@@ -189,8 +189,9 @@ def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
     found = predictors(function, e, short, axes.__getitem__)
     if found is None or not found.places:
         return None
-    functions = sum(math.prod(at[i]) // at[i][axes[i]] for i in found.places)
-    where = tuple(found_axis for i in found.places if (found_axis := axes[i]) is not None)
+    where = tuple(axis for i in found.places if (axis := axes[i]) is not None)
+    sizes = zip(found.places, where, strict=True)
+    functions = sum(math.prod(at[i]) // at[i][axis] for i, axis in sizes)
     return Cut(found.places, where, len(at), functions)
 
 

@@ -12,6 +12,7 @@ of two rows: the sum over the sites of a(r) C a(r')^T. What a site adds is one o
 A is never formed: columns of L are pushed through the model's own operations.
 """
 
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -148,17 +149,21 @@ class Loadings(eqx.Module):
         return sum([p.mean for p in self.parts.values()], self.offset)
 
     def jitter(self) -> Float[Array, "R R n"]:
-        return sum(p.jitter() for p in self.parts.values())
+        return _added([p.jitter() for p in self.parts.values()])
 
     def diag(self) -> Float[Array, "Rn"]:
-        return sum(p.diag() for p in self.parts.values())
+        return _added([p.diag() for p in self.parts.values()])
 
     def blocks(self) -> Float[Array, "R R n"]:
         """Covariances within a row, `jitter` included."""
-        return sum(p.blocks() + p.jitter() for p in self.parts.values())
+        return _added([p.blocks() + p.jitter() for p in self.parts.values()])
 
     def cross(self, other: "Loadings") -> Float[Array, "Rn Rm"]:
-        return sum(p.cross(other.parts[k]) for k, p in self.parts.items())
+        return _added([p.cross(other.parts[k]) for k, p in self.parts.items()])
+
+
+def _added(terms: list[Array]) -> Array:
+    return functools.reduce(jnp.add, terms)
 
 
 def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
@@ -320,7 +325,7 @@ def _cross(kernel: RowsKernel, X1, X2):
 @eqx.filter_jit
 def _separate(kernel: RowsKernel, X):
     whole = kernel.at(X)
-    K = sum(p.separate() for p in whole.parts.values() if isinstance(p, Weighted))
+    K = _added([p.separate() for p in whole.parts.values() if isinstance(p, Weighted)])
     return jax.vmap(add_diagonal)(K, jnp.einsum("rrn->rn", whole.jitter()))
 
 

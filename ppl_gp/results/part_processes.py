@@ -51,7 +51,7 @@ def _of_weighted(a, prior: GP, process) -> Posterior:
     return Posterior(prior, summed(process.alpha), Root(summed(root.W), weighed, root.sign))
 
 
-def _of_columns(F, prior: GP, process: Posterior) -> SparseProcess:
+def _of_columns(F, prior: GP, process: Any) -> SparseProcess:
     """Of f at a table of places, f = L w, Cov[eta, w] = F: q(w) = N(F^T alpha, I - F^T R F)."""
     points = Points(prior.X)
     reduction = process.root.quadratic(F)

@@ -7,7 +7,7 @@ mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmusse
 3.21, 3.24).
 """
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromPseudo
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.predictor_prior import Loadings
+from ppl_gp.model.predictor_prior import Columns, Loadings
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
@@ -122,7 +122,8 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
                     jnp.concatenate([loads[j] for j in sorted(loads)], 1)
                 )
             else:
-                C = sum(train.parts[j].flat @ D.T for j, D in loads.items())  # Cov[eta, site]
+                # Cov[eta, site]; tables have columns
+                C: Any = sum(cast(Columns, train.parts[j]).flat @ D.T for j, D in loads.items())
                 variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - root.explained(C)
                 centred = C.T @ kept.alpha
             moments = Moments(centred, jnp.maximum(variance, 0.0))

@@ -42,7 +42,7 @@ def repeats(case: Case, num_draws: int) -> int:
 
 def marginals(case: Case, draw: Draws) -> Moments:
     """f at the new inputs of the one GP site."""
-    return all_marginals(case, draw)[case.site]  # pyright: ignore[reportArgumentType]
+    return all_marginals(case, draw)[case.site]  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
 def all_marginals(case: Case, draw: Draws) -> dict[str, Moments | JointMoments]:

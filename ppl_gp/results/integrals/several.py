@@ -136,11 +136,10 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     except NotImplementedError:  # no moments
         return Entries(((0,),))
     # (F, E)
-    by_entry = (
-        sum(np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on)
-        > 0
-    )
-    by_entry = (companions.astype(int) @ by_entry.astype(int)) > 0
+    seen_by = [
+        np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on
+    ]
+    by_entry = (companions.astype(int) @ np.any(seen_by, 0).astype(int)) > 0
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
     if size > cubature.MAX_DIMENSIONS:
