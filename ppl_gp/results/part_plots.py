@@ -1,0 +1,77 @@
+"""Pictures of an additive predictor: each term along a variable, with its band."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.results.fit import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PANEL = (3.4, 2.8)  # inches
+
+
+def plot_components(
+    fit: Fit,
+    X_new,
+    *args,
+    along: Mapping[str, object],
+    labels: Mapping[str, str] | None = None,
+    response: Callable | None = None,
+    **kwargs,
+) -> "Figure":
+    """What each term of a fit's predictor adds at new rows, mean and +-2 standard deviations, one
+    panel a term.
+
+    **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
+    the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
+    these terms are drawn, in this order. `labels`: {term: what to call its variable}. `response`:
+    the inverse of the link, applied to the mean and to the band's edges (`jnp.exp` of a log rate:
+    what a term multiplies the rate by); `None` draws on the link's scale.
+
+    A variable with fewer than ten different values (groups, levels) gets points with bars. Raises
+    `DataError` for a term that the predictor does not have, and where a datum sees several
+    functions.
+    """
+    import matplotlib.pyplot as plt
+
+    found = fit.components(X_new, *args, **kwargs)
+    if unknown := [k for k in along if k not in found]:
+        raise DataError(f"plot_components(along=...) names {unknown}; the terms are {list(found)}.")
+    change = (lambda x: x) if response is None else (lambda x: np.asarray(response(x)))
+    figure, axes = plt.subplots(
+        1,
+        len(along),
+        figsize=(_PANEL[0] * len(along), _PANEL[1]),
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax, (term, values) in zip(axes[0], along.items(), strict=True):
+        mean, sd = np.asarray(found[term].mean), np.sqrt(np.asarray(found[term].variance))
+        if mean.ndim > 1:
+            raise DataError(
+                f"term '{term}' has {mean.shape[0]} functions; draw each by matplotlib from "
+                "fit.components(...)."
+            )
+        edges = change(mean - 2.0 * sd), change(mean), change(mean + 2.0 * sd)
+        _draw(ax, np.asarray(values), edges)
+        ax.set(title=term, xlabel=(labels or {}).get(term, ""))
+    axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
+    figure.suptitle("Terms of the predictor, mean and ±2 standard deviations")
+    return figure
+
+
+def _draw(ax, x, edges) -> None:
+    low, mean, high = edges
+    if len(np.unique(x)) < 10:
+        first = np.unique(x, return_index=True)[1]
+        bars = np.abs(np.stack([mean - low, high - mean]))[:, first]
+        ax.errorbar(x[first], mean[first], bars, fmt="o", color="black", capsize=3)
+        ax.set_xticks(x[first])
+        return
+    order = np.argsort(x)
+    ax.plot(x[order], mean[order], color="black")
+    ax.fill_between(x[order], low[order], high[order], color="black", alpha=0.15, linewidth=0)
