@@ -288,7 +288,9 @@ def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):
             poisson_fit.predict(*one)
     last = rows._replace(group=np.array([-1, 0, 1, 2]))  # Python's own meaning
     same = rows._replace(group=np.array([3, 0, 1, 2]))
-    np.testing.assert_allclose(poisson_fit.predict(*last).f_mean, poisson_fit.predict(*same).f_mean)
+    with pytest.warns(UserWarning, match="group.*-1 is the last level"):
+        found = poisson_fit.predict(*last).f_mean
+    np.testing.assert_allclose(found, poisson_fit.predict(*same).f_mean)
     train, y = rows_of(N, 11), np.random.default_rng(11).poisson(1.5, N)
     wrong = train._replace(group=train.group + 1)
     with pytest.raises(pg.DataError, match="a level that the model does not have"):
@@ -322,3 +324,63 @@ def test_rows_that_a_mask_leaves_out_do_not_count(kind):
     new = np.array([0.3, -1.0, 2.0])
     kwargs = {"seen": None} if kind == "obs_mask" else {"seen": np.ones(3, bool)}
     np.testing.assert_allclose(one.predict(new, **kwargs).mean, rows.predict(new).mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num", [6, 7, 8])
+def test_a_table_of_places_may_have_as_many_rows_as_there_are_data(num):
+    rng = np.random.default_rng(1)
+    x, idx, table = rng.normal(size=7), rng.integers(0, num, 7), np.linspace(-2.0, 2.0, num)
+    y = rng.normal(size=7)
+
+    def model(x, idx, table, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), table, jitter=1e-8))
+        b = numpyro.sample("b", dist.Normal(0, 2))  # integers, as people write them
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f[idx] + b * x, 0.5), obs=y)
+
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, x, idx, table, y=y)
+    K = 1.5 * np.exp(-0.5 * (table[:, None] - table) ** 2 / 0.64) + 1e-8 * np.eye(num)
+    S = K[np.ix_(idx, idx)] + 4.0 * np.outer(x, x) + 0.25 * np.eye(7)
+    exact = multivariate_normal(np.zeros(7), S).logpdf(y)
+    np.testing.assert_allclose(fit.log_evidence, exact, rtol=1e-9)
+    here = fit.predict(x[:3], idx[:3]).f_mean
+    np.testing.assert_allclose(
+        here, ((S - 0.25 * np.eye(7)) @ np.linalg.solve(S, y))[:3], atol=1e-7
+    )
+
+
+def levels(x, group, centre, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+    with numpyro.plate("groups", centre.shape[0]):
+        u = numpyro.sample("u", dist.Normal(centre, 1.0))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[group], 0.5), obs=y)
+
+
+def test_a_prior_mean_that_the_data_have_told_about_is_not_changed_afterwards():
+    rng = np.random.default_rng(2)
+    x, group, centre = rng.normal(size=8), np.arange(8) % 4, rng.normal(size=4)
+    fit = pg.fit(levels, pg.Laplace(hyper=pg.Fixed({})), 0, x, group, centre, y=rng.normal(size=8))
+    new, which = np.array([0.2, 1.0]), np.array([1, 3])
+    same = fit.predict(new, which, centre).f_mean
+    np.testing.assert_allclose(same, fit.predict(new, which).f_mean, rtol=1e-12)
+    with pytest.raises(pg.DataError, match="prior mean of 'eta'.*centre"):
+        fit.predict(new, which, centre + 1.0)
+    with pytest.raises(pg.DataError, match="prior mean"):
+        fit.components(new, which, centre=centre + 1.0)
+
+
+def test_distributions_with_properties_that_numpyro_cannot_compute():
+    rng = np.random.default_rng(3)
+    x, group, y = rng.normal(size=6), np.arange(6) % 3, rng.normal(size=6)
+
+    def model(x, group, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+        low = dist.LowRankMultivariateNormal(jnp.zeros(3), 0.5 * jnp.ones((3, 1)), jnp.full(3, 0.6))
+        u = numpyro.sample("u", low)
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(f + u[group], 0.5), obs=y)
+
+    assert pg.fit(model, pg.Laplace(), 0, x, group, y=y).result == "converged"
+    with pytest.raises(pg.DataError, match="no integers.*astype"):
+        pg.fit(model, pg.Laplace(), 0, x, group * 1.0, y=y)

@@ -6,6 +6,7 @@ every method and every verb for one function of a datum takes it as it stands.
 """
 
 import math
+import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -188,8 +189,9 @@ class Collapsed(Declared):
         names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
         for indices, sizes, places in self._traced(rest).predictors.looked_up(zero, rest):
             outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
+            paths = [names[i] for i in places if i < len(names) and names[i]]
+            _warn_of_negative({p: arrays[p] for p in paths})
             if outside.any():
-                paths = [names[i] for i in places if i < len(names) and names[i]]
                 bad = np.unique(np.asarray(indices)[outside])[:3].tolist()
                 raise DataError(
                     f"argument {paths} has the index {bad}, and what it looks up has "
@@ -272,6 +274,17 @@ class Collapsed(Declared):
             if site.scale is not None:
                 around.enter_context(handlers.scale(scale=site.scale))
             numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+
+
+def _warn_of_negative(indices: Mapping) -> None:
+    below = [p for p, x in indices.items() if x.dtype.kind == "i" and bool(jnp.any(x < 0))]
+    if below:
+        warnings.warn(
+            f"argument {below} has negative indices, which count from the end: -1 is the last "
+            "level. If it stands for a missing group (as pandas.factorize has it), give that a "
+            "level of its own.",
+            stacklevel=5,
+        )
 
 
 def _gram(slopes):

@@ -162,8 +162,16 @@ def _spread(fn) -> list:
         getattr(fn, "component_distribution", None),
         *getattr(fn, "component_distributions", ()),
     ]
-    own = [getattr(fn, name, None) for name in _SPREADS] if not isinstance(fn, GP) else []
+    own = [_attribute(fn, name) for name in _SPREADS] if not isinstance(fn, GP) else []
     return own + [x for part in inner if part is not None for x in _spread(part)]
+
+
+def _attribute(fn, name: str):
+    """`None` also where NumPyro cannot compute it (the precision of a low-rank normal)."""
+    try:
+        return getattr(fn, name, None)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _variance(fn):

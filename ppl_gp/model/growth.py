@@ -175,7 +175,13 @@ def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
             for path in list(paths):
                 fewer = {p: a for p, a in paths.items() if p != path}
                 without = trial(tuple(fewer.items()))
-                if without is not None and _data_grow(base, without, growing):
+                if without is None:
+                    continue
+                # A table that happens to have N rows: the data can grow without it.
+                table = num > 1 and argument_of(path) != leaves.inputs
+                if _data_grow(base, without, growing) or (
+                    table and _data_grow(base, without, _observations(base))
+                ):
                     paths, look = fewer, without
             return _axes(base, look, paths)
     return None

@@ -184,6 +184,7 @@ def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> L
 
 
 def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
+    centre = jnp.asarray(centre, jnp.result_type(float))  # Normal(0, 1) has integers
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
     if axis is None:
         return Columns(mean, jnp.moveaxis(columns(fn, pushed), 0, -1))

@@ -45,6 +45,13 @@ def of_the_model(function: Callable) -> Callable:
                 "depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
                 "table[index], jnp.where for np.where and `if`."
             ) from error
+        except TypeError as error:
+            if "Indexer must have integer" not in str(error):
+                raise
+            raise DataError(
+                f"the model looks something up by numbers that are no integers{_line(error)}: "
+                f"{str(error).split('.')[0]}. Give an index of integers, group.astype(int)."
+            ) from error
         except ValueError as error:
             if "distribution got invalid" not in str(error):
                 raise
