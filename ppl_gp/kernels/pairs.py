@@ -23,7 +23,7 @@ _LEAST = 3  # rows, so that some are left where one is taken away and the others
 
 def square_fault(kernel: Callable, X) -> str | None:
     """What is wrong with k(X, X) as a matrix (N, N), or `None`. Abstract: nothing is computed."""
-    return _shape_fault(kernel, X, X)
+    return _shape_fault(_by_row(kernel), X, X)
 
 
 def pair_fault(kernel: Callable, X) -> str | None:

@@ -13,6 +13,7 @@ from ppl_gp.model.coupling import are_independent, softmax_of
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
 from ppl_gp.model.predictor import Rest, is_gaussian, shapes
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.skeleton import Skeleton, skeleton
 from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, is_whole, roles, run
 from ppl_gp.proofs.dependence import sources
@@ -42,7 +43,8 @@ def collapse(
         and k not in (given or {})
         and (only is None or k in only or is_gp(s))
     }
-    stays = isinstance(model, Collapsed) or not model.reading.grows
+    done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
+    stays = done or not model.reading.grows
     if stays or not sites or _is_plain(trace, sites):
         return model
     bones, found = skeleton(model, args, kwargs), roles(trace)

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapse import collapse
-from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -77,6 +76,8 @@ class LogLikelihood(eqx.Module):
     joint: JointLogLikelihood
     site: str = eqx.field(static=True)
     functions: int = eqx.field(default=1, static=True)
+    # which function each score of a categorical site is, where that is how all data see f
+    softmax: tuple[int, ...] = eqx.field(default=(), static=True)
 
     @property
     def num(self) -> int:
@@ -94,21 +95,15 @@ class LogLikelihood(eqx.Module):
         return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
 
     @property
-    def softmax(self) -> tuple[int, ...]:
-        """Which function each score of a categorical site is, where that is how all data see f."""
-        model = self.joint.model
-        return model.plan.softmax if isinstance(model, Collapsed) else ()
-
     def softmax_weights(self, f) -> Float[Array, "R N"]:
         """d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38): the classes' probabilities, times
         what masks and scales make a datum count.
         """
-        order = self.softmax
         (site,) = (s for s in self.trace(f).values() if is_observed(s))
         counted = jnp.broadcast_to(mask_of(site["fn"]), (self.num,))
         weight = jnp.where(counted, 1.0 if site["scale"] is None else site["scale"], 0.0)
         p = jax.nn.softmax(unwrap(site["fn"]).logits, -1)
-        return p.T[jnp.argsort(jnp.asarray(order))] * weight
+        return p.T[jnp.argsort(jnp.asarray(self.softmax))] * weight
 
     @property
     def is_concave(self) -> bool:
@@ -197,8 +192,9 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     joint = JointLogLikelihood(
         model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
     )
-    functions = prior.kernel.functions if isinstance(prior, PredictorGP) else 1
-    return Factors({name: prior}, LogLikelihood(joint, name, functions))
+    plan = prior.kernel.model.plan if isinstance(prior, PredictorGP) else None
+    seen = (plan.functions, plan.softmax) if plan is not None else (1, ())
+    return Factors({name: prior}, LogLikelihood(joint, name, *seen))
 
 
 def require_whole_prior(name: str, site: dict) -> None:
