@@ -440,3 +440,78 @@ def test_a_fit_of_many_classes_and_its_probabilities():
         score, error = fit.log_density(new, np.full(3, k), with_error=True)
         np.testing.assert_allclose(found.probs[:, k], np.exp(score), atol=0.05)
         assert np.all(error < 0.05)
+
+
+def test_hyperparameters_are_sampled_and_put_on_a_grid(two_outputs):
+    """Against a grid of the dense evidence."""
+    x, group, y = two_outputs
+    grid = np.exp(np.linspace(-3.5, 2.0, 60))
+    log_p = np.array([Dense(x, group, y, tau=t).evidence() for t in grid])
+    log_p += -0.5 * np.log(grid) ** 2  # the prior's density of log tau
+    w = np.exp(log_p - log_p.max())
+    mean = np.sum(w * grid) / np.sum(w)
+    sd = np.sqrt(np.sum(w * (grid - mean) ** 2) / np.sum(w))
+
+    def held(x, group, y=None):
+        numpyro.handlers.condition(gaussian, data={"ell": jnp.asarray(ELL)})(x, group, y)
+
+    for hyper, share in ((pg.Grid(), 0.15), (pg.Sample(300, 600, num_chains=1), 0.3)):
+        fit = pg.fit(held, pg.Laplace(hyper=hyper), 0, x, group, y=y, throw=False)
+        tau, weights = np.asarray(fit.hyper["tau"]), np.exp(np.asarray(fit.draws.log_weights))
+        assert abs(np.sum(weights * tau) - mean) < share * sd
+        assert fit.predict(x[:2], group[:2]).f_mean.shape == (2, 2)
+
+
+def test_totals_of_each_row_are_arrays_of_the_model():
+    """NumPyro keeps them among a multinomial's static fields."""
+    rng = np.random.default_rng(13)
+    X, totals = rng.normal(size=(8, 1)), rng.integers(1, 8, 8)
+    y = np.stack([rng.multinomial(k, [0.3, 0.3, 0.4]) for k in totals])
+
+    def by(likelihood):
+        def model(X, totals, y=None):
+            with numpyro.plate("classes", 3):
+                f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", likelihood(f.T, totals), obs=y)
+
+        return model
+
+    logits = by(lambda s, n: dist.Multinomial(total_count=n, logits=s, total_count_max=8))
+    probs = by(
+        lambda s, n: dist.Multinomial(total_count=n, probs=jax.nn.softmax(s), total_count_max=8)
+    )
+    mixed = by(lambda s, n: dist.DirichletMultinomial(jnp.exp(s), n, total_count_max=8))
+    fits = [
+        pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, X, totals, y=y)
+        for model in (logits, probs, mixed)
+    ]
+    np.testing.assert_allclose(fits[0].log_evidence, fits[1].log_evidence, rtol=1e-9)
+    for fit in fits:
+        found = fit.predict(X[:3], totals[:3])
+        np.testing.assert_allclose(jnp.sum(found.mean, 1), totals[:3], rtol=1e-6)
+        assert np.all(np.isfinite(fit.log_density(X[:3], y[:3], totals[:3])))
+
+
+def test_an_effect_that_adds_functions_is_integrated_where_it_is_named():
+    """Three outputs of two functions: an intercept each makes three functions a datum."""
+    rng = np.random.default_rng(14)
+    x, W, y = np.linspace(-2.0, 2.0, 7), rng.normal(size=(3, 2)), rng.normal(size=(7, 3))
+
+    def model(x, y=None):
+        with numpyro.plate("functions", 2):
+            g = numpyro.sample("g", pg.GP(pg.kernels.RBF(1.0, 1.0), x, jitter=1e-8))
+        b = numpyro.sample("b", dist.Normal(0, 1.5).expand([3]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            mean = (jnp.asarray(W) @ g).T + b
+            numpyro.sample("y", dist.Normal(mean, 0.4).to_event(1), obs=y)
+
+    default = pg.fit(model, pg.Laplace(), 0, x, y=y)
+    assert set(default.hyper) == {"b"} and not default.sites
+    named = pg.fit(model, pg.Laplace(integrate=("b",)), 0, x, y=y)
+    assert not named.hyper and set(named.sites) == {"b"}
+    K = np.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-8 * np.eye(7)
+    S = np.kron(W @ W.T, K) + np.kron(2.25 * np.eye(3), np.ones((7, 7))) + 0.16 * np.eye(21)
+    np.testing.assert_allclose(
+        named.log_evidence, multivariate_normal(np.zeros(21), S).logpdf(y.T.ravel()), atol=1e-8
+    )

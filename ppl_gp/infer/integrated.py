@@ -36,6 +36,7 @@ def integrated(
         raise ModelError(
             f"{name}(integrate={which!r}): {left} cannot be integrated with the others: no "
             "Gaussian site of the model, or a scale, a kernel or another prior is computed from "
-            "it, or the data see more than one linear predictor. Leave it out, or use NUTS()."
+            "it, or no array that is affine in it holds one entry a datum. Leave it out, or use "
+            "NUTS()."
         )
     return found

@@ -52,7 +52,7 @@ def collapse(
     free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
     # what stands one a datum has another shape for other rows, and is drawn where it is not given
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
-    whole = integrable(model, bones, arrays, values, sites)
+    whole = integrable(model, bones, arrays, values, sites, asked=only is not None)
     if whole is None or _is_plain(trace, whole.sites):
         return model
     if {*found.gps, *found.local_latents} - set(whole.sites):

@@ -2,8 +2,9 @@
 predictor.
 
 A site is left a hyperparameter where a kernel, a scale or another prior is computed from it (but
-for a Gaussian prior's mean), and where it would make a datum see more functions than the GPs alone
-do.
+for a Gaussian prior's mean), and, unless it is asked for by name, where it would make a datum see
+more functions than the GPs alone do: the logarithm of a noise with a normal prior, say, or an
+intercept for each of more outputs than there are GPs.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,11 +37,13 @@ def integrable(
     arrays: Mapping[str, Any],
     values: Mapping[str, Any],
     sites: Mapping[str, bool],
+    asked: bool = False,
 ) -> Integrable | None:
     """What of `sites` is integrated, or `None` where the data see no linear predictor of them.
 
     `values`: {site: value} of everything that is random. `sites`: {Gaussian site: whether it is a
-    GP}. Abstract traces, at most two for each site.
+    GP}. `asked`: whether the user named them, so that all of them are wanted, however many
+    functions a datum then sees. Abstract traces, at most two for each site.
     """
     left = _shaping_nothing(model, skeleton, arrays, values, list(sites))
 
@@ -49,12 +52,14 @@ def integrable(
         seen = cut(model, skeleton, tuple(some), Rest(dict(arrays), hyper)) if some else None
         return None if seen is None else Integrable(tuple(some), seen.functions)
 
-    return _chosen(found, left, [k for k in left if sites[k]])
+    return _chosen(found, left, [k for k in left if sites[k]], asked)
 
 
-def _chosen(found_of: Callable, sites: list[str], gps: list[str]) -> Integrable | None:
-    """All sites, where a datum sees one function of them; else the GPs, and what adds none."""
-    if (whole := found_of(sites)) is not None and whole.functions == 1:
+def _chosen(found_of: Callable, sites: list[str], gps: list[str], asked: bool) -> Integrable | None:
+    """All sites, where a datum sees one function of them, or where they were asked for; else the
+    GPs, and what adds none.
+    """
+    if (whole := found_of(sites)) is not None and (asked or whole.functions == 1):
         return whole
     found = found_of(gps)
     for site in (k for k in sites if k not in gps):

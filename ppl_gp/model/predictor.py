@@ -75,7 +75,7 @@ class Bones(NamedTuple):
     @classmethod
     def of(cls, part: ObservedPart) -> tuple[list, "Bones"]:
         """(arrays, the rest)."""
-        leaves, structure = jax.tree.flatten(part)
+        leaves, structure = jax.tree.flatten(part._replace(fn=_opened(part.fn)))
         dynamic = tuple(map(eqx.is_array, leaves))
         static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
         arrays = [x for x, d in zip(leaves, dynamic, strict=True) if d]
@@ -85,7 +85,31 @@ class Bones(NamedTuple):
         """The part again."""
         left = iter(arrays)
         pairs = zip(self.leaves, self.dynamic, strict=True)
-        return jax.tree.unflatten(self.structure, [next(left) if d else x for x, d in pairs])
+        part = jax.tree.unflatten(self.structure, [next(left) if d else x for x, d in pairs])
+        return part._replace(fn=_closed(part.fn))
+
+
+class _Opened(NamedTuple):
+    """A distribution whose static fields are leaves too: NumPyro counts some arrays among them (the
+    totals of a multinomial).
+    """
+
+    kind: type
+    fields: list
+    static: list
+
+
+def _opened(x):
+    if not isinstance(x, dist.Distribution):
+        return x
+    fields, static = x.tree_flatten()
+    return _Opened(type(x), [_opened(f) for f in fields], list(static))
+
+
+def _closed(x):
+    if not isinstance(x, _Opened):
+        return x
+    return x.kind.tree_unflatten(tuple(x.static), tuple(_closed(f) for f in x.fields))
 
 
 class Traced(NamedTuple):
