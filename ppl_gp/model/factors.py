@@ -94,7 +94,6 @@ class LogLikelihood(eqx.Module):
     def _shaped(self, f):
         return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
 
-    @property
     def softmax_weights(self, f) -> Float[Array, "R N"]:
         """d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38): the classes' probabilities, times
         what masks and scales make a datum count.
