@@ -5,6 +5,8 @@ VENV := .venv-$(notdir $(PYTHON))
 BIN := $(VENV)/bin
 # Processes that share the tests; each holds gigabytes of compiled functions.
 WORKERS ?= 2
+# NumPyro puts a distribution's fields into a set of names: in one order for all processes, they share what one has compiled.
+ONE_ORDER := PYTHONHASHSEED=0
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
 .PHONY: demo test test-slow bench bench-history bench-peers lint notebooks clean
@@ -14,10 +16,10 @@ demo: $(VENV)/.installed
 	$(BIN)/ppl-gp demo --out demo_out
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.installed
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	$(ONE_ORDER) JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run

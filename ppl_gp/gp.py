@@ -56,6 +56,13 @@ class GP(dist.Distribution):
         self.mean_function, self.jitter = as_mean(mean), jitter
         super().__init__((), shape[:1], validate_args=validate_args)
 
+    @classmethod
+    def gather_pytree_data_fields(cls):
+        """In one order: NumPyro's is that of a set of names, another one in each process, and a
+        compilation cache on disk would not find what takes a GP.
+        """
+        return tuple(sorted(super().gather_pytree_data_fields()))
+
     @property
     def mean(self):
         """m(X), (N,)."""

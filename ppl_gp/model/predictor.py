@@ -91,25 +91,29 @@ class Bones(NamedTuple):
 
 class _Opened(NamedTuple):
     """A distribution whose static fields are leaves too: NumPyro counts some arrays among them (the
-    totals of a multinomial).
+    totals of a multinomial). By name, as its order of fields is another one in each process.
     """
 
     kind: type
-    fields: list
-    static: list
+    fields: dict
+    static: dict
 
 
 def _opened(x):
     if not isinstance(x, dist.Distribution):
         return x
     fields, static = x.tree_flatten()
-    return _Opened(type(x), [_opened(f) for f in fields], list(static))
+    kind = type(x)
+    named = dict(zip(kind.gather_pytree_data_fields(), map(_opened, fields), strict=True))
+    return _Opened(kind, named, dict(zip(kind.gather_pytree_aux_fields(), static, strict=True)))
 
 
 def _closed(x):
     if not isinstance(x, _Opened):
         return x
-    return x.kind.tree_unflatten(tuple(x.static), tuple(_closed(f) for f in x.fields))
+    fields = tuple(_closed(x.fields[k]) for k in x.kind.gather_pytree_data_fields())
+    static = tuple(x.static[k] for k in x.kind.gather_pytree_aux_fields())
+    return x.kind.tree_unflatten(static, fields)
 
 
 class Traced(NamedTuple):
