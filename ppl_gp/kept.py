@@ -23,7 +23,7 @@ from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
-from ppl_gp.model.predictor_prior import columns_of, covariance_of
+from ppl_gp.model.predictor_prior import covariance_of, loads_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
@@ -140,8 +140,7 @@ class FromPseudo(Kept):
         unknowns.
         """
         if isinstance(q := self.root(prior), Unknowns):
-            w = random.normal(key, (num, len(q.half)), self.mean.dtype) @ q.half
-            return self.mean + w @ columns_of(prior).T
+            return self.mean + _drawn(q, prior, key, num)
         L, _ = robust_cholesky(self.covariance(prior), default_jitter(prior.variance))
         return self.mean + random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
 
@@ -181,8 +180,7 @@ class FromFunctions(Kept):
     def sample(self, prior, key, num):
         """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2)."""
         if isinstance(q := self.root(prior), Unknowns):
-            drawn = random.normal(key, (num, len(q.half)), self.mean.dtype) @ q.half
-            centred = drawn @ columns_of(prior).T
+            centred = _drawn(q, prior, key, num)
         else:
             K = prior.covariance_matrix
             L, _ = robust_cholesky(K - q.quadratic(K), default_jitter(prior.variance))
@@ -283,6 +281,13 @@ def from_sites(q: Marginals, sites: PseudoLikelihood) -> FromPseudo | FromFuncti
 
 
 MAX_JOINT = 2000  # rows up to which draws of f from inducing variables have their full covariance
+
+
+def _drawn(q: Unknowns, prior: GP, key, num: int) -> Float[Array, "num RN"]:
+    """Draws of the predictor less its mean. O(num N U)."""
+    z = random.normal(key, (num, q.mean.size), q.mean.dtype)
+    loads = loads_of(prior)
+    return jax.vmap(lambda w: loads @ w)(q.gram.colour(z))
 
 
 def _centred(gp: GP) -> GP:

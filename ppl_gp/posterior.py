@@ -13,10 +13,10 @@ from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.model.predictor_prior import blocks_of, columns_of, covariance_of
+from ppl_gp.model.predictor_prior import blocks_of, covariance_of, loads_of
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
-from ppl_gp.numerics.lapack import cholesky
-from ppl_gp.numerics.linalg import add_diagonal, tril_inverse
+from ppl_gp.numerics.linalg import tril_inverse
+from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import LowRank
 
 
@@ -46,9 +46,27 @@ class Posterior(Conditioned):
 
 
 class Unknowns(eqx.Module):
-    """q(w) = N(mean, half^T half) of the unknowns w behind a predictor eta = m + F w, w ~ N(0, I):
-    Cov[w] = (I + F^T T F)^-1, which no wide prior cancels.
+    """q(w) = N(mean, G^-1) of the unknowns w behind a predictor eta = m + F w, w ~ N(0, I): G = I +
+    F^T T F, which no wide prior cancels.
     """
+
+    mean: Float[Array, "U"]
+    gram: Gram
+
+    def moments(self, loads: Loads) -> tuple[Array, Array]:
+        """Mean and variance of what is computed from them, loads w, (M,) each."""
+        if not isinstance(self.gram, ArrowGram) or not isinstance(loads, OneAndOthers):
+            return self.part(0, self.mean.size).moments(loads.array())
+        return loads @ self.mean, loads.variance(self.gram, loads.weight)
+
+    def part(self, start: int, size: int) -> "SomeUnknowns":
+        """Some of them, side by side. O(U^2) memory."""
+        some = slice(start, start + size)
+        return SomeUnknowns(self.mean[some], self.gram.half()[:, some])
+
+
+class SomeUnknowns(eqx.Module):
+    """q(w) = N(mean, half^T half) of some of the unknowns."""
 
     mean: Float[Array, "U"]
     half: Float[Array, "K U"]
@@ -57,19 +75,12 @@ class Unknowns(eqx.Module):
         """Mean and variance of columns w, (M,) each."""
         return columns @ self.mean, jnp.sum((self.half @ columns.T) ** 2, 0)
 
-    def part(self, start: int, size: int) -> "Unknowns":
-        """Some of them, side by side: `half` is then (U, size)."""
-        some = slice(start, start + size)
-        return Unknowns(self.mean[some], self.half[:, some])
-
 
 def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
     """Of F F^T under a pseudo-likelihood. O(N U^2)."""
-    F = K.F
-    C = cholesky(add_diagonal(F.T @ times(sites.nat2, F), 1.0))
-    half = tril_inverse(C)
-    pulled = F.T @ (sites.nat1 - times(sites.nat2, jnp.ravel(mean)))
-    return Unknowns(half.T @ (half @ pulled), half)
+    gram = K.F.gram(sites.nat2)
+    pulled = K.F.pull(sites.nat1 - times(sites.nat2, jnp.ravel(mean)))
+    return Unknowns(gram.solve(pulled), gram)
 
 
 class OfUnknowns(Conditioned):
@@ -79,13 +90,13 @@ class OfUnknowns(Conditioned):
 
     def marginals(self, new: GP):
         """(mean, variance), (M,) each."""
-        mean, variance = self.root.moments(columns_of(new))
+        mean, variance = self.root.moments(loads_of(new))
         return new.mean + mean, variance
 
     def joint(self, new: GP):
         """(mean (M,), covariance (M, M))."""
-        F = columns_of(new)
-        half = self.root.half @ F.T
+        F = loads_of(new).array()
+        half = self.root.gram.half() @ F.T
         return new.mean + F @ self.root.mean, half.T @ half
 
 
@@ -104,7 +115,7 @@ class OfFunctions(Conditioned):
         """(mean, variance), (R, M) each."""
         k = self._columns(new)
         if isinstance(self.root, Unknowns):
-            centred, variance = self.root.moments(k.T)
+            centred, variance = self.root.moments(loads_of(new))
         else:
             centred, variance = k.T @ self.alpha, new.variance - self.root.explained(k)
         shaped = lambda x: jnp.reshape(x, new.shape())  # noqa: E731
@@ -114,7 +125,7 @@ class OfFunctions(Conditioned):
         """The covariances of the functions of each row. O(M N^2 R^3)."""
         k, like = self._columns(new), blocks_of(new)
         if isinstance(self.root, Unknowns):
-            blocks = gram_blocks(self.root.half @ k, like)
+            blocks = gram_blocks(self.root.gram.half() @ k, like)
         else:
             seen = gram_blocks(self.root.W @ k, like) * self.root.sign
             blocks = like - seen - product_blocks(k, times(self.root.diagonal, k), like)
@@ -124,7 +135,7 @@ class OfFunctions(Conditioned):
         """(mean (R M,), covariance (R M, R M))."""
         k, mean = self._columns(new), jnp.ravel(new.mean)
         if isinstance(self.root, Unknowns):
-            half = self.root.half @ k
+            half = self.root.gram.half() @ k
             return mean + k.T @ self.root.mean, half.T @ half
         return mean + k.T @ self.alpha, new.covariance_matrix - self.root.quadratic(k)
 
@@ -133,7 +144,7 @@ class OfFunctions(Conditioned):
         (..., R M).
         """
         if isinstance(self.root, Unknowns):
-            return columns_of(new).T
+            return loads_of(new).array().T
         return new.kernel(self.prior.X, new.X)
 
 

@@ -3,23 +3,28 @@ in either form of it.
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.loads import Gram, Loads
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 
 class Precision(eqx.Module):
-    """R = (K + T^-1)^-1 = T - T V^T V T of a `LowRank` K, without the matrix; T = diag(nat2)."""
+    """R = (K + T^-1)^-1 = T - T F G^-1 F^T T of a `LowRank` K = F F^T, without the matrix; G = I +
+    F^T T F, T = diag(nat2).
+    """
 
     nat2: Float[Array, "..."]
-    V: Float[Array, "U RN"]  # V^T V is the posterior covariance
+    F: Loads
+    G: Gram
 
-    def __matmul__(self, x):
+    def __matmul__(self, x: Float[Array, "RN"]) -> Float[Array, "RN"]:
         scaled = times(self.nat2, x)
-        return scaled - times(self.nat2, self.V.T @ (self.V @ scaled))
+        return scaled - times(self.nat2, self.F @ self.G.solve(self.F.pull(scaled)))
 
 
 def _blocks(R: Float[Array, "RN RN"], functions: int) -> Float[Array, "R N N"]:
@@ -39,5 +44,15 @@ def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:
     if not isinstance(K, LowRank):
         return (0.5 * z_bar) * (alpha[:, None] * alpha - R) + w[:, None] * alpha
     F = K.F
-    outer = jnp.outer(z_bar * alpha + w, alpha @ F) + jnp.outer(alpha, w @ F)
-    return LowRank(outer - z_bar * (R @ F))
+    # R F = T F G^-1
+    terms = (
+        F.outer(z_bar * alpha + w, F.pull(alpha)),
+        F.outer(alpha, F.pull(w)),
+        F.through(R.G).scaled(-z_bar * R.nat2),
+    )
+    return LowRank(jax.tree.map(_summed, *terms))
+
+
+def _summed(*terms):
+    """Entries; an index has no cotangent."""
+    return sum(terms) if jnp.issubdtype(terms[0].dtype, jnp.inexact) else None

@@ -38,6 +38,7 @@ from ppl_gp.numerics.linalg import (
     tril_gram,
     tril_inverse,
 )
+from ppl_gp.numerics.loads import Gram, Loads
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
@@ -190,7 +191,7 @@ class _BlockFactor(Factor):
 
 class _SignedInverse(Inverse):
     nat2: Float[Array, "..."]
-    V: Float[Array, "U RN"]  # Sigma = V^T V
+    V: Float[Array, "RN RN"]  # Sigma = V^T V
 
     def variance(self):
         return gram_blocks(self.V, self.nat2)
@@ -203,15 +204,10 @@ class _SignedInverse(Inverse):
         return Root(times(self.nat2, self.V.T).T, self.nat2, -jnp.ones((), self.V.dtype))
 
 
-class _LowRankInverse(_SignedInverse):
-    def precision(self):
-        return Precision(self.nat2, self.V)
-
-
 class _SignedFactor(Factor):
     nat2: Float[Array, "..."]
-    L: Float[Array, "RN U"]  # K = L L^T; U = R N unless K is `LowRank`
-    C: Float[Array, "U U"]
+    L: Float[Array, "RN RN"]  # K = L L^T
+    C: Float[Array, "RN RN"]
 
     def half_log_det(self):
         return half_log_det(self.C)
@@ -223,13 +219,39 @@ class _SignedFactor(Factor):
         return _SignedInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
 
 
-class _LowRankFactor(_SignedFactor):
+class _LowRankInverse(Inverse):
+    nat2: Float[Array, "..."]
+    F: Loads
+    G: Gram
+
+    def variance(self):
+        return self.F.variance(self.G, self.nat2)
+
+    def precision(self):
+        return Precision(self.nat2, self.F, self.G)
+
+    def root(self):
+        V = self.G.half() @ self.F.array().T
+        return Root(times(self.nat2, V.T).T, self.nat2, -jnp.ones((), V.dtype))
+
+
+class _LowRankFactor(Factor):
+    nat2: Float[Array, "..."]
+    F: Loads
+    G: Gram
+
+    def half_log_det(self):
+        return self.G.half_log_det()
+
+    def solve(self, r):
+        return r - times(self.nat2, self.centred(None, r, None))
+
     def centred(self, K, r, solved):
-        # F^T (I + T K)^-1 r is B^-1 F^T r, without the cancellation that wide priors bring
-        return self.L @ _cho_solve(self.C, self.L.T @ r)
+        # F^T (I + T K)^-1 r is G^-1 F^T r, without the cancellation that wide priors bring
+        return self.F @ self.G.solve(self.F.pull(r))
 
     def inverse(self):
-        return _LowRankInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
+        return _LowRankInverse(self.nat2, self.F, self.G)
 
 
 def positive(K, nat2) -> Factor:
@@ -250,8 +272,7 @@ def signed(K, nat2) -> Factor:
 
 def low_rank(K: LowRank, nat2) -> Factor:
     """Of either sign, with few columns."""
-    F = K.F
-    return _LowRankFactor(nat2, F, cholesky(add_diagonal(F.T @ times(nat2, F), 1.0)))
+    return _LowRankFactor(nat2, K.F, K.F.gram(nat2))
 
 
 def _cho_solve(C, b):

@@ -147,7 +147,8 @@ class Collapsed(Declared):
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
         eta = lambda e: here.eta(e, rest)  # noqa: E731
-        found = loadings(eta, fns, centres, dict(self.plan.axes))
+        seen = lambda site: here.one_each(site, zero, rest)  # noqa: E731
+        found = loadings(eta, fns, centres, dict(self.plan.axes), seen)
         return found if len(X) > 1 else found.first_row()
 
     def mean(self, X, tables: Mapping, hyper: dict) -> jax.Array:

@@ -22,6 +22,7 @@ from ppl_gp.gp import GP
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_observed, run
 from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
+from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap
 
 GAUSSIAN = (GP, dist.Normal, dist.MultivariateNormal)
@@ -130,6 +131,15 @@ class Traced(NamedTuple):
         etas = self.predictors.at(e, rest)
         rows = [jnp.moveaxis(x, a, -1) for x, a in zip(etas, self.axes, strict=True)]
         return jnp.concatenate([jnp.reshape(x, (-1, x.shape[-1])) for x in rows])
+
+    def one_each(self, site: str, e: dict, rest: Rest) -> OneEach | None:
+        """What each row of a single function sees of a site's innovations, (N,), where that is
+        proved to be one entry.
+        """
+        if len(self.axes) != 1 or math.prod(shape := self.predictors.shapes[0]) != max(shape):
+            return None
+        (found,) = self.predictors.one_each(e, rest, sorted(e).index(site))
+        return None if found is None else OneEach(*(jnp.ravel(x) for x in found))
 
     def observed(self, eta, rest: Rest) -> dict[str, ObservedPart]:
         """The observed sites with the predictors given, (R, N)."""

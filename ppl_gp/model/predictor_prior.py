@@ -4,8 +4,9 @@ over rows of a model's arguments.
 eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
 of two rows: the sum over the sites of a(r) C a(r')^T. What a site adds is one of three parts:
 
-- `Columns`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
-  F = A L, C = L L^T, a column an unknown;
+- `Table`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
+  F = A L, C = L L^T, a column an unknown; by `Columns`, or by `Levels` where each row is proved to
+  see one of them;
 - `Weighted`: a GP at the data's inputs: a number a_rn of each of its units, and its own kernel;
 - `Own`: effects that stand one a datum: a covariance within the row.
 
@@ -23,15 +24,19 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import random
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.numerics.loads import Dense, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import Covariance, LowRank
+from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap
+
+FEW_LEVELS = 16  # unknowns of a site below which its columns are as fast as what each row sees
 
 
 class Part(eqx.Module):
@@ -63,24 +68,56 @@ class Part(eqx.Module):
         return jnp.zeros((R, R, n), self.mean.dtype)
 
 
-class Columns(Part):
-    """F w, w ~ N(0, I)."""
+class Table(Part):
+    """F w, w ~ N(0, I), of unknowns that belong to no datum."""
+
+    @property
+    @abstractmethod
+    def flat(self) -> Float[Array, "Rn U"]:
+        """F."""
+
+    def cross(self, other):
+        return self.flat @ other.flat.T
+
+
+class Columns(Table):
+    """F by its columns."""
 
     columns: Float[Array, "R n U"]
 
     @property
-    def flat(self) -> Float[Array, "Rn U"]:
-        """F."""
+    def flat(self):
         return jnp.reshape(self.columns, (-1, self.columns.shape[-1]))
-
-    def cross(self, other):
-        return self.flat @ other.flat.T
 
     def blocks(self):
         return jnp.einsum("anu,bnu->abn", self.columns, self.columns)
 
     def first_row(self):
         return Columns(self.mean[:, :1], self.columns[:, :1])
+
+
+class Levels(Table):
+    """F with one entry a row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
+    function.
+    """
+
+    index: Int[Array, "n"]
+    weight: Float[Array, "n"]
+    num: int = eqx.field(static=True)
+
+    @property
+    def flat(self):
+        return (self.index[:, None] == jnp.arange(self.num)) * self.weight[:, None]
+
+    def cross(self, other):
+        same = self.index[:, None] == other.index
+        return jnp.where(same, self.weight[:, None] * other.weight, 0.0)
+
+    def blocks(self):
+        return (self.weight**2)[None, None]
+
+    def first_row(self):
+        return Levels(self.mean[:, :1], self.index[:1], self.weight[:1], self.num)
 
 
 class Weighted(Part):
@@ -166,12 +203,14 @@ def _added(terms: list[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
+def loadings(
+    eta: Callable, fns: dict, centres: dict, axes: dict[str, int], one_each: Callable
+) -> Loadings:
     """Of a predictor `eta({site: innovation}) -> (R, n)`, affine.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
     sites are zero. `axes`: {site with one entry a datum: the axis of the data in its value, from
-    the right}.
+    the right}. `one_each(site)`: what each row sees of it, where that is one entry, else `None`.
     """
     zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
 
@@ -179,13 +218,25 @@ def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> L
         """A e of one site's innovations e."""
         return lambda e: jax.jvp(lambda x: eta({**zero, site: x}), (zero[site],), (e,))[1]
 
-    parts = {k: _part(fn, pushed(k), centres[k], axes.get(k)) for k, fn in fns.items()}
+    def part(site, fn):
+        seen = one_each(site) if site not in axes and _has_scales(fn) else None
+        return _part(fn, pushed(site), centres[site], axes.get(site), seen)
+
+    parts = {k: part(k, fn) for k, fn in fns.items()}
     return Loadings(eta(zero) - sum(p.mean for p in parts.values()), parts)
 
 
-def _part(fn, pushed: Callable, centre, axis: int | None) -> Part:
+def _has_scales(fn) -> bool:
+    """Whether a Gaussian site's entries are independent, and enough that it matters."""
+    return isinstance(unwrap(fn), dist.Normal) and math.prod(fn.shape()) >= FEW_LEVELS
+
+
+def _part(fn, pushed: Callable, centre, axis: int | None, seen: OneEach | None) -> Part:
     centre = jnp.asarray(centre, jnp.result_type(float))  # Normal(0, 1) has integers
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
+    if seen is not None:
+        scale = jnp.ravel(jnp.broadcast_to(unwrap(fn).scale, fn.shape()))
+        return Levels(mean, seen.index, seen.weight * scale[seen.index], scale.size)
     if axis is None:
         return Columns(mean, jnp.moveaxis(columns(fn, pushed), 0, -1))
     if isinstance(unwrap(fn), GP):
@@ -351,15 +402,22 @@ def _mean(kernel: RowsKernel, X):
 
 
 @eqx.filter_jit
-def _columns(kernel: RowsKernel, X):
+def _loads(kernel: RowsKernel, X) -> Loads:
     parts = kernel.at(X).parts
-    found = [parts[k] for k in sorted(parts)]
-    return jnp.concatenate([part.flat for part in found if isinstance(part, Columns)], 1)
+    tables: list[Any] = [parts[k] for k in sorted(parts) if isinstance(parts[k], Table)]
+    most = max(tables, key=lambda p: p.num if isinstance(p, Levels) else 0)
+    if not isinstance(most, Levels):
+        return Dense(jnp.concatenate([part.flat for part in tables], 1))
+    at = tables.index(most)
+    flat = [part.flat for part in tables if part is not most]
+    start = sum(part.shape[1] for part in flat[:at])
+    others = jnp.concatenate([jnp.zeros((len(X), 0)), *flat], 1)
+    return OneAndOthers(most.index, most.weight, others, most.num, start)
 
 
-def columns_of(prior: Any) -> Float[Array, "Rn U"]:
+def loads_of(prior: Any) -> Loads:
     """F at the rows of a predictor's prior, the sites in alphabetical order."""
-    return _columns(prior.kernel, prior.X)
+    return _loads(prior.kernel, prior.X)
 
 
 def blocks_of(prior: Any) -> Float[Array, "R R n"]:
@@ -373,7 +431,7 @@ def covariance_of(prior: GP) -> Covariance:
     where several are independent.
     """
     if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
-        F = columns_of(prior)
+        F = loads_of(prior)
         if F.shape[1] < F.shape[0]:
             return LowRank(F)
     if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:

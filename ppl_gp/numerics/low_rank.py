@@ -3,35 +3,39 @@ functions.
 """
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.loads import Loads
 
 
 class LowRank(eqx.Module):
     """K = F F^T, F (N, U) with fewer unknowns U than data: coefficients, groups, repeated places.
 
-    What the local methods ask of K, without the matrix: a step costs O(N U^2) in place of O(N^3).
+    What the local methods ask of K, without the matrix: a step costs O(N U^2) in place of O(N^3),
+    and O(N V^2) where all but V unknowns are levels of one grouping factor (`numerics.loads`).
     """
 
-    F: Float[Array, "RN U"]
+    F: Loads
 
     @property
     def dtype(self):
         """Of its entries."""
-        return self.F.dtype
+        return jnp.result_type(*(x for x in jax.tree.leaves(self.F) if eqx.is_inexact_array(x)))
 
     def __matmul__(self, x):
-        return self.F @ (self.F.T @ x)
+        return self.F @ self.F.pull(x)
 
     def diagonal(self) -> Float[Array, "N"]:
         """Variances."""
-        return jnp.sum(self.F**2, 1)
+        return self.F.squares()
 
     def dense(self) -> Float[Array, "N N"]:
         """The matrix."""
-        return self.F @ self.F.T
+        F = self.F.array()
+        return F @ F.T
 
 
 Covariance = Float[Array, "RN RN"] | LowRank | Independent
@@ -47,7 +51,7 @@ def within(K: Covariance, functions: int) -> Float[Array, "R R N"]:
     if isinstance(K, Independent):
         return K.within()
     if isinstance(K, LowRank):
-        F = jnp.reshape(K.F, (functions, -1, K.F.shape[1]))
+        F = jnp.reshape(K.F.array(), (functions, -1, K.F.shape[1]))
         return jnp.einsum("anu,bnu->abn", F, F)
     whole = jnp.reshape(K, (functions, len(K) // functions, functions, -1))
     return jnp.einsum("anbn->abn", whole)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from ppl_gp.proofs.affine import Dependence, of_equation
+from ppl_gp.proofs.one_each import OneEach, followed, steps_of
 
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 _UNBOUNDED = float("inf")
@@ -74,6 +75,31 @@ class Predictors(NamedTuple):
             sizes = tuple(e.invars[0].aval.shape[i] for i in axes)
             found.append((indices, sizes, tuple(sorted(into[e.invars[1]]))))
         return found
+
+    def one_each(self, z, rest, leaf: int) -> list[OneEach | None]:
+        """What each entry of the predictors sees of one leaf of z, where that is proved to be one
+        entry at most.
+        """
+        jaxpr = self.closed.jaxpr
+        source, given = (
+            jaxpr.invars[leaf],
+            dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True)),
+        )
+        return [self._one_each(source, given, wanted) for wanted in self.arrays]
+
+    def _one_each(self, source, given: dict, wanted) -> OneEach | None:
+        known = [*given, *self.closed.jaxpr.constvars]
+        steps = steps_of(_needed(self.closed.jaxpr, known, [wanted]), source)
+        if steps is None:
+            return None
+        depending = {source, *(v for step in steps for v in step.equation.outvars)}
+        if wanted not in depending:
+            shape = wanted.aval
+            return OneEach(jnp.zeros(shape.shape, jnp.int32), jnp.zeros(shape.shape, shape.dtype))
+        inputs = {v for s in steps for v in s.equation.invars if not isinstance(v, Literal)}
+        others = [v for v in inputs if v not in depending]
+        values = dict(zip(others, _evaluated(self.closed, given, others), strict=True))
+        return followed(steps, source, values)[wanted]
 
     def below(self, etas, rest):
         """The function's outputs with the predictors given."""

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from ppl_gp.gp import GP
 from ppl_gp.local.factor import Root
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.predictor_prior import Columns, Loadings, Weighted
-from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, Unknowns
+from ppl_gp.model.predictor_prior import Loadings, Table, Weighted
+from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, SomeUnknowns, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 
@@ -23,10 +23,10 @@ def part_processes(
     found, start = {}, 0
     for k in sorted(train.parts):
         part = train.parts[k]
-        width = part.flat.shape[1] if isinstance(part, Columns) else 0
+        width = part.flat.shape[1] if isinstance(part, Table) else 0
         if k in priors and isinstance(part, Weighted):
             found |= _units(k, part, priors[k], process)
-        elif k in priors and isinstance(part, Columns) and priors[k].event_shape == (width,):
+        elif k in priors and isinstance(part, Table) and priors[k].event_shape == (width,):
             found[k] = (
                 _of_unknowns(process.root.part(start, width), priors[k])
                 if isinstance(process.root, Unknowns)
@@ -58,7 +58,7 @@ def _of_columns(F, prior: GP, process: Any) -> SparseProcess:
     return SparseProcess(prior, points, points.root(prior), F.T @ process.alpha, reduction)
 
 
-def _of_unknowns(q: Unknowns, prior: GP) -> SparseProcess:
+def _of_unknowns(q: SomeUnknowns, prior: GP) -> SparseProcess:
     """Of f = L w at a table of places, from q(w)."""
     points, covariance = Points(prior.X), q.half.T @ q.half
     reduction = jnp.eye(len(q.mean)) - covariance

@@ -17,8 +17,9 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromPseudo
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.predictor_prior import Columns, Loadings
+from ppl_gp.model.predictor_prior import Loadings, Table
 from ppl_gp.numerics.blocks import diagonal_of
+from ppl_gp.numerics.loads import Dense
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -119,11 +120,11 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
         for k, (mean, loads) in model.effects(prior.kernel, prior.X).items():
             if isinstance(root, Unknowns):
                 centred, variance = root.moments(
-                    jnp.concatenate([loads[j] for j in sorted(loads)], 1)
+                    Dense(jnp.concatenate([loads[j] for j in sorted(loads)], 1))
                 )
             else:
                 # Cov[eta, site]; tables have columns
-                C: Any = sum(cast(Columns, train.parts[j]).flat @ D.T for j, D in loads.items())
+                C: Any = sum(cast(Table, train.parts[j]).flat @ D.T for j, D in loads.items())
                 variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - root.explained(C)
                 centred = C.T @ kept.alpha
             moments = Moments(centred, jnp.maximum(variance, 0.0))
