@@ -12,7 +12,17 @@ import jax
 
 jax.config.update("jax_enable_x64", True)
 
-from tests.benchmarks import cost, deep, evidence, first_answer, mcmc, record, sklearn_peer, sparse  # noqa: E402
+from tests.benchmarks import (  # noqa: E402
+    cost,
+    deep,
+    evidence,
+    first_answer,
+    mcmc,
+    predictor,
+    record,
+    sklearn_peer,
+    sparse,
+)
 from tests.benchmarks.common import Row  # noqa: E402
 
 README = record.ROOT / "README.md"
@@ -21,6 +31,7 @@ PARTS = {
     "sklearn": sklearn_peer,
     "mcmc": mcmc,
     "cost": cost,
+    "predictor": predictor,
     "sparse": sparse,
     "deep": deep,
     "first": first_answer,
