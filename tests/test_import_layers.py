@@ -53,6 +53,7 @@ LAYERS = [
     "results.load",
     "results.compare",
     "results.plots",
+    "results.part_plots",
     "infer.timing",
     "infer.loop",
     "infer.over_axis",

@@ -27,6 +27,8 @@ def test_there_are_notebooks():
         "06_deep_gps",
         "07_importance_weighting",
         "08_four_models_of_letters",
+        "09_effects_and_components",
+        "10_many_classes",
     ]
     assert [path.stem for path in SCRIPTS] == names
 

@@ -187,20 +187,25 @@ def _predictor(subject: _Subject):
     if R > 1:
         return True, (
             f"{R} functions a datum, of {list(subject.integrated)}, which Laplace, EP and VI "
-            f"integrate; {held} are hyperparameters."
+            f"integrate{_held(held)}."
         )
     return True, (
-        f"one, of {list(subject.integrated)}, which Laplace, EP, VI and LocalBound integrate; "
-        f"{held} are hyperparameters."
+        f"one, of {list(subject.integrated)}, which Laplace, EP, VI and LocalBound "
+        f"integrate{_held(held)}."
     )
+
+
+def _held(names: list[str]) -> str:
+    return f"; {names} are hyperparameters" if names else ""
 
 
 def _pointwise(subject: _Subject):
     try:
-        _proved(subject)
+        R = _proved(subject).functions
     except ModelError as error:
         return False, str(error)
-    return True, "each datum depends on its own value of f (shown by a random probe)."
+    own = "its own value of f" if R == 1 else f"its own values of {R} functions"
+    return True, f"each datum depends on {own} (shown by a random probe)."
 
 
 def _proved(subject: _Subject):

@@ -54,7 +54,8 @@ def rule(functions: int, fine: bool = True) -> Rule:
     num = POINTS[not fine]
     u = qmc.Sobol(functions, scramble=False).random(num) + 0.5 / num  # midpoints of its cells
     z = ndtri(np.concatenate([u, 1.0 - u]))  # odd moments vanish
-    z = z @ np.linalg.inv(np.linalg.cholesky(z.T @ z / len(z))).T  # second moments are exact
+    e, V = np.linalg.eigh(z.T @ z / len(z))
+    z = z @ (V / np.sqrt(e)) @ V.T  # second moments are exact
     return Rule(z, np.full(len(z), 1.0 / len(z)))
 
 
@@ -81,7 +82,7 @@ def expected_log_lik(log_lik: Callable, mean, covariance: Float[Array, "R R N"],
     """E_N(f; mean, covariance)[log p(y_n | f_n)], (N,), differentiable in both. O(Q N)."""
     R = covariance.shape[0]
     z, w = (jnp.asarray(x, mean.dtype) for x in rule(R, fine))
-    L = small.cholesky(_front(covariance))
+    L = small.lower_root(_front(covariance))
     centre = _split(mean, R)
 
     def at(node):
@@ -184,7 +185,7 @@ def _mode(log_lik, without: Cavity, power):
         bend = jnp.moveaxis(bend, -1, 0)
         enough = small.is_definite(0.75 * without.precision + bend)[:, None, None]
         H = without.precision + jnp.where(enough, bend, small.majorant(bend))
-        return g, small.lower_inverse(small.cholesky(H))
+        return g, small.lower_inverse(small.lower_root(H))
 
     def step(_, f):
         g, half = curvature(f)

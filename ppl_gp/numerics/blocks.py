@@ -72,7 +72,7 @@ def roots(T: Float[Array, "R R N"]) -> tuple[Float[Array, "R R N"], Float[Array,
     """(S with S S^T = T, G with S G r = r for r = S w) of positive semi-definite blocks; directions
     without weight are zero in both.
     """
-    S = small.cholesky(jnp.moveaxis(T, -1, 0))
+    S = small.lower_root(jnp.moveaxis(T, -1, 0))
     return jnp.moveaxis(S, 0, -1), jnp.moveaxis(small.lower_inverse(S), 0, -1)
 
 

@@ -13,7 +13,7 @@ _NONE = 100  # roundings of the largest diagonal entry: a pivot below has no wei
 _LEFT = 1e5  # roundings that may be left of a positive semi-definite matrix
 
 
-def cholesky(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
+def lower_root(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
     """Lower L with L L^T = A, positive semi-definite; directions without weight are zero columns.
     What is not positive semi-definite loses its negative part in an unspecified way.
     """
@@ -49,13 +49,13 @@ def lower_inverse(L: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
 
 def inverse(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
     """A^-1 of a positive definite A."""
-    half = lower_inverse(cholesky(A))
+    half = lower_inverse(lower_root(A))
     return jnp.swapaxes(half, -1, -2) @ half
 
 
 def log_det(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch"]:
     """log|A| of a positive definite A."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(cholesky(A), axis1=-2, axis2=-1)), -1)
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(lower_root(A), axis1=-2, axis2=-1)), -1)
 
 
 def majorant(A: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:

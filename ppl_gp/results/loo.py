@@ -203,9 +203,9 @@ def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments,
     q = condition(covariance_of(prior), jnp.ravel(prior.mean), sites)
     Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, sites.nat2))
     # Sigma = L L^T: the cavity's is L (I - L^T T L)^-1 L^T
-    L = small.cholesky(Sigma)
+    L = small.lower_root(Sigma)
     left = jnp.eye(shape[0]) - jnp.swapaxes(L, -1, -2) @ T @ L
-    half = small.lower_inverse(small.cholesky(left)) @ jnp.swapaxes(L, -1, -2)
+    half = small.lower_inverse(small.lower_root(left)) @ jnp.swapaxes(L, -1, -2)
     covariance = jnp.swapaxes(half, -1, -2) @ half
     covariance = jnp.where(small.is_definite(left)[:, None, None], covariance, jnp.nan)
     alpha = jnp.reshape(latent.alpha, shape)

@@ -32,7 +32,7 @@ class JointMoments(NamedTuple):
     @classmethod
     def of(cls, mean, variance, covariance: Float[Array, "M R R"]) -> "JointMoments":
         """With S a factor, which a covariance without full rank has too."""
-        return cls(mean, variance, small.cholesky(covariance))
+        return cls(mean, variance, small.lower_root(covariance))
 
     def at(self, z: Float[Array, "R _"]) -> Float[Array, "R M"]:
         """The functions at independent standard normal z."""
