@@ -244,9 +244,12 @@ class _LowRankFactor(Factor):
         return self.G.half_log_det()
 
     def solve(self, r):
-        return r - times(self.nat2, self.centred(None, r, None))
+        return r - times(self.nat2, self._moved(r))
 
     def centred(self, K, r, solved):
+        return self._moved(r)
+
+    def _moved(self, r):
         # F^T (I + T K)^-1 r is G^-1 F^T r, without the cancellation that wide priors bring
         return self.F @ self.G.solve(self.F.pull(r))
 

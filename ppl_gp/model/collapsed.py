@@ -190,7 +190,7 @@ class Collapsed(Declared):
         names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
         for indices, sizes, places in self._traced(rest).predictors.looked_up(zero, rest):
             outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
-            paths = [names[i] for i in places if i < len(names) and names[i]]
+            paths = [p for i in places if i < len(names) and (p := names[i])]
             _warn_of_negative({p: arrays[p] for p in paths})
             if outside.any():
                 bad = np.unique(np.asarray(indices)[outside])[:3].tolist()

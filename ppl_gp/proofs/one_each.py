@@ -7,7 +7,7 @@ depend on z change the weight. Whatever else meets z is no proof.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
@@ -33,7 +33,7 @@ class Step(NamedTuple):
     it depends on z, else its value.
     """
 
-    equation: object
+    equation: Any
     apply: Callable
 
 
