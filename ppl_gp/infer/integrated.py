@@ -13,6 +13,18 @@ from ppl_gp.model.declared import Declared
 from ppl_gp.model.tracing import roles, run
 
 
+def with_effects(model: Declared, args: tuple, kwargs: dict, given: Mapping) -> Declared:
+    """The model that `SVGP` sees: effects beside GPs are integrated with them, where a datum sees
+    one linear predictor and nothing but GPs stands one a datum. Several GPs alone keep a q(u) each.
+    """
+    found = collapse(model, args, kwargs, given)
+    if not isinstance(found, Collapsed) or found.plan.functions > 1:
+        return model
+    gps = roles(run(model, args, kwargs, dict(given))).gps
+    effects = set(found.plan.sites) - set(gps)
+    return found if gps and effects and set(dict(found.plan.axes)) <= set(gps) else model
+
+
 def integrated(
     model: Declared, method: LocalMethod, args: tuple, kwargs: dict, given: Mapping | None = None
 ) -> Declared:

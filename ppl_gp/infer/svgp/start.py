@@ -16,6 +16,7 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.model.predictor_prior import PredictorGP, Weighted
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
@@ -28,6 +29,7 @@ from ppl_gp.sparse.families import (
     UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.parts import PartsVariables, parts_variables
 from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.svgp import SVGP
@@ -74,7 +76,9 @@ def initial_variational(
     """
     priors, shapes = priors_of(trace, structure.gps)
     variables = {
-        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
+        k: _of_parts(method, p, inputs[k], seed)
+        if isinstance(p, PredictorGP)
+        else inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
         for k, p in priors.items()
     }
     q = {
@@ -84,6 +88,19 @@ def initial_variational(
         for k, prior in priors.items()
     }
     return Variational(variables, q)
+
+
+def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int) -> PartsVariables:
+    """Inducing variables of each GP behind a predictor, and what else there is."""
+    parts = prior.kernel.at(jnp.asarray(rows)).parts
+    gps = {
+        k: inducing_variables(
+            method.inducing, k, method.num_inducing, p.prior, np.asarray(p.prior.X), seed
+        )
+        for k, p in parts.items()
+        if isinstance(p, Weighted)
+    }
+    return parts_variables(prior, gps)
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
@@ -210,6 +227,12 @@ def units(variables: InducingVariables, X) -> Any:
     """What one unit of the optimiser's step means for each trained array: a column's standard
     deviation for inducing points.
     """
+    if isinstance(variables, PartsVariables):
+        each = {
+            k: units(v, v.Z) if isinstance(v, Points) else units(v, X)
+            for k, v in variables.gps.items()
+        }
+        return PartsVariables(each, variables.units, variables.tables)
     spread = np.std(np.asarray(X), 0)
     spread = np.where(spread > 0, spread, 1.0)
 

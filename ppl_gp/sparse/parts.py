@@ -1,0 +1,92 @@
+"""Inducing variables of a linear predictor eta = offset + sum_k A_k z_k: those of each GP, and the
+effects themselves.
+
+u = (inducing variables of every unit of every GP site; w of every other site, z = c + L w, w ~ N(0,
+I)), sites in alphabetical order. The terms are independent a priori, so that Cov[u] is block
+diagonal, and q(u) is one Gaussian for all of them: a GP and the effects beside it are correlated in
+the posterior.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from ppl_gp.model.predictor_prior import Loadings, PredictorGP, Table, Weighted
+from ppl_gp.sparse.features.composed import BlockRoot
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.root import DiagonalRoot, Root
+
+
+class PartsVariables(InducingVariables):
+    """M = the sum of the GPs' (for each unit) and of the other sites' unknowns; O(M^3 + M^2 B).
+
+    `gps`: {GP site: its inducing variables}. `units`: {GP site: number of its functions}. `tables`:
+    {other site: number of its unknowns}.
+    """
+
+    gps: dict[str, InducingVariables]
+    units: dict[str, int] = eqx.field(static=True)
+    tables: dict[str, int] = eqx.field(static=True)
+
+    @property
+    def names(self) -> list[str]:
+        """The sites, in the order of u."""
+        return sorted({*self.gps, *self.tables})
+
+    def size(self, site: str) -> int:
+        """Unknowns of a site."""
+        return self.tables[site] if site in self.tables else self.units[site] * self.gps[site].num
+
+    def start(self, site: str) -> int:
+        """Where they begin in u."""
+        return sum(self.size(k) for k in self.names[: self.names.index(site)])
+
+    @property
+    def num(self):
+        return sum(self.size(k) for k in self.names)
+
+    @property
+    def is_exact(self):
+        return all(v.is_exact for v in self.gps.values())
+
+    def mean(self, prior):
+        """Zero: what the sites' means add is in the predictor's."""
+        return jnp.zeros(self.num, prior.X.dtype)
+
+    def root(self, prior) -> Root:
+        parts = _at(prior, prior.X[:2]).parts
+        roots = [r for k in self.names for r in self._roots(k, parts[k])]
+        return BlockRoot(tuple(roots), tuple(s for k in self.names for s in self._sizes(k)))
+
+    def _sizes(self, site: str) -> list[int]:
+        if site in self.tables:
+            return [self.tables[site]]
+        return [self.gps[site].num] * self.units[site]
+
+    def _roots(self, site: str, part: Any) -> list[Root]:
+        if site in self.tables:
+            return [DiagonalRoot(jnp.ones(self.tables[site]))]
+        return [self.gps[site].root(part.prior)] * self.units[site]
+
+    def cross(self, prior, X):
+        parts = _at(prior, X).parts
+        return jnp.concatenate([self._cross(k, parts[k]) for k in self.names])
+
+    def _cross(self, site: str, part: Any):
+        if isinstance(part, Table):
+            return part.flat.T
+        C = self.gps[site].cross(part.prior, part.prior.X)
+        return jnp.reshape(part.weights[0][:, None] * C, (-1, C.shape[-1]))
+
+
+def _at(prior: PredictorGP, X) -> Loadings:
+    return prior.kernel.at(X)
+
+
+def parts_variables(prior: PredictorGP, gps: dict[str, InducingVariables]) -> PartsVariables:
+    """Of a predictor's prior, with the inducing variables of its GPs at the data's inputs."""
+    parts = prior.kernel.at(prior.X[:2]).parts
+    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
+    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
+    return PartsVariables(gps, units, tables)
