@@ -74,6 +74,7 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
         trained, nudges(state.variational.q)
     )
     finite = jnp.isfinite(value) & _all_finite((gradient, toward))
+    gradient = _bounded(gradient, jnp.sum(batch.weights))
     slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
     # Natural gradients alone, on all data, never lower the bound but by a step that is too long.
     monotone = not plan.noisy and not jax.tree.leaves(trained)
@@ -81,6 +82,16 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     failed = ~finite | fell
     new = _advance(problem, state, spec, gradient, jax.tree.map(jnp.negative, toward), t, value)
     return _choose(failed, _retreat(problem, state), new), -value
+
+
+def _bounded(gradient, num_data):
+    """That of the hyperparameters, at most a nat a datum for a unit of each: under q(u) = p(u) the
+    bound of counts can be -1e7, and Adam, which remembers a thousand squares, would not move for
+    the rest of the run.
+    """
+    free, variational = gradient
+    clipped = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), free)
+    return clipped, variational
 
 
 def _advance(problem: Problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
