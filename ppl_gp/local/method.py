@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.errors import ModelError
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import Positive, PseudoLikelihood, flat
+from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood, flat
 from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.low_rank import Covariance
@@ -141,6 +141,8 @@ def log_evidence(method: LocalMethod, factors: Factors, init: PseudoLikelihood |
     prior, log_lik = factors.prior, factors.log_lik
     if log_lik.functions > 1 and (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)
+    if init is None and log_lik.functions > 1 and method.form(factors) is MinusRankOne:
+        init = first_sites(method, factors)  # (R + 1) N^3 / 3 a step in place of (R N)^3 / 3
     problem = (covariance_of(prior), jnp.ravel(prior.mean), log_lik)
     value, solution = _log_evidence(problem, method, init)
     return value + log_lik.shared(), solution

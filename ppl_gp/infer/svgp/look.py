@@ -12,8 +12,8 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.hyperparameters import Fixed
+from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes import first_trace, probe_layers
