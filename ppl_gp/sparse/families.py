@@ -51,6 +51,10 @@ class Family(eqx.Module):
     def whitened(self, root: Root, inducing: InducingVariables, prior: GP) -> Whitened:
         """The same distribution in whitened coordinates."""
 
+    @abstractmethod
+    def narrowed(self, scale: Float[Array, ""]) -> "Family":
+        """The same mean with `scale` times the standard deviations."""
+
 
 class FullGaussian(Family):
     """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`; the signs of its diagonal do not
@@ -62,6 +66,9 @@ class FullGaussian(Family):
 
     def whitened(self, root, inducing, prior):
         return _from_scale(self.loc, jnp.tril(self.scale_tril))
+
+    def narrowed(self, scale):
+        return FullGaussian(self.loc, scale * self.scale_tril)
 
 
 class UnwhitenedGaussian(Family):
@@ -85,6 +92,9 @@ class UnwhitenedGaussian(Family):
             one = jax.vmap(one)
         return one(self.loc, self.scale_tril)
 
+    def narrowed(self, scale):
+        return UnwhitenedGaussian(self.loc, scale * self.scale_tril)
+
 
 class Values(Family):
     """u known: q(v) = delta(v - values), P = I. What MCMC over inducing variables draws."""
@@ -97,6 +107,9 @@ class Values(Family):
             jnp.ones_like(self.values),
             jnp.zeros(self.values.shape[:-1], self.values.dtype),
         )
+
+    def narrowed(self, scale):
+        return self
 
 
 class DiagonalGaussian(Family):
@@ -111,6 +124,9 @@ class DiagonalGaussian(Family):
         variance = jnp.exp(2.0 * self.log_scale)
         kl = 0.5 * jnp.sum(variance + self.loc**2 - 1.0, -1) - jnp.sum(self.log_scale, -1)
         return Whitened(self.loc, 1.0 - variance, kl)
+
+    def narrowed(self, scale):
+        return DiagonalGaussian(self.loc, self.log_scale + jnp.log(scale))
 
 
 class DecoupledGaussian(Family):
@@ -131,6 +147,9 @@ class DecoupledGaussian(Family):
         Aw = w @ A.T
         quadratic = jnp.sum((w @ prior.kernel(Z, Z)) * w, -1) - jnp.sum(Aw**2, -1)
         return Whitened(full.mean - Aw, full.reduction, full.kl + 0.5 * quadratic, self.basis)
+
+    def narrowed(self, scale):
+        return DecoupledGaussian(self.q.narrowed(scale), self.basis)
 
 
 class NaturalGaussian(Family):
@@ -161,6 +180,11 @@ class NaturalGaussian(Family):
             one = jax.vmap(one)
         mean, reduction, kl = one(here.nat1, here.nat2)
         return Whitened(mean, reduction, kl)
+
+    def narrowed(self, scale):
+        # the precision I + nat2, held where v is whitened
+        nat2 = add_diagonal(self.nat2, 1.0) / scale**2
+        return NaturalGaussian(self.nat1 / scale**2, add_diagonal(nat2, -1.0), self.base)
 
 
 def _from_scale(loc, L) -> Whitened:

@@ -73,7 +73,13 @@ class SVGP:
       to 0.01.
       `warm_up`: steps in which hyperparameters and inducing variables are held; q(u), q(h) and
       encoders move.
-    - `tol`: with all data in a batch, the run ends where ten steps gain less than this many nats.
+    - q(u) starts as the prior, or narrower where that gains a nat a datum. No derivative counts for
+      more than a nat a datum. Over all data hyperparameters wait while a step changes the bound by
+      more than that, and a step that loses more than the optimiser's can explain is taken back and
+      made shorter (`stats["failed_steps"]`).
+    - `tol`: with all data in a batch, the run has converged where ten steps change the objective by
+      less than this many nats and no derivative in an unconstrained hyperparameter is above 0.01
+      (`stats["map_gradient"]`; above 1 after all steps: a warning).
       `patience`: ends where the bound, averaged over so many steps, stops rising.
     - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or
       `Free()`, for all or as {site: ...}.

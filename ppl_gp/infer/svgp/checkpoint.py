@@ -22,7 +22,7 @@ from ppl_gp.sparse.svgp import SVGP, Checkpoint
 from ppl_gp.storage.archive import HEADER, write_archive
 from ppl_gp.storage.versions import package_versions
 
-FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 2
+FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 3
 
 
 class Checkpoints:

@@ -3,6 +3,7 @@
 """
 
 import dataclasses
+import warnings
 
 import numpy as np
 from jax import random
@@ -27,6 +28,8 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.svgp import SVGP
+
+STEEP = 1.0  # gradient of the hyperparameters, nats, above which the end of a run is none
 
 
 @run_method.register
@@ -62,7 +65,22 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         told["expectation_error"] = nodes_error(problem, ended.state, subject, key_end)
     states = (state, ended.state)
     result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key_end)
-    return make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)
+    fit = make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)
+    _tell_unsettled(fit)
+    return fit
+
+
+def _tell_unsettled(fit: Fit) -> None:
+    """Warn where all steps were made and the hyperparameters are still on a slope."""
+    gradient = fit.stats.get("map_gradient", 0.0)
+    if fit.result is Result.completed and gradient > STEEP:
+        warnings.warn(
+            f"SVGP(max_steps={fit.stats['steps']}): all steps were made, and the hyperparameters "
+            f"have not settled: the objective still changes by {gradient:.2g} nats a unit of their "
+            "logarithms (or what else makes them unconstrained). Give more steps or another "
+            "learning_rate; where q(u) is much narrower than its prior, dual_bound=True or VI().",
+            stacklevel=2,
+        )
 
 
 @quick_jit

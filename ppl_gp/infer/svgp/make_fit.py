@@ -30,7 +30,7 @@ def make_fit(
     state, sampled = ended.state, problem.plan.draws_hyper
     hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
     args, kwargs = jax.tree.map(_on_device, subject.data)
-    stats = _stats(subject, ended) | {
+    stats = _stats(problem, subject, ended) | {
         "num_inducing": max(q.mean.shape[-1] for q in kept.values()),
         "jitter_raised": float(raised),
     }
@@ -48,8 +48,8 @@ def make_fit(
     )
 
 
-def _stats(subject: Subject, ended: Ended) -> dict:
-    source, state = subject.source, ended.state
+def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
+    source, state, plan = subject.source, ended.state, problem.plan
     stats = {
         "steps": len(ended.bounds),
         "bounds": ended.bounds,
@@ -58,6 +58,8 @@ def _stats(subject: Subject, ended: Ended) -> dict:
         "failed_steps": int(state.failed),
         "shortened_steps": int(state.halved),
     }
+    if plan.names and plan.guide is None and not plan.noisy:
+        stats["map_gradient"] = float(state.slope)
     # what is kept of the data: `loo` and `to_datatree` know no others
     return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
 

@@ -29,6 +29,7 @@ from ppl_gp.infer.svgp.start import (
     units,
 )
 from ppl_gp.infer.svgp.step import State, begin
+from ppl_gp.infer.svgp.width import started
 from ppl_gp.model.tracing import roles, run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
@@ -58,7 +59,8 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
     problem = dataclasses.replace(problem, units=scale, frozen=frozen)
-    return problem, begin(problem, free, variational._replace(latents=latents))
+    variational = started(plan, trace, hyper, variational._replace(latents=latents), batch)
+    return problem, begin(problem, free, variational)
 
 
 def _start_of_hyper(

@@ -90,9 +90,10 @@ class Problem(eqx.Module):
             return FIRST_RATE * LAST_SHARE ** (step / self.plan.max_steps)
         return jnp.asarray(1.0) if self.rates.natural is None else self.rates.natural
 
-    def optax(self) -> optax.GradientTransformation:
-        """The optimiser of everything but natural-gradient sites."""
-        return (self.plan.optimiser or optax.adam)(self.learning_rate)
+    def optax(self, step) -> optax.GradientTransformation:
+        """The optimiser of everything but natural-gradient sites, at a step of the run."""
+        # the run's step, not the optimiser's own count, which begins again after a warm-up
+        return (self.plan.optimiser or optax.adam)(lambda _: self.learning_rate(step))
 
 
 def is_trained(plan: Plan, free, variational: Variational):

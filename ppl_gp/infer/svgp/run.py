@@ -22,6 +22,7 @@ from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
+FLAT = 1e-2  # gradient of the hyperparameters, nats, below which a run may have converged
 MAX_FAILURES = 20  # failed steps in a row after which a run is over
 
 
@@ -153,16 +154,17 @@ class LongRun(NamedTuple):
     def _ended(self, reached: Reached) -> Result | None:
         state, bounds = reached.state, reached.bounds
         if int(state.failures) >= MAX_FAILURES:
-            # Steps that gain nothing at any length are the end; values that are not finite are a
-            # failure.
-            return (
-                Result.converged if np.isfinite(bounds[-MAX_FAILURES:]).all() else Result.nonfinite
-            )
+            # Steps that gain nothing at any length are the end, but on a slope; values that are not
+            # finite are a failure.
+            if not np.isfinite(bounds[-MAX_FAILURES:]).all():
+                return Result.nonfinite
+            return Result.converged if float(state.slope) < FLAT else Result.max_steps
         plan, window = self.problem.plan, self.patience
         if len(bounds) <= plan.warm_up:
             return None
         if not plan.noisy and len(bounds) > 10 and np.all(np.isfinite(bounds[-11:])):
-            if np.ptp(bounds[-11:]) < self.tol:
+            # An optimiser that is stuck gains nothing either; its gradient tells.
+            if np.ptp(bounds[-11:]) < self.tol and float(state.slope) < FLAT:
                 return Result.converged
         if window is not None and len(bounds) >= 2 * window + plan.warm_up:
             # A step that failed says nothing about the others.

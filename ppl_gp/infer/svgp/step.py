@@ -2,11 +2,11 @@
 for everything else.
 
 Both gradients come from one forward and one reverse pass. A step that gives something that is not
-finite is not made: the run goes back to the last good state with a shorter natural-gradient step,
-and counts it.
+finite, or that loses over all data what no optimiser's step explains, is not made: the run goes
+back to the last good state, shortens its steps, and counts it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,6 +28,7 @@ class Last(eqx.Module):
     variational: Variational
     target: dict[str, NaturalGaussian]
     loss: Float[Array, ""]
+    allowed: Float[Array, ""]  # nats that the step from here may lose
 
 
 class State(eqx.Module):
@@ -42,6 +43,7 @@ class State(eqx.Module):
     failures: Int[Array, ""]  # in a row
     failed: Int[Array, ""]  # in all
     halved: Int[Array, ""]  # natural-gradient steps shortened to stay positive definite
+    slope: Float[Array, ""]  # the steepest derivative in a trained hyperparameter, nats a unit
 
 
 def begin(problem: Problem, free, variational: Variational) -> State:
@@ -49,9 +51,18 @@ def begin(problem: Problem, free, variational: Variational) -> State:
     trained, _ = eqx.partition((free, variational), is_trained(problem.plan, free, variational))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, NaturalGaussian)}
-    last = Last(free, variational, target, jnp.asarray(jnp.inf))
+    last = Last(free, variational, target, jnp.asarray(jnp.inf), jnp.zeros(()))
     state = State(
-        free, variational, problem.optax().init(trained), last, zero, one, zero, zero, zero
+        free=free,
+        variational=variational,
+        optimiser=problem.optax(zero).init(trained),
+        last=last,
+        step=zero,
+        shrink=one,
+        failures=zero,
+        failed=zero,
+        halved=zero,
+        slope=jnp.zeros(()),
     )
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
@@ -74,28 +85,38 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
         trained, nudges(state.variational.q)
     )
     finite = jnp.isfinite(value) & _all_finite((gradient, toward))
-    gradient = _bounded(gradient, jnp.sum(batch.weights))
-    slack = 1e-9 * (1.0 + jnp.abs(state.last.loss))
-    # Natural gradients alone, on all data, never lower the bound but by a step that is too long.
-    monotone = not plan.noisy and not jax.tree.leaves(trained)
-    fell = (value > state.last.loss + slack) if monotone else jnp.zeros((), bool)
-    failed = ~finite | fell
-    new = _advance(problem, state, spec, gradient, jax.tree.map(jnp.negative, toward), t, value)
+    change = value - state.last.loss
+    failed = ~finite
+    optimised = _optimised(problem, state, spec, gradient, jnp.sum(batch.weights))
+    if toward and not plan.noisy:
+        failed = failed | (change > state.last.allowed)
+        # q(u) is still on its way: what is steep here is not steep where it arrives
+        away = jnp.abs(change) > jnp.sum(batch.weights)
+        optimised = _choose(away, _waiting(state, optimised), optimised)
+    new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, value)
     return _choose(failed, _retreat(problem, state), new), -value
 
 
-def _bounded(gradient, num_data):
-    """That of the hyperparameters, at most a nat a datum for a unit of each: under q(u) = p(u) the
-    bound of counts can be -1e7, and Adam, which remembers a thousand squares, would not move for
-    the rest of the run.
+class Optimised(NamedTuple):
+    """What the optimiser trains after its update, its state, the slope that it met, and the nats
+    that it expects to gain.
     """
-    free, variational = gradient
-    clipped = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), free)
-    return clipped, variational
+
+    free: dict
+    variational: Variational
+    optimiser: Any
+    slope: Float[Array, ""]
+    gain: Float[Array, ""]
 
 
-def _advance(problem: Problem, state: State, spec, gradient, toward, t: Terms, value) -> State:
-    free, variational, optimiser = _optimised(problem, state, spec, gradient)
+def _waiting(state: State, optimised: Optimised) -> Optimised:
+    return Optimised(state.free, state.variational, state.optimiser, optimised.slope, jnp.zeros(()))
+
+
+def _advance(
+    problem: Problem, state: State, optimised: Optimised, toward, t: Terms, value
+) -> State:
+    free, variational, optimiser, slope, gain = optimised
     here, target = _natural(state, toward, t)
     rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = blend_all(here, target, rate)
@@ -105,28 +126,48 @@ def _advance(problem: Problem, state: State, spec, gradient, toward, t: Terms, v
         free=free,
         variational=variational._replace(q={**variational.q, **moved}),
         optimiser=optimiser,
-        last=Last(state.free, carried, target, value),
+        last=Last(state.free, carried, target, value, 1e-9 * (1.0 + jnp.abs(value)) + 2.0 * gain),
         step=state.step + 1,
         shrink=jnp.minimum(1.0, (1.1 if problem.plan.noisy else 2.0) * state.shrink),
         failures=jnp.zeros_like(state.failures),
         failed=state.failed,
         halved=state.halved + halved,
+        slope=slope,
     )
 
 
-def _optimised(problem: Problem, state: State, spec, gradient) -> tuple[Any, Variational, Any]:
-    """(hyperparameters, variational parameters, the optimiser's state) after its update. In the
-    warm-up only q(u) and q(h) move.
+def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Optimised:
+    """An update by the optimiser. In the warm-up only q(u) and q(h) move, and what the optimiser
+    has seen there is forgotten at its end.
+
+    No derivative counts for more than a nat a datum: under q(u) = p(u) a bound of counts can be
+    -1e15, and Adam, which remembers a thousand squares, would not move for the rest of the run.
     """
     trained, held = eqx.partition((state.free, state.variational), spec)
+    optimiser, warm_up = problem.optax(state.step), problem.plan.warm_up
+    seen = _choose(state.step == warm_up, optimiser.init(trained), state.optimiser)
+    bounded = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), gradient)
     updates: Any
-    updates, optimiser = problem.optax().update(gradient, state.optimiser, trained)
+    updates, seen = optimiser.update(bounded, seen, trained)
     free, variational = updates
     variables = jax.tree.map(lambda u, unit: u * unit, variational.variables, problem.units)
-    hold = jnp.where(state.step < problem.plan.warm_up, 0.0, 1.0)
+    hold = jnp.where(state.step < warm_up, 0.0, 1.0)
     free, variables = jax.tree.map(lambda u: hold * u, (free, variables))
     updates = free, variational._replace(variables=variables)
-    return *eqx.combine(eqx.apply_updates(trained, updates), held), optimiser
+    if not problem.plan.noisy:
+        updates = jax.tree.map(lambda u: state.shrink * u, updates)
+    moved = eqx.combine(eqx.apply_updates(trained, updates), held)
+    return Optimised(*moved, seen, _steepest(gradient[0]), _expected(gradient, updates))
+
+
+def _steepest(gradient) -> Array:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)] or [0.0]))
+
+
+def _expected(gradient, updates) -> Array:
+    """Nats that an optimiser's step gains or loses to first order."""
+    products = jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, updates)
+    return jnp.abs(sum(jax.tree.leaves(products), jnp.zeros(())))
 
 
 def _natural(
@@ -165,6 +206,7 @@ def _retreat(problem: Problem, state: State) -> State:
         failures=state.failures + 1,
         failed=state.failed + 1,
         halved=state.halved + halved,
+        slope=state.slope,
     )
 
 
