@@ -91,11 +91,15 @@ class Grid(_ByValue):
     (INLA: Rue, Martino & Chopin 2009): up to eight of them, under a local method.
 
     The mode and its curvature in unconstrained coordinates, then a regular grid for one or two
-    hyperparameters and a central composite design for more. The fit's draws are the points with
-    their weights, which predictions, `loo`, `compare` and ArviZ take into account;
-    `stats["grid_edge_weight"]` is the share of the weight on the outermost points: where it is
-    large the posterior is no Gaussian, and `Sample()` the better choice. `restarts`, `max_steps`,
-    `tol`, `init`: of the search for the mode, as of `MAP`.
+    hyperparameters and a central composite design for more, stretched along half axes where the
+    posterior is skewed. The fit's draws are the points with their weights, which predictions,
+    `loo`, `compare` and ArviZ take into account. `stats` say how far they reach:
+    `grid_edge_weight`, the share of the weight on a regular grid's outermost points;
+    `grid_stretch`, (2 d,), what the half axes +1 ... +d, -1 ... -d of a composite design were
+    stretched by. Where an edge has some percent, or a stretch is far from 1, the posterior is no
+    Gaussian (a group effect's scale that may be zero, say: means off by a tenth or two of a
+    posterior standard deviation), and `Sample()` the better choice. `restarts`, `max_steps`, `tol`,
+    `init`: of the search for the mode, as of `MAP`.
     """
 
     restarts: int = 1

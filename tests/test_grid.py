@@ -7,10 +7,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.special import digamma, gammaln, polygamma
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from ppl_gp.infer.hyper.design import MOST, design
+from ppl_gp.infer.hyper.design import ASKED_AT, MOST, design, half_widths, stretched
 
 N = 20
 RNG = np.random.default_rng(0)
@@ -28,6 +29,34 @@ def test_a_design_integrates_a_gaussian_and_its_moments(d):
     np.testing.assert_allclose(w @ z, 0.0, atol=1e-12)
     np.testing.assert_allclose((z.T * w) @ z, np.eye(d), atol=20 * loose)
     assert len(np.unique(z.round(9), axis=0)) == len(z) <= 49
+
+
+def test_a_composite_design_follows_a_skewed_density():
+    """Of the logarithm of a gamma variable beside two Gaussians: mean and standard deviation come
+    nearer, and the mass by half of its error and more.
+    """
+    shape = 1.5
+    mean = np.sqrt(shape) * (digamma(shape) - np.log(shape))
+    sd = np.sqrt(shape * polygamma(1, shape))
+    log_mass = shape - (shape - 0.5) * np.log(shape) + gammaln(shape) - 0.5 * np.log(2 * np.pi)
+
+    def log_p(z):  # mode 0, curvature 1 at it
+        t = z[:, 0] / np.sqrt(shape)
+        return shape * (t - np.exp(t) + 1.0) - 0.5 * np.sum(z[:, 1:] ** 2, 1)
+
+    points, log_weights = design(3)
+    widths = half_widths(-log_p(ASKED_AT * np.concatenate([np.eye(3), -np.eye(3)])))
+    np.testing.assert_allclose(widths[[1, 2, 4, 5]], 1.0, rtol=1e-12)
+    assert widths[0] < 1.0 < widths[3]
+    errors = []
+    for z, w in ((points, log_weights), stretched(points, log_weights, widths)):
+        weights = np.exp(log_p(z) + w)
+        mass = weights.sum()
+        found = weights @ z[:, 0] / mass
+        spread = np.sqrt(weights @ (z[:, 0] - found) ** 2 / mass)
+        errors.append(np.abs([(found - mean) / sd, np.log(spread / sd), np.log(mass) - log_mass]))
+    before, after = errors
+    assert after[0] < 0.13 and np.all(after < before) and after[2] < 0.5 * before[2]
 
 
 def test_too_many_hyperparameters_are_refused():

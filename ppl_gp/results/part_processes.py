@@ -14,10 +14,12 @@ from ppl_gp.sparse.process import SparseProcess
 
 
 def part_processes(
-    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions
+    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions | SparseProcess
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ..."""
     prior: Any = process.prior
+    if isinstance(process, SparseProcess):
+        return _of_inducing(model.priors(prior.kernel, prior.X), process)
     train: Loadings = prior.kernel.at(prior.X)
     priors = model.priors(prior.kernel, prior.X)
     found, start = {}, 0
@@ -40,6 +42,24 @@ def _units(site: str, part: Weighted, prior: GP, process) -> dict[str, Posterior
     P = part.weights.shape[1]
     names = [site] if P == 1 else [f"{site}[{p}]" for p in range(P)]
     return {k: _of_weighted(part.weights[:, p], prior, process) for p, k in enumerate(names)}
+
+
+def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, SparseProcess]:
+    """Of each GP from its own inducing variables; of one at a table of places, f = L w, w are
+    those.
+    """
+    variables: Any = process.inducing
+    found = {}
+    for k, prior in priors.items():
+        own = Points(prior.X) if k in variables.tables else variables.gps[k]
+        units, start = variables.units.get(k, 1), variables.start(k)
+        for p in range(units):
+            at = slice(start + p * own.num, start + (p + 1) * own.num)
+            name = k if units == 1 else f"{k}[{p}]"
+            mean, reduction = process.mean[at], process.reduction[at]
+            reduction = reduction[:, at] if reduction.ndim == 2 else reduction
+            found[name] = SparseProcess(prior, own, own.root(prior), mean, reduction)
+    return found
 
 
 def _of_weighted(a, prior: GP, process) -> Posterior:

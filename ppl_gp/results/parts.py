@@ -4,7 +4,8 @@ at new rows.
 With eta = offset + sum_k (A_k c_k + t_k) (`model.predictor_prior`), alpha = K^-1 (E[eta] - m) and R
 = (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has posterior
 mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmussen & Williams 2006,
-3.21, 3.24).
+3.21, 3.24). With inducing variables u of the parts, q(v) = N(m, I - P) of v = R^-1 u: mean c + a^T
+m and variance v - a^T P a, a = R^-1 Cov[u, .].
 """
 
 from typing import Any, cast
@@ -12,10 +13,11 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
-from ppl_gp.kept import FromFunctions, FromPseudo
+from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor_prior import Loadings, Table
 from ppl_gp.numerics.blocks import diagonal_of
@@ -25,6 +27,8 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record, prior_at
+from ppl_gp.sparse.parts import PartsVariables
+from ppl_gp.sparse.projection import explained
 
 TOTAL, OFFSET = "total", "offset"
 
@@ -38,15 +42,16 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     Effects that stand one a datum are new at new rows: their prior. Hyperparameters that were
     sampled: moments of the mixture. Arguments, errors and cost as `predict`, and O(M N^2) a part.
 
-    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables.
+    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each.
     """
     case = case_at(record, X_new, args, kwargs)
     (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
-    if not isinstance(kept, FromPseudo | FromFunctions):
+    if not isinstance(kept, FromPseudo | FromFunctions) and not _of_parts(kept):
         raise ModelError(
-            f"components() is of fits by Laplace, EP, VI and LocalBound; "
-            f"{type(record.method).__name__} keeps draws of the sites themselves in fit.hyper and "
-            "fit.latent."
+            "components() is of fits that integrate a predictor's sites together: by Laplace, EP, "
+            "VI, LocalBound, and by SVGP where effects stand beside a GP. "
+            f"{type(record.method).__name__} keeps the sites of this model themselves, in "
+            "fit.hyper and fit.latent."
         )
     found, offset = _components(case)
     # a term that is not in every function has a variance of zero in the others
@@ -55,6 +60,10 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     }
     known = {OFFSET: dist.Delta(offset)} if bool(jnp.any(offset != 0)) else {}
     return {**known, **normal}
+
+
+def _of_parts(kept) -> bool:
+    return isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
 
 
 @quick_jit
@@ -71,7 +80,7 @@ def _components(case: Case):
         if not isinstance(case.model, Collapsed):
             return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
         there = new.kernel.at(new.X)
-        parts = _part_moments(prior.kernel.at(prior.X), there, root, kept.alpha)
+        parts = _part_moments(prior.kernel.at(prior.X), there, root, kept)
         offset = jnp.reshape(there.offset, total.mean.shape)
         return {**parts, TOTAL: total}, Moments(offset, jnp.zeros_like(total.variance))
 
@@ -79,7 +88,7 @@ def _components(case: Case):
     return found, offset.mean
 
 
-def _part_moments(train: Loadings, there: Loadings, root, alpha) -> dict[str, Moments]:
+def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str, Moments]:
     found, start = {}, 0
     for k in sorted(there.parts):
         part: Any = there.parts[k]
@@ -88,13 +97,25 @@ def _part_moments(train: Loadings, there: Loadings, root, alpha) -> dict[str, Mo
             mean, variance = root.part(start, size).moments(part.flat)
             start += size
         else:
-            C = train.parts[k].cross(part)
             prior = part.diag() + diagonal_of(part.jitter())
-            mean, variance = C.T @ alpha, prior - root.explained(C)
+            sparse = isinstance(kept, FromInducing)
+            variables: Any = kept.inducing_variables
+            C = variables.cross_of_part(k, part) if sparse else train.parts[k].cross(part)
+            mean, known = _explained(kept, root, C)
+            variance = prior - known
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
         whole = Moments(jnp.ravel(part.mean) + mean, jnp.maximum(variance, 0.0))
         found[k] = jax.tree.map(lambda x, shape=functions: jnp.reshape(x, shape), whole)
     return found
+
+
+def _explained(kept, root, C) -> tuple[Array, Array]:
+    """(E[x] less its prior mean, what the data explain of its variance), C the covariances of x
+    with what is kept: u, or the predictor at the data.
+    """
+    if isinstance(kept, FromInducing):
+        return explained(root, C, kept.mean, kept.reduction)
+    return C.T @ kept.alpha, root.explained(C)
 
 
 def effects(record: Record) -> dict[str, dist.Normal]:
@@ -123,10 +144,15 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
                     Dense(jnp.concatenate([loads[j] for j in sorted(loads)], 1))
                 )
             else:
-                # Cov[eta, site]; tables have columns
-                C: Any = sum(cast(Table, train.parts[j]).flat @ D.T for j, D in loads.items())
-                variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - root.explained(C)
-                centred = C.T @ kept.alpha
+                variables: Any = kept.inducing_variables
+                C: Any = (
+                    variables.cross_of_effects(loads)
+                    if isinstance(kept, FromInducing)
+                    # Cov[eta, site]; tables have columns
+                    else sum(cast(Table, train.parts[j]).flat @ D.T for j, D in loads.items())
+                )
+                centred, known = _explained(kept, root, C)
+                variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - known
             moments = Moments(centred, jnp.maximum(variance, 0.0))
             shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), moments)
             found[k] = Moments(mean + shaped.mean, shaped.variance)

@@ -11,6 +11,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ppl_gp.model.predictor_prior import Loadings, PredictorGP, Table, Weighted
 from ppl_gp.sparse.features.composed import BlockRoot
@@ -73,6 +74,19 @@ class PartsVariables(InducingVariables):
         parts = _at(prior, X).parts
         return jnp.concatenate([self._cross(k, parts[k]) for k in self.names])
 
+    def cross_of_part(self, site: str, part: Any) -> Float[Array, "M n"]:
+        """Cov[u, what one site adds to the predictor at n rows]."""
+        return self._stacked({site: self._cross(site, part)})
+
+    def cross_of_effects(self, loads: dict[str, Array]) -> Float[Array, "M n"]:
+        """Cov[u, sum_j D_j w_j] of `{site j: D_j (n, U_j)}`, w_j what stands behind its columns."""
+        return self._stacked({k: D.T for k, D in loads.items()})
+
+    def _stacked(self, rows: dict[str, Array]):
+        n = next(iter(rows.values())).shape[1]
+        blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.names]
+        return jnp.concatenate(blocks)
+
     def _cross(self, site: str, part: Any):
         if isinstance(part, Table):
             return part.flat.T
@@ -80,7 +94,7 @@ class PartsVariables(InducingVariables):
         return jnp.reshape(part.weights[0][:, None] * C, (-1, C.shape[-1]))
 
 
-def _at(prior: PredictorGP, X) -> Loadings:
+def _at(prior: Any, X) -> Loadings:
     return prior.kernel.at(X)
 
 

@@ -12,6 +12,8 @@ _FEW = 2  # hyperparameters up to which a regular grid is cheap
 # standard deviations: a sum over steps of one is exact to 1e-8 for a Gaussian; finer where cheap
 _STEPS = {1: 0.5, 2: 1.0}
 _REACH = {1: 4.0, 2: 3.5}
+ASKED_AT = np.sqrt(2.0)  # standard deviations from the mode where skewness is looked for
+WIDEST = 3.0  # and its reciprocal: what a half axis may be stretched by
 # of the two-level design in five factors, the columns that further factors are products of
 _PRODUCTS = ((0, 1, 2, 3, 4), (0, 1, 2), (0, 3, 4))
 
@@ -28,7 +30,27 @@ def design(d: int) -> tuple[np.ndarray, np.ndarray]:
         raise ModelError(
             f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
         )
-    return _regular(d) if d <= _FEW else _central_composite(d)
+    return _regular(d) if is_regular(d) else _central_composite(d)
+
+
+def half_widths(falls: np.ndarray) -> np.ndarray:
+    """(2 d,) of the half axes +e_1, ..., +e_d, -e_1, ..., -e_d: the standard deviation of a
+    Gaussian that falls by so many nats (2 d,) from the mode to `ASKED_AT` there.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        widths = ASKED_AT / np.sqrt(2.0 * falls)
+    widths = np.where(falls > 0, widths, WIDEST)  # flat, or rising: as far as is allowed
+    return np.clip(np.where(np.isfinite(falls), widths, 1.0 / WIDEST), 1.0 / WIDEST, WIDEST)
+
+
+def stretched(points, log_weights, widths) -> tuple[np.ndarray, np.ndarray]:
+    """A design in coordinates that each half axis has its own width in (Rue, Martino & Chopin 2009,
+    section 6.5, for skewed posteriors): z_i = u_i times the width of its side, whose Jacobian goes
+    into the weights.
+    """
+    up, down = np.split(widths, 2)
+    side = np.where(points > 0, up, np.where(points < 0, down, 0.5 * (up + down)))
+    return points * side, log_weights + np.sum(np.log(side), 1)
 
 
 def _regular(d: int):
@@ -37,6 +59,11 @@ def _regular(d: int):
     points = np.stack([np.ravel(x) for x in np.meshgrid(*[ticks] * d)], 1)
     points = points[np.sum(points**2, 1) <= _REACH[d] ** 2 + 1e-9]
     return points, np.full(len(points), d * np.log(_STEPS[d] / np.sqrt(2.0 * np.pi)))
+
+
+def is_regular(d: int) -> bool:
+    """Whether a design is a regular grid, which needs no stretching."""
+    return d <= _FEW
 
 
 def _central_composite(d: int):

@@ -3,7 +3,8 @@ of INLA (Rue, Martino & Chopin 2009, section 3).
 
 In unconstrained coordinates theta: the mode of log evidence + log prior + log |J|, its curvature by
 central differences of exact gradients, a design in the rotated and scaled coordinates
-(`design.py`), and one evaluation of the log evidence at each of its points, in one compiled call.
+(`design.py`), stretched along half axes where the posterior is skewed, and one evaluation of the
+log evidence at each of its points, in one compiled call.
 """
 
 import jax
@@ -16,7 +17,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.design import design
+from ppl_gp.infer.hyper.design import ASKED_AT, design, half_widths, is_regular, stretched
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
@@ -37,10 +38,21 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     ascent, mode = maximise(how, problem, jacobian=True)
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     scales, result = _scales(ascent, centre, rebuild, mode)
-    points, log_design = design(centre.size)
+    (points, log_design), stretch = design(centre.size), None
+    if not is_regular(centre.size):
+        stretch = _widths(ascent, centre, scales, rebuild, mode)
+        points, log_design = stretched(points, log_design, stretch)
     thetas = centre + points @ scales.T
     at = _at(ascent, thetas, rebuild, mode)
-    return _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result)
+    return _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result, stretch)
+
+
+def _widths(ascent: Ascent, centre, scales, rebuild, mode: Point) -> np.ndarray:
+    """What half axes of the rotated coordinates are to be stretched by, (2 d,)."""
+    axes = ASKED_AT * np.concatenate([np.eye(centre.size), -np.eye(centre.size)])
+    at = _at(ascent, centre + axes @ scales.T, rebuild, mode)
+    falls = np.asarray(at.loss) + mode.stats["log_posterior"]
+    return half_widths(np.where(np.asarray(at.loss) < UNUSABLE, falls, np.inf))
 
 
 def _require_priors(problem: LocalProblem) -> None:
@@ -73,7 +85,7 @@ def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
     return evaluate(ascent, points, many, jnp.zeros(len(thetas), bool))
 
 
-def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result) -> Fit:
+def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result, stretch) -> Fit:
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
@@ -84,6 +96,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result)
     log_weights = jnp.asarray(log_weights - total)
     if not np.isfinite(total):
         result = Result.nonfinite
+    centre, _ = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     half = 0.5 * thetas.shape[1] * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return Fit(
         model=problem.model,
@@ -95,7 +108,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result)
         result=result,
         stats={
             **mode.stats,
-            **_reach(thetas, scales, log_weights, int(np.sum(~solved))),
+            **_reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch),
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
@@ -105,17 +118,20 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result)
     )
 
 
-def _reach(thetas, scales, log_weights, failed: int) -> dict:
-    """How far the grid's weights reach: the share of the weight on the outermost points, and the
-    effective number of points. Points whose inner iteration failed have no weight.
+def _reach(centre, thetas, scales, log_weights, failed: int, stretch) -> dict:
+    """How far the grid's weights reach: the effective number of points, and where the posterior is
+    no Gaussian. Points whose inner iteration failed have no weight.
+
+    Of a regular grid the share of the weight on the outermost points; of a composite design, whose
+    sphere has most of it for any posterior, the stretch of its half axes (2 d,).
     """
     weights = np.exp(np.asarray(log_weights))
-    z = np.linalg.solve(scales, (thetas - thetas.mean(0)).T).T
-    far = np.linalg.norm(z, axis=1)
-    outermost = far > far.max() - 0.5
-    return {
+    told = {
         "grid_points": len(weights),
         "grid_failed": failed,
-        "grid_edge_weight": float(np.sum(weights[outermost])),
         "grid_effective": float(1.0 / np.sum(weights**2)),
     }
+    if stretch is not None:
+        return told | {"grid_stretch": stretch}
+    far = np.linalg.norm(np.linalg.solve(scales, (thetas - centre).T), axis=0)
+    return told | {"grid_edge_weight": float(np.sum(weights[far > far.max() - 0.5]))}
