@@ -7,7 +7,7 @@ every method and every verb for one function of a datum takes it as it stands.
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -61,6 +61,17 @@ class Observed(NamedTuple):
     label: str
     fn: tuple[str, ...]
     value: tuple[str, ...]
+
+
+class Moved(NamedTuple):
+    """Integrated sites at rows, by their innovations e = z - c: {site: distribution}, {site: zero},
+    e -> the predictor (R, N), e -> {site: value}. Sites that e lacks stand at zero.
+    """
+
+    fns: dict[str, dist.Distribution]
+    zero: dict[str, jax.Array]
+    eta: Callable
+    values: Callable
 
 
 @dataclass(frozen=True)
@@ -207,25 +218,31 @@ class Collapsed(Declared):
         fns = self._sites(at, kernel.hyper)
         return {k: unwrap(fn) for k, fn in fns.items() if isinstance(unwrap(fn), GP)}
 
+    def moved(self, kernel: RowsKernel, X) -> "Moved":
+        """The integrated sites and the predictor at rows as functions of innovations."""
+        rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        here, fns = self._traced(rest), self._sites(at, kernel.hyper)
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+
+        def values(e):
+            trace = run(innovate(self.source, {**zero, **e}), *at, kernel.hyper)
+            return {k: trace[k]["value"] for k in fns}
+
+        return Moved(fns, zero, lambda e: here.eta({**zero, **e}, rest), values)
+
     def effects(self, kernel: RowsKernel, X) -> dict[str, tuple]:
         """{integrated site that belongs to no datum and is no GP: (mean, {site j: D_j})}: its value
         is mean + sum_j D_j w_j, w_j ~ N(0, I) behind the columns of site j; D_j (U, U_j).
         """
-        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        fns = self._sites(at, kernel.hyper)
-        tables = {k: fn for k, fn in fns.items() if k not in dict(self.plan.axes)}
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        here = self.moved(kernel, X)
+        tables = {k: fn for k, fn in here.fns.items() if k not in dict(self.plan.axes)}
         wanted = [k for k, fn in tables.items() if not isinstance(unwrap(fn), GP)]
 
-        def values(e):
-            trace = run(innovate(self.source, {**zero, **e}), *at, kernel.hyper)
-            return {k: trace[k]["value"] for k in wanted}
+        def slope(j, e):
+            return jax.jvp(lambda x: here.values({j: x}), (here.zero[j],), (e,))[1]
 
-        mean = values({})
-        pushed = {
-            j: columns(fn, lambda e, j=j: jax.jvp(lambda x: values({j: x}), (zero[j],), (e,))[1])
-            for j, fn in tables.items()
-        }
+        mean = here.values({})
+        pushed = {j: columns(fn, lambda e, j=j: slope(j, e)) for j, fn in tables.items()}
         flat = lambda D: jnp.reshape(D, (len(D), -1)).T  # noqa: E731
         return {k: (mean[k], {j: flat(D[k]) for j, D in pushed.items()}) for k in wanted}
 

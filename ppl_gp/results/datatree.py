@@ -15,8 +15,10 @@ from jax import lax, random
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.tracing import data_plates, is_factor, is_gp, is_observed, run
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.part_draws import draw_parts
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
 def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
-    Groups: `posterior` (hyperparameters and f at the training inputs), `log_likelihood` (each
+    Groups: `posterior` (hyperparameters and f at the training inputs; where sites were integrated
+    into a predictor, those sites and the predictor, drawn jointly), `log_likelihood` (each
     observed site and datum; 0 where masked; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
@@ -53,10 +56,10 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
     require_whole_data(fit, "to_datatree")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     chains = 1 if fit.draws.is_weighted() else fit.num_chains
-    hyper, f = posterior_draws(fit, key, num_draws)
+    hyper, f, parts = draws_with_parts(fit, key, num_draws)
     sites = training_sites(fit)
     groups = {
-        "posterior": by_chain({**hyper, **f}, chains),
+        "posterior": by_chain({**hyper, **parts, **f}, chains),
         "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), chains),
         "observed_data": {
             label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)
@@ -66,6 +69,16 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
     }
     groups = {k: v for k, v in groups.items() if v}
     return arviz_base.from_dict(groups, dims=dimensions(fit, sites), attrs={"/": _attributes(fit)})
+
+
+def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
+    """As `posterior_draws`, with {integrated site: (S, ...)}: they add up to the predictor drawn."""
+    if not isinstance(fit.model, Collapsed):
+        return *posterior_draws(fit, key, num_draws), {}
+    draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
+    known = jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
+    parts, eta = draw_parts(fit.model, draws, fit.args, fit.kwargs, key, repeats)
+    return known, {fit.model.plan.name: eta}, parts
 
 
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
@@ -196,12 +209,21 @@ def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
     named = {
         label_of(k, trace): _site_dimensions(label_of(k, trace), trace[k], plate) for k in kept
     }
+    named |= _part_dimensions(fit)
     for path, array in _inputs(fit).items():
         own = [f"{path}_dim_{i}" for i in range(array.ndim)]
         axis = fit.model.reading.axis_of(path)
         named[path] = own if axis is None or not plate else [*own[:axis], plate, *own[axis + 1 :]]
     taken = set(named)
     return {k: [f"{d}_dim" if d in taken else d for d in dims] for k, dims in named.items()}
+
+
+def _part_dimensions(fit: Record) -> dict[str, list[str]]:
+    if not isinstance(fit.model, Collapsed):
+        return {}
+    trace = run(fit.model.source, fit.args, fit.kwargs, fit.draws.at(0).known)
+    plate = data_plate(trace)
+    return {k: _site_dimensions(k, trace[k], plate) for k in fit.model.plan.sites}
 
 
 def num_data(fit: Record) -> int:

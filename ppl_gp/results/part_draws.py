@@ -1,0 +1,130 @@
+"""Joint draws of the sites behind an integrated predictor, and of the predictor that they add up to.
+
+Three routes, by what is kept: the unknowns w themselves, where there are few; inducing variables
+and what they leave unexplained; else a draw of eta from q(eta), and the sites given it by
+Matheron's rule, e = e_0 + Cov[e, eta] K^-1 (eta - eta_0) with (e_0, eta_0) from the prior (Wilson
+et al. 2021, eq. 8).
+"""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax, random
+from jax.scipy.linalg import cho_solve
+
+from ppl_gp.draws import Draws
+from ppl_gp.gp import GP
+from ppl_gp.kept import MAX_JOINT, FromInducing
+from ppl_gp.model.collapsed import Collapsed, Moved
+from ppl_gp.model.predictor_prior import root_of
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.posterior import Unknowns
+from ppl_gp.results.record import prior_at
+from ppl_gp.sparse.inducing_draws import factor_of_v
+from ppl_gp.wrappers import unwrap
+
+
+@eqx.filter_jit
+def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
+    """({site: (S repeats, ...)}, the predictor (S repeats, N) or (S repeats, R, N)). O(S (N^3 +
+    repeats N^2)), of U < N unknowns O(S (N U^2 + repeats N U)).
+    """
+    name = model.plan.name
+
+    def one(entry):
+        draw, key = entry
+        prior: Any = prior_at(model, name, draw.known, args, kwargs)
+        kept, here = draw.kept[name], model.moved(prior.kernel, prior.X)
+        e = _innovations(kept, prior, here, key, repeats)
+        eta = jax.vmap(lambda e: jnp.reshape(here.eta(e), prior.mean.shape))(e)
+        return jax.vmap(here.values)(e), eta
+
+    found = lax.map(one, (draws, random.split(key, draws.num)))
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), found)
+
+
+def _innovations(kept, prior, here: Moved, key, num: int) -> dict:
+    if isinstance(kept, FromInducing):
+        return _given_inducing(kept, prior, here, key, num)
+    root = kept.root(prior)
+    if isinstance(root, Unknowns):
+        white = random.normal(key, (num, root.mean.size), root.mean.dtype)
+        return _of_unknowns(root.mean + root.gram.colour(white), here)
+    return _given_predictor(kept, prior, here, key, num)
+
+
+def _of_unknowns(w, here: Moved) -> dict:
+    """(num, U) unknowns, the sites in alphabetical order."""
+    found, start = {}, 0
+    for k in sorted(here.fns):
+        shape = here.fns[k].shape()
+        white = jnp.reshape(w[:, start : start + math.prod(shape)], (-1, *shape))
+        found[k] = jax.vmap(root_of(here.fns[k]))(white)
+        start += math.prod(shape)
+    return found
+
+
+def _given_predictor(kept, prior, here: Moved, key, num: int) -> dict:
+    roots = {k: root_of(fn) for k, fn in here.fns.items()}
+    L, centre = prior.scale_tril, here.eta({})
+
+    def toward(e, residual):
+        """Cov[e, eta] K^-1 residual is added."""
+        alpha = jnp.reshape(cho_solve((L, True), jnp.ravel(residual)), centre.shape)
+        (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha)
+        return {k: x + _covariance(roots[k], slopes[k]) for k, x in e.items()}
+
+    key_eta, key_e = random.split(key)
+    eta = jnp.reshape(kept.sample(prior, key_eta, num), (num, *centre.shape))
+    e = _from_prior(here, key_e, num)
+    return jax.vmap(lambda e, eta: toward(e, eta - here.eta(e)))(e, eta)
+
+
+def _covariance(root, x):
+    """L L^T x of a site."""
+    (back,) = jax.linear_transpose(root, x)(x)
+    return root(back)
+
+
+def _from_prior(here: Moved, key, num: int) -> dict:
+    keys = random.split(key, len(here.fns))
+    return {
+        k: jax.vmap(root_of(fn))(random.normal(own, (num, *fn.shape())))
+        for own, (k, fn) in zip(keys, here.fns.items(), strict=True)
+    }
+
+
+def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> dict:
+    variables: Any = kept.inducing
+    process = kept.process(prior)
+    key_v, key_f = random.split(key)
+    white = random.normal(key_v, (num, *kept.mean.shape), kept.mean.dtype)
+    v = kept.mean + white @ factor_of_v(process).T
+    found = {}
+    for i, (k, fn) in enumerate(here.fns.items()):
+        block = v[:, variables.start(k) : variables.start(k) + variables.size(k)]
+        if k in variables.tables:
+            found[k] = jax.vmap(root_of(fn))(jnp.reshape(block, (num, *fn.shape())))
+        else:
+            block = jnp.reshape(block, (num, variables.units[k], -1))
+            own = random.fold_in(key_f, i)
+            f = _of_inducing(variables.gps[k], unwrap(fn), block, own)
+            found[k] = jnp.reshape(f, (num, *fn.shape()))
+    return found
+
+
+def _of_inducing(variables, prior: GP, v, key):
+    """f - m at the training inputs given whitened v (num, units, M): jointly up to `MAX_JOINT` rows
+    and row by row above, as `FromInducing.sample`.
+    """
+    A = variables.root(prior).whiten(variables.cross(prior, prior.X))
+    white = random.normal(key, (*v.shape[:-1], A.shape[1]), v.dtype)
+    if len(prior.X) > MAX_JOINT or not variables.is_exact:
+        rest = jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0))
+        return v @ A + rest * white
+    unit = default_jitter(prior.variance)
+    R, _ = robust_cholesky(prior.covariance_matrix - A.T @ A, unit)
+    return v @ A + white @ R.T
