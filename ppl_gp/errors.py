@@ -61,8 +61,8 @@ _MESSAGES = {
     Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
     "than 10 effective draws a chain, or divergences); run more warm-up and "
     "samples, or raise target_accept_prob.",
-    Result.completed: "all steps were made, as planned; whether the bound had stopped rising is "
-    "for fit.stats['bounds'] to show.",
+    Result.completed: "the run ended as planned, by its steps or its patience; whether the "
+    "bound had stopped rising is for fit.stats['bounds'] to show.",
     Result.stream_ended: "the stream of batches ended, or failed, before the last step; give an "
     "iterable that can (a list, a function that returns an iterator), or "
     "fewer max_steps.",

@@ -28,7 +28,7 @@ def default_jitter(variance: Float[Array, "N"]) -> Float[Array, ""]:
     return _RELATIVE_JITTER.get(variance.dtype.name, 1e-5) * jnp.mean(lax.stop_gradient(variance))
 
 
-def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "N N"]:
+def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "*batch N N"]:
     """A + diag(d), d a scalar or (N,); one elementwise pass that fuses with what made A, where a
     scatter would copy.
     """

@@ -49,6 +49,20 @@ def natural_target(q: Whitened, gradient: Nudge, weight) -> NaturalGaussian:
     return NaturalGaussian(nat1, 2.0 * P_bar)
 
 
+def expected_gain(q: Whitened, here: NaturalGaussian, target: NaturalGaussian, weight) -> Array:
+    """What a whole step is expected to gain, nats, summed over functions: KL[q || target] to second
+    order, r^T S r / 2 + tr((S D)^2) / 4 with D the step of nat2 and r = (the step of nat1) - D m.
+    Zero at the optimum alone. O(M^3).
+    """
+    S = add_diagonal(-q.reduction, 1.0)
+    D = target.nat2 - here.nat2
+    r = target.nat1 - here.nat1 - jnp.einsum("...ij,...j->...i", D, q.mean)
+    SD = S @ D
+    ahead = jnp.einsum("...i,...ij,...j->...", r, S, r)
+    turned = jnp.einsum("...ij,...ji->...", SD, SD)
+    return jnp.sum(weight * (0.5 * ahead + 0.25 * turned))
+
+
 def blend(old: NaturalGaussian, target: NaturalGaussian, rate) -> NaturalGaussian:
     """A natural-gradient step of size `rate` in (0, 1]."""
     nat1, nat2 = (

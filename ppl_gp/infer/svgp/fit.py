@@ -29,7 +29,9 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.svgp import SVGP
 
-STEEP = 1.0  # gradient of the hyperparameters, nats, above which the end of a run is none
+# nats: above these the end of a run over all data is none
+STEEP = 0.1  # gradient of the hyperparameters
+WIDE_GAP = 1e-3  # what a whole step of q(u) expects to gain
 
 
 @run_method.register
@@ -71,14 +73,21 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
 
 
 def _tell_unsettled(fit: Fit) -> None:
-    """Warn where all steps were made and the hyperparameters are still on a slope."""
-    gradient = fit.stats.get("map_gradient", 0.0)
-    if fit.result is Result.completed and gradient > STEEP:
+    """Warn where a run over all data was made as planned and something is left to gain."""
+    gradient, gap = fit.stats.get("map_gradient", 0.0), fit.stats.get("q_gap", 0.0)
+    told = []
+    if gradient > STEEP:
+        told.append(
+            f"the objective still changes by {gradient:.2g} nats a unit of an unconstrained "
+            "hyperparameter (a logarithm, where it is positive)"
+        )
+    if gap > WIDE_GAP:
+        told.append(f"a whole step of q(u) still expects to gain {gap:.2g} nats")
+    if fit.result is Result.completed and told:
         warnings.warn(
-            f"SVGP(max_steps={fit.stats['steps']}): all steps were made, and the hyperparameters "
-            f"have not settled: the objective still changes by {gradient:.2g} nats a unit of their "
-            "logarithms (or what else makes them unconstrained). Give more steps or another "
-            "learning_rate; where q(u) is much narrower than its prior, dual_bound=True or VI().",
+            f"SVGP(): after {fit.stats['steps']} steps, as planned, the fit has not settled: "
+            f"{' and '.join(told)}. Give more steps or larger rates; where q(u) is much narrower "
+            "than its prior, VI() on up to some thousand data.",
             stacklevel=2,
         )
 

@@ -58,6 +58,8 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         "failed_steps": int(state.failed),
         "shortened_steps": int(state.halved),
     }
+    if not plan.noisy:
+        stats["q_gap"] = float(state.q_gap)
     if plan.names and plan.guide is None and not plan.noisy:
         stats["map_gradient"] = float(state.slope)
     # what is kept of the data: `loo` and `to_datatree` know no others

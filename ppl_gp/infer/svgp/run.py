@@ -23,6 +23,7 @@ from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
 FLAT = 1e-2  # gradient of the hyperparameters, nats, below which a run may have converged
+NO_GAP = 1e-4  # likewise, what a step of q(u) still expects to gain, nats
 MAX_FAILURES = 20  # failed steps in a row after which a run is over
 
 
@@ -158,13 +159,13 @@ class LongRun(NamedTuple):
             # finite are a failure.
             if not np.isfinite(bounds[-MAX_FAILURES:]).all():
                 return Result.nonfinite
-            return Result.converged if float(state.slope) < FLAT else Result.max_steps
+            return Result.converged if is_settled(state) else Result.max_steps
         plan, window = self.problem.plan, self.patience
         if len(bounds) <= plan.warm_up:
             return None
         if not plan.noisy and len(bounds) > 10 and np.all(np.isfinite(bounds[-11:])):
             # An optimiser that is stuck gains nothing either; its gradient tells.
-            if np.ptp(bounds[-11:]) < self.tol and float(state.slope) < FLAT:
+            if np.ptp(bounds[-11:]) < self.tol and is_settled(state):
                 return Result.converged
         if window is not None and len(bounds) >= 2 * window + plan.warm_up:
             # A step that failed says nothing about the others.
@@ -173,8 +174,15 @@ class LongRun(NamedTuple):
                 np.nanmean(half) if np.isfinite(half).any() else np.nan
                 for half in np.split(finite, 2)
             )
-            return Result.converged if recent <= before else None
+            if recent <= before:
+                settled = plan.noisy or is_settled(state)
+                return Result.converged if settled else Result.completed
         return None
+
+
+def is_settled(state: State) -> bool:
+    """Whether nothing is left to gain at a state, of all data: a short step tells nothing."""
+    return float(state.slope) < FLAT and float(state.q_gap) < NO_GAP
 
 
 def chunk_size(max_steps: int) -> int:

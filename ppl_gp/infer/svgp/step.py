@@ -18,7 +18,9 @@ from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.families import NaturalGaussian
-from ppl_gp.sparse.natural_gradient import blend_all, natural_target, nudges
+from ppl_gp.sparse.natural_gradient import blend_all, expected_gain, natural_target, nudges
+
+GROWTH = 1.1  # of shortened steps, after each that is made
 
 
 class Last(eqx.Module):
@@ -44,6 +46,7 @@ class State(eqx.Module):
     failed: Int[Array, ""]  # in all
     halved: Int[Array, ""]  # natural-gradient steps shortened to stay positive definite
     slope: Float[Array, ""]  # the steepest derivative in a trained hyperparameter, nats a unit
+    q_gap: Float[Array, ""]  # what a whole step of q(u) is expected to gain there, nats
 
 
 def begin(problem: Problem, free, variational: Variational) -> State:
@@ -63,6 +66,7 @@ def begin(problem: Problem, free, variational: Variational) -> State:
         failed=zero,
         halved=zero,
         slope=jnp.zeros(()),
+        q_gap=jnp.zeros(()),
     )
     # Without weak types, which the first step would lose: the second chunk would be compiled anew.
     return jax.tree.map(lambda x: jnp.array(x, x.dtype) if eqx.is_array(x) else x, state)
@@ -93,46 +97,54 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
         # q(u) is still on its way: what is steep here is not steep where it arrives
         away = jnp.abs(change) > jnp.sum(batch.weights)
         optimised = _choose(away, _waiting(state, optimised), optimised)
-    new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, value)
+    new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, batch, value)
     return _choose(failed, _retreat(problem, state), new), -value
 
 
 class Optimised(NamedTuple):
-    """What the optimiser trains after its update, its state, the slope that it met, and the nats
-    that it expects to gain.
+    """What the optimiser trains after its update, its state, how steep it was in hyperparameters
+    and in q, and the nats that such a step may lose.
     """
 
     free: dict
     variational: Variational
     optimiser: Any
     slope: Float[Array, ""]
-    gain: Float[Array, ""]
+    q_gap: Float[Array, ""]
+    allowed: Float[Array, ""]
 
 
 def _waiting(state: State, optimised: Optimised) -> Optimised:
-    return Optimised(state.free, state.variational, state.optimiser, optimised.slope, jnp.zeros(()))
+    return optimised._replace(
+        free=state.free,
+        variational=state.variational,
+        optimiser=state.optimiser,
+        allowed=jnp.zeros(()),
+    )
 
 
 def _advance(
-    problem: Problem, state: State, optimised: Optimised, toward, t: Terms, value
+    problem: Problem, state: State, optimised: Optimised, toward, t: Terms, batch: Batch, value
 ) -> State:
-    free, variational, optimiser, slope, gain = optimised
     here, target = _natural(state, toward, t)
     rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = blend_all(here, target, rate)
+    gaps = [expected_gain(t.q[k], here[k], target[k], t.kl_weights[k]) for k in here]
     # where a failed step comes back to: the sites at the root of this evaluation
     carried = state.variational._replace(q={**state.variational.q, **here})
+    loss_allowed = optimised.allowed + 1e-9 * (1.0 + jnp.abs(value))
     return State(
-        free=free,
-        variational=variational._replace(q={**variational.q, **moved}),
-        optimiser=optimiser,
-        last=Last(state.free, carried, target, value, 1e-9 * (1.0 + jnp.abs(value)) + 2.0 * gain),
+        free=optimised.free,
+        variational=optimised.variational._replace(q={**optimised.variational.q, **moved}),
+        optimiser=optimised.optimiser,
+        last=Last(state.free, carried, target, value, loss_allowed),
         step=state.step + 1,
-        shrink=jnp.minimum(1.0, (1.1 if problem.plan.noisy else 2.0) * state.shrink),
+        shrink=jnp.minimum(1.0, GROWTH * state.shrink),
         failures=jnp.zeros_like(state.failures),
         failed=state.failed,
         halved=state.halved + halved,
-        slope=slope,
+        slope=optimised.slope,
+        q_gap=sum(gaps, optimised.q_gap),
     )
 
 
@@ -157,17 +169,23 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     if not problem.plan.noisy:
         updates = jax.tree.map(lambda u: state.shrink * u, updates)
     moved = eqx.combine(eqx.apply_updates(trained, updates), held)
-    return Optimised(*moved, seen, _steepest(gradient[0]), _expected(gradient, updates))
+    # half a squared gradient bounds the gain where the curvature is that of the KL, 1, and more
+    q_gap = 0.5 * sum([jnp.sum(g**2) for g in jax.tree.leaves(gradient[1].q)], jnp.zeros(()))
+    allowed = _allowed(gradient, updates, num_data)
+    return Optimised(*moved, seen, _largest(gradient[0]), q_gap, allowed)
 
 
-def _steepest(gradient) -> Array:
-    return jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)] or [0.0]))
+def _allowed(gradient, updates, num_data) -> Array:
+    """Nats that an optimiser's step may lose: what it expects to gain, and to second order, as the
+    square of its longest entry, a hundred times what a curvature of 1 a datum explains.
+    """
+    products = jax.tree.leaves(jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, updates))
+    first = jnp.abs(sum(products, jnp.zeros(())))
+    return 2.0 * first + 100.0 * num_data * _largest(updates) ** 2
 
 
-def _expected(gradient, updates) -> Array:
-    """Nats that an optimiser's step gains or loses to first order."""
-    products = jax.tree.map(lambda g, u: jnp.sum(g * u), gradient, updates)
-    return jnp.abs(sum(jax.tree.leaves(products), jnp.zeros(())))
+def _largest(tree) -> Array:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)] or [0.0]))
 
 
 def _natural(
@@ -207,6 +225,7 @@ def _retreat(problem: Problem, state: State) -> State:
         failed=state.failed + 1,
         halved=state.halved + halved,
         slope=state.slope,
+        q_gap=state.q_gap,
     )
 
 
