@@ -72,7 +72,7 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
-    """As `posterior_draws`, with {integrated site: (S, ...)}: they add up to the predictor drawn."""
+    """As `posterior_draws`, and {integrated site: (S, ...)}, which add up to the predictor."""
     if not isinstance(fit.model, Collapsed):
         return *posterior_draws(fit, key, num_draws), {}
     draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws

@@ -1,4 +1,4 @@
-"""Joint draws of the sites behind an integrated predictor, and of the predictor that they add up to.
+"""Joint draws of the sites behind an integrated predictor, and of the predictor itself.
 
 Three routes, by what is kept: the unknowns w themselves, where there are few; inducing variables
 and what they leave unexplained; else a draw of eta from q(eta), and the sites given it by

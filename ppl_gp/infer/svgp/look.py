@@ -12,7 +12,7 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import Fixed
+from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.integrated import with_effects
@@ -66,8 +66,9 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         raise DataError(f"{where_not_finite(first, 0, source)}.")
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
-    held = {**batch.given, **(method.hyper.values if isinstance(method.hyper, Fixed) else {})}
-    model = with_effects(model, batch.args, batch.kwargs, held)
+    if isinstance(method.hyper, MAP | Fixed):  # a guide is written for the sites that are declared
+        held = {**batch.given, **(method.hyper.values if isinstance(method.hyper, Fixed) else {})}
+        model = with_effects(model, batch.args, batch.kwargs, held)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
