@@ -97,7 +97,7 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
         # q(u) is still on its way: what is steep here is not steep where it arrives
         away = jnp.abs(change) > jnp.sum(batch.weights)
         optimised = _choose(away, _waiting(state, optimised), optimised)
-    new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, batch, value)
+    new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, value)
     return _choose(failed, _retreat(problem, state), new), -value
 
 
@@ -124,12 +124,14 @@ def _waiting(state: State, optimised: Optimised) -> Optimised:
 
 
 def _advance(
-    problem: Problem, state: State, optimised: Optimised, toward, t: Terms, batch: Batch, value
+    problem: Problem, state: State, optimised: Optimised, toward, t: Terms, value
 ) -> State:
     here, target = _natural(state, toward, t)
     rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = blend_all(here, target, rate)
-    gaps = [expected_gain(t.q[k], here[k], target[k], t.kl_weights[k]) for k in here]
+    # of a batch that is some of the data a step's gain is that batch's
+    told = [] if problem.plan.noisy else list(here)
+    gaps = [expected_gain(t.q[k], here[k], target[k], t.kl_weights[k]) for k in told]
     # where a failed step comes back to: the sites at the root of this evaluation
     carried = state.variational._replace(q={**state.variational.q, **here})
     loss_allowed = optimised.allowed + 1e-9 * (1.0 + jnp.abs(value))
