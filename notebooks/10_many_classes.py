@@ -18,7 +18,7 @@
 # is known beforehand:
 #
 # 1. VI's evidence is a bound, EP's is nearer to the importance-sampled truth, Laplace's is neither;
-# 2. the methods' class probabilities agree with long NUTS's to a few hundredths, EP's best, Laplace's are too
+# 2. EP's and VI's class probabilities agree with long NUTS's to some thousandths on average, Laplace's are too
 #    even;
 # 3. an eighth class costs Laplace about as much as the others: (C + 1) N^3 / 3, not (C N)^3 / 3.
 #

@@ -1,6 +1,4 @@
-"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods, exact in
-both tails.
-"""
+"""Probit likelihoods of two classes and of ordered ones, exact in both tails."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +28,7 @@ class BernoulliProbit(Distribution):
     has_enumerate_support = True
 
     def __init__(self, f: ArrayLike, *, validate_args: bool | None = None):
-        self.f = _floating(f)
+        self.f = floating(f)
         super().__init__(batch_shape=jnp.shape(self.f), validate_args=validate_args)
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
@@ -50,7 +48,7 @@ class BernoulliProbit(Distribution):
         return ndtr(self.f) * ndtr(-self.f)
 
     def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
-        return _enumerated(2, self.batch_shape, expand)
+        return enumerated(2, self.batch_shape, expand)
 
 
 class OrdinalProbit(Distribution):
@@ -70,7 +68,7 @@ class OrdinalProbit(Distribution):
     has_enumerate_support = True
 
     def __init__(self, f: ArrayLike, cutpoints: ArrayLike, *, validate_args: bool | None = None):
-        f, cutpoints = _floating(f), _floating(cutpoints)
+        f, cutpoints = floating(f), floating(cutpoints)
         if cutpoints.shape[-1:] in ((), (0,)):
             raise DataError(
                 f"OrdinalProbit(cutpoints=...) has shape {cutpoints.shape}; K >= 2 classes need "
@@ -123,7 +121,7 @@ class OrdinalProbit(Distribution):
         return ndtr(self.f[..., None] - self.cutpoints)
 
     def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
-        return _enumerated(self.cutpoints.shape[-1] + 1, self.batch_shape, expand)
+        return enumerated(self.cutpoints.shape[-1] + 1, self.batch_shape, expand)
 
 
 def _log_ndtr_difference(a, b):
@@ -136,11 +134,11 @@ def _log_ndtr_difference(a, b):
     return log_b + jnp.log(-jnp.expm1(log_ndtr(a) - log_b))
 
 
-def _enumerated(size, batch_shape, expand):
+def enumerated(size, batch_shape, expand):
     values = jnp.arange(size).reshape((-1,) + (1,) * len(batch_shape))
     return jnp.broadcast_to(values, (size,) + batch_shape) if expand else values
 
 
-def _floating(x):
+def floating(x):
     x = jnp.asarray(x)
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))

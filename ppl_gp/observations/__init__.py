@@ -1,0 +1,8 @@
+"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods, exact in
+their tails.
+"""
+
+from ppl_gp.observations.binary_and_ordinal import BernoulliProbit, OrdinalProbit
+from ppl_gp.observations.multinomial import MultinomialProbit
+
+__all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]
