@@ -88,3 +88,11 @@ def test_a_wide_prior_predictive_does_not_stall_the_hyperparameters():
     method = pg.SVGP(num_inducing=20, train_inducing=False, max_steps=600)
     sparse = pg.fit(model, method, 0, X, W, group, y=y, counts=True)
     assert sparse.log_evidence > truth.log_evidence - 0.1
+
+
+def test_a_level_that_the_model_does_not_have_is_refused():
+    X, W, group, eta, _ = data()
+    group[3] = GROUPS
+    method = pg.SVGP(hyper=FIXED, num_inducing=10, batch_size=10, max_steps=5)
+    with pytest.raises(pg.DataError, match="level"):
+        pg.fit(model, method, 0, X, W, group, y=eta)

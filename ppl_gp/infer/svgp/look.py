@@ -21,6 +21,7 @@ from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
 from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import roles, run
@@ -82,6 +83,9 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     )
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}
+    if isinstance(model, Collapsed):  # of a stream, in its first batch
+        whole = first if isinstance(source, StreamSource) else source
+        model.require_levels(whole.args, whole.kwargs, hyper)
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         require_rows_apart(model, structure, hyper, trace, batch, source.axes)
