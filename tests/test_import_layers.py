@@ -40,6 +40,7 @@ LAYERS = [
     "results.part_processes",
     "results.record",
     "results.layer_draws",
+    "results.part_draws",
     "results.query",
     "results.integrals",
     "results.parts",

@@ -96,3 +96,41 @@ def test_a_level_that_the_model_does_not_have_is_refused():
     method = pg.SVGP(hyper=FIXED, num_inducing=10, batch_size=10, max_steps=5)
     with pytest.raises(pg.DataError, match="level"):
         pg.fit(model, method, 0, X, W, group, y=eta)
+
+
+def test_inducing_variables_of_a_fit_can_be_given_again(fits):
+    X, W, group, eta, _ = data()
+    _, sparse = fits
+    method = pg.SVGP(hyper=FIXED, inducing=sparse.inducing, train_inducing=False, max_steps=40)
+    again = pg.fit(model, method, 0, X, W, group, y=eta)
+    np.testing.assert_allclose(again.inducing.Z, X)
+
+
+def _rows(X, group, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("groups", GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        e = numpyro.sample("e", dist.Normal(0.0, 0.5))
+        numpyro.sample("y", dist.Poisson(jnp.exp(f + u[group] + e)), obs=y)
+
+
+def test_effects_that_are_not_integrated_are_told():
+    X, _, group, eta, rng = data()
+    with pytest.warns(UserWarning, match=r"SVGP\(\) takes \['u'\] as hyperparameters"):
+        method = pg.SVGP(num_inducing=8, max_steps=2)
+        fit = pg.fit(_rows, method, 0, X, group, y=rng.poisson(np.exp(eta)))
+    assert set(fit.hyper) == {"u"} and not fit.sites
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"covariance": "decoupled"}, "'full' or 'diagonal'"),
+        ({"inducing": {"f": np.linspace(0, 6, 5), "u": np.zeros(5)}}, r"entries for \['u'\]"),
+    ],
+)
+def test_options_that_no_effect_takes_are_refused(options, match):
+    X, W, group, eta, _ = data()
+    with pytest.raises(pg.DataError, match=match):
+        pg.fit(model, pg.SVGP(hyper=FIXED, max_steps=2, **options), 0, X, W, group, y=eta)

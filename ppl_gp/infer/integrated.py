@@ -2,6 +2,7 @@
 they enter through one.
 """
 
+import warnings
 from collections.abc import Mapping
 
 from ppl_gp.errors import DataError, ModelError
@@ -18,11 +19,29 @@ def with_effects(model: Declared, args: tuple, kwargs: dict, given: Mapping) -> 
     one linear predictor and nothing but GPs stands one a datum. Several GPs alone keep a q(u) each.
     """
     found = collapse(model, args, kwargs, given)
-    if not isinstance(found, Collapsed) or found.plan.functions > 1:
+    if not isinstance(found, Collapsed):
         return model
     gps = roles(run(model, args, kwargs, dict(given))).gps
-    effects = set(found.plan.sites) - set(gps)
-    return found if gps and effects and set(dict(found.plan.axes)) <= set(gps) else model
+    effects = sorted(set(found.plan.sites) - set(gps))
+    own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
+    if not gps or not effects:
+        return model
+    if not own and found.plan.functions == 1:
+        return found
+    _tell_of_points([k for k in effects if k not in own], own)
+    return model
+
+
+def _tell_of_points(effects: list[str], own: list[str]) -> None:
+    """Warn that effects are left as hyperparameters, which other methods integrate."""
+    why = f"{own} stand one a datum" if own else "a datum sees several functions"
+    if effects:
+        warnings.warn(
+            f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it "
+            "integrates effects beside GPs of one function a datum alone. EP(), VI() and Laplace() "
+            "integrate them.",
+            stacklevel=2,
+        )
 
 
 def integrated(

@@ -20,6 +20,7 @@ from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes
+from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.threads import one_at_a_time
 
 Process = OneProcess | Mixture
@@ -159,6 +160,10 @@ class Record:
         """
         found = {k: v.draw(0).inducing_variables for k, v in self.latent.items()}
         found = {k: v for k, v in found.items() if v is not None}
+        for k, v in list(found.items()):
+            if isinstance(v, PartsVariables):  # the GPs' own: effects are what they are
+                del found[k]
+                found |= v.gps
         if not found:
             raise ModelError(
                 f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() "

@@ -75,6 +75,7 @@ def initial_variational(
     layers.
     """
     priors, shapes = priors_of(trace, structure.gps)
+    _require_known(method.inducing, priors, inputs)
     variables = {
         k: _of_parts(method, p, inputs[k], seed)
         if isinstance(p, PredictorGP)
@@ -88,6 +89,20 @@ def initial_variational(
         for k, prior in priors.items()
     }
     return Variational(variables, q)
+
+
+def _require_known(choice: Any, priors: dict, inputs: dict) -> None:
+    """Raise `DataError` for entries of `inducing={...}` that are of no GP site."""
+    names = set(priors)
+    for k, prior in priors.items():
+        if isinstance(prior, PredictorGP):
+            parts = prior.kernel.at(jnp.asarray(inputs[k])).parts
+            names = names - {k} | {k for k, p in parts.items() if isinstance(p, Weighted)}
+    if isinstance(choice, dict) and (unknown := sorted(set(choice) - names)):
+        raise DataError(
+            f"inducing={{...}} has entries for {unknown}; the GP sites with inducing variables are "
+            f"{sorted(names)}."
+        )
 
 
 def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int) -> PartsVariables:
@@ -203,6 +218,11 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     full = FullGaussian(zeros, eye)
     if method.covariance == "full":
         return full
+    if isinstance(variables, PartsVariables):
+        raise DataError(
+            "SVGP(covariance='decoupled') is of one GP; where effects stand beside GPs take 'full' "
+            "or 'diagonal'."
+        )
     if not isinstance(variables, Points):
         raise DataError(
             "SVGP(covariance='decoupled') needs inducing points, and has "
