@@ -75,13 +75,13 @@ def initial_variational(
     layers.
     """
     priors, shapes = priors_of(trace, structure.gps)
-    _require_known(method.inducing, priors, inputs)
     variables = {
         k: _of_parts(method, p, inputs[k], seed)
         if isinstance(p, PredictorGP)
         else inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
         for k, p in priors.items()
     }
+    _require_known(method.inducing, variables)
     q = {
         k: _inner_family(variables[k], prior, shapes[k][:-1])
         if k in structure.inner
@@ -91,13 +91,10 @@ def initial_variational(
     return Variational(variables, q)
 
 
-def _require_known(choice: Any, priors: dict, inputs: dict) -> None:
+def _require_known(choice: Any, variables: dict) -> None:
     """Raise `DataError` for entries of `inducing={...}` that are of no GP site."""
-    names = set(priors)
-    for k, prior in priors.items():
-        if isinstance(prior, PredictorGP):
-            parts = prior.kernel.at(jnp.asarray(inputs[k])).parts
-            names = names - {k} | {k for k, p in parts.items() if isinstance(p, Weighted)}
+    parts = [v.gps if isinstance(v, PartsVariables) else {k: v} for k, v in variables.items()]
+    names = {k for found in parts for k in found}
     if isinstance(choice, dict) and (unknown := sorted(set(choice) - names)):
         raise DataError(
             f"inducing={{...}} has entries for {unknown}; the GP sites with inducing variables are "
