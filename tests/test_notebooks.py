@@ -61,3 +61,10 @@ def test_script_and_notebook_are_the_same(path):
         for p in (path, path.with_suffix(".ipynb"))
     ]
     assert pair[0] == pair[1]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_notebook_names_no_path_of_the_machine_that_ran_it(path):
+    text = path.with_suffix(".ipynb").read_text()
+    found = [name for name in ("site-packages", str(ROOT), str(Path.home())) if name in text]
+    assert not found, f"{path.stem} holds {found}: clear its warnings"
