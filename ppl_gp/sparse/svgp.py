@@ -79,9 +79,10 @@ class SVGP:
       made shorter (`stats["failed_steps"]`).
     - `tol`: with all data in a batch, the run has converged where ten steps change the objective by
       less than this many nats, no derivative in an unconstrained hyperparameter at this q(u) is
-      above 0.01 (`stats["map_gradient"]`) and a whole natural-gradient step expects to gain less
-      than 1e-4 nats (`stats["q_gap"]`; where q(u) is trained by the optimiser, half the squared
-      gradient). A warning where they are above 0.1 or 1e-3 when the run ends as planned.
+      above 0.01 (`stats["map_gradient"]`; inducing inputs are not asked) and a whole
+      natural-gradient step expects to gain less than 1e-4 nats (`stats["q_gap"]`; where q(u) is
+      trained by the optimiser, half the squared gradient). A warning where they are above 0.1 or
+      1e-3 when the run ends as planned.
       `patience`: ends where the bound, averaged over so many steps, stops rising: as converged
       where a batch is some of the data, which tells no more, and over all data only where it is.
     - Latents that stand one a datum: `latents` is their q(h), `Amortised()` (also `None`) or
