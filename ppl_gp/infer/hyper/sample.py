@@ -20,6 +20,7 @@ from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
 from ppl_gp.local.condition import condition
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -63,14 +64,10 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
-    kept = kept_of_draws(
-        model,
-        name,
-        hyper,
-        PseudoLikelihood(values[f"{name}_nat1"], values[f"{name}_nat2"]),
-        args,
-        kwargs,
-    )
+    # the draws of a softmax are written out: their class is not among the values
+    nat2 = as_blocks(values[f"{name}_nat2"], draws=1)
+    sites = PseudoLikelihood(values[f"{name}_nat1"], nat2)
+    kept = kept_of_draws(model, name, hyper, sites, args, kwargs)
     return Fit(
         model=model,
         method=method,
