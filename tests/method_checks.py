@@ -12,13 +12,15 @@ import ppl_gp as pg
 
 def check_mode(spec, restarts):
     """MAP's evidence is the second route's at its hyperparameters, no slope is left there, and
-    restarts do not lose.
+    restarts do not lose. Effects count as hyperparameters here: `test_predictor.py` integrates.
     """
     problem = Problem(spec)
     values = []
     for num in (1, restarts):
-        fit = check.fit_of(problem, check.METHODS[spec.method](hyper=pg.MAP(restarts=num)))
+        method = check.METHODS[spec.method](hyper=pg.MAP(restarts=num), integrate=())
+        fit = check.fit_of(problem, method)
         at_mode = {k: np.asarray(v, float) for k, v in fit.hyper.items()}
+        assert set(at_mode) == set(problem.hyper)
         expected = check.posterior_of(problem.at(at_mode)).log_evidence
         check.close(fit.log_evidence, expected, spec, "log evidence at the mode")
         slopes = slopes_at(problem, at_mode)

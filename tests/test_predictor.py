@@ -28,6 +28,9 @@ N, M, TAU = 14, 3, 0.7
 SEEDS = [pytest.param(s, marks=[pytest.mark.slow] if s > 3 else []) for s in range(100)]
 
 
+_NONE = dist.Delta(0.0)
+
+
 class Dense:
     """The Gaussian answer by its formula."""
 
@@ -73,11 +76,16 @@ def test_gaussian_answers_are_the_dense_formula(seed):
     fit = pg.fit(model, fixed, 0, *rows, y=y, terms=terms)
     np.testing.assert_allclose(fit.log_evidence, value, rtol=1e-10)
     whole = dense.given(terms, new, diagonal(terms, new, TAU))
-    found = fit.predict(*new)
-    np.testing.assert_allclose(found.f_mean, mean(terms, new) + whole[0], atol=1e-8)
-    np.testing.assert_allclose(found.f_variance, whole[1], atol=1e-8)
-
     parts = fit.components(*new)
+    np.testing.assert_allclose(parts["total"].mean, mean(terms, new) + whole[0], atol=1e-8)
+    np.testing.assert_allclose(parts["total"].variance, whole[1], atol=1e-8)
+    found = fit.predict(*new)
+    if set(terms) - {"f", "g", "offset"} or len(terms) - ("offset" in terms) > 1:
+        np.testing.assert_allclose(found.f_mean, mean(terms, new) + whole[0], atol=1e-8)
+        np.testing.assert_allclose(found.f_variance, whole[1], atol=1e-8)
+    else:  # one GP is what `predict` is about, whatever is made of it
+        weight, offset = -0.5 if "g" in terms else 1.0, parts.get("offset", _NONE).mean
+        np.testing.assert_allclose(weight * found.f_mean + offset, parts["total"].mean, atol=1e-8)
     for name, wanted in {"units_f": "units"}.items() if "units" in terms else ():
         parts[wanted] = parts.pop(name)
     for term in set(terms) - {"offset", "own"}:
@@ -87,6 +95,40 @@ def test_gaussian_answers_are_the_dense_formula(seed):
         np.testing.assert_allclose(parts[term].variance, v, atol=1e-8, err_msg=term)
     adding = sum(np.asarray(p.mean) for k, p in parts.items() if k != "total")
     np.testing.assert_allclose(parts["total"].mean, adding, atol=1e-8)
+
+
+def scaled(X, exposure, y=None):
+    """Counts of one GP with a coefficient, and an offset, that is not collapsed."""
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X, mean=lambda x: 0.3 * x))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(scale * f + jnp.log(exposure))), obs=y)
+
+
+@pytest.mark.parametrize(
+    "hyper", [pg.Fixed({"scale": 0.7}), pg.Sample(20, 30, 1)], ids=["fixed", "sampled"]
+)
+def test_components_of_one_gp_have_its_coefficient_and_offset(hyper):
+    rng = np.random.default_rng(0)
+    X, exposure, y = rng.normal(size=9), rng.uniform(1.0, 3.0, 9), rng.poisson(2.0, 9)
+    fit = pg.fit(scaled, pg.Laplace(hyper=hyper), 0, X, exposure, y=y, throw=False)
+    parts, found = fit.components(X[:4], exposure[:4]), fit.predict(X[:4], exposure[:4])
+    np.testing.assert_allclose(parts["offset"].mean, np.log(exposure[:4]), atol=1e-12)
+    added = parts["f"].mean + parts["offset"].mean
+    np.testing.assert_allclose(parts["total"].mean, added, atol=1e-12)
+    if isinstance(hyper, pg.Fixed):
+        np.testing.assert_allclose(parts["f"].mean, 0.7 * found.f_mean, rtol=1e-10)
+        np.testing.assert_allclose(parts["f"].variance, 0.49 * found.f_variance, rtol=1e-10)
+        return
+    scales, each = np.ravel(fit.hyper["scale"]), []
+    for value in scales:
+        at = pg.fit(scaled, pg.Laplace(hyper=pg.Fixed({"scale": value})), 0, X, exposure, y=y)
+        one = at.predict(X[:4], exposure[:4])
+        each.append((value * one.f_mean, value**2 * one.f_variance))
+    mean, variance = (np.stack(x) for x in zip(*each, strict=True))
+    np.testing.assert_allclose(parts["f"].mean, mean.mean(0), rtol=1e-6)
+    total = variance.mean(0) + mean.var(0)
+    np.testing.assert_allclose(parts["f"].variance, total, rtol=1e-6)
 
 
 FEW = ("beta", "u", "level", "v", "offset")  # eight to sixteen unknowns

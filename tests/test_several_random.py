@@ -1,6 +1,9 @@
 """Three hundred random problems of several functions a datum: how many converge, and how far from
-the truth by draws of the prior. One compilation a family and method serves all of them.
+the truth, by draws of the prior. One compilation a family and method serves all of them.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from jax import random
 
 import ppl_gp as pg
 from ppl_gp.errors import Result
+from ppl_gp.local import several
 
 N, DRAWS = 5, 200_000
 
@@ -41,8 +45,57 @@ def overdispersed(X, variance, lengthscale, shift, y=None):
 
 
 FAMILIES = {f.__name__: f for f in (three_classes, noisy, overdispersed)}
-# nats that a method may be off by, at most, of five data (measured: 0.6 to 0.7 of these)
-WORST = {"Laplace": 1.5, "VI": 1.5, "EP": 0.3}
+# {(family, method): nats that it may be off by, of five data}: measured, times 1.25
+WORST = {
+    ("three_classes", "Laplace"): 0.4,
+    ("three_classes", "VI"): 0.19,
+    ("three_classes", "EP"): 0.035,
+    ("noisy", "Laplace"): 10.0,  # a fifth of a nat to four, and two problems of seven and eight
+    ("noisy", "VI"): 4.1,
+    ("noisy", "EP"): 0.15,  # where its integrals are not told to be off: 95 of 100
+    ("overdispersed", "Laplace"): 0.68,
+    ("overdispersed", "VI"): 0.46,
+    ("overdispersed", "EP"): 0.035,
+}
+MEDIAN = {  # the same of the typical problem
+    ("three_classes", "Laplace"): 0.07,
+    ("three_classes", "VI"): 0.0095,
+    ("three_classes", "EP"): 0.005,
+    ("noisy", "Laplace"): 0.5,
+    ("noisy", "VI"): 0.55,
+    ("noisy", "EP"): 0.027,
+    ("overdispersed", "Laplace"): 0.055,
+    ("overdispersed", "VI"): 0.019,
+    ("overdispersed", "EP"): 0.005,
+}
+
+
+class Given(NamedTuple):
+    """log p(y | functions of `unknowns` standard normal variables)."""
+
+    unknowns: int
+    log_lik: Callable
+
+
+def of_all_functions(model, X, variance, lengthscale, shift, y) -> Given:
+    factors = pg.read(model, X, variance, lengthscale, shift, y=y)
+    L, mean = factors.prior.scale_tril, jnp.ravel(factors.prior.mean)  # offsets included
+    return Given(len(L), lambda w: jnp.sum(factors.log_lik(mean + L @ w)))
+
+
+def of_the_noise(model, X, variance, lengthscale, shift, y) -> Given:
+    """`noisy` with its first function integrated exactly: draws of y's noise alone judge well."""
+    K = pg.kernels.RBF(variance, lengthscale)(X, X) + 1e-6 * variance * jnp.eye(N)
+    L = jnp.linalg.cholesky(K)
+
+    def log_lik(w):
+        noise = jnp.exp(L @ w - 1.0)
+        return dist.MultivariateNormal(shift[0], K + jnp.diag(noise)).log_prob(y)
+
+    return Given(N, log_lik)
+
+
+LIKELIHOOD = {"noisy": of_the_noise}
 
 
 def _problem(model, seed):
@@ -64,28 +117,26 @@ def test_random_problems_converge_near_the_truth(family, method):
     def fitted(X, variance, lengthscale, shift, y):
         factors = pg.read(model, X, variance, lengthscale, shift, y=y)
         value, solution = pg.log_evidence(method, factors)
-        return value, solution.code
+        return value, solution.code, solution.quadrature_error
 
     @jax.jit
     def truth(X, variance, lengthscale, shift, y, key):
-        factors = pg.read(model, X, variance, lengthscale, shift, y=y)
-        L, mean = factors.prior.scale_tril, jnp.ravel(factors.prior.mean)  # offsets included
-        white = random.normal(key, (DRAWS, len(L)))
-        log_p = jax.lax.map(
-            lambda w: jnp.sum(factors.log_lik(mean + L @ w)), white, batch_size=1000
-        )
+        given = LIKELIHOOD.get(family, of_all_functions)(model, X, variance, lengthscale, shift, y)
+        white = random.normal(key, (DRAWS, given.unknowns))
+        log_p = jax.lax.map(given.log_lik, white, batch_size=1000)
         log_z = jax.nn.logsumexp(log_p) - jnp.log(DRAWS)
         return log_z, jnp.std(jnp.exp(log_p - log_z)) / DRAWS**0.5
 
     codes, gaps = [], []
     for seed in range(100):
         *given, y = _problem(model, seed)
-        value, code = fitted(*given, y)
+        value, code, told = fitted(*given, y)
         exact, error = truth(*given, y, random.key(seed))
         codes.append(Result.from_code(code) is Result.converged)
-        if codes[-1] and float(error) < 0.05:
+        if codes[-1] and float(error) < 0.05 and (told is None or float(told) < several.TOLERANCE):
             gaps.append(float(value - exact))
             assert name != "VI" or gaps[-1] < 4 * float(error)  # a bound
     assert np.mean(codes) >= 0.98
-    assert len(gaps) > 80
-    assert np.max(np.abs(gaps)) < WORST[name], (family, name, min(gaps), max(gaps))
+    assert len(gaps) >= 95
+    assert np.max(np.abs(gaps)) < WORST[family, name], (min(gaps), max(gaps))
+    assert np.median(np.abs(gaps)) < MEDIAN[family, name]

@@ -23,15 +23,21 @@ _OBSERVED = "_observed"
 
 
 def collapse(
-    model: Declared, args: tuple, kwargs: dict, given: Mapping | None = None, only=None
+    model: Declared,
+    args: tuple,
+    kwargs: dict,
+    given: Mapping | None = None,
+    only=None,
+    plain: bool = False,
 ) -> Declared:
     """The model with its Gaussian sites integrated into its linear predictors; the model itself
     where it is one GP site of one function and nothing else, or where a datum sees the sites
     through no linear predictor.
 
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
-    integrate beside GPs. A model that holds arrays of N rows of its own, and so cannot be traced at
-    another number of rows, stays as it is. Abstract traces, some 0.1 s.
+    integrate beside GPs. `plain`: also the model of one GP site, whose predictor may have a
+    coefficient and an offset. A model that holds arrays of N rows of its own, and so cannot be
+    traced at another number of rows, stays as it is. Abstract traces, some 0.1 s.
     """
     trace = run(model, args, kwargs, dict(given or {}))
     sites = {
@@ -45,7 +51,7 @@ def collapse(
     }
     done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
     stays = done or not model.reading.grows
-    if stays or not sites or _is_plain(trace, sites):
+    if stays or not sites or (_is_plain(trace, sites) and not plain):
         return model
     bones, found = skeleton(model, args, kwargs), roles(trace)
     arrays = Leaves(model, args, kwargs).arrays
@@ -53,7 +59,7 @@ def collapse(
     # what stands one a datum has another shape for other rows, and is drawn where it is not given
     values = {k: trace[k]["value"] for k in free if not _is_by_row(trace[k])}
     whole = integrable(model, bones, arrays, values, sites, asked=only is not None)
-    if whole is None or _is_plain(trace, whole.sites):
+    if whole is None or (_is_plain(trace, whole.sites) and not plain):
         return model
     if {*found.gps, *found.local_latents} - set(whole.sites):
         return model  # something that stands beside the data is left, a layer below, say

@@ -18,6 +18,7 @@ from jaxtyping import Array
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
+from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor_prior import Loadings, Table
 from ppl_gp.numerics.blocks import diagonal_of
@@ -53,7 +54,7 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
             f"{type(record.method).__name__} keeps the sites of this model themselves, in "
             "fit.hyper and fit.latent."
         )
-    found, offset = _components(case)
+    found, offset = _components(case, _predictor_of_one(record))
     # a term that is not in every function has a variance of zero in the others
     normal = {
         k: dist.Normal(m.mean, jnp.sqrt(m.variance), validate_args=False) for k, m in found.items()
@@ -66,9 +67,21 @@ def _of_parts(kept) -> bool:
     return isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
 
 
+def _predictor_of_one(record: Record) -> Collapsed | None:
+    """Of a model that is read as it stands: the predictor that its one GP enters, where the data
+    see one.
+    """
+    if isinstance(record.model, Collapsed):
+        return None
+    known = record.draws.at(0).known
+    found = collapse(record.model, record.args, record.kwargs, given=known, plain=True)
+    one = isinstance(found, Collapsed) and found.plan.functions == 1
+    return cast(Collapsed, found) if one else None
+
+
 @quick_jit
-def _components(case: Case):
-    """({part: Moments}, the mean offset)."""
+def _components(case: Case, seen: Collapsed | None):
+    """({part: Moments}, the mean offset); `seen`: the predictor of a model of one GP."""
     (site,) = case.draws.kept
 
     def one(draw: Draws):
@@ -77,6 +90,10 @@ def _components(case: Case):
         new = prior_at(case.model, site, draw.known, case.new_args, case.new_kwargs)
         root = kept.root(prior) if case.root is None else case.root
         total = Moments(*kept.process(prior, root).marginals(new))
+        if seen is not None:
+            new = prior_at(seen, seen.plan.name, draw.known, case.new_args, case.new_kwargs)
+            there = new.kernel.at(new.X)
+            return _of_one(site, total, there.parts[site].weights[0, 0], there.offset[0])
         if not isinstance(case.model, Collapsed):
             return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
         there = new.kernel.at(new.X)
@@ -86,6 +103,13 @@ def _components(case: Case):
 
     found, offset = mixture(one, case.draws, case.draws.log_weights)
     return found, offset.mean
+
+
+def _of_one(site: str, f: Moments, weight, offset):
+    """({part: Moments}, the offset) of weight_n f_n + offset_n."""
+    part = Moments(weight * f.mean, weight**2 * f.variance)
+    known = Moments(offset, jnp.zeros_like(offset))
+    return {site: part, TOTAL: Moments(part.mean + offset, part.variance)}, known
 
 
 def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str, Moments]:

@@ -22,6 +22,7 @@ from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
+from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.probes import require_bounded
 from ppl_gp.local.natural import as_general
 from ppl_gp.results.fit import Fit
@@ -92,7 +93,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
     total = logsumexp(log_weights)
     hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
     site, sites = problem.site, at.solution.sites
-    kept = kept_of_draws(problem.model, site, hyper, sites, problem.args, problem.kwargs)
+    kept, ratios = kept_of_draws(problem.model, site, hyper, sites, problem.args, problem.kwargs)
     log_weights = jnp.asarray(log_weights - total)
     if not np.isfinite(total):
         result = Result.nonfinite
@@ -108,6 +109,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
         result=result,
         stats={
             **mode.stats,
+            **tell_of_width(problem.method, ratios, np.exp(log_weights)),
             **_reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch),
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),

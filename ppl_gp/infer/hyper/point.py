@@ -15,6 +15,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
+from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
 from ppl_gp.local.condition import condition
@@ -49,6 +50,8 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
     hyper, ended, stats, value, solution = point
     kept, code, figures = _kept(problem.model, hyper, problem.args, problem.kwargs, solution)
     stats = {**stats, **_quadrature_error(solution, code, problem.method)}
+    if code == Result.converged.code:
+        stats |= tell_of_width(problem.method, figures[-1])
     return Fit(
         model=problem.model,
         method=problem.method,
@@ -102,7 +105,7 @@ def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Arr
 
 @quick_jit
 def _kept(model, hyper, args, kwargs, solution: Solution):
-    """(what the fit keeps of f, the solution's status, the jitter's figures)."""
+    """(what the fit keeps of f, the solution's status, the jitter's figures and q's width)."""
     prior = read(model, *args, hyper=hyper, **kwargs).prior
     K = covariance_of(prior)
     q = condition(K, jnp.ravel(prior.mean), solution.sites)
@@ -117,7 +120,15 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )
-    return kept, code, (prior.variance - prior.kernel.diag(prior.X), raised)
+    return (
+        kept,
+        code,
+        (
+            prior.variance - prior.kernel.diag(prior.X),
+            raised,
+            widest(prior, variance),
+        ),
+    )
 
 
 def _quadrature_error(solution, code, method) -> dict:
@@ -144,7 +155,7 @@ def _quadrature_error(solution, code, method) -> dict:
 
 
 def _jitter(figures):
-    jitter, raised = figures
+    jitter, raised, _ = figures
     return {"jitter": float(jnp.max(jitter)), "jitter_raised": float(raised)}
 
 

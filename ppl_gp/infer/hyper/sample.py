@@ -7,6 +7,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
@@ -14,13 +15,14 @@ from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.space import require_draws
+from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
 from ppl_gp.local.condition import condition
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.numerics.blocks import as_blocks
+from ppl_gp.numerics.blocks import as_blocks, diagonal_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -67,7 +69,8 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     # the draws of a softmax are written out: their class is not among the values
     nat2 = as_blocks(values[f"{name}_nat2"], draws=1)
     sites = PseudoLikelihood(values[f"{name}_nat1"], nat2)
-    kept = kept_of_draws(model, name, hyper, sites, args, kwargs)
+    kept, ratios = kept_of_draws(model, name, hyper, sites, args, kwargs)
+    stats |= tell_of_width(method, ratios)
     return Fit(
         model=model,
         method=method,
@@ -83,13 +86,16 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 
 
 @quick_jit
-def kept_of_draws(model, site, hyper, sites, args, kwargs) -> FromPseudo | FromFunctions:
-    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods. O(S N^3)."""
+def kept_of_draws(
+    model, site, hyper, sites, args, kwargs
+) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"]]:
+    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods, and how much
+    wider than the prior q(f) is. O(S N^3).
+    """
 
     def one(entry):
         prior = prior_at(model, site, entry[0], args, kwargs)
-        return from_sites(
-            condition(covariance_of(prior), jnp.ravel(prior.mean), entry[1]), entry[1]
-        )
+        q = condition(covariance_of(prior), jnp.ravel(prior.mean), entry[1])
+        return from_sites(q, entry[1]), widest(prior, diagonal_of(q.variance))
 
     return lax.map(one, (hyper, sites))

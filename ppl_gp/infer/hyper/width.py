@@ -1,0 +1,43 @@
+"""How much wider than its prior a local approximation is: Laplace's near a saddle, which is told.
+
+Data narrow a Gaussian posterior where the likelihood is log-concave. Where it is not (a noise that
+is a function, heavy tails), K^-1 + W of Laplace's method (Rasmussen & Williams 2006, section 3.4)
+may be nearly singular at the mode: q is then wide without end, its evidence -log|B| / 2 too high,
+and a sampler of the hyperparameters goes there.
+"""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ppl_gp.gp import GP
+from ppl_gp.local.laplace import Laplace
+
+WIDE = 2.0  # standard deviations of q(f_n), in prior ones, that no mode away from a saddle has
+SHARE = 0.01  # of the posterior's weight that may have such a q unsaid
+
+
+def widest(prior: GP, variance: Float[Array, "RN"]) -> Float[Array, ""]:
+    """The largest standard deviation of q in that of the prior."""
+    return jnp.sqrt(jnp.max(variance / prior.variance))
+
+
+def tell_of_width(method, ratios, weights=None) -> dict[str, float]:
+    """{"widest": the largest ratio}, and a warning where `Laplace` is wide at over a hundredth of
+    the draws of the hyperparameters.
+    """
+    ratios = np.atleast_1d(np.asarray(ratios))
+    weights = np.full(len(ratios), 1.0 / len(ratios)) if weights is None else np.asarray(weights)
+    share = float(np.sum(weights, where=ratios > WIDE))
+    if isinstance(method, Laplace) and share > SHARE:
+        where = "" if len(ratios) == 1 else f" at {share:.0%} of the hyperparameters' posterior"
+        warnings.warn(
+            f"Laplace(): q(f) is up to {np.nanmax(ratios):.1f} times as wide as f's prior{where}: "
+            "the likelihood is not log-concave, and the mode lies near a saddle, where a Gaussian "
+            "at the mode is no approximation and its evidence is too high. Compare with EP(), "
+            "VI() or NUTS().",
+            stacklevel=2,
+        )
+    return {"widest": float(np.nanmax(ratios)) if np.any(np.isfinite(ratios)) else float("nan")}
