@@ -29,7 +29,12 @@ from ppl_gp.infer.probes import (
 from ppl_gp.model.arguments import as_arrays, positional_inputs
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
+from ppl_gp.model.companions import (
+    mixing_sites,
+    require_none_tied,
+    require_pairs,
+    unpaired,
+)
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -362,6 +367,9 @@ def _sparse_methods(subject: _Subject) -> list[str]:
 def _rows(subject: _Subject):
     reading = subject.model.reading
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
+    if isinstance(subject.whole, Collapsed):
+        held = {k: x for k, x in hyper.items() if k not in subject.integrated}
+        require_none_tied(subject.whole.tied(subject.args, subject.kwargs, held))
     require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
     if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
         return (

@@ -212,6 +212,25 @@ class Collapsed(Declared):
                     "included: those without data keep their prior."
                 )
 
+    def tied(self, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
+        """Integrated sites with an entry for each row of the data and covariances between them (a
+        random walk over the rows), of which other rows have none. Abstract traces.
+        """
+        given = Leaves(self.source, args, kwargs).leaves
+        num = self.skeleton.num_rows(given)
+        arrays = self.skeleton.complete(given, num)
+        here, longer = (
+            innovations(
+                self.source,
+                self.skeleton,
+                shapes(Rest(self.skeleton.resized(arrays, n), hyper)),
+                self.plan.sites,
+            )
+            for n in (num, num + 1)
+        )
+        apart = dict(self.plan.axes)
+        return [k for k, x in here.items() if x.shape != longer[k].shape and k not in apart]
+
     def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
         """{GP site among the integrated: its prior} at rows."""
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)

@@ -126,6 +126,17 @@ def require_pairs(faults: Mapping[str, str]) -> None:
         )
 
 
+def require_none_tied(sites: list[str]) -> None:
+    """Raise `ModelError` where sites have an entry for each training row, and no others."""
+    if sites:
+        raise ModelError(
+            f"site(s) {sites} have an entry for each row of the data and covariances between "
+            "them (a random walk, or a matrix, over the rows themselves), so that other rows have "
+            "none of it. Declare a GP over inputs, pg.GP(kernel, X), or entries for all times "
+            "that rows index, z[time]. The posterior at the training rows is in fit.sites."
+        )
+
+
 def _has_latents(model: Declared, seen: Mapping) -> bool:
     """Whether a site stands one a datum that neither is a GP, nor observed, nor a factor."""
     return any(k not in seen for k, _ in model.reading.axes)

@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 
-from ppl_gp.gp import GP
+from ppl_gp.model.gaussian_sites import spread_of
 from ppl_gp.model.predictor import Rest, cut, innovations, shapes, traced_at
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_missing_part, is_observed
 from ppl_gp.proofs.dependence import sources
-from ppl_gp.wrappers import unwrap
 
 _SITE, _REST = "site ", "rest"
 
@@ -82,18 +80,10 @@ def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[
             for k, s in trace.items()
             if s["type"] == "sample" and not is_observed(s) and not is_missing_part(k, trace)
         }
-        parts = {k: _spread(s["fn"]) if k in sites else s["fn"] for k, s in free.items()}
+        parts = {k: spread_of(s["fn"]) if k in sites else s["fn"] for k, s in free.items()}
         return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
 
     e = innovations(model, skeleton, rest, sites)
     flow = sources(priors, {_REST: rest} | {_SITE + k: x for k, x in e.items()})
     shaping = frozenset().union(*flow)
     return [k for k in sites if _SITE + k not in shaping]
-
-
-def _spread(fn) -> list:
-    """What a Gaussian is computed from beside its mean."""
-    fn = unwrap(fn)
-    if isinstance(fn, GP):
-        return [fn.X, fn.kernel(fn.X, fn.X), fn.variance]
-    return [fn.scale if isinstance(fn, dist.Normal) else fn.covariance_matrix]

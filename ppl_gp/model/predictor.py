@@ -18,14 +18,12 @@ import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import GP
+from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import is_observed, run
 from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
 from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap
-
-GAUSSIAN = (GP, dist.Normal, dist.MultivariateNormal)
 
 
 class innovate(Messenger):
@@ -157,7 +155,7 @@ class Traced(NamedTuple):
 def is_gaussian(site: dict) -> bool:
     """Whether a site is unobserved and its distribution Gaussian."""
     hidden = site["type"] == "sample" and not site["is_observed"]
-    return hidden and isinstance(unwrap(site["fn"]), GAUSSIAN)
+    return hidden and gaussian(site["fn"]) is not None
 
 
 def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, Bones]]:

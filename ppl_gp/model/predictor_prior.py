@@ -28,6 +28,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
+from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import add_diagonal
@@ -286,16 +287,6 @@ def columns(fn, pushed: Callable):
 def _basis(shape):
     """One unit after another, (U, *shape)."""
     return jnp.reshape(jnp.eye(math.prod(shape)), (-1, *shape))
-
-
-def root_of(fn) -> Callable:
-    """white -> L white, in the shape of the site: L L^T is its covariance."""
-    shape, inner = fn.shape(), unwrap(fn)
-    if isinstance(inner, GP):
-        return lambda white: white @ inner.scale_tril.T
-    if isinstance(inner, dist.MultivariateNormal):
-        return lambda white: jnp.einsum("...ij,...j->...i", inner.scale_tril, white)
-    return lambda white: jnp.broadcast_to(inner.scale, shape) * white
 
 
 class RowsKernel(Kernel):

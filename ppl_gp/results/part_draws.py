@@ -19,7 +19,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.gp import GP
 from ppl_gp.kept import MAX_JOINT, FromInducing
 from ppl_gp.model.collapsed import Collapsed, Moved
-from ppl_gp.model.predictor_prior import root_of
+from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Unknowns
 from ppl_gp.results.record import prior_at

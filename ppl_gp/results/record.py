@@ -15,7 +15,12 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.companions import mixing_sites, require_pairs, unpaired
+from ppl_gp.model.companions import (
+    mixing_sites,
+    require_none_tied,
+    require_pairs,
+    unpaired,
+)
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
@@ -139,6 +144,9 @@ class Record:
 
     def require_pairs(self) -> None:
         """Raise `ModelError` where new rows have no covariance with the training rows."""
+        if self.unpaired and isinstance(self.model, Collapsed):
+            known = self.draws.at(0).known
+            require_none_tied(self.model.tied(self.args, self.kwargs, known))
         require_pairs(self.unpaired)
 
     @property
