@@ -4,6 +4,8 @@ import csv
 import dataclasses
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from small_fits import HYPER, classification, classifier, made_fit, methods
 
@@ -255,3 +257,28 @@ def test_every_method(small_fit):
     assert all(
         np.isfinite(row["log_density"]) and np.isfinite(row["elpd_loo"]) for row in comparison.table
     )
+
+
+def with_groups(X, group, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.7), X))
+    with numpyro.plate("groups", 3):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.8))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[group], 0.5), obs=y)
+
+
+def test_a_predictor_is_compared_with_draws_of_its_sites():
+    """Of a Gaussian likelihood: Laplace is exact, and NUTS as near as its draws."""
+    rng = np.random.default_rng(4)
+    X, group, y = np.sort(rng.normal(size=10)), np.arange(10) % 3, rng.normal(size=10)
+    laplace = pg.fit(with_groups, pg.Laplace(hyper=pg.Fixed({})), 0, X, group, y=y)
+    nuts = pg.fit(with_groups, pg.NUTS(300, 1000, 1), 0, X, group, y=y)
+    found = row(pg.compare({"laplace": laplace, "nuts": nuts}, X, y, group), "laplace")
+    u, f = np.asarray(nuts.hyper["u"]), laplace.posterior(X)
+    drawn = np.asarray(nuts.latent["f"].mean)
+    off = [
+        np.abs(laplace.sites["u"].mean - u.mean(0)) / u.std(0),
+        np.abs(f.mean - drawn.mean(0)) / drawn.std(0),
+    ]
+    assert found["mean_distance"] == pytest.approx(np.max(np.concatenate(off)), abs=0.08)
+    assert found["mean_distance"] < 0.3 and found["sd_distance"] < 0.2

@@ -464,6 +464,8 @@ def test_bad_observations_and_counts():
         fit.log_density(X_NEW, np.full(NUM_NEW, np.nan))
     with pytest.raises(DataError, match="num_samples=0"):
         fit.sample(0, X_NEW, 0)
+    with pytest.raises(DataError, match="array \\(7,\\).*other arguments after it"):
+        fit.sample(0, X_NEW, np.ones(7))
     with pytest.raises(DataError, match="y is what is predicted"):
         fit.predict(X_NEW, y=np.zeros(NUM_NEW))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
 from ppl_gp.gp import GP
@@ -25,7 +24,7 @@ class GaussianSite:
 
     @staticmethod
     @abstractmethod
-    def spread(fn: Any) -> list[Array]:
+    def spread(fn: Any) -> list:
         """What `fn` is computed from beside its mean."""
 
     @staticmethod
@@ -110,14 +109,10 @@ class OfCAR(GaussianSite):
 
     @staticmethod
     def root(fn):
-        """L^-T white, with L L^T the precision. O(A^3) for A areas."""
-        L = jnp.linalg.cholesky(fn.precision_matrix)
-
-        def at(white):
-            columns = jnp.broadcast_to(L, (*white.shape, white.shape[-1])), white[..., None]
-            return solve_triangular(*columns, trans=1, lower=True)[..., 0]
-
-        return at
+        """By the lower factor of the covariance. O(A^3) for A areas."""
+        return OfMultivariateNormal.root(
+            dist.MultivariateNormal(precision_matrix=fn.precision_matrix)
+        )
 
 
 _KINDS: tuple[type[GaussianSite], ...] = (
@@ -137,7 +132,7 @@ def gaussian(fn: Any) -> type[GaussianSite] | None:
     return next((kind for kind in _KINDS if isinstance(inner, kind.kind)), None)
 
 
-def spread_of(fn: Any) -> list[Array]:
+def spread_of(fn: Any) -> list:
     """What a Gaussian is computed from beside its mean."""
     kind = gaussian(fn)
     assert kind is not None

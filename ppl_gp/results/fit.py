@@ -41,7 +41,7 @@ class Fit(Record):
         return log_density(self, X_new, y_new, *args, **kwargs)
 
     @_verb
-    def sample(self, rng_key, X_new, num_samples: int, *args, **kwargs):
+    def sample(self, rng_key, X_new, num_samples, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.predict.sample`."""
         return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax import random
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoDAIS, AutoSemiDAIS
+from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, ModelError, PplGpError
@@ -63,6 +63,11 @@ def make_guide(make: Callable, model: Callable) -> Any:
             f"function; {_REMEDY}"
         )
     return guide
+
+
+def is_auto(make: Any) -> bool:
+    """Whether `make` is a class of NumPyro's autoguides, which guide whatever sites there are."""
+    return isinstance(make, type) and issubclass(make, AutoGuide)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
+from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes import first_trace, probe_layers
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
@@ -67,7 +68,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         raise DataError(f"{where_not_finite(first, 0, source)}.")
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
-    if isinstance(method.hyper, MAP | Fixed):  # a guide is written for the sites that are declared
+    # a guide of one's own is written for the sites that are declared
+    if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
         held = {**batch.given, **(method.hyper.values if isinstance(method.hyper, Fixed) else {})}
         model = with_effects(model, batch.args, batch.kwargs, held)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)

@@ -14,8 +14,8 @@ from rich.console import Group
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.model.arguments import as_array
 from ppl_gp.results.compare import scores, table
+from ppl_gp.results.compare.by_site import shared_moments
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
-from ppl_gp.results.datatree import training_moments
 from ppl_gp.results.fit import Fit
 
 
@@ -44,6 +44,8 @@ class Comparison:
     - `mean_distance`, `sd_distance`: largest difference of latent means and standard deviations at
       the training inputs to the reference method's, in its standard deviations. It includes what
       the reference does with the hyperparameters, and its Monte Carlo error (`reference_error`).
+      Where one method integrates a predictor whose sites the other draws, site by site, effects
+      included.
     """
 
     X_test: Any
@@ -144,10 +146,10 @@ class Comparison:
         reference = self.reference_name
         if reference is None or reference not in self.fits or name == reference:
             return {"mean_distance": None, "sd_distance": None}
-        ours, theirs = training_moments(self.fits[name]), training_moments(self.fits[reference])
-        means, sds = zip(
-            *(scores.distance(ours[site], theirs[site]) for site in theirs), strict=True
-        )
+        pairs = shared_moments(self.fits[name], self.fits[reference])
+        if not pairs:
+            return {"mean_distance": None, "sd_distance": None}
+        means, sds = zip(*(scores.distance(*pair) for pair in pairs), strict=True)
         return {"mean_distance": max(means), "sd_distance": max(sds)}
 
     @property

@@ -218,7 +218,7 @@ def _warn_of_errors(found: LogDensity) -> None:
         )
 
 
-def sample(fit: Record, rng_key, X_new, num_samples: int, *args, **kwargs) -> PredictiveDraws:
+def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> PredictiveDraws:
     """Draw f jointly over all rows of X_new (full covariance), and y given f.
 
     Sampled fits: the draws are spread evenly over the posterior draws. `rng_key`: a JAX key, or an
@@ -226,8 +226,12 @@ def sample(fit: Record, rng_key, X_new, num_samples: int, *args, **kwargs) -> Pr
     Cost: O(M^3 + M N^2) for each posterior draw used, and O(N^3) where the hyperparameters are
     sampled. Raises `DataError` as `predict`, and for num_samples < 1.
     """
-    if num_samples < 1:
-        raise DataError(f"sample(num_samples={num_samples}): give at least 1.")
+    if not isinstance(num_samples, int | np.integer) or num_samples < 1:
+        told = num_samples if np.ndim(num_samples) == 0 else f"array {np.shape(num_samples)}"
+        raise DataError(
+            f"sample(num_samples={told}): give a whole number of at least 1 after the inputs, and "
+            "the model's other arguments after it: sample(rng_key, X_new, num_samples, ...)."
+        )
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, num_samples)
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))
