@@ -40,7 +40,8 @@ class Draws(eqx.Module):
     @classmethod
     def equal(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":
         """Draws of equal weight."""
-        num = next(iter(kept.values())).num_draws
+        known = [v.num_draws for v in kept.values()] + [len(x) for x in jax.tree.leaves(hyper)]
+        num = known[0]
         return cls(hyper, {}, kept, jnp.full(num, -np.log(num)))
 
     def apart(self, latents: Callable[[str], bool]) -> "Draws":

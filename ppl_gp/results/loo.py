@@ -81,7 +81,7 @@ def loo(fit: Record) -> "ELPDData":
         raise DataError(
             "loo() needs the observations, which a saved fit does not hold; call it before saving."
         )
-    if not all(kept.has_sites for kept in fit.latent.values()):
+    if not fit.latent or not all(kept.has_sites for kept in fit.latent.values()):
         if num_data(fit) > MAX_DATA:
             raise DataError(
                 f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by "

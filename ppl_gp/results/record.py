@@ -105,6 +105,11 @@ class Record:
         Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function
         of two rows, and of a predictor's parts where the hyperparameters were sampled.
         """
+        if not self.latent:
+            raise ModelError(
+                "posterior: the model has no GP site; what was inferred is in fit.hyper, and as a "
+                "tree in fit.to_datatree()."
+            )
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
             return process

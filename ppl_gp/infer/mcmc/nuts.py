@@ -62,7 +62,8 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
     found = roles(trace)
     require_samplable(model, trace, args, kwargs, "NUTS()")
     require_plain_priors(trace, found.gps, "NUTS()", scaled=True)
-    require_gp(found, trace)
+    if not (found.hyper or found.local_latents):
+        require_gp(found, trace)  # nothing is random
     kernel = _kernel(model, method, found.gps, missing_parts(trace))
     draws = run_chains(kernel, method, rng_key, args, kwargs, progress=progress, label="NUTS")
     return fit_from_draws(method, model, args, kwargs, found, draws)

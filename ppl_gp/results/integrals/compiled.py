@@ -55,7 +55,12 @@ def predictive(case: Case, integration: Integration, link_approximation: str | N
 @quick_jit
 def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
     num = case.draws.effective * repeats(case, MIN_DRAWS)
-    if integration is Integration.quadrature:
+    if integration is Integration.given:
+        f, y, log_probs = case.mixture(
+            lambda draw: _predict_given_draw(case, case.trace(draw, {}), {})
+        )
+        between = {}
+    elif integration is Integration.quadrature:
         f, y, log_probs = case.mixture(
             lambda draw: _predict_by_quadrature(case, draw, link_approximation)
         )

@@ -17,6 +17,7 @@ from ppl_gp.sparse.expectation import flatten
 class Integration(Enum):
     """The ways."""
 
+    given = "a draw decides y's distribution: the model has no function"
     quadrature = "one f_n decides y_n"
     functions = "several functions decide y_n, row by row, all of them Gaussian given a draw"
     layers = "as one of these, at inputs that are drawn: latents, or layers below"
@@ -26,6 +27,8 @@ class Integration(Enum):
 def plan_integration(case: Case) -> Integration:
     """The cheapest way that is right for this model."""
     pointwise = all(site.axis is not None for site in case.layout.sites)
+    if not case.draws.kept and pointwise:
+        return Integration.layers if case.layout.local_latents else Integration.given
     pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
     if not pointwise:
         return Integration.joint_draws

@@ -82,11 +82,8 @@ def groups_above(
     """Groups of outer functions that the likelihood couples; none where it is not proved that rows
     are apart, or for one function.
     """
-    if (
-        integration is Integration.quadrature
-        or integration is Integration.joint_draws
-        or case.site is not None
-    ):
+    alone = (Integration.given, Integration.quadrature, Integration.joint_draws)
+    if integration in alone or case.site is not None or not case.draws.kept:
         return ()
     return coupled_groups(case, observations)
 
@@ -112,6 +109,15 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
         first, log_error, second = case.mixture(by_quadrature)
         _, between = _squared_errors(case, first, second, second, 1)
         return first, jnp.exp(log_error), jnp.zeros_like(first), between
+    if integration is Integration.given:
+
+        def at_draw(draw):
+            trace = case.trace(draw, {}, **observations)
+            log_p = log_density_per_datum(trace, case.layout)
+            return log_p, 2.0 * log_p, 2.0 * log_p
+
+        sums = case.mixture(at_draw)
+        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
     if integration is Integration.functions:
 
         def over_functions(draw, key):
@@ -197,6 +203,8 @@ def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, 
     def log_lik(x):
         return log_density_per_datum(trace_above(case, below, x, **observations), case.layout)
 
+    if not case.draws.kept:
+        return log_lik({})
     if case.site is not None:
         return log_expectation(log_lik, f[case.site], LAYER_NODES)
     outer = {k: f[k] for k in outer_sites(case)}
@@ -211,7 +219,7 @@ def quick_log_lik(case: Case, observations: dict, groups):
     Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
     noise, and costs two gradients.
     """
-    if case.site is not None:
+    if case.site is not None or not case.draws.kept:
         return lambda trace, f, key: log_lik_above(case, trace, f, observations, groups, key)
 
     def log_lik(trace, f, key):

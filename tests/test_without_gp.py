@@ -1,0 +1,174 @@
+"""Models without a GP by `NUTS`, under every verb: against conjugate formulas and NumPyro's own
+predictions from the same draws.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import Predictive
+from scipy.stats import norm
+
+import ppl_gp as pg
+
+N, NOISE, SCALE = 24, 0.4, 1.5
+rng = np.random.default_rng(0)
+X, NEW = rng.normal(size=(N, 2)), rng.normal(size=(5, 2))
+Y = X @ [1.0, -0.5] + NOISE * rng.normal(size=N)
+LABELS, COUNTS = (Y > 0).astype(int), rng.poisson(1.5, N)
+
+
+def linear(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, SCALE).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, NOISE), obs=y)
+
+
+def logistic(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def with_row_effects(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(0.5))
+    with numpyro.plate("data", X.shape[0]):
+        e = numpyro.sample("e", dist.Normal(0.0, s))
+        numpyro.sample("y", dist.Poisson(jnp.exp(X @ w + e)), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    """{name: fit}."""
+    method = pg.NUTS(400, 1500, 1)
+    return {
+        "linear": pg.fit(linear, method, 0, X, y=Y),
+        "logistic": pg.fit(logistic, pg.NUTS(200, 300, 1), 0, X, y=LABELS, throw=False),
+        "row effects": pg.fit(with_row_effects, pg.NUTS(200, 300, 1), 0, X, y=COUNTS, throw=False),
+    }
+
+
+def _exact(train, y):
+    """(mean, covariance) of w."""
+    S = np.linalg.inv(np.eye(2) / SCALE**2 + train.T @ train / NOISE**2)
+    return S @ train.T @ y / NOISE**2, S
+
+
+def test_answers_are_the_conjugate_ones(fits):
+    fit, (m, S) = fits["linear"], _exact(X, Y)
+    found, variance = fit.predict(NEW), np.einsum("ni,ij,nj->n", NEW, S, NEW)
+    assert found.f_mean is None and found.mean.shape == (5,)
+    ess = fit.stats["ess"]
+    np.testing.assert_array_less(np.abs(found.mean - NEW @ m), 5.0 * np.sqrt(variance / ess))
+    np.testing.assert_allclose(found.variance, variance + NOISE**2, rtol=0.05)
+    scores, error = fit.log_density(NEW, np.zeros(5), with_error=True)
+    exact = norm(NEW @ m, np.sqrt(variance + NOISE**2)).logpdf(0.0)
+    np.testing.assert_array_less(np.abs(scores - exact), 5.0 * error + 1e-3)
+    assert np.all(error < 0.1)
+
+
+def test_leave_one_out_is_that_of_refits(fits):
+    exact = []
+    for n in range(N):
+        m, S = _exact(np.delete(X, n, 0), np.delete(Y, n))
+        exact.append(norm(X[n] @ m, np.sqrt(X[n] @ S @ X[n] + NOISE**2)).logpdf(Y[n]))
+    np.testing.assert_allclose(fits["linear"].loo().elpd, np.sum(exact), atol=0.5)
+
+
+def test_predictions_are_mixtures_over_the_draws(fits):
+    fit = fits["logistic"]
+    w = np.asarray(fit.hyper["w"])
+    p = 1.0 / (1.0 + np.exp(-NEW @ w.T))
+    found = fit.predict(NEW)
+    np.testing.assert_allclose(found.probs, p.mean(1), rtol=1e-10)
+    np.testing.assert_allclose(found.variance, p.mean(1) * (1 - p.mean(1)), rtol=1e-10)
+    scores = fit.log_density(NEW, np.array([1, 0, 1, 0, 1]))
+    chosen = np.where(np.array([1, 0, 1, 0, 1])[:, None] == 1, p, 1 - p)
+    np.testing.assert_allclose(scores, np.log(chosen.mean(1)), rtol=1e-10)
+
+
+def test_new_rows_have_effects_of_their_own(fits):
+    """E[y*] = E[exp(x w + s^2 / 2)] over the draws, whatever the training rows' effects were."""
+    fit = fits["row effects"]
+    w, s = (np.asarray(fit.hyper[k]) for k in "ws")
+    assert set(fit.hyper) == {"w", "s", "e"} and fit.hyper["e"].shape == (300, N)
+    found = fit.predict(NEW)
+    expected = np.exp(NEW @ w.T + 0.5 * s**2).mean(1)
+    np.testing.assert_array_less(np.abs(found.mean - expected), 5.0 * found.mean_error)
+    assert np.all(found.mean_error < 0.2 * expected)
+    scores, error = fit.log_density(NEW, np.arange(5), with_error=True)
+    assert np.all(np.isfinite(scores)) and np.all(error < 0.5)
+
+
+def test_draws_are_those_of_numpyro(fits):
+    fit = fits["linear"]
+    drawn = fit.sample(0, NEW, 3000)
+    assert drawn.f is None and drawn.y.shape == (3000, 5)
+    again = Predictive(linear, {"w": fit.hyper["w"]})(random.key(1), NEW)["y"]
+    error = 5.0 * np.sqrt(2.0 * np.var(again, 0) / 1500)
+    np.testing.assert_array_less(np.abs(drawn.y.mean(0) - again.mean(0)), error)
+
+
+def test_trees_files_and_tables(fits, tmp_path):
+    fit = fits["linear"]
+    tree = fit.to_datatree()
+    assert tree.posterior["w"].shape == (1, 1500, 2) and tree.log_likelihood["y"].shape[-1] == N
+    loaded = pg.load(fit.save(tmp_path / "fit.ppl"), linear)
+    np.testing.assert_allclose(loaded.predict(NEW).mean, fit.predict(NEW).mean, rtol=1e-12)
+    found = pg.compare({"nuts": fit}, NEW, np.zeros(5)).table[0]
+    np.testing.assert_allclose(found["log_density"], np.mean(fit.log_density(NEW, np.zeros(5))))
+    with pytest.raises(pg.ModelError, match="no GP site"):
+        _ = fit.posterior
+
+
+def test_laplace_and_draws_of_one_model_in_one_table(fits):
+    """Laplace integrates w, exactly here, and NUTS draws it."""
+    exact = pg.fit(linear, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y)
+    rows = pg.compare({"laplace": exact, "nuts": fits["linear"]}, NEW, np.zeros(5)).table
+    assert rows[0]["mean_distance"] < 0.2 and rows[0]["sd_distance"] < 0.1
+
+
+def test_check_names_what_fits():
+    told = {i.name: i for i in pg.check(logistic, X, y=LABELS).items}
+    assert "NUTS" in told["methods"].message and "'w'" in told["predictor"].message
+
+
+def standardised(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    Z = (X - X.mean(0)) / X.std(0)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(Z @ w, NOISE), obs=y)
+
+
+def nothing_random(X, y=None):
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X[:, 0], 1.0), obs=y)
+
+
+def test_what_has_no_answer_is_refused():
+    fit = pg.fit(standardised, pg.NUTS(50, 50, 1), 0, X, y=Y, throw=False)
+    with pytest.raises(pg.ModelError, match="sees more than its own arguments"):
+        fit.predict(NEW)
+    with pytest.raises(pg.ModelError, match="no GP site"):
+        pg.fit(nothing_random, pg.NUTS(50, 50, 1), 0, X, y=Y)
+
+
+def one_event(X, y=None):
+    """All rows in one event."""
+    w = numpyro.sample("w", dist.Normal(0.0, SCALE).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w, NOISE).to_event(1), obs=y)
+
+
+def test_rows_in_one_event_are_rows():
+    first, second = (
+        pg.fit(model, pg.NUTS(100, 100, 1), 0, X, y=Y, throw=False) for model in (linear, one_event)
+    )
+    np.testing.assert_allclose(second.hyper["w"], first.hyper["w"], rtol=1e-6)
+    np.testing.assert_allclose(second.predict(NEW).mean, first.predict(NEW).mean, rtol=1e-6)
+    scores = [f.log_density(NEW, jnp.zeros(5)) for f in (first, second)]
+    np.testing.assert_allclose(*scores, rtol=1e-6)
+    jax.clear_caches()
