@@ -54,6 +54,7 @@ from ppl_gp.model.factors import Factors, LogLikelihood, read
 
 # What a fit gives, and how fits compare
 from ppl_gp.results.compare.compare import compare
+from ppl_gp.results.compare.models import ModelComparison, compare_models
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
 from ppl_gp.results.predict.predict import Prediction
@@ -89,6 +90,7 @@ __all__ = [
     "LocalBound",
     "LocalMethod",
     "LogLikelihood",
+    "ModelComparison",
     "ModelError",
     "NotPointwiseError",
     "Points",
@@ -105,6 +107,7 @@ __all__ = [
     "cache",
     "check",
     "compare",
+    "compare_models",
     "features",
     "fit",
     "guide",

@@ -136,6 +136,8 @@ class LocalBound(LocalMethod):
     change of log xi.
     """
 
+    evidence_is = "lower bound"
+
     hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)

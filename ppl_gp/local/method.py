@@ -3,7 +3,7 @@ gradient.
 """
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -42,6 +42,8 @@ class LocalMethod(eqx.Module):
     `integrate`: the Gaussian sites that are integrated: `"gaussian"`, all that the data see through
     one linear predictor, or a tuple of names. The others are hyperparameters.
     """
+
+    evidence_is: ClassVar[str] = "estimate"  # or "lower bound": what `log_evidence` is
 
     hyper: eqx.AbstractVar[MAP | Fixed | Grid | Sample]
     integrate: eqx.AbstractVar[str | tuple[str, ...]]

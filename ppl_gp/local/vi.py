@@ -72,6 +72,8 @@ class VI(LocalMethod):
     in (0, 1].
     """
 
+    evidence_is = "lower bound"
+
     hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     damping: float = eqx.field(default=1.0, static=True)

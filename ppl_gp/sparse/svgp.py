@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Fixed
@@ -109,6 +109,8 @@ class SVGP:
     without their prior, and the bound on log p(y) where they have a distribution (of some: at the
     points of the rest).
     """
+
+    evidence_is: ClassVar[str] = "lower bound"
 
     num_inducing: int = 100
     inducing: Any = field(default="greedy", hash=False, compare=True)

@@ -1,0 +1,193 @@
+"""`compare_models`: p(model | data) from the log evidences of different models of the same data.
+
+p(M_i | y) is proportional to p(M_i) p(y | M_i) (PRML 3.67). What stands in for log p(y | M_i) is an
+estimate (Laplace, EP) or a lower bound (VI, LocalBound, SVGP), and these are not set beside each
+other unless asked: a bound's gap differs between models by an unknown amount.
+"""
+
+import dataclasses
+import io
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy.special import logsumexp
+
+from ppl_gp.errors import DataError
+from ppl_gp.hyperparameters import MAP
+from ppl_gp.results.compare.table import WIDTH
+from ppl_gp.results.datatree import observed_names, training_sites
+from ppl_gp.results.fit import Fit
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelComparison:
+    """Models of the same data and their posterior probabilities. Made by `compare_models`.
+
+    `table`: a list of {`model`, `log_evidence` (nats, with `log_symmetry` added), `kind`
+    ("estimate" or "lower bound"), `maximised` (numbers that were set at their maximum and not
+    integrated), `prior`, `probability`, `log_odds` (nats, to the best model)}, in the order given.
+    """
+
+    table: list[dict]
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """{model: p(model | data)}, which sum to one."""
+        return {row["model"]: row["probability"] for row in self.table}
+
+    @property
+    def best(self) -> str:
+        """The most probable model."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
+    def __rich__(self) -> Table:
+        shown = Table(caption=self._caption(), caption_justify="left")
+        for name in (
+            "model",
+            "log evidence (nats)",
+            "kind",
+            "prior",
+            "p(model | data)",
+            "log odds",
+        ):
+            shown.add_column(name, justify="left" if name in ("model", "kind") else "right")
+        for row in self.table:
+            shown.add_row(
+                row["model"],
+                f"{row['log_evidence']:.3f}",
+                row["kind"],
+                f"{row['prior']:.3f}",
+                f"{row['probability']:.3f}",
+                f"{row['log_odds']:.2f}",
+            )
+        return shown
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=WIDTH).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def _caption(self) -> str | None:
+        maximised = {row["model"]: row["maximised"] for row in self.table if row["maximised"]}
+        if not maximised:
+            return None
+        told = ", ".join(f"{k} {n}" for k, n in maximised.items())
+        return (
+            f"Hyperparameters at their maximum, not integrated ({told} numbers): models with more "
+            "of them are favoured. Grid() and Sample() integrate."
+        )
+
+
+def compare_models(
+    fits: Mapping[str, Fit],
+    prior: Mapping[str, float] | None = None,
+    log_symmetry: Mapping[str, float] | None = None,
+    mixed: bool = False,
+) -> ModelComparison:
+    """p(model | data) of models that were fitted to the same observations, by their evidences.
+
+    **Arguments:**
+
+    - `fits`: {name: fit with a `log_evidence`}, of different models or hyperparameters.
+    - `prior`: {name: p(model)}, positive; normalised; equal by default.
+    - `log_symmetry`: {name: nats to add to its evidence}: log K! where a bound sits in one of the
+      K! equal modes of a mixture of K components (PRML section 10.2.4).
+    - `mixed`: set bounds beside estimates all the same.
+
+    **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one
+    without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations), other
+    observations, names that are none of the fits, priors that are not positive, bounds beside
+    estimates without `mixed=True`. Cost: one run of each model.
+    """
+    _require_fits(fits)
+    names = list(fits)
+    prior = _weights("prior", prior, names, 1.0)
+    symmetry = _weights("log_symmetry", log_symmetry, names, 0.0)
+    if bad := [k for k, p in prior.items() if not (p > 0 and math.isfinite(p))]:
+        raise DataError(f"compare_models(prior={prior}): {bad} must be positive numbers.")
+    kinds = {k: evidence_kind(fit) for k, fit in fits.items()}
+    if len(set(kinds.values())) > 1 and not mixed:
+        raise DataError(
+            f"compare_models(): {kinds} are not the same quantity, and the gap of a bound to its "
+            "evidence is not known. Fit all by one kind of method, or pass mixed=True."
+        )
+    _require_same_observations(fits)
+    evidence = np.array([float(fits[k].log_evidence or 0.0) + symmetry[k] for k in names])
+    shares = np.array([prior[k] for k in names])
+    joint = evidence + np.log(shares / shares.sum())
+    probability = np.exp(joint - logsumexp(joint))
+    return ModelComparison(
+        [
+            {
+                "model": k,
+                "log_evidence": float(evidence[i]),
+                "kind": kinds[k],
+                "maximised": _maximised(fits[k]),
+                "prior": float(shares[i] / shares.sum()),
+                "probability": float(probability[i]),
+                "log_odds": float(joint[i] - joint.max()),
+            }
+            for i, k in enumerate(names)
+        ]
+    )
+
+
+def evidence_kind(fit: Fit) -> str:
+    """What a fit's `log_evidence` is: "estimate" or "lower bound", as its method says."""
+    return getattr(type(fit.method), "evidence_is", type(fit.method).__name__)
+
+
+def _maximised(fit: Fit) -> int:
+    """Numbers that MAP set at their maximum."""
+    if not isinstance(getattr(fit.method, "hyper", None), MAP):
+        return 0
+    return int(sum(np.size(x) for x in fit.hyper.values()))
+
+
+def _require_fits(fits) -> None:
+    if len(fits) < 2:
+        raise DataError(f"compare_models() of {list(fits)}: give two fits or more, {{name: fit}}.")
+    if strange := [k for k, fit in fits.items() if not isinstance(fit, Fit)]:
+        raise DataError(f"compare_models(): {strange} are no fits; give what pg.fit returned.")
+    for name, fit in fits.items():
+        if fit.log_evidence is None or not math.isfinite(fit.log_evidence):
+            raise DataError(
+                f"compare_models(): '{name}' by {type(fit.method).__name__} has log evidence "
+                f"{fit.log_evidence}; Laplace(), EP(), VI() and SVGP() under MAP() or Fixed() have "
+                "one. Fits by draws can be compared by loo()."
+            )
+
+
+def _weights(what: str, given: Mapping[str, float] | None, names, default: float):
+    if unknown := set(given or {}) - set(names):
+        raise DataError(
+            f"compare_models({what}=...) names {sorted(unknown)}, which are none of {names}."
+        )
+    return {k: float((given or {}).get(k, default)) for k in names}
+
+
+def _require_same_observations(fits: Mapping[str, Fit]) -> None:
+    seen = {k: _observed(fit) for k, fit in fits.items()}
+    first, reference = next(iter(seen.items()))
+    for name, values in seen.items():
+        if not values or not _alike(values, reference):
+            raise DataError(
+                f"compare_models(): '{name}' and '{first}' do not observe the same values "
+                f"(shapes {[v.shape for v in values]}, {[v.shape for v in reference]}): evidences "
+                "are densities of what is observed. A model of log y needs the Jacobian: observe y "
+                "under a TransformedDistribution. Of loaded fits, observations are not kept."
+            )
+
+
+def _observed(fit: Fit) -> list[np.ndarray]:
+    """The observed values in the order of the sites."""
+    trace = training_sites(fit)
+    return [np.squeeze(np.asarray(trace[k]["value"])) for k in observed_names(trace)]
+
+
+def _alike(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)

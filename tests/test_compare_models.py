@@ -1,0 +1,103 @@
+"""Posterior probabilities of models, by exact evidences; what is refused."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
+
+N = 12
+rng = np.random.default_rng(0)
+X = np.linspace(-1.0, 1.0, N)
+Y = np.sin(3.0 * X) + 0.3 * rng.normal(size=N)
+KERNELS = {
+    "smooth": lambda a, b: np.exp(-0.5 * (a - b) ** 2 / 0.5**2),
+    "line": lambda a, b: 1.0 + a * b,
+}
+FIXED = pg.Fixed({})
+
+
+def smooth(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.5), X, jitter=0.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def line(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.3), obs=y)
+
+
+def free_line(X, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, scale).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.3), obs=y)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    method = pg.Laplace(hyper=FIXED)
+    return {m.__name__: pg.fit(m, method, 0, X, y=Y) for m in (smooth, line)}
+
+
+def _exact(prior=(0.5, 0.5)):
+    joint = []
+    for k, p in zip(("smooth", "line"), prior, strict=True):
+        K = KERNELS[k](X[:, None], X) + 0.09 * np.eye(N)
+        joint.append(multivariate_normal(np.zeros(N), K).logpdf(Y) + math.log(p))
+    odds = np.exp(joint - np.max(joint))
+    return odds / odds.sum()
+
+
+def test_probabilities_are_those_of_the_exact_evidences(fits):
+    found = pg.compare_models(fits)
+    np.testing.assert_allclose([*found.probabilities.values()], _exact(), rtol=1e-7)
+    weighed = pg.compare_models(fits, prior={"smooth": 1.0, "line": 3.0})
+    np.testing.assert_allclose([*weighed.probabilities.values()], _exact((0.25, 0.75)), rtol=1e-7)
+    odds = math.log(_exact()[1] / _exact()[0])
+    assert found.best == "smooth" and found.table[1]["log_odds"] == pytest.approx(odds, rel=1e-6)
+    assert "estimate" in str(found) and "maximum" not in str(found)
+
+
+def test_symmetric_modes_are_counted(fits):
+    plain, counted = (
+        pg.compare_models(fits, log_symmetry=s).table for s in (None, {"line": math.log(6)})
+    )
+    gained = counted[1]["log_evidence"] - plain[1]["log_evidence"]
+    assert gained == pytest.approx(math.log(6)) and counted[0] != plain[0]
+
+
+def test_what_is_not_comparable_is_refused(fits):
+    bound = pg.fit(line, pg.VI(hyper=FIXED), 0, X, y=Y)
+    with pytest.raises(pg.DataError, match="not the same quantity"):
+        pg.compare_models({"smooth": fits["smooth"], "line": bound})
+    mixed = pg.compare_models({"smooth": fits["smooth"], "line": bound}, mixed=True)
+    np.testing.assert_allclose([*mixed.probabilities.values()], _exact(), rtol=1e-5)
+    other = pg.fit(line, pg.Laplace(hyper=FIXED), 0, X, y=Y + 1.0)
+    with pytest.raises(pg.DataError, match="do not observe the same values"):
+        pg.compare_models({"smooth": fits["smooth"], "line": other})
+    drawn = pg.fit(line, pg.NUTS(30, 30, 1), 0, X, y=Y, throw=False)
+    with pytest.raises(pg.DataError, match="'drawn' by NUTS has log evidence None"):
+        pg.compare_models({"smooth": fits["smooth"], "drawn": drawn})
+    for match, options in {
+        "none of": {"prior": {"lines": 1.0}},
+        "positive": {"prior": {"line": 0.0}},
+    }.items():
+        with pytest.raises(pg.DataError, match=match):
+            pg.compare_models(fits, **options)
+    with pytest.raises(pg.DataError, match="two fits or more"):
+        pg.compare_models({"smooth": fits["smooth"]})
+
+
+def test_hyperparameters_at_their_maximum_are_told(fits):
+    fit = pg.fit(free_line, pg.Laplace(), 0, X, y=Y)
+    found = pg.compare_models({"smooth": fits["smooth"], "free": fit})
+    assert [row["maximised"] for row in found.table] == [0, 1]
+    assert "free 1 numbers" in str(found) and jnp.isfinite(found.table[1]["log_evidence"])
