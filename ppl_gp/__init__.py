@@ -41,6 +41,7 @@ from ppl_gp.infer.mcmc.nuts import NUTS
 from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.svgp import fit as _registers_svgp
+from ppl_gp.infer.svi import SVI
 
 # Local approximations
 from ppl_gp.local.bound import LocalBound
@@ -77,6 +78,7 @@ __all__ = [
     "MAP",
     "NUTS",
     "SVGP",
+    "SVI",
     "VI",
     "Checkpoint",
     "DataError",

@@ -74,6 +74,7 @@ LAYERS = [
     "infer.mcmc",
     "infer.approximate",
     "infer.elbo",
+    "infer.svi",
     "infer.check",
     "cli",
 ]

@@ -89,6 +89,8 @@ def loo(fit: Record) -> "ELPDData":
             )
         if can_be_corrected(fit, num_data(fit)):
             return _corrected(fit, sites)
+        if not fit.latent and fit.log_evidence is not None:
+            _tell_of_uncorrected(fit)
         hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
         densities, removed = _draw_log_densities(
             fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit)
@@ -140,6 +142,14 @@ def _corrected(fit, sites):
         stacklevel=5,
     )
     return dataclasses.replace(plain, warning=True)
+
+
+def _tell_of_uncorrected(fit: Record) -> None:
+    warnings.warn(
+        f"loo(): draws of {type(fit.method).__name__}'s guide are taken for the posterior's, which "
+        "they approximate; score held-out data by log_density.",
+        stacklevel=5,
+    )
 
 
 GOOD_KHAT = 0.7  # Vehtari et al. 2024

@@ -23,7 +23,7 @@ def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
     keep, else the Gaussian sites that both know; none where there is no such site.
     """
     ours, theirs = training_moments(fit), training_moments(other)
-    if ours.keys() != theirs.keys():
+    if not theirs or ours.keys() != theirs.keys():
         ours, theirs = site_moments(fit, ours), site_moments(other, theirs)
     return [(ours[k], theirs[k]) for k in theirs if k in ours]
 

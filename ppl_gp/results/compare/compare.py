@@ -270,7 +270,8 @@ def _name(model) -> str:
 
 
 def _by_draws(fit: Fit) -> bool:
-    return all(kept.is_draws for kept in fit.latent.values())
+    """Of the posterior: a guide's, which have a bound, are of an approximation."""
+    return fit.log_evidence is None and all(kept.is_draws for kept in fit.latent.values())
 
 
 def _largest(khat) -> float | None:

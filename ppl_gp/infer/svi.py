@@ -1,0 +1,200 @@
+"""`SVI`: NumPyro's stochastic variational inference behind the same verb, for models without a GP.
+
+The guide's distribution is kept as draws, so that every verb answers as it does for `NUTS`.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax, random
+from numpyro import infer
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoDelta,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoNormal,
+    AutoSemiDAIS,
+)
+from numpyro.optim import optax_to_numpyro
+
+from ppl_gp.draws import Draws
+from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.infer.elbo.by_datum import ELBO
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.infer.probes import first_trace
+from ppl_gp.model.tracing import roles
+from ppl_gp.results.fit import Fit
+
+CHUNK = 50  # steps between two looks at Ctrl-C
+BOUNDS = 200  # draws of the bound at the end
+_POINTS = (AutoDelta, AutoLaplaceApproximation)  # trained as a point: their loss is no bound
+_ANNEALED = (AutoDAIS, AutoSemiDAIS)
+
+
+@dataclass(frozen=True)
+class SVI:
+    """NumPyro's SVI with any of its guides.
+
+    - `guide`: an autoguide class, `functools.partial` of one (`init_scale=`), an autoguide that was
+      made of the model, or a guide function with the model's arguments.
+    - `loss`: a NumPyro loss, by default `ppl_gp.ELBO()`.
+    - `optimiser`: an optax transformation; by default Adam with `learning_rate`.
+    - `num_draws`: draws of the guide's distribution that are kept.
+
+    Results: completed; nonfinite; interrupted. `log_evidence` is the bound at the end, nats, the
+    mean of 200 draws with standard error `stats["log_evidence_se"]`; `None` of guides that are
+    trained as points. `stats["losses"]`: of every step; a warning where they still fall at the end.
+    Latents that stand one a datum have parameters of their own in an autoguide: all rows are used
+    at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
+
+    `ModelError` for GP sites (`SVGP` is for those), params, discrete latents. A step costs one
+    gradient of the loss. Each fit compiles anew, as autoguides hold the shapes of their data.
+    """
+
+    evidence_is: ClassVar[str] = "lower bound"
+
+    guide: Any = AutoNormal
+    loss: Any = field(default_factory=ELBO)
+    num_steps: int = 2000
+    learning_rate: float = 0.01
+    optimiser: Any = None
+    num_draws: int = 1000
+
+    def __post_init__(self):
+        for name in ("num_steps", "num_draws"):
+            value = getattr(self, name)
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise DataError(f"SVI({name}={value!r}): give a whole number of at least 1.")
+        if not self.learning_rate > 0:
+            raise DataError(f"SVI(learning_rate={self.learning_rate!r}): give a positive number.")
+        if _is_auto_class(self.guide) and issubclass(_class_of(self.guide), _ANNEALED):
+            raise DataError(
+                f"SVI(guide={_class_of(self.guide).__name__}): annealed guides have no "
+                "draws after training that can be scored; take AutoNormal or "
+                "AutoMultivariateNormal."
+            )
+
+
+class _Run(NamedTuple):
+    """Where the optimiser stands, and the losses so far."""
+
+    state: Any
+    losses: list
+
+
+def _class_of(guide) -> Any:
+    return guide.func if isinstance(guide, functools.partial) else guide
+
+
+def _is_auto_class(guide) -> bool:
+    made = _class_of(guide)
+    return isinstance(made, type) and issubclass(made, AutoGuide)
+
+
+@run_method.register
+def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
+    trace = first_trace(model, args, kwargs)
+    found = roles(trace)
+    if found.gps:
+        raise ModelError(
+            f"SVI() is for models without a GP, and {list(found.gps)} are GP sites: use SVGP(), or "
+            "NumPyro's own SVI with pg.guide(model, ...)."
+        )
+    require_samplable(model, trace, args, kwargs, "SVI()")
+    whole = self_contained(model, missing_parts(trace))
+    guide = method.guide(whole) if _is_auto_class(method.guide) else method.guide
+    optimiser = optax_to_numpyro(method.optimiser or optax.adam(method.learning_rate))
+    svi = infer.SVI(whole, guide, optimiser, method.loss)
+    key_init, key_bound, key_draws = random.split(rng_key, 3)
+    stages = _stages(svi, key_init, args, kwargs, method.num_steps)
+    run, stopped = interruptible(stages, "SVI", method.num_steps, progress)
+    losses, params = np.concatenate(run.losses), svi.get_params(run.state)
+    stats = {"losses": losses, "steps": len(losses)}
+    result = Result.interrupted if stopped else Result.completed
+    bound = None
+    if not np.all(np.isfinite(losses)):
+        result = Result.nonfinite
+    elif not isinstance(guide, _POINTS):
+        bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
+        _tell_of_slope(losses)
+    names = (*found.hyper, *found.local_latents)
+    drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
+    if missing := set(names) - set(drawn):
+        raise ModelError(f"SVI(): the guide draws no {sorted(missing)}, which the model samples.")
+    return Fit(
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal({k: drawn[k] for k in names}, {}),
+        log_evidence=bound,
+        result=result,
+        stats=stats,
+        num_chains=1,
+        sampled=True,
+    )
+
+
+def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
+    """Chunks of steps."""
+    run = _Run(svi.init(key, *args, **kwargs), [])
+    yield Stage(run, 0, keep=False)
+    for done in range(0, num, CHUNK):
+        state, losses = _steps(svi, run.state, args, kwargs, min(CHUNK, num - done))
+        run = _Run(state, [*run.losses, np.asarray(losses)])
+        yield Stage(run, done + len(losses), f"loss {float(losses[-1]):.3f}")
+
+
+@eqx.filter_jit
+def _steps(svi, state, args, kwargs, num: int):
+    return lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, None, length=num)
+
+
+def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
+    """(the bound at these parameters, its standard error), nats."""
+
+    @eqx.filter_jit
+    def losses(params, args, kwargs):
+        def one(key):
+            return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+
+        return lax.map(one, random.split(key, BOUNDS))
+
+    found = -np.asarray(losses(params, args, kwargs))
+    return float(found.mean()), float(found.std(ddof=1) / np.sqrt(BOUNDS))
+
+
+def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:
+    """{site: (num, ...)} of the guide's distribution."""
+    if isinstance(guide, AutoGuide):
+        return dict(guide.sample_posterior(key, params, sample_shape=(num,)))
+    again = infer.Predictive(guide, params=params, num_samples=num)
+    return {k: jnp.asarray(x) for k, x in again(key, *args, **kwargs).items()}
+
+
+def _tell_of_slope(losses: np.ndarray) -> None:
+    """Warn where the last tenth of the losses lies below the tenth before by more than three
+    standard errors of their difference, and a tenth of a nat.
+    """
+    tenth = len(losses) // 10
+    if tenth < 10:
+        return
+    last, before = losses[-tenth:], losses[-2 * tenth : -tenth]
+    error = np.sqrt((np.var(last) + np.var(before)) / tenth)
+    if (gain := before.mean() - last.mean()) > max(3.0 * error, 0.1):
+        warnings.warn(
+            f"SVI(num_steps={len(losses)}): the loss still falls, by {gain:.2g} nats over the last "
+            "tenth of the steps; take more, or a larger learning_rate.",
+            stacklevel=2,
+        )

@@ -1,0 +1,113 @@
+"""`SVI`: NumPyro's guides behind the same verb, against a conjugate model."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
+
+N, NOISE = 20, 0.5
+rng = np.random.default_rng(0)
+X = rng.normal(size=(N, 2))
+X[:, 1] += X[:, 0]  # w is correlated in the posterior
+Y = X @ [0.7, -0.4] + NOISE * rng.normal(size=N)
+EVIDENCE = multivariate_normal(np.zeros(N), X @ X.T + NOISE**2 * np.eye(N)).logpdf(Y)
+S = np.linalg.inv(np.eye(2) + X.T @ X / NOISE**2)
+MEAN = S @ X.T @ Y / NOISE**2
+
+
+def linear(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, NOISE), obs=y)
+
+
+def own_guide(X, y=None):
+    """The posterior itself, but for its mean."""
+    centre = numpyro.param("centre", jnp.zeros(2))
+    numpyro.sample("w", dist.MultivariateNormal(centre, jnp.asarray(S)))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    method = pg.SVI(guide=AutoMultivariateNormal, num_steps=3000, num_draws=4000)
+    return pg.fit(linear, method, 0, X, y=Y)
+
+
+def test_a_full_gaussian_reaches_the_posterior(whole):
+    error = 4.0 * whole.stats["log_evidence_se"]
+    assert EVIDENCE - 0.1 - error < whole.log_evidence < EVIDENCE + error
+    w = np.asarray(whole.hyper["w"])
+    sd = np.sqrt(np.diag(S))
+    np.testing.assert_array_less(np.abs(w.mean(0) - MEAN), 0.15 * sd)
+    np.testing.assert_allclose(w.std(0), sd, rtol=0.15)
+    assert whole.result == "completed" and whole.stats["losses"].shape == (3000,)
+
+
+def test_what_a_factorised_guide_loses():
+    """KL[q || p] of the best factorised Gaussian: -log(1 - rho^2) / 2 in two dimensions."""
+    method = pg.SVI(guide=functools.partial(AutoNormal, init_scale=0.05), num_steps=3000)
+    fit = pg.fit(linear, method, 0, X, y=Y)
+    P = np.linalg.inv(S)
+    lost = 0.5 * np.log(P[0, 0] * P[1, 1] / np.linalg.det(P))
+    assert fit.log_evidence == pytest.approx(
+        EVIDENCE - lost, abs=0.05 + 4.0 * fit.stats["log_evidence_se"]
+    )
+    np.testing.assert_allclose(fit.hyper["w"].std(0), np.diag(P) ** -0.5, rtol=0.15)
+
+
+def test_a_guide_of_ones_own():
+    fit = pg.fit(linear, pg.SVI(guide=own_guide, num_steps=1500), 0, X, y=Y)
+    assert fit.log_evidence == pytest.approx(EVIDENCE, abs=0.05 + 4 * fit.stats["log_evidence_se"])
+    np.testing.assert_allclose(np.cov(fit.hyper["w"].T), S, atol=0.15 * S.max())
+
+
+def test_every_verb_answers(whole, tmp_path):
+    NEW = X[:4] + 0.1
+    found = whole.predict(NEW)
+    np.testing.assert_allclose(found.mean, NEW @ np.asarray(whole.hyper["w"]).mean(0), rtol=1e-8)
+    loaded = pg.load(whole.save(tmp_path / "fit.ppl"), linear)
+    np.testing.assert_allclose(loaded.predict(NEW).mean, found.mean, rtol=1e-12)
+    assert whole.to_datatree().posterior["w"].shape == (1, 4000, 2)
+    with pytest.warns(UserWarning, match="taken for the posterior's"):
+        whole.loo()
+    exact = pg.fit(linear, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y)
+    odds = pg.compare_models({"a": whole, "b": exact}, mixed=True).table[0]["log_odds"]
+    assert odds == pytest.approx(min(0.0, whole.log_evidence - EVIDENCE), abs=1e-6)
+    table = pg.compare({"svi": whole, "exact": exact}, NEW, np.zeros(4), reference="exact").table
+    assert table[0]["mean_distance"] < 0.2 and table[0]["sd_distance"] < 0.2
+
+
+def test_a_point_has_no_bound():
+    fit = pg.fit(linear, pg.SVI(guide=AutoDelta, num_steps=2000), 0, X, y=Y)
+    assert fit.log_evidence is None
+    np.testing.assert_allclose(fit.hyper["w"].mean(0), MEAN, atol=0.02)
+
+
+def test_a_loss_that_still_falls_is_told():
+    with pytest.warns(UserWarning, match="still falls"):
+        pg.fit(linear, pg.SVI(num_steps=200, learning_rate=0.01), 0, X, y=Y)
+
+
+def with_gp(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+
+def test_what_it_does_not_fit_is_refused():
+    with pytest.raises(pg.ModelError, match="SVGP"):
+        pg.fit(with_gp, pg.SVI(), 0, X, y=Y)
+    for options, match in (
+        ({"num_steps": 0}, "num_steps=0"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"guide": AutoDAIS}, "AutoDAIS"),
+    ):
+        with pytest.raises(pg.DataError, match=match):
+            pg.SVI(**options)
