@@ -24,6 +24,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
+from ppl_gp.model.loadings import Loadings, columns, loadings, rows_apart
 from ppl_gp.model.predictor import (
     ObservedPart,
     Rest,
@@ -35,14 +36,7 @@ from ppl_gp.model.predictor import (
     traced,
     traced_at,
 )
-from ppl_gp.model.predictor_prior import (
-    Loadings,
-    PredictorGP,
-    RowsKernel,
-    columns,
-    loadings,
-    rows_apart,
-)
+from ppl_gp.model.predictor_prior import PredictorGP, RowsKernel
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import (
@@ -171,7 +165,7 @@ class Collapsed(Declared):
         return self._traced(rest).eta(zero, rest)[:, : len(X)]
 
     def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
-        """As `predictor_prior.rows_apart`, of these two or more rows."""
+        """As `loadings.rows_apart`, of these two or more rows."""
         rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
         here, axes = self._traced(rest), dict(self.plan.axes)
         eta = lambda e: here.eta(e, rest)  # noqa: E731
