@@ -74,7 +74,7 @@ LAYERS = [
     "infer.mcmc",
     "infer.approximate",
     "infer.elbo",
-    "infer.check",
+    "infer.checklist",
     "cli",
 ]
 FACTORISATIONS = {"cholesky", "cho_factor", "triangular_solve", "solve_triangular"}
