@@ -9,7 +9,7 @@ from jax import random
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.probes import is_additive
+from ppl_gp.infer.probes.joint import is_additive
 from ppl_gp.infer.sources import ArraySource
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.model.factors import JointLogLikelihood

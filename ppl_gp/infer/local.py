@@ -13,7 +13,8 @@ from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated
-from ppl_gp.infer.probes import first_trace, probe, probe_predictor
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read

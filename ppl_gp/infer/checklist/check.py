@@ -13,7 +13,7 @@ from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maxim
 from ppl_gp.infer.checklist.rows import rows
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
-from ppl_gp.infer.probes import first_trace
+from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.arguments import as_arrays, positional_inputs
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function

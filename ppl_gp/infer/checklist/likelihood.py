@@ -11,7 +11,8 @@ from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.local import local_methods
-from ppl_gp.infer.probes import probe, probe_layers, probe_predictor
+from ppl_gp.infer.probes.layers import probe_layers
+from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import PredictorGP

@@ -13,7 +13,7 @@ from numpyro.infer.util import log_density
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
-from ppl_gp.infer.probes import require_bounded
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
