@@ -18,6 +18,7 @@ from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
+from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import require_no_subsampling, run
 from ppl_gp.results.fit import Fit
@@ -48,7 +49,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     factors = read(model, *args, hyper=hyper, **kwargs)
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
-        model.require_levels(args, kwargs, factors.log_lik.joint.hyper)
+        require_levels(model, args, kwargs, factors.log_lik.joint.hyper)
         probe_predictor(model, cast(PredictorGP, factors.prior))
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:

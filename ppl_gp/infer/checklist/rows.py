@@ -9,6 +9,7 @@ from ppl_gp.infer.checklist.subject import Subject
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_none_tied, require_pairs, unpaired
 from ppl_gp.model.declared import Declared
+from ppl_gp.model.levels import tied
 from ppl_gp.model.tracing import is_factor
 
 
@@ -18,7 +19,7 @@ def rows(subject: Subject):
     hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
     if isinstance(subject.whole, Collapsed):
         held = {k: x for k, x in hyper.items() if k not in subject.integrated}
-        require_none_tied(subject.whole.tied(subject.args, subject.kwargs, held))
+        require_none_tied(tied(subject.whole, subject.args, subject.kwargs, held))
     require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
     if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
         return (

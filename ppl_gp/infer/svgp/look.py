@@ -26,6 +26,7 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
+from ppl_gp.model.levels import require_levels
 from ppl_gp.model.tracing import roles, run
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.sparse.bound import Batch
@@ -88,7 +89,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     hyper = {k: trace[k]["value"] for k in names}
     if isinstance(model, Collapsed):  # of a stream, in its first batch
         whole = first if isinstance(source, StreamSource) else source
-        model.require_levels(whole.args, whole.kwargs, hyper)
+        require_levels(model, whole.args, whole.kwargs, hyper)
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         require_rows_apart(model, structure, hyper, trace, batch, source.axes)
