@@ -23,7 +23,8 @@ from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, of_site
 from ppl_gp.model.declared import declare
 from ppl_gp.model.reading import Reading
-from ppl_gp.model.tracing import is_gp, roles, run
+from ppl_gp.model.roles import is_gp, roles
+from ppl_gp.model.tracing import run
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 

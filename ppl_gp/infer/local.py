@@ -20,7 +20,8 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
 from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import require_no_subsampling, run
+from ppl_gp.model.roles import require_no_subsampling
+from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 
 

@@ -34,8 +34,9 @@ from ppl_gp.model.predictor import (
     traced_at,
 )
 from ppl_gp.model.predictor_prior import PredictorGP, RowsKernel
+from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
-from ppl_gp.model.tracing import is_observed, run, sample_hyper
+from ppl_gp.model.tracing import run, sample_hyper
 from ppl_gp.wrappers import unwrap
 
 

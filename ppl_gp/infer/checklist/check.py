@@ -17,7 +17,7 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.arguments import as_arrays, positional_inputs
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
-from ppl_gp.model.tracing import roles
+from ppl_gp.model.roles import roles
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.threads import one_at_a_time
 

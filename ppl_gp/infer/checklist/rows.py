@@ -10,7 +10,7 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_none_tied, require_pairs, unpaired
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.levels import tied
-from ppl_gp.model.tracing import is_factor
+from ppl_gp.model.roles import is_factor
 
 
 def rows(subject: Subject):

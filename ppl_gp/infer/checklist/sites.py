@@ -10,7 +10,7 @@ import numpy as np
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.tracing import is_factor, require_gp
+from ppl_gp.model.roles import is_factor, require_gp
 
 
 def gp_sites(subject: Subject):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
-from ppl_gp.model.tracing import Roles
+from ppl_gp.model.roles import Roles
 
 
 class Subject(NamedTuple):

@@ -10,7 +10,8 @@ from ppl_gp.errors import NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.probes.joint import is_additive, probe_joint
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.tracing import is_gp, run
+from ppl_gp.model.roles import is_gp
+from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.reading import Reading
-from ppl_gp.model.tracing import roles
+from ppl_gp.model.roles import roles
 
 
 def require_bounded(

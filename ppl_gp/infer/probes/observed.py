@@ -10,7 +10,8 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.declared import declare
-from ppl_gp.model.tracing import is_factor, reading_of, roles, run
+from ppl_gp.model.roles import is_factor, roles
+from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
 

@@ -12,8 +12,9 @@ from ppl_gp.infer.probes.joint import probe_joint
 from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import LogLikelihood
+from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import is_observed, log_prob_per_datum
+from ppl_gp.model.roles import is_observed
 from ppl_gp.quick import quick_jit
 
 

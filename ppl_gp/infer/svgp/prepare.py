@@ -30,7 +30,8 @@ from ppl_gp.infer.svgp.start import (
 )
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.infer.svgp.width import started
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import Expectation
