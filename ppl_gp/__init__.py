@@ -31,7 +31,7 @@ from ppl_gp.infer import local as _registers_local_methods
 from ppl_gp.infer.approximate import approximate, guide
 
 # Checking, fitting, exact posteriors
-from ppl_gp.infer.check import check
+from ppl_gp.infer.checklist.check import check
 from ppl_gp.infer.elbo.by_datum import ELBO, ImportanceWeightedELBO
 from ppl_gp.infer.elbo.over_everything import GlobalImportanceWeightedELBO
 from ppl_gp.infer.fit import fit

@@ -16,7 +16,8 @@ from ppl_gp.kept import FromDraws, FromPseudo
 from ppl_gp.local.condition import condition
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.arguments import as_arrays
-from ppl_gp.model.tracing import is_gp, run
+from ppl_gp.model.roles import is_gp
+from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 
 OK = Result.converged

@@ -13,7 +13,7 @@ from toy_models import evidence
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.infer.check import check
+from ppl_gp.infer.checklist.check import check
 from ppl_gp.local.tilted import is_affine, line, tilted, tilted_quadrature
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.proofs.affine import Dependence, dependence

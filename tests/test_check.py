@@ -13,7 +13,7 @@ import ppl_gp as pg
 from models.classification import binary
 from models.counts import poisson
 from ppl_gp.errors import NotPointwiseError
-from ppl_gp.infer.check import check
+from ppl_gp.infer.checklist.check import check
 
 X, y, _ = classification()
 NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "predictor", "maximum", "rows"]

@@ -29,7 +29,8 @@ from ppl_gp.deep.latents import Encoded, FreeGaussian
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.sources import ArraySource
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import Basis, DecoupledGaussian, FullGaussian, Values, Whitened

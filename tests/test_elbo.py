@@ -23,7 +23,8 @@ from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import FreeGaussian
 from ppl_gp.deep.structure import structure_of
 from ppl_gp.infer.hyper.space import log_prior
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import FullGaussian

@@ -75,7 +75,7 @@ LAYERS = [
     "infer.approximate",
     "infer.elbo",
     "infer.svi",
-    "infer.check",
+    "infer.checklist",
     "cli",
 ]
 FACTORISATIONS = {"cholesky", "cho_factor", "triangular_solve", "solve_triangular"}

@@ -10,7 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
-from ppl_gp.model.predictor_prior import FEW_LEVELS, loads_of
+from ppl_gp.model.loadings import FEW_LEVELS
+from ppl_gp.model.predictor_prior import loads_of
 from ppl_gp.numerics.loads import Dense, OneAndOthers
 from ppl_gp.proofs.cut import at_places, flat_shapes
 from ppl_gp.proofs.one_each import OneEach

@@ -15,7 +15,8 @@ from numpyro import handlers
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
-from ppl_gp.infer.probes import first_trace, probe
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.pointwise import probe
 
 N = 6
 X = np.random.default_rng(0).normal(size=(N, 2))

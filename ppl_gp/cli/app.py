@@ -20,7 +20,7 @@ from ppl_gp.cli.predictions import write_predictions
 from ppl_gp.cli.problem import read_problem
 from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.infer.check import check as check_model
+from ppl_gp.infer.checklist.check import check as check_model
 from ppl_gp.results.load import load
 
 app = typer.Typer(

@@ -16,7 +16,8 @@ from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import as_arrays
-from ppl_gp.model.tracing import is_factor, is_observed, run
+from ppl_gp.model.roles import is_factor, is_observed
+from ppl_gp.model.tracing import run
 from ppl_gp.results.store.save import qualified_name
 
 

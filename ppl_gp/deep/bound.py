@@ -23,7 +23,7 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.layers import Moments
 from ppl_gp.deep.structure import Structure
 from ppl_gp.model.factors import shared_log_prob
-from ppl_gp.model.tracing import plate_scale
+from ppl_gp.model.roles import plate_scale
 from ppl_gp.sparse.bound import (
     AtBatch,
     Batch,

@@ -18,7 +18,7 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.layers import Moments, Passed, pass_through
 from ppl_gp.deep.structure import Structure
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.tracing import plate_scale
+from ppl_gp.model.roles import plate_scale
 from ppl_gp.sparse.bound import AtBatch
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 

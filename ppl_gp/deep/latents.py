@@ -16,7 +16,7 @@ from numpyro.distributions.transforms import IdentityTransform, biject_to
 
 from ppl_gp.deep.encoders import encoder_rows
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.model.tracing import data_axis
+from ppl_gp.model.per_datum import data_axis
 
 
 @dataclass(frozen=True)

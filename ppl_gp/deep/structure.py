@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.tracing import Roles, require_gp
+from ppl_gp.model.roles import Roles, require_gp
 from ppl_gp.proofs.dependence import reached
 
 

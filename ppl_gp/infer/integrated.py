@@ -11,7 +11,8 @@ from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 
 
 def with_effects(model: Declared, args: tuple, kwargs: dict, given: Mapping) -> Declared:

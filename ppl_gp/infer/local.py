@@ -13,12 +13,15 @@ from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated
-from ppl_gp.infer.probes import first_trace, probe, probe_predictor
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
+from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import require_no_subsampling, run
+from ppl_gp.model.roles import require_no_subsampling
+from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 
 
@@ -47,7 +50,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     factors = read(model, *args, hyper=hyper, **kwargs)
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
-        model.require_levels(args, kwargs, factors.log_lik.joint.hyper)
+        require_levels(model, args, kwargs, factors.log_lik.joint.hyper)
         probe_predictor(model, cast(PredictorGP, factors.prior))
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:

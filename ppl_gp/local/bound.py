@@ -28,7 +28,8 @@ from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import Positive
 from ppl_gp.local.tilted import is_affine, line
-from ppl_gp.model.tracing import is_observed, sum_per_datum
+from ppl_gp.model.per_datum import sum_per_datum
+from ppl_gp.model.roles import is_observed
 
 _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 

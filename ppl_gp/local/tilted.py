@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import LogLikelihood
-from ppl_gp.model.tracing import is_observed
+from ppl_gp.model.roles import is_observed
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, log_sum_error

@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.collapsed import Collapsed, Observed, Plan
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.coupling import are_independent, softmax_of
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
+from ppl_gp.model.plan import Observed, Plan
 from ppl_gp.model.predictor import Rest, is_gaussian, shapes
 from ppl_gp.model.predictor_prior import PredictorGP
+from ppl_gp.model.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.model.skeleton import Skeleton, skeleton
-from ppl_gp.model.tracing import is_gp, is_missing_part, is_observed, is_whole, roles, run
+from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import hidden_axes, unwrap
 

@@ -5,16 +5,12 @@ site, `eta`, over the rows of the model's arguments, and the observed sites comp
 every method and every verb for one function of a datum takes it as it stands.
 """
 
-import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
@@ -24,6 +20,8 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
+from ppl_gp.model.loadings import Loadings, columns, loadings, rows_apart
+from ppl_gp.model.plan import Plan, with_predictor
 from ppl_gp.model.predictor import (
     ObservedPart,
     Rest,
@@ -35,32 +33,11 @@ from ppl_gp.model.predictor import (
     traced,
     traced_at,
 )
-from ppl_gp.model.predictor_prior import (
-    Loadings,
-    PredictorGP,
-    RowsKernel,
-    columns,
-    loadings,
-    rows_apart,
-)
-from ppl_gp.model.reading import Reading
+from ppl_gp.model.predictor_prior import PredictorGP, RowsKernel
+from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
-from ppl_gp.model.tracing import (
-    is_observed,
-    run,
-    sample_hyper,
-)
+from ppl_gp.model.tracing import run, sample_hyper
 from ppl_gp.wrappers import unwrap
-
-
-class Observed(NamedTuple):
-    """An observed site: its name without what `obs_mask` adds, and the paths of the arguments that
-    its distribution and its value are computed from.
-    """
-
-    label: str
-    fn: tuple[str, ...]
-    value: tuple[str, ...]
 
 
 class Moved(NamedTuple):
@@ -74,30 +51,13 @@ class Moved(NamedTuple):
     values: Callable
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What was found: the integrated sites, how many functions of them a datum sees, the axis of
-    the data of those that have one entry a datum, from the right, and what the predictor's site is
-    called.
-    """
-
-    sites: tuple[str, ...]
-    functions: int
-    independent: bool  # whether the functions are, a priori
-    softmax: tuple[int, ...]  # which function each score of the one categorical site is, if any
-    axes: tuple[tuple[str, int], ...]
-    observed: tuple[tuple[str, Observed], ...]
-    hyper: tuple[str, ...]
-    name: str
-
-
 class Collapsed(Declared):
     """The declared model `source` with its Gaussian sites `plan.sites` integrated into one,
     `plan.name`.
     """
 
     def __init__(self, source: Declared, plan: Plan, skeleton: Skeleton):
-        super().__init__(source.function, _reading(source.reading, plan))
+        super().__init__(source.function, with_predictor(source.reading, plan))
         self.source, self.plan, self.skeleton = source, plan, skeleton
 
     def __hash__(self):
@@ -116,7 +76,7 @@ class Collapsed(Declared):
         rest = Rest(arrays, hyper)
         tables = {p: x for p, x in arrays.items() if p not in dict(self.skeleton.rows)}
         kernel = RowsKernel(self, tables, hyper)
-        X = self._packed(arrays, num)
+        X = self.skeleton.packed(arrays, num)
         eta = numpyro.sample(self.plan.name, PredictorGP(kernel, X))
         for name, site in self._observed(eta, rest, num).items():
             self._emit(name, given, site)
@@ -171,7 +131,7 @@ class Collapsed(Declared):
         return self._traced(rest).eta(zero, rest)[:, : len(X)]
 
     def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
-        """As `predictor_prior.rows_apart`, of these two or more rows."""
+        """As `loadings.rows_apart`, of these two or more rows."""
         rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
         here, axes = self._traced(rest), dict(self.plan.axes)
         eta = lambda e: here.eta(e, rest)  # noqa: E731
@@ -180,56 +140,8 @@ class Collapsed(Declared):
 
     def _at_rows(self, rows, tables: Mapping, hyper: dict) -> tuple[Rest, tuple]:
         """(what stays when z moves, the model's arguments) at rows."""
-        arrays = self.skeleton.complete({**tables, **self._unpacked(rows)}, len(rows))
+        arrays = self.skeleton.complete({**tables, **self.skeleton.unpacked(rows)}, len(rows))
         return Rest(arrays, hyper), self.skeleton.arguments(arrays)
-
-    def require_levels(self, args: tuple, kwargs: dict, hyper: dict) -> None:
-        """Raise `DataError` where an index of an effect, or of a place, is out of its range, which
-        JAX would take for the nearest one inside. Not under `jit`.
-        """
-        given = Leaves(self.source, args, kwargs).leaves
-        num = self.skeleton.num_rows(given)
-        arrays = self.skeleton.complete(given, num)
-        if num < 2:
-            rows = dict(self.skeleton.rows)
-            arrays = {
-                p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in arrays.items()
-            }
-        rest = Rest(arrays, hyper)
-        e = innovations(self.source, self.skeleton, shapes(rest), self.plan.sites)
-        zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in e.items()}
-        names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
-        for indices, sizes, places in self._traced(rest).predictors.looked_up(zero, rest):
-            outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
-            paths = [p for i in places if i < len(names) and (p := names[i])]
-            _warn_of_negative({p: arrays[p] for p in paths})
-            if outside.any():
-                bad = np.unique(np.asarray(indices)[outside])[:3].tolist()
-                raise DataError(
-                    f"argument {paths} has the index {bad}, and what it looks up has "
-                    f"{[n for n in sizes if n > 1] or sizes} entries: a level that the model does "
-                    "not have. Declare as many members of the plate as there are levels, new ones "
-                    "included: those without data keep their prior."
-                )
-
-    def tied(self, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
-        """Integrated sites with an entry for each row of the data and covariances between them (a
-        random walk over the rows), of which other rows have none. Abstract traces.
-        """
-        given = Leaves(self.source, args, kwargs).leaves
-        num = self.skeleton.num_rows(given)
-        arrays = self.skeleton.complete(given, num)
-        here, longer = (
-            innovations(
-                self.source,
-                self.skeleton,
-                shapes(Rest(self.skeleton.resized(arrays, n), hyper)),
-                self.plan.sites,
-            )
-            for n in (num, num + 1)
-        )
-        apart = dict(self.plan.axes)
-        return [k for k, x in here.items() if x.shape != longer[k].shape and k not in apart]
 
     def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
         """{GP site among the integrated: its prior} at rows."""
@@ -273,26 +185,6 @@ class Collapsed(Declared):
     def _traced(self, rest: Rest) -> Traced:
         return traced(self.source, self.skeleton, self.plan.sites, rest)
 
-    def _packed(self, arrays: Mapping, num: int) -> jax.Array:
-        """(N, D): what the predictor may be computed from, a row a datum."""
-        rows, dtype = dict(self.skeleton.rows), jnp.result_type(float)
-        moved = [jnp.moveaxis(arrays[p], rows[p], 0) for p in self.skeleton.columns]
-        return jnp.concatenate([jnp.reshape(x, (num, -1)).astype(dtype) for x in moved], 1)
-
-    def _unpacked(self, X) -> dict[str, jax.Array]:
-        rows, found, at = dict(self.skeleton.rows), {}, 0
-        for path in self.skeleton.columns:
-            entry = self.skeleton.entry(path)
-            shape = [n for i, n in enumerate(entry.shape) if i != rows[path]]
-            width = math.prod(shape)
-            x = jnp.reshape(X[:, at : at + width], (len(X), *shape))
-            whole = not jnp.issubdtype(entry.dtype, jnp.inexact)
-            found[path] = jnp.moveaxis(jnp.rint(x) if whole else x, 0, rows[path]).astype(
-                entry.dtype
-            )
-            at += width
-        return found
-
     def _emit(self, name: str, given: Mapping, site: ObservedPart) -> None:
         """Declare an observed site; one whose observations are not given is drawn, and a factor of
         observations that are not given is none.
@@ -313,30 +205,6 @@ class Collapsed(Declared):
             numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
 
 
-def _warn_of_negative(indices: Mapping) -> None:
-    below = [p for p, x in indices.items() if x.dtype.kind == "i" and bool(jnp.any(x < 0))]
-    if below:
-        warnings.warn(
-            f"argument {below} has negative indices, which count from the end: -1 is the last "
-            "level. If it stands for a missing group (as pandas.factorize has it), give that a "
-            "level of its own.",
-            stacklevel=5,
-        )
-
-
 def _gram(slopes):
     flat = jnp.reshape(slopes, (len(slopes), -1))
     return flat @ flat.T
-
-
-def _reading(reading: Reading, plan: Plan) -> Reading:
-    """With the predictor in place of what it integrates."""
-    left = lambda pairs: tuple((k, v) for k, v in pairs if k not in plan.sites)  # noqa: E731
-    paths = tuple(dict.fromkeys(p for k, v in reading.kernels if k in plan.sites for p in v))
-    return replace(
-        reading,
-        axes=(*left(reading.axes), (plan.name, 0)),
-        spread=left(reading.spread),
-        variance=left(reading.variance),
-        kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
-    )

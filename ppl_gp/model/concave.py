@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_gp.model.tracing import is_factor, is_observed
+from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.proofs.affine import Dependence, dependence
 from ppl_gp.wrappers import unwrap

@@ -19,16 +19,10 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
+from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import (
-    Roles,
-    is_observed,
-    is_whole,
-    log_prob_per_datum,
-    require_gp,
-    roles,
-    run,
-)
+from ppl_gp.model.roles import Roles, is_observed, is_whole, require_gp, roles
+from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.wrappers import mask_of
 

@@ -15,7 +15,8 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.growth import Look
-from ppl_gp.model.tracing import bare_trace, is_factor
+from ppl_gp.model.roles import is_factor
+from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import mask_of, unwrap
 

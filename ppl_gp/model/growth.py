@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import Leaves, argument_of, is_array
-from ppl_gp.model.tracing import bare_trace, is_factor, is_gp, is_missing_part, is_observed
+from ppl_gp.model.roles import is_factor, is_gp, is_missing_part, is_observed
+from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare_shape, hidden_axes
 
 MAX_TRIALS = 200  # sets of arguments that are tried as the data's

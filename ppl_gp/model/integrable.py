@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from ppl_gp.model.gaussian_sites import spread_of
 from ppl_gp.model.predictor import Rest, cut, innovations, shapes, traced_at
+from ppl_gp.model.roles import is_missing_part, is_observed
 from ppl_gp.model.skeleton import Skeleton
-from ppl_gp.model.tracing import is_missing_part, is_observed
 from ppl_gp.proofs.dependence import sources
 
 _SITE, _REST = "site ", "rest"

@@ -13,7 +13,8 @@ import numpy as np
 from ppl_gp.errors import ModelError
 from ppl_gp.model.arguments import Leaves, argument_of
 from ppl_gp.model.growth import Axes, Look, Site
-from ppl_gp.model.tracing import bare_trace, is_gp, is_observed
+from ppl_gp.model.roles import is_gp, is_observed
+from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare, hidden_axes, unwrap
 
 _MOVES = 3  # random halves of the rows

@@ -19,8 +19,9 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.gaussian_sites import gaussian
+from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
-from ppl_gp.model.tracing import is_observed, run
+from ppl_gp.model.tracing import run
 from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
 from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap

@@ -1,5 +1,6 @@
 """A model's arguments without their values: what the model is traced with at any number of rows."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,27 @@ class Skeleton:
     def entry(self, path: str) -> jax.ShapeDtypeStruct:
         """Shape and type of an array in training."""
         return dict(zip(self.paths, self.entries, strict=True))[path]
+
+    def packed(self, arrays: Mapping, num: int) -> jax.Array:
+        """The columns as numbers, (N, D), a row a datum."""
+        rows, dtype = dict(self.rows), jnp.result_type(float)
+        moved = [jnp.moveaxis(arrays[p], rows[p], 0) for p in self.columns]
+        return jnp.concatenate([jnp.reshape(x, (num, -1)).astype(dtype) for x in moved], 1)
+
+    def unpacked(self, X) -> dict[str, jax.Array]:
+        """{path: array} of the columns again, of their own shapes and types."""
+        rows, found, at = dict(self.rows), {}, 0
+        for path in self.columns:
+            entry = self.entry(path)
+            shape = [n for i, n in enumerate(entry.shape) if i != rows[path]]
+            width = math.prod(shape)
+            x = jnp.reshape(X[:, at : at + width], (len(X), *shape))
+            whole = not jnp.issubdtype(entry.dtype, jnp.inexact)
+            found[path] = jnp.moveaxis(jnp.rint(x) if whole else x, 0, rows[path]).astype(
+                entry.dtype
+            )
+            at += width
+        return found
 
     def _require_same(self, path, entry, given):
         if path in given and given[path] is not entry and given[path] != entry:

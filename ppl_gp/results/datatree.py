@@ -16,7 +16,8 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.tracing import data_plates, is_factor, is_gp, is_observed, run
+from ppl_gp.model.roles import data_plates, is_factor, is_gp, is_observed
+from ppl_gp.model.tracing import run
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.part_draws import draw_parts
 from ppl_gp.results.query.layout import require_all_rows

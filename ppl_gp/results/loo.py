@@ -32,8 +32,9 @@ from ppl_gp.kept import FromFunctions, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
+from ppl_gp.model.per_datum import data_axis
 from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.model.tracing import data_axis, run
+from ppl_gp.model.tracing import run
 from ppl_gp.numerics import small
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (

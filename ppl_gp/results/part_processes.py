@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from ppl_gp.gp import GP
 from ppl_gp.local.factor import Root
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.predictor_prior import Loadings, Table, Weighted
+from ppl_gp.model.loadings import Loadings
+from ppl_gp.model.predictor_parts import Table, Weighted
 from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, SomeUnknowns, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess

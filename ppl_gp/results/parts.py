@@ -1,7 +1,7 @@
 """Answers by part: the posterior of each site behind an integrated predictor, and of what it adds
 at new rows.
 
-With eta = offset + sum_k (A_k c_k + t_k) (`model.predictor_prior`), alpha = K^-1 (E[eta] - m) and R
+With eta = offset + sum_k (A_k c_k + t_k) (`model.predictor_parts`), alpha = K^-1 (E[eta] - m) and R
 = (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has posterior
 mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmussen & Williams 2006,
 3.21, 3.24). With inducing variables u of the parts, q(v) = N(m, I - P) of v = R^-1 u: mean c + a^T
@@ -20,7 +20,8 @@ from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.predictor_prior import Loadings, Table
+from ppl_gp.model.loadings import Loadings
+from ppl_gp.model.predictor_parts import Table
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.loads import Dense
 from ppl_gp.posterior import Unknowns

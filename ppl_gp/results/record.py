@@ -22,6 +22,7 @@ from ppl_gp.model.companions import (
     unpaired,
 )
 from ppl_gp.model.declared import Declared, declare, require_unchanged
+from ppl_gp.model.levels import tied
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes
@@ -151,7 +152,7 @@ class Record:
         """Raise `ModelError` where new rows have no covariance with the training rows."""
         if self.unpaired and isinstance(self.model, Collapsed):
             known = self.draws.at(0).known
-            require_none_tied(self.model.tied(self.args, self.kwargs, known))
+            require_none_tied(tied(self.model, self.args, self.kwargs, known))
         require_pairs(self.unpaired)
 
     @property

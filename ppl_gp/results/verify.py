@@ -21,7 +21,8 @@ from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
-from ppl_gp.model.tracing import is_gp, run
+from ppl_gp.model.roles import is_gp
+from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.save import qualified_name
 

@@ -13,7 +13,8 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, flatten
 from ppl_gp.sparse.families import Family, Whitened

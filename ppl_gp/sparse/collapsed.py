@@ -21,7 +21,8 @@ from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.numerics.triangular import product

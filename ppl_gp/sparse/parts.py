@@ -13,7 +13,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.model.predictor_prior import Loadings, PredictorGP, Table, Weighted
+from ppl_gp.model.loadings import Loadings
+from ppl_gp.model.predictor_parts import Table, Weighted
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.sparse.features.composed import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DiagonalRoot, Root

@@ -23,7 +23,7 @@ from ppl_gp.infer.hyper.point import Point
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.width import tell_of_width
-from ppl_gp.infer.probes import require_bounded
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.local.natural import as_general
 from ppl_gp.results.fit import Fit
 

@@ -15,7 +15,8 @@ from numpyro.distributions.transforms import biject_to
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.autoguides import is_auxiliary, log_q, make_guide, points_of, set_up
 from ppl_gp.model.fingerprint import digest
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ from ppl_gp.infer.hyper.restarts import (
 )
 from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.probes import perhaps_unbounded, require_bounded
+from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.results.fit import Fit
 
 

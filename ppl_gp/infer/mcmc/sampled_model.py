@@ -16,7 +16,8 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import Whiten, unwrap
 from ppl_gp.model.factors import depends
-from ppl_gp.model.tracing import is_observed, require_no_subsampling, roles, run
+from ppl_gp.model.roles import is_observed, require_no_subsampling, roles
+from ppl_gp.model.tracing import run
 from ppl_gp.numerics.linalg import half_log_det
 
 

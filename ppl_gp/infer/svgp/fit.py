@@ -12,7 +12,7 @@ from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.probes import require_bounded
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import climb

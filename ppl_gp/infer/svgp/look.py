@@ -17,7 +17,8 @@ from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.integrated import with_effects
-from ppl_gp.infer.probes import first_trace, probe_layers
+from ppl_gp.infer.probes.layers import probe_layers
+from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
@@ -25,7 +26,9 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.levels import require_levels
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.select import MAX_CANDIDATES
@@ -87,7 +90,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     hyper = {k: trace[k]["value"] for k in names}
     if isinstance(model, Collapsed):  # of a stream, in its first batch
         whole = first if isinstance(source, StreamSource) else source
-        model.require_levels(whole.args, whole.kwargs, hyper)
+        require_levels(model, whole.args, whole.kwargs, hyper)
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         require_rows_apart(model, structure, hyper, trace, batch, source.axes)

@@ -16,7 +16,7 @@ from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import guide_name
 from ppl_gp.infer.hyper.guide import HyperGuide, is_point
-from ppl_gp.infer.probes import require_bounded
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
 from ppl_gp.infer.svgp.objective import hyper_at
@@ -30,7 +30,8 @@ from ppl_gp.infer.svgp.start import (
 )
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.infer.svgp.width import started
-from ppl_gp.model.tracing import roles, run
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.expectation import Expectation

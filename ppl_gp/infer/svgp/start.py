@@ -16,7 +16,8 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, space, starts
-from ppl_gp.model.predictor_prior import PredictorGP, Weighted
+from ppl_gp.model.predictor_parts import Weighted
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (

@@ -22,6 +22,7 @@ from ppl_gp.results.integrals.averages import (
     repeats,
     trace_above,
 )
+from ppl_gp.results.integrals.groups import entries_of
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.likelihood import (
     fn_at,
@@ -30,7 +31,7 @@ from ppl_gp.results.integrals.likelihood import (
     site_moments,
 )
 from ppl_gp.results.integrals.mackay import mackay_log_probs
-from ppl_gp.results.integrals.several import entries_of, outcomes_over
+from ppl_gp.results.integrals.outcomes import outcomes_over
 from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
 from ppl_gp.wrappers import bare

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
-from ppl_gp.model.tracing import log_prob_per_datum, without_wrappers
+from ppl_gp.model.per_datum import log_prob_per_datum, without_wrappers
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten

@@ -22,6 +22,7 @@ from ppl_gp.results.integrals.averages import (
     repeats,
     trace_above,
 )
+from ppl_gp.results.integrals.groups import coupled_groups, outer_sites
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.integrals.likelihood import (
@@ -29,13 +30,7 @@ from ppl_gp.results.integrals.likelihood import (
     log_expectation,
     log_expectation_and_error,
 )
-from ppl_gp.results.integrals.several import (
-    Effort,
-    coupled_groups,
-    log_expectation_over,
-    outer_sites,
-    quadratic_log_expectation,
-)
+from ppl_gp.results.integrals.several import Effort, log_expectation_over, quadratic_log_expectation
 from ppl_gp.results.query.mixture import mixture
 from ppl_gp.results.query.query import Case, drawn_trace
 

@@ -233,5 +233,5 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
             "the model's other arguments after it: sample(rng_key, X_new, num_samples, ...)."
         )
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, num_samples)
+    f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, int(num_samples))
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))

@@ -7,7 +7,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import as_arrays
-from ppl_gp.model.tracing import is_factor, is_observed
+from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.results.query.query import Case
 from ppl_gp.wrappers import mask_of
 

@@ -17,6 +17,7 @@ from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import annotated, run, set_gps
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
@@ -122,7 +123,7 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     )
     require_same_kernels(fit, new_args, new_kwargs)
     if isinstance(fit.model, Collapsed):
-        fit.model.require_levels(new_args, new_kwargs, draws.at(0).hyper)
+        require_levels(fit.model, new_args, new_kwargs, draws.at(0).hyper)
     root = None if fit.sampled or len(fit.latent) > 1 else fit.process.root  # pyright: ignore[reportAttributeAccessIssue]
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
     return Case(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)

@@ -8,8 +8,9 @@ import numpy as np
 
 from ppl_gp.errors import StoreError
 from ppl_gp.model.arguments import is_array
-from ppl_gp.model.collapsed import Collapsed, Observed, Plan
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
+from ppl_gp.model.plan import Observed, Plan
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.results.store.coding import decode, encode
 

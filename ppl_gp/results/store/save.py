@@ -21,7 +21,8 @@ from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
 from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.model.declared import own_function
 from ppl_gp.model.fingerprint import reads
-from ppl_gp.model.tracing import is_gp, run
+from ppl_gp.model.roles import is_gp
+from ppl_gp.model.tracing import run
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.coding import encode, encode_module

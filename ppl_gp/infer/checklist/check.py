@@ -1,0 +1,107 @@
+"""`check`: a checklist about a model and its data that a person can read, before any inference is
+run.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+
+from ppl_gp.errors import PplGpError
+from ppl_gp.infer.checklist.likelihood import methods, pointwise
+from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
+from ppl_gp.infer.checklist.rows import rows
+from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
+from ppl_gp.infer.checklist.subject import Subject
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.collapse import collapse
+from ppl_gp.model.declared import declare, own_function
+from ppl_gp.model.roles import roles
+from ppl_gp.model.user_errors import of_the_model
+from ppl_gp.threads import one_at_a_time
+
+
+class Item(NamedTuple):
+    """One line of the checklist."""
+
+    name: str
+    ok: bool
+    message: str
+
+
+class Checklist(NamedTuple):
+    """What `check` found. `ok`: every item is; `print` shows one line an item."""
+
+    items: tuple[Item, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every item is in order."""
+        return all(item.ok for item in self.items)
+
+    def __str__(self) -> str:
+        width = max((len(item.name) for item in self.items), default=0)
+        return "\n".join(
+            f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items
+        )
+
+
+_SITE_CHECKS = {"GP sites": gp_sites, "observations": observations}
+_FURTHER_CHECKS = {
+    "hyperparameters": hyperparameters,
+    "predictor": predictor,
+    "maximum": maximum,
+    "rows": rows,
+    "likelihood": pointwise,
+    "dtype": dtype,
+    "conditioning": conditioning,
+    "gradients": gradients,
+    "methods": methods,
+}
+
+
+@one_at_a_time
+@of_the_model
+def check(model: Callable, *args, **kwargs) -> Checklist:
+    """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
+    the observations.
+
+    Items: arguments, GP sites, hyperparameters, observations (supports included), pointwise
+    likelihood, dtype, conditioning of K and finite gradients at the prior's median, and the methods
+    that fit this model. Where the arguments, the GP sites or the observations are not in order, the
+    items that need them are left out.
+    Cost: O(N^3), one eigenvalue decomposition a GP site.
+    """
+    try:
+        args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
+        model = declare(own_function(model), args, kwargs)
+        trace = first_trace(model, args, kwargs)
+    except (PplGpError, TypeError, ValueError) as error:
+        return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
+    whole = collapse(model, args, kwargs) if roles(trace).observed else model
+    subject = Subject(model, args, kwargs, trace, roles(trace), whole)
+    items = [
+        Item("arguments", True, _describe_arguments(args, kwargs)),
+        *_guarded(subject, _SITE_CHECKS),
+    ]
+    usable = bool((subject.found.gps or subject.integrated) and subject.found.observed)
+    return Checklist((*items, *(_guarded(subject, _FURTHER_CHECKS) if usable else ())))
+
+
+def _guarded(subject: Subject, checks: dict) -> list[Item]:
+    """The items of named checks; a typed error is an item's message."""
+    items = []
+    for name, function in checks.items():
+        try:
+            items.append(Item(name, *function(subject)))
+        except PplGpError as error:
+            items.append(Item(name, False, str(error)))
+    return items
+
+
+def _describe_arguments(args, kwargs) -> str:
+    named = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+    return ", ".join(
+        f"{k} {a.shape} {a.dtype}" if eqx.is_array(a) else f"{k}={a!r}" for k, a in named.items()
+    )

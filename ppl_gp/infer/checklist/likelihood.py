@@ -1,0 +1,83 @@
+"""Items about the likelihood, each (whether it is in order, message): whether it is proved to be
+pointwise, and the methods that can read it.
+"""
+
+from typing import cast
+
+import jax.numpy as jnp
+from jax import random
+
+from ppl_gp.deep.structure import structure_of
+from ppl_gp.errors import ModelError, PplGpError
+from ppl_gp.infer.checklist.subject import Subject, space_of
+from ppl_gp.infer.local import local_methods
+from ppl_gp.infer.probes.layers import probe_layers
+from ppl_gp.infer.probes.pointwise import probe, probe_predictor
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import PredictorGP
+from ppl_gp.model.tracing import run
+from ppl_gp.sparse.bound import Batch
+
+
+def pointwise(subject: Subject):
+    """Whether each datum depends on its own row of f alone."""
+    try:
+        R = _proved(subject).functions
+    except ModelError as error:
+        return False, str(error)
+    own = "its own value of f" if R == 1 else f"its own values of {R} functions"
+    return True, f"each datum depends on {own} (shown by a random probe)."
+
+
+def _proved(subject: Subject):
+    """The likelihood that the local methods read, proved to be pointwise."""
+    held = [k for k in subject.found.hyper if k not in subject.integrated]
+    hyper = {k: subject.trace[k]["value"] for k in held}
+    factors = read(subject.whole, *subject.args, hyper=hyper, **subject.kwargs)
+    if isinstance(subject.whole, Collapsed):
+        probe_predictor(subject.whole, cast(PredictorGP, factors.prior))
+    probe(factors.log_lik)
+    return factors.log_lik
+
+
+def methods(subject: Subject):
+    """The methods that fit this model."""
+    local = _local_methods(subject) + _sparse_methods(subject)
+    try:
+        space_of(subject)
+    except ModelError:
+        fitting = [name for name in local if name != "SparseNUTS"]
+        return bool(fitting), ", ".join(
+            fitting
+        ) + ", each with hyper=Fixed(...)" if fitting else "none."
+    draws = ["NUTS"] + ([] if subject.found.local_latents else ["EllipticalSlice"])
+    return True, ", ".join(draws + local)
+
+
+def _local_methods(subject: Subject) -> list[str]:
+    """The local methods that can read this model; why the others cannot stands beside the
+    likelihood.
+    """
+    try:
+        log_lik = _proved(subject)
+    except PplGpError:
+        return []
+    return [name for name, method in local_methods().items() if method.refuses(log_lik) is None]
+
+
+def _sparse_methods(subject: Subject) -> list[str]:
+    """The methods with inducing variables: several latent functions are theirs too."""
+    model, args, kwargs, trace, found, _ = subject
+    if not found.gps:
+        return []
+    try:
+        structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
+        num = trace[found.gps[0]]["fn"].shape()[-1]
+        hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
+        probe_layers(
+            model, structure, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0))
+        )
+    except PplGpError:
+        return []
+    return ["SVGP", "SparseNUTS"]

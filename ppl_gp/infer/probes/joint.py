@@ -1,0 +1,106 @@
+"""Proofs about a likelihood of several functions: that each datum sees its own row of them, and
+that it is a sum of terms of one function.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+
+from ppl_gp.errors import DataError, NotPointwiseError
+from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
+from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
+from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.expectation import flatten
+
+
+def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") -> None:
+    """Prove that y_n depends on no value of a latent function but the one in its own row, or raise
+    `NotPointwiseError`, which says that `who` needs it.
+
+    `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
+    """
+    for name, shape in shapes.items():
+        require_equal_rows([name], shape[-1], log_lik.num)
+    finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
+    if not bool(finite):
+        raise DataError(
+            "the log-likelihood is not finite at random values of f; check the observations and "
+            "the model."
+        )
+    if not (bool(jnp.all(pointwise)) and bool(free)):
+        bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
+        raise NotPointwiseError(
+            "the likelihood of some data sees other values of a latent function than its "
+            f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
+            "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
+            "order, GP(kernel, X[order]), or use NUTS()."
+        )
+
+
+@quick_jit
+def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
+    names = [name for name, _ in shapes]
+    keys = random.split(key, 2)
+    f = {k: random.normal(random.fold_in(keys[0], i), s) for i, (k, s) in enumerate(shapes)}
+
+    def along(directions):
+        return jax.jvp(log_lik, (f,), (directions,))[1]
+
+    def sees_its_own_row(name, function):
+        """J v = (J 1) * v for a random v, if and only if J of one function is diagonal."""
+
+        def only(x):
+            x = jnp.reshape(x, (-1, x.shape[-1]))
+            row = jnp.where(jnp.arange(x.shape[0])[:, None] == function, x, 0.0)
+            return {
+                k: jnp.reshape(row, f[k].shape) if k == name else jnp.zeros_like(f[k])
+                for k in names
+            }
+
+        direction = random.normal(random.fold_in(keys[1], function), (log_lik.num,))
+        moved = along(only(jnp.broadcast_to(direction, f[name].shape)))
+        alone = along(only(jnp.ones_like(f[name]))) * direction
+        scale = jnp.abs(moved) + jnp.abs(alone)
+        return jnp.abs(moved - alone) <= ROUNDINGS * jnp.finfo(scale.dtype).eps * (1.0 + scale)
+
+    def functions(name):
+        return jnp.arange(math.prod(f[name].shape[:-1]))
+
+    rows = [jnp.all(lax.map(lambda c, k=k: sees_its_own_row(k, c), functions(k)), 0) for k in names]
+    rows.append(unmoved(log_lik, f, keys[1]))
+    free = jnp.all(
+        jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))])
+    )
+    return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
+
+
+def is_additive(log_lik: Callable, shapes: dict) -> bool:
+    """Whether log p(y_n | f_n) is a sum of terms that see one function each: no curvature between
+    functions. O(log F) jvps.
+    """
+    if sum(math.prod(s[:-1]) for s in shapes.values()) < 2:
+        return False
+    outside, all_of_it = _curvature_outside(log_lik, tuple(shapes.items()), random.key(12))
+    return bool(jnp.all(outside <= ROUNDINGS * jnp.finfo(all_of_it.dtype).eps * (1.0 + all_of_it)))
+
+
+@quick_jit
+def _curvature_outside(log_lik: Callable, shapes: tuple, key):
+    """The largest second derivative between functions of different sets, and the largest one of
+    all.
+    """
+    f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
+    rows, rebuild = flatten(f)
+    slope = jax.grad(lambda rows: jnp.sum(log_lik(rebuild(rows))))
+
+    def between(bit):
+        inside = ((jnp.arange(len(rows)) >> bit) & 1).astype(rows.dtype)[:, None]
+        along = jax.jvp(slope, (rows,), (inside * random.normal(random.key(11), rows.shape),))[1]
+        return jnp.max(jnp.abs((1.0 - inside) * along)), jnp.max(jnp.abs(along))
+
+    # Any two functions differ in one bit of their numbers.
+    return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))

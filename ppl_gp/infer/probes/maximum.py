@@ -1,0 +1,51 @@
+"""Whether a joint density has a maximum: what the reading of a model says of unknown spreads."""
+
+from collections.abc import Sequence
+
+from ppl_gp.errors import ModelError
+from ppl_gp.model.reading import Reading
+from ppl_gp.model.roles import roles
+
+
+def require_bounded(
+    trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None
+) -> None:
+    """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself
+    unknown, a group effect say.
+
+    `points`: the sites that are maximised over, where others have a distribution.
+
+    p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
+    say.
+    """
+    found = roles(trace)
+    unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
+    for site, spread in reading.spread:
+        if site in sites and (by := sorted(unknown.intersection(spread))):
+            raise ModelError(
+                f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
+                "both together, and their joint density has no maximum (it grows without bound "
+                f"as the spread falls to zero and '{site}' to its centre). Integrate them: "
+                "NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: "
+                f"hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
+            )
+
+
+def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
+    """What to say where a maximum was not found and may not exist: a site whose variance is itself
+    unknown (a gamma frailty, say).
+
+    Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground
+    to refuse the model.
+    """
+    found = roles(trace)
+    unknown = {*found.hyper, *found.params}
+    wide = {k: sorted(unknown.intersection(by)) for k, by in reading.variance if k in found.hyper}
+    wide = {k: by for k, by in wide.items() if by}
+    if not wide:
+        return None
+    named = ", ".join(f"'{k}' has a variance that is computed from {by}" for k, by in wide.items())
+    return (
+        f"a maximum may not exist: {named}; integrate them by NUTS() or hyper=Sample(), or "
+        "hold them by hyper=Fixed({...})"
+    )

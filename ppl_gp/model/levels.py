@@ -1,0 +1,77 @@
+"""Whether the integrated sites have what the rows of a model look up in them: indices in range, and
+entries for other rows than the data's.
+"""
+
+import warnings
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.predictor import Rest, innovations, shapes, traced
+
+
+def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> None:
+    """Raise `DataError` where an index of an effect, or of a place, is out of its range, which
+    JAX would take for the nearest one inside. Not under `jit`.
+    """
+    given = Leaves(model.source, args, kwargs).leaves
+    num = model.skeleton.num_rows(given)
+    arrays = model.skeleton.complete(given, num)
+    if num < 2:
+        rows = dict(model.skeleton.rows)
+        arrays = {
+            p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in arrays.items()
+        }
+    rest = Rest(arrays, hyper)
+    e = innovations(model.source, model.skeleton, shapes(rest), model.plan.sites)
+    zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in e.items()}
+    names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
+    here = traced(model.source, model.skeleton, model.plan.sites, rest)
+    for indices, sizes, places in here.predictors.looked_up(zero, rest):
+        outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
+        paths = [p for i in places if i < len(names) and (p := names[i])]
+        _warn_of_negative({p: arrays[p] for p in paths})
+        if outside.any():
+            bad = np.unique(np.asarray(indices)[outside])[:3].tolist()
+            raise DataError(
+                f"argument {paths} has the index {bad}, and what it looks up has "
+                f"{[n for n in sizes if n > 1] or sizes} entries: a level that the model does "
+                "not have. Declare as many members of the plate as there are levels, new ones "
+                "included: those without data keep their prior."
+            )
+
+
+def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
+    """Integrated sites with an entry for each row of the data and covariances between them (a
+    random walk over the rows), of which other rows have none. Abstract traces.
+    """
+    given = Leaves(model.source, args, kwargs).leaves
+    num = model.skeleton.num_rows(given)
+    arrays = model.skeleton.complete(given, num)
+    here, longer = (
+        innovations(
+            model.source,
+            model.skeleton,
+            shapes(Rest(model.skeleton.resized(arrays, n), hyper)),
+            model.plan.sites,
+        )
+        for n in (num, num + 1)
+    )
+    apart = dict(model.plan.axes)
+    return [k for k, x in here.items() if x.shape != longer[k].shape and k not in apart]
+
+
+def _warn_of_negative(indices: Mapping) -> None:
+    below = [p for p, x in indices.items() if x.dtype.kind == "i" and bool(jnp.any(x < 0))]
+    if below:
+        warnings.warn(
+            f"argument {below} has negative indices, which count from the end: -1 is the last "
+            "level. If it stands for a missing group (as pandas.factorize has it), give that a "
+            "level of its own.",
+            stacklevel=5,
+        )

@@ -1,0 +1,117 @@
+"""Which of a datum's functions are integrated together: those that meet in a nonlinear operation of
+the likelihood, as `proofs.meeting` proves, or are correlated.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.kept import FromFunctions
+from ppl_gp.proofs.meeting import dependence
+from ppl_gp.results.integrals import cubature
+from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum
+from ppl_gp.results.query.layout import ObservedSite
+from ppl_gp.results.query.query import Case
+from ppl_gp.sparse.expectation import flatten
+from ppl_gp.wrappers import bare
+
+
+def outer_sites(case: Case) -> list[str]:
+    """GP sites that no other GP sees."""
+    return [k for k in case.draws.kept if k not in case.layout.inner]
+
+
+def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...]:
+    """Groups of functions (rows of `flatten`) between which log p(y_n | f) is a sum; functions that
+    it does not see are in none.
+    """
+    trace_at, rows = _rows_at(case, **observations)
+    found = dependence(
+        lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows
+    )
+    seen = _with_companions(case, np.asarray(found.on[0].any(1)))
+    reach = found.coupled & seen[:, None] & seen
+    reach |= _correlated(case) & seen[:, None] & seen
+    for _ in range(int(np.ceil(np.log2(rows.shape[0]))) + 1):
+        reach = (reach.astype(int) @ reach.astype(int)) > 0
+    return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in reach if row.any()}))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Which functions each entry of an observed site sees: (E, D) rows of `flatten`, D the most of
+    any; `None` above three.
+    """
+
+    functions: tuple[tuple[int, ...], ...] | None
+
+
+def entries_of(case: Case) -> dict[str, Entries]:
+    """{label: Entries} of the observed sites that are predicted."""
+    trace_at, rows = _rows_at(case)
+    companions = _correlated(case)
+    return {site.label: _entries(trace_at, site, rows, companions) for site in case.layout.sites}
+
+
+def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
+    num = rows.shape[0]
+
+    def seen(f):
+        fn = bare(trace_at(f[:num])[site.name]["fn"])
+        if site.support is None:
+            return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in ("mean", "variance")]
+        # An outcome is any number, so that what is found holds for all of them: it comes from a row
+        # of its own.
+        return [
+            fn.log_prob(
+                jnp.asarray(site.support[0] + f[num, 0], jnp.asarray(site.support).dtype)
+                + jnp.zeros(fn.batch_shape, int)
+            )
+        ]
+
+    try:
+        found = dependence(seen, num + 1, jnp.concatenate([rows, rows[:1]]))
+    except NotImplementedError:  # no moments
+        return Entries(((0,),))
+    # (F, E)
+    seen_by = [
+        np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on
+    ]
+    by_entry = (companions.astype(int) @ np.any(seen_by, 0).astype(int)) > 0
+    sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
+    size = max(1, *map(len, sets)) if sets else 1
+    if size > cubature.MAX_DIMENSIONS:
+        return Entries(None)
+    # any will do: the entry does not see them
+    others = [[i for i in range(num) if i not in s] for s in sets]
+    return Entries(tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)))
+
+
+def _rows_at(case: Case, **observations):
+    """(a trace as a function of rows (F, M) of the outer functions, an array of that shape) at the
+    first draw.
+
+    What lies below them does not matter here, and is at its prior mean.
+    """
+    first = case.draws.at(0)
+    declared = case.trace(first, {}, **observations)
+    rows, rebuild = flatten({k: jnp.zeros(declared[k]["fn"].shape()) for k in outer_sites(case)})
+    return lambda f: case.trace(first, rebuild(f), **observations), rows
+
+
+def _correlated(case: Case) -> np.ndarray:
+    """(F, F): which functions are correlated within a row, given the data."""
+    kept = {k: case.draws.kept[k] for k in outer_sites(case)}
+    owners = [
+        (k, i if not isinstance(v, FromFunctions) else 0)
+        for k, v in kept.items()
+        for i in range(math.prod(v.mean.shape[1:-1]))
+    ]
+    return np.array([[a == b for b in owners] for a in owners])
+
+
+def _with_companions(case: Case, seen: np.ndarray) -> np.ndarray:
+    """The functions that are seen, and those that are correlated with them."""
+    return (_correlated(case).astype(int) @ seen.astype(int)) > 0
