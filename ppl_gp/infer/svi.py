@@ -32,7 +32,7 @@ from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
-from ppl_gp.infer.probes import first_trace
+from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.tracing import roles
 from ppl_gp.results.fit import Fit
 
