@@ -184,17 +184,19 @@ def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, ja
 
 
 def _tell_of_slope(losses: np.ndarray) -> None:
-    """Warn where the last tenth of the losses lies below the tenth before by more than three
-    standard errors of their difference, and a tenth of a nat.
+    """Warn where a line through the last quarter of the losses falls by more than a tenth of a nat,
+    and by more than three standard errors of its slope.
     """
-    tenth = len(losses) // 10
-    if tenth < 10:
+    last = losses[-(len(losses) // 4) :]
+    if len(losses) < 100:
         return
-    last, before = losses[-tenth:], losses[-2 * tenth : -tenth]
-    error = np.sqrt((np.var(last) + np.var(before)) / tenth)
-    if (gain := before.mean() - last.mean()) > max(3.0 * error, 0.1):
+    steps = np.arange(len(last)) - 0.5 * (len(last) - 1)
+    slope = steps @ last / (steps @ steps)
+    rest = last - last.mean() - slope * steps
+    error = np.sqrt(rest @ rest / (len(last) - 2) / (steps @ steps))
+    if (gain := -slope * len(last)) > 0.1 and -slope > 3.0 * error:
         warnings.warn(
             f"SVI(num_steps={len(losses)}): the loss still falls, by {gain:.2g} nats over the last "
-            "tenth of the steps; take more, or a larger learning_rate.",
+            "quarter of the steps; take more, or a larger learning_rate.",
             stacklevel=2,
         )
