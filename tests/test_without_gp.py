@@ -137,6 +137,31 @@ def test_check_names_what_fits():
     assert "NUTS" in told["methods"].message and "'w'" in told["predictor"].message
 
 
+def positive(X, y=None):
+    """No Gaussian site at all."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate * jnp.exp(X[:, 0])), obs=y)
+
+
+def test_every_method_that_check_names_fits_the_model():
+    for model, y in ((positive, COUNTS), (logistic, LABELS)):
+        checked = pg.check(model, X, y=y)
+        assert checked.ok, str(checked)
+        named = next(i.message for i in checked.items if i.name == "methods").split(", ")
+        assert {"NUTS", "SVI"} <= set(named) and "EllipticalSlice" not in named
+        for name in named:
+            few = {"NUTS": {"num_warmup": 20, "num_samples": 20, "num_chains": 1}}
+            few |= {"SVI": {"num_steps": 50}}
+            method = getattr(pg, name)(**few.get(name, {}))
+            fit = pg.fit(model, method, 0, X, y=y, throw=False)
+            assert np.all(np.isfinite(fit.predict(NEW).mean))
+    rate = pg.fit(positive, pg.NUTS(300, 1000, 1), 0, X, y=COUNTS).hyper["rate"]
+    a, b = 2.0 + COUNTS.sum(), 1.0 + np.exp(X[:, 0]).sum()  # Gamma(a, b), exactly
+    assert float(rate.mean()) == pytest.approx(a / b, rel=0.03)
+    assert float(rate.std()) == pytest.approx(a**0.5 / b, rel=0.15)
+
+
 def standardised(X, y=None):
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     Z = (X - X.mean(0)) / X.std(0)

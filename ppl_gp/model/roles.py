@@ -89,7 +89,8 @@ def require_gp(found: Roles, trace: dict) -> None:
             "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
         )
     raise ModelError(
-        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X))."
+        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). NUTS() "
+        "and SVI() fit models without one."
     )
 
 

@@ -59,6 +59,8 @@ _FURTHER_CHECKS = {
     "gradients": gradients,
     "methods": methods,
 }
+# of a model without functions and without a predictor
+_WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods")
 
 
 @one_at_a_time
@@ -85,8 +87,18 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         Item("arguments", True, _describe_arguments(args, kwargs)),
         *_guarded(subject, _SITE_CHECKS),
     ]
-    usable = bool((subject.found.gps or subject.integrated) and subject.found.observed)
-    return Checklist((*items, *(_guarded(subject, _FURTHER_CHECKS) if usable else ())))
+    return Checklist((*items, *_guarded(subject, _further(subject))))
+
+
+def _further(subject: Subject) -> dict:
+    """The checks of the rest of the model, by what there is."""
+    found = subject.found
+    if not found.observed:
+        return {}
+    if found.gps or subject.integrated:
+        return _FURTHER_CHECKS
+    drawn = bool(found.hyper or found.local_latents)
+    return {k: _FURTHER_CHECKS[k] for k in _WITHOUT_FUNCTIONS} if drawn else {}
 
 
 def _guarded(subject: Subject, checks: dict) -> list[Item]:

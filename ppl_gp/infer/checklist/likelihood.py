@@ -51,8 +51,15 @@ def methods(subject: Subject):
         return bool(fitting), ", ".join(
             fitting
         ) + ", each with hyper=Fixed(...)" if fitting else "none."
-    draws = ["NUTS"] + ([] if subject.found.local_latents else ["EllipticalSlice"])
-    return True, ", ".join(draws + local)
+    return True, ", ".join(_drawing_methods(subject) + local)
+
+
+def _drawing_methods(subject: Subject) -> list[str]:
+    """The methods that draw all there is."""
+    found = subject.found
+    if not found.gps:
+        return ["NUTS", "SVI"]
+    return ["NUTS"] + ([] if found.local_latents else ["EllipticalSlice"])
 
 
 def _local_methods(subject: Subject) -> list[str]:
