@@ -173,11 +173,17 @@ def test_a_point_is_judged_without_its_prior_whichever_way_it_is_asked_for():
 
 @pytest.mark.parametrize("make", [AutoDelta, in_parts("u")])
 def test_points_of_any_guide_meet_the_gate_of_map(make):
-    with pytest.raises(pg.ModelError, match="'u' has a spread"):
-        fitted(group_effect, make)
     guide = pg.guide(group_effect, {"f": pg.SparsePosterior(X[:6])}, hyper=make)
     with pytest.raises(pg.ModelError, match="'u' has a spread"):
         SVI(group_effect, guide, optax.adam(0.01), pg.ELBO()).init(jax.random.key(0), X, y=Y)
+
+
+def test_effects_are_no_points_under_svgp():
+    """An autoguide leaves them to be integrated; a guide that draws them meets the gate."""
+    fit = fitted(group_effect, AutoDelta)
+    assert "u" not in fit.hyper and np.all(fit.sites["u"].variance > 0.01)
+    with pytest.raises(pg.ModelError, match="'u' has a spread"):
+        fitted(group_effect, in_parts("u"))
 
 
 def test_a_scale_may_be_a_point_where_what_it_spreads_has_a_distribution():
