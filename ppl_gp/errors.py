@@ -90,6 +90,12 @@ class NotPointwiseError(ModelError):
     """The likelihood of some datum depends on more than its own value of f."""
 
 
+class NotConjugateError(ModelError):
+    """A site's density is not affine in the statistics of another's factor, which `MeanField`
+    needs.
+    """
+
+
 class StoreError(PplGpError, ValueError):
     """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
     model.

@@ -1,0 +1,95 @@
+"""What a factor of mean field is: an exponential family over one site, or over a few together.
+
+q(z) is proportional to exp(eta . t(z)). A log density that is affine in t(z) has the mean
+
+    E_q[g(z)] = sum_p w_p g(z_p)   for any nodes with   sum_p w_p = 1,  sum_p w_p t(z_p) = E_q[t(z)],
+
+exactly, so that a model's own functions are integrated by calling them. The nodes here have weights
+that are the same for every element of a plate, so that all elements move together; of discrete
+sites the categories are the nodes, and the probabilities their weights. Differentiating that mean
+by the coordinates of q gives the message: the coefficients of t (Winn & Bishop 2005, eq. 23).
+"""
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+Values = dict[str, Array]
+
+
+class Nodes(NamedTuple):
+    """`values`: {site: (P, ...)}. `weights`: (P,), or (P, batch) of discrete sites."""
+
+    values: Values
+    weights: Array
+
+
+class Family(eqx.Module):
+    """q of one block of mean field. `batch`: the shape of its independent elements."""
+
+    sites: eqx.AbstractVar[tuple[str, ...]]
+    batch: eqx.AbstractVar[tuple[int, ...]]
+
+    @abstractmethod
+    def coordinates(self) -> Any:
+        """Moments that determine q, a tree of arrays."""
+
+    @abstractmethod
+    def nodes(self, coordinates) -> Nodes:
+        """Nodes of q with these coordinates, differentiable in them."""
+
+    @abstractmethod
+    def natural(self, coordinates, gradient) -> "Family":
+        """The q of natural parameters dE[log p] / dE[t], from the gradient by the coordinates: the
+        maximum of the bound over this block.
+        """
+
+    @abstractmethod
+    def entropy(self) -> Array:
+        """H[q], nats, of all elements."""
+
+    @abstractmethod
+    def distributions(self) -> dict[str, dist.Distribution]:
+        """{site: its marginal under q}, of the site's own shape."""
+
+    @abstractmethod
+    def draw(self, key, num: int) -> Values:
+        """{site: (num, ...)}."""
+
+    @abstractmethod
+    def free(self, key, spread) -> Array:
+        """Values somewhere in the support, far apart, as unconstrained coordinates (E, d), one row
+        an element.
+        """
+
+    @abstractmethod
+    def at(self, free) -> Values:
+        """{site: value} of unconstrained coordinates."""
+
+    @abstractmethod
+    def statistics(self, row) -> Array:
+        """t of one element at unconstrained coordinates (d,)."""
+
+    def somewhere(self, key, spread=1.0) -> Values:
+        """Values far apart, anywhere in the support."""
+        return self.at(self.free(key, spread))
+
+
+def blend(old: Family, new: Family, rate) -> Family:
+    """(1 - rate) eta_old + rate eta_new: a natural-gradient step (Hoffman et al. 2013, eq. 26)."""
+    return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old, new)
+
+
+def symmetric(x: Array) -> Array:
+    """The symmetric part of matrices."""
+    return 0.5 * (x + jnp.swapaxes(x, -1, -2))
+
+
+def tiled(x: Array, num: int) -> Array:
+    """(num, ...) copies."""
+    return jnp.broadcast_to(x, (num, *x.shape))

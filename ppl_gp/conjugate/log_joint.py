@@ -1,0 +1,82 @@
+"""The model's log joint, one term a site, as a function of the values of its latent sites."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array
+
+from ppl_gp.conjugate.family import Values
+from ppl_gp.gp import unwrap
+from ppl_gp.model.roles import is_observed
+from ppl_gp.model.tracing import bare_trace
+from ppl_gp.wrappers import mask_of
+
+LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
+
+
+class LogJoint(NamedTuple):
+    """`latents`: what is inferred. `terms`: the sites that have a density: latents and
+    observations. `bounded`: logistic ones that the local bound stands for.
+    """
+
+    model: Any
+    args: tuple
+    kwargs: dict
+    latents: tuple[str, ...]
+    terms: tuple[str, ...]
+    bounded: tuple[str, ...] = ()
+
+    def trace(self, values: Values) -> dict:
+        """One run of the model."""
+        return bare_trace(self.model, self.args, self.kwargs, values, values)
+
+    def term(self, name: str, values: Values) -> Array:
+        """log p of a site given all latents, of its batch shape, nats."""
+        return scored(self.trace(values)[name])
+
+    def sums(self, names: tuple[str, ...], values: Values) -> Array:
+        """(terms,): each summed; of bounded ones the quadratic in the logits that takes their place,
+        at some xi.
+        """
+        trace = self.trace(values)
+        return jnp.stack([jnp.sum(self._probed(k, trace[k])) for k in names])
+
+    def _probed(self, name: str, site: dict) -> Array:
+        if name not in self.bounded:
+            return scored(site)
+        form = logistic(site)
+        return form.weight * (
+            (form.y - 0.5 * form.total) * form.eta - 0.1 * form.total * form.eta**2
+        )
+
+
+def scored(site: dict) -> Array:
+    """A site's log density with masks and scale."""
+    log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else site["scale"] * log_prob
+
+
+class Logistic(NamedTuple):
+    """y eta - total log(1 + e^eta) of each logit, times its weight."""
+
+    eta: Array
+    y: Array
+    total: Array
+    weight: Array
+
+
+def logistic(site: dict) -> Logistic:
+    """Of a Bernoulli or binomial site that observes, by its logits."""
+    fn: Any = unwrap(site["fn"])
+    weight = jnp.where(mask_of(site["fn"]), 1.0, 0.0)
+    if site["scale"] is not None:
+        weight = weight * site["scale"]
+    total = jnp.asarray(getattr(fn, "total_count", 1.0), fn.logits.dtype)
+    return Logistic(fn.logits, jnp.asarray(site["value"], fn.logits.dtype), total, weight)
+
+
+def is_logistic(site: dict) -> bool:
+    """Whether the local bound of Jaakkola and Jordan is for it: scalar events, apart from masks."""
+    fn = site["fn"]
+    return is_observed(site) and isinstance(unwrap(fn), LOGISTIC) and not fn.event_shape

@@ -1,0 +1,137 @@
+"""Factors of positive definite matrices: Wishart, and inverse Wishart as the Wishart of X^-1."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import random
+from jax.scipy.special import digamma, multigammaln
+from jaxtyping import Array, Float
+
+from ppl_gp.conjugate.family import Family, Nodes, symmetric
+from ppl_gp.conjugate.positive import two_factors
+from ppl_gp.numerics.roots import inverse, log_det, root
+
+
+def expected_log_det(df, rate):
+    """E log|W| of W ~ Wishart(df, rate^-1): PRML (B.81)."""
+    D = rate.shape[-1]
+    steps = jnp.sum(digamma(0.5 * (df[..., None] - jnp.arange(D))), -1)
+    return steps + D * math.log(2.0) - log_det(rate)
+
+
+def log_normaliser(df, rate):
+    """log integral of |W|^((df - D - 1) / 2) exp(-tr(rate W) / 2): minus log B of PRML (B.79)."""
+    D = rate.shape[-1]
+    own = 0.5 * df * D * math.log(2.0) + multigammaln(0.5 * df, D)
+    return own - 0.5 * df * log_det(rate)
+
+
+def wishart_entropy(df, rate):
+    """PRML (B.82)."""
+    D = rate.shape[-1]
+    log_mean = expected_log_det(df, rate)
+    return log_normaliser(df, rate) - 0.5 * (df - D - 1.0) * log_mean + 0.5 * df * D
+
+
+def from_triangle(row: Array, size: int) -> Array:
+    """L L' of its free entries, the diagonal's logarithms first."""
+    L = jnp.diag(jnp.exp(row[:size])).at[jnp.tril_indices(size, -1)].set(row[size:])
+    return L @ L.T
+
+
+def some_triangles(key, mean: Array, spread) -> Array:
+    """(E, D (D + 1) / 2) free entries of roots about those of the mean."""
+    L = root(mean).reshape(-1, *mean.shape[-2:])
+    D = L.shape[-1]
+    lower = L[:, *jnp.tril_indices(D, -1)]
+    diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
+    scale = jnp.ones((len(L), D * (D + 1) // 2), L.dtype)
+    scale = scale.at[:, D:].set(jnp.max(diagonal, -1, keepdims=True))
+    eps = spread * scale * random.normal(key, scale.shape, L.dtype)
+    return jnp.concatenate([jnp.log(diagonal), lower], -1) + eps
+
+
+class Wishart(Family):
+    """W ~ Wishart(df, rate^-1) of each element, t = (W, log|W|); the site is W, or W^-1 where it is
+    `inverted`.
+
+    Two nodes (1 -+ s) E[W], of equal weights: their mean is E[W], that of their log-determinants
+    E log|W|. O(D^3) an element.
+    """
+
+    sites: tuple[str, ...] = eqx.field(static=True)
+    batch: tuple[int, ...] = eqx.field(static=True)
+    inverted: bool = eqx.field(static=True)
+    df: Float[Array, "*batch"]
+    rate: Float[Array, "*batch D D"]
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.rate.shape[-1]
+
+    def coordinates(self):
+        """(E[W], E log|W|)."""
+        return self.df[..., None, None] * inverse(self.rate), expected_log_det(self.df, self.rate)
+
+    def nodes(self, coordinates):
+        """Two."""
+        mean, log_mean = coordinates
+        factors = two_factors((log_det(mean) - log_mean) / self.size)
+        W = jnp.stack([c[..., None, None] * mean for c in factors])
+        return Nodes({self.sites[0]: self._own(W)}, jnp.full(2, 0.5, W.dtype))
+
+    def natural(self, coordinates, gradient):
+        """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; of W^-1, the volume is
+        |W|^(D + 1).
+        """
+        by_mean, by_log = gradient
+        shift = -1.0 if self.inverted else 1.0
+        df = 2.0 * by_log + shift * (self.size + 1.0)
+        return Wishart(self.sites, self.batch, self.inverted, df, -2.0 * symmetric(by_mean))
+
+    def entropy(self):
+        """Of the site."""
+        volume = (self.size + 1.0) * expected_log_det(self.df, self.rate) if self.inverted else 0.0
+        return jnp.sum(wishart_entropy(self.df, self.rate) - volume)
+
+    def distributions(self):
+        """`Wishart` or `InverseWishart`."""
+        own: dist.Distribution = (
+            dist.InverseWishart(self.df, scale_matrix=self.rate)
+            if self.inverted
+            else dist.Wishart(self.df, rate_matrix=self.rate)
+        )
+        return {self.sites[0]: own}
+
+    def draw(self, key, num):
+        """Independent."""
+        W = dist.Wishart(self.df, rate_matrix=self.rate).sample(key, (num,))
+        return {self.sites[0]: self._own(W)}
+
+    def free(self, key, spread):
+        """Roots about the mean's; matrices of large condition would show rounding alone."""
+        return some_triangles(key, self.coordinates()[0], 0.3 * spread)
+
+    def at(self, free):
+        """The site's values."""
+        W = jax.vmap(lambda row: from_triangle(row, self.size))(free)
+        return {self.sites[0]: self._own(W.reshape(*self.batch, self.size, self.size))}
+
+    def statistics(self, row):
+        """(W, log|W|)."""
+        W = from_triangle(row, self.size)
+        return jnp.append(W[jnp.tril_indices(self.size)], 2.0 * jnp.sum(row[: self.size]))
+
+    def _own(self, W):
+        return inverse(W) if self.inverted else W
+
+
+def wishart(sites, batch, mean, inverted: bool = False) -> Wishart:
+    """With D + 1 degrees of freedom and this mean of W."""
+    df = jnp.full(batch, mean.shape[-1] + 1.0, mean.dtype)
+    rate = df[..., None, None] * inverse(jnp.broadcast_to(mean, (*batch, *mean.shape[-2:])))
+    return Wishart(tuple(sites), tuple(batch), inverted, df, rate)
