@@ -16,6 +16,7 @@ from ppl_gp.errors import (
     DataError,
     FitError,
     ModelError,
+    NotConjugateError,
     NotPointwiseError,
     PplGpError,
     Result,
@@ -30,6 +31,9 @@ from ppl_gp.infer import local as _registers_local_methods
 # Sparse approximations
 from ppl_gp.infer.approximate import approximate, guide
 
+# Mean field
+from ppl_gp.conjugate.choose import register_family
+
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.checklist.check import check
 from ppl_gp.infer.elbo.by_datum import ELBO, ImportanceWeightedELBO
@@ -40,6 +44,7 @@ from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
 from ppl_gp.infer.mcmc.nuts import NUTS
 from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
 from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.mean_field import MeanField
 from ppl_gp.infer.svgp import fit as _registers_svgp
 from ppl_gp.infer.svi import SVI
 
@@ -76,6 +81,7 @@ __all__ = [
     "GP",
     "Grid",
     "MAP",
+    "MeanField",
     "NUTS",
     "SVGP",
     "SVI",
@@ -94,6 +100,7 @@ __all__ = [
     "LogLikelihood",
     "ModelComparison",
     "ModelError",
+    "NotConjugateError",
     "NotPointwiseError",
     "Points",
     "PplGpError",
@@ -120,5 +127,6 @@ __all__ = [
     "means",
     "observations",
     "read",
+    "register_family",
 ]
 __version__ = "0.1.0"

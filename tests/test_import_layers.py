@@ -32,6 +32,7 @@ LAYERS = [
     "hyperparameters",
     "local",
     "sparse",
+    "conjugate",
     "deep",
     "posterior",
     "kept",
@@ -75,6 +76,7 @@ LAYERS = [
     "infer.approximate",
     "infer.elbo",
     "infer.svi",
+    "infer.mean_field",
     "infer.checklist",
     "cli",
 ]

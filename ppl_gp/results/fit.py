@@ -2,6 +2,8 @@
 
 import functools
 
+from ppl_gp.conjugate.discrete import Discrete
+from ppl_gp.errors import ModelError
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
@@ -54,9 +56,27 @@ class Fit(Record):
 
     @functools.cached_property
     def sites(self):
-        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`."""
+        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`; of
+        mean field, each site's marginal under q; of other fits without a GP, the draws.
+        """
         require_unchanged(self.model)
-        return effects(self)
+        if self.blocks:
+            return {k: d for q in self.blocks for k, d in q.distributions().items()}
+        return effects(self) if self.latent else dict(self.draws.known)
+
+    @functools.cached_property
+    def factors(self) -> list[list[str]]:
+        """The blocks of mean field: sites that share a factor of q, discrete ones first."""
+        if not self.blocks:
+            raise ModelError(
+                f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
+            )
+        found = [list(q.sites) for q in self.blocks]
+        return sorted(found, key=lambda sites: not self._is_discrete(sites))
+
+    def _is_discrete(self, sites) -> bool:
+        (one,) = [q for q in self.blocks if list(q.sites) == sites]
+        return isinstance(one, Discrete)
 
     @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):

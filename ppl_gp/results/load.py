@@ -53,11 +53,13 @@ _FIELDS = {
     "reading": dict | None,  # None in files of earlier versions
     "predictor": dict | None,  # None where no sites were integrated
     "log_weights": dict | None,  # None where draws have equal weights
+    "blocks": list | None,  # the factors of mean field
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
 }
 _DEFAULTS = {
     "latent_sites": [],
     "local": {},
+    "blocks": None,
     "forgotten": None,
     "reading": None,
     "reading_digest": None,
@@ -66,7 +68,7 @@ _DEFAULTS = {
     "log_weights": None,
 }
 # The fields that hold arrays, tuples or modules.
-_PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local", "log_weights")
+_PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local", "log_weights", "blocks")
 
 
 class SavedMethod:
@@ -207,6 +209,7 @@ def _rebuilt(model, header, arrays) -> Fit:
         num_chains=header["num_chains"],
         sampled=header["sampled"],
         local={k: fields["local"].get(k, Forgotten()) for k in header["latent_sites"]},
+        blocks=tuple(fields["blocks"] or ()),
     )
 
 

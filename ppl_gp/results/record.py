@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_gp.conjugate.family import Family
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
@@ -42,6 +43,7 @@ class Record:
     - `log_evidence`: log q(y) or bound at `hyper`, nats; `None` where hyperparameters are sampled.
     - `local`: {latent site that stands one a datum: its q(h)}, where a method has one (draws of
       NUTS are in `draws.latents`).
+    - `blocks`: the factors of mean field, `()` of other methods.
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
     - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after
       another.
@@ -58,6 +60,7 @@ class Record:
     num_chains: int = 1
     sampled: bool = False
     local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
+    blocks: tuple[Family, ...] = ()
 
     def __post_init__(self):
         if not isinstance(self.model, Declared):

@@ -78,6 +78,10 @@ def save(fit: Record, path) -> Path:
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_kept(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
         "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
+        "blocks": [
+            encode_module(q, arrays, f"blocks/{i}", f"q({', '.join(q.sites)})")
+            for i, q in enumerate(fit.blocks)
+        ],
         "forgotten": [k for k, q in fit.local.items() if q.needs_y],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
     }

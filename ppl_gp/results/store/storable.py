@@ -1,5 +1,11 @@
 """The modules that a saved fit may hold: the classes that files name, and no others."""
 
+from ppl_gp.conjugate.discrete import Discrete
+from ppl_gp.conjugate.gaussian import Gaussian
+from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
+from ppl_gp.conjugate.positive import Gamma
+from ppl_gp.conjugate.simplex import Dirichlet
+from ppl_gp.conjugate.wishart import Wishart
 from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded, FreeGaussian
 from ppl_gp.kept import FromInducing
@@ -17,7 +23,9 @@ def storable_modules() -> dict[str, type]:
         if cls.__module__.startswith("ppl_gp.")
     }
     known = (Basis, MLPEncoder, Encoded, FreeGaussian)
-    return {"SparseLatent": FromInducing, **{cls.__name__: cls for cls in known}, **kinds}
+    factors = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)
+    named = {cls.__name__: cls for cls in known} | {f"Factor{cls.__name__}": cls for cls in factors}
+    return {"SparseLatent": FromInducing, **named, **kinds}
 
 
 def file_name(cls: type) -> str | None:
