@@ -118,9 +118,7 @@ class NaturalGaussian(Family):
     def is_proper(self) -> Bool[Array, ""]:
         """Whether the precision I + nat2 is positive definite, of every function."""
         precisions = jnp.reshape(self.nat2, (-1, *self.nat2.shape[-2:]))
-        return jnp.all(
-            lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions)
-        )
+        return jnp.all(lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions))
 
 
 def _from_natural(nat1, nat2):

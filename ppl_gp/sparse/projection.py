@@ -71,6 +71,15 @@ def explained_jointly(A: Any, mean, reduction: Any) -> Float[Array, "*F B B"]:
     return product(A.T, reduction @ A if dense else reduction[..., None] * A)
 
 
+def reduction_of_some(reduction: Any, start: int, size: int) -> Array:
+    """P of some of the unknowns, side by side; of an `Arrow`, of the few."""
+    if isinstance(reduction, Arrow):
+        at = start if start < reduction.start else start - len(reduction.own)
+        return reduction_of_some(reduction.block, at, size)
+    some = slice(start, start + size)
+    return reduction[some, some] if reduction.ndim == 2 else reduction[some]
+
+
 def covariance_of_arrow(reduction: Arrow) -> ArrowCovariance:
     """Cov q(v) = I - P by its conditionals."""
     return reduction.times(-1.0).plus_diagonal(1.0).covariance()
