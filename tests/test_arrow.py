@@ -1,12 +1,13 @@
 """q(u) with an arrow for its precision: `SVGP` beside a grouping factor of many levels."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from jax import random
 
 import ppl_gp as pg
 import ppl_gp.sparse.arrow_parts as arrow_parts
@@ -30,9 +31,8 @@ def _arrow(seed: int, size: float = 1.0) -> Arrow:
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(V, V))
     across = size * rng.normal(size=(U, V))
-    return Arrow(
-        jnp.asarray(A @ A.T + U * np.eye(V)), jnp.asarray(across), rng.uniform(2, 4, U), START
-    )
+    block, own = A @ A.T + U * np.eye(V), rng.uniform(2, 4, U)
+    return Arrow(jnp.asarray(block), jnp.asarray(across), jnp.asarray(own), START)
 
 
 def _written(a: Arrow):
@@ -172,7 +172,7 @@ def test_a_run_is_that_of_the_dense_form(monkeypatch, batch_size, tmp_path):
     X, W, group, eta, rng = _data()
     y = (rng.uniform(size=N) < 1 / (1 + np.exp(-eta))).astype(float)
     method = pg.SVGP(num_inducing=8, max_steps=8, batch_size=batch_size)
-    with pytest.warns(UserWarning) if batch_size is None else _nothing():
+    with pytest.warns(UserWarning) if batch_size is None else nullcontext():
         fits = _both(monkeypatch, lambda: pg.fit(model, method, 0, X, W, group, y=y, throw=False))
     arrow, dense = fits
     _close(arrow.stats["bounds"], dense.stats["bounds"], 1e-9)
@@ -185,12 +185,6 @@ def test_a_run_is_that_of_the_dense_form(monkeypatch, batch_size, tmp_path):
     if batch_size is None:
         _answers_agree(arrow, dense)
         _is_saved_to_the_last_bit(arrow, tmp_path)
-
-
-def _nothing():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def _moments(of: dict):

@@ -136,8 +136,8 @@ def columns(fn, pushed: Callable):
 
 
 def loads_behind(values: Callable, fn, zero) -> dict[str, Table]:
-    """What stands between w, z = c + L w, and each array of `values(innovations of z)`, affine, flat:
-    a row an entry.
+    """What stands between w, z = c + L w, and each array of `values(innovations of z)`, which are
+    affine: a row an entry.
 
     Where each entry is proved to see one of a site of independent entries, by that one. O(entries).
     """

@@ -132,8 +132,8 @@ def at_places(function: Callable, z, rest, places: tuple[int, ...]) -> Predictor
 
 
 def entries_seen(function: Callable, z) -> dict[str, OneEach | None]:
-    """What each entry of the arrays `function(z)`, {name: array}, sees of the array z, where that is
-    proved to be one entry at most.
+    """What each entry of the arrays `function(z)`, {name: array}, sees of the array z, where that
+    is proved to be one entry at most.
     """
     whole = at_places(lambda z, rest: function(z), z, (), ())
     (source,), given = whole.closed.jaxpr.invars, {whole.closed.jaxpr.invars[0]: z}

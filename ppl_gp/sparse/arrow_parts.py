@@ -8,7 +8,7 @@ are the few.
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.loadings import Loadings
@@ -16,7 +16,6 @@ from ppl_gp.model.predictor_parts import Levels, Table, Weighted
 from ppl_gp.model.predictor_prior import PredictorGP, widest
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.sparse.arrow_gaussian import ArrowGaussian
-from ppl_gp.sparse.features.composed import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.level_columns import LevelColumns, LevelRoot
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
@@ -70,8 +69,7 @@ class ArrowVariables(PartsVariables):
         blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.few]
         few = jnp.concatenate(blocks)
         if levels is None:
-            nothing: Float[Array, "n"] = jnp.zeros(n)
-            return LevelColumns(few, nothing.astype(int), nothing, num, start)
+            return LevelColumns(few, jnp.zeros(n, int), jnp.zeros(n), num, start)
         return LevelColumns(few, levels.index, levels.weight, num, start)
 
 

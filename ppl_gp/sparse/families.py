@@ -28,8 +28,8 @@ class Basis(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), its diagonal (*F, M), or an `Arrow`.
-    `kl` in nats.
+    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), its diagonal (*F, M), or an
+    `Arrow`. `kl` in nats.
     """
 
     mean: Float[Array, "*F M"]

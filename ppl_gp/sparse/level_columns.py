@@ -1,5 +1,5 @@
-"""Cov[v, f(X)] of unknowns among which each row sees one of U levels: V + 2 numbers a row in place of
-V + U.
+"""Cov[v, f(X)] of unknowns among which each row sees one of U levels: V + 2 numbers a row in place
+of V + U.
 """
 
 from typing import Any
@@ -14,8 +14,8 @@ from ppl_gp.sparse.root import Root
 
 
 class LevelColumns(eqx.Module):
-    """A (M, B): column n is `few[:, n]`, and `weight[n]` at level `index[n]`. The `num` levels stand
-    at `start` among all M.
+    """A (M, B): column n is `few[:, n]`, and `weight[n]` at level `index[n]`. The `num` levels
+    stand at `start` among all M.
     """
 
     few: Float[Array, "V B"]
