@@ -1,6 +1,6 @@
 """The posterior processes of the GPs behind an integrated predictor."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -32,7 +32,7 @@ def part_processes(
             found |= _units(k, part, priors[k], process)
         elif k in priors and isinstance(part, Table) and priors[k].event_shape == (width,):
             found[k] = (
-                _of_unknowns(process.root.part(start, width), priors[k])
+                _of_unknowns(cast(SomeUnknowns, process.root.part(start, width)), priors[k])
                 if isinstance(process.root, Unknowns)
                 else _of_columns(part.flat, priors[k], process)
             )

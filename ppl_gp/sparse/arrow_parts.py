@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Levels, Table, Weighted
+from ppl_gp.model.predictor_parts import Levels, Part, Table, Weighted
 from ppl_gp.model.predictor_prior import PredictorGP, widest
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.sparse.arrow_gaussian import ArrowGaussian
@@ -56,7 +56,7 @@ class ArrowVariables(PartsVariables):
             return self._joined(few, levels)
         return super().cross_of_effects(loads)
 
-    def _joined(self, rows: dict[str, Array], levels: Table | None) -> LevelColumns:
+    def _joined(self, rows: dict[str, Array], levels: Part | None) -> LevelColumns:
         """Of the few, zero where `rows` lacks them, and what each row sees of the levels."""
         num, start = self.tables[self.levels], self.start(self.levels)
         if not isinstance(levels, Levels | None):

@@ -88,7 +88,8 @@ def covariance_of_arrow(reduction: Arrow) -> ArrowCovariance:
 def _arrow_quadratic(A: Any, S: ArrowCovariance) -> Float[Array, "B B"]:
     """A^T S A: of rows that see one level each, O(B^2 V), with no array of (levels x B)."""
     if not isinstance(A, LevelColumns):
-        return sum(gram(X) for X in S.halves(A))
+        X, Y = S.halves(A)
+        return gram(X) + gram(Y)
     few = S.L.T @ (A.few + S.slopes[A.index].T * A.weight)
     own = jnp.sqrt(S.given[A.index]) * A.weight
     return gram(LevelColumns(few, A.index, own, A.num, A.start))
