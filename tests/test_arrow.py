@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +12,15 @@ import pytest
 
 import ppl_gp as pg
 import ppl_gp.sparse.arrow_parts as arrow_parts
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.svgp.look import look_at
+from ppl_gp.infer.svgp.make_fit import make_fit
+from ppl_gp.infer.svgp.prepare import prepare
+from ppl_gp.infer.svgp.run import Ended
+from ppl_gp.infer.svgp.step import step
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.numerics.loads import joined
+from ppl_gp.results import parts
 from ppl_gp.sparse.arrow_gaussian import ArrowGaussian
 from ppl_gp.sparse.arrow_parts import ArrowVariables
 from ppl_gp.sparse.level_columns import LevelColumns, LevelRoot
@@ -212,3 +220,117 @@ def _is_saved_to_the_last_bit(fit, tmp_path):
     for a, b in zip(here, there, strict=True):
         np.testing.assert_array_equal(a, b)
     _close(*(_moments(f.components(X[:3], W[:3], group[:3])) for f in (fit, back)), 1e-12)
+
+
+def test_gaussian_noise_and_inducing_points_at_the_data_are_exact(monkeypatch):
+    """The bound is the dense formula's evidence; marginals, and the covariance of joint draws."""
+    monkeypatch.setattr(arrow_parts, "MIN_LEVELS", GROUPS)
+    X, W, group, eta, rng = _data(30)
+    y, fixed = eta + 0.3 * rng.normal(size=30), pg.Fixed({"sd": 0.7})
+    method = pg.SVGP(hyper=fixed, inducing=X, train_inducing=False, max_steps=12)
+    exact = pg.fit(model, pg.Laplace(hyper=fixed), 0, X, W, group, y=y, binary=False)
+    sparse = pg.fit(model, method, 0, X, W, group, y=y, binary=False)
+    (kept,) = sparse.latent.values()
+    assert isinstance(kept.inducing, ArrowVariables)
+    np.testing.assert_allclose(sparse.log_evidence, exact.log_evidence, atol=1e-5)
+    _close(*(_moments(f.sites) for f in (sparse, exact)), 1e-5)
+    _draws_agree(sparse, exact)
+
+
+def _draws_agree(sparse, exact):
+    """4000 joint draws of all sites: their covariance is that of the dense formula's draws."""
+    found = []
+    for fit in (sparse, exact):
+        drawn = fit.to_datatree(num_draws=4000).posterior
+        columns = [np.asarray(drawn[k])[0] for k in ("u", "beta", "f")]
+        found.append(np.cov(np.concatenate(columns, 1).T))
+    assert np.abs(found[0] - found[1]).max() < 6.0 * np.abs(found[1]).max() / np.sqrt(4000)
+
+
+def _two_levels(X, group, other, y=None):
+    """Each row sees two groups."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("groups", GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.7))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[group] - u[other], 0.3), obs=y)
+
+
+def test_rows_that_see_two_levels_take_the_dense_form(monkeypatch):
+    monkeypatch.setattr(arrow_parts, "MIN_LEVELS", GROUPS)
+    X, _, group, eta, rng = _data(30)
+    method = pg.SVGP(num_inducing=5, train_inducing=False, max_steps=3)
+    fit = pg.fit(_two_levels, method, 0, X, group, group[::-1].copy(), y=eta, throw=False)
+    (kept,) = fit.latent.values()
+    assert type(kept.inducing) is PartsVariables and set(fit.sites) == {"u"}
+
+
+def _sizes(jaxpr):
+    """Of all arrays of a jaxpr and of those within it."""
+    for equation in jaxpr.eqns:
+        yield from (v.aval.size for v in equation.outvars if hasattr(v.aval, "size"))
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            if hasattr(inner := getattr(inner, "jaxpr", inner), "eqns"):
+                yield from _sizes(inner)
+
+
+def _largest(function, *args) -> int:
+    jaxpr, *_ = eqx.filter_make_jaxpr(function)(*args)
+    return max(_sizes(jaxpr.jaxpr))
+
+
+def _many(num: int, groups: int):
+    X, W, group, eta, rng = _data(num, groups)
+    return X, W, group, (rng.logistic(size=num) < eta).astype(float)
+
+
+def test_a_step_and_its_answers_make_no_square_of_many_levels():
+    num, groups = 230, arrow_parts.MIN_LEVELS
+    X, W, group, y = _many(num, groups)
+    method = pg.SVGP(num_inducing=5, inducing="subset", batch_size=50)
+    given = {"y": y, "groups": groups}
+    subject = look_at(method, model, (X, W, group), given, 0)
+    problem, state = prepare(method, subject, jax.random.key(0), 0)
+    batch = as_batch(subject.first, jax.random.key(1))
+    assert _largest(step, problem, state, batch) < groups**2 / 4
+    ended = Ended(state, pg.Result.completed, np.zeros(1), None)
+    fit = make_fit(method, subject, problem, ended, None, {}, jax.random.key(2))
+    answers = lambda draws: parts._effects(fit.model, draws, fit.args, fit.kwargs)  # noqa: E731
+    assert _largest(answers, fit.draws) < groups**2 / 4
+    found = fit.sites["u"]
+    _close(
+        (found.mean, found.variance),
+        (jnp.full(groups, 0.2), jnp.full(groups, fit.hyper["sd"] ** 2)),
+    )
+
+
+def _grouped(W, group, y=None, groups=GROUPS):
+    """No GP."""
+    beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("groups", groups):
+        u = numpyro.sample("u", dist.Normal(level, 0.7))
+    with numpyro.plate("data", W.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=W @ beta + u[group]), obs=y)
+
+
+def test_sites_of_many_levels_by_a_local_method_make_no_square():
+    """Effects about a level that is integrated too, against the inverse of the joint Hessian."""
+    num, groups = 230, 200
+    _, W, group, y = _many(num, groups)
+    fit = pg.fit(_grouped, pg.Laplace(), 0, W, group, y=y, groups=groups)
+    answers = lambda draws: parts._effects(fit.model, draws, fit.args, fit.kwargs)  # noqa: E731
+    assert _largest(answers, fit.draws) < groups**2 / 4
+    F = np.c_[W * 2.0, np.ones(num), 0.7 * (group[:, None] == np.arange(groups))]
+    w = np.zeros(3 + groups)
+    for _ in range(30):
+        p = 1.0 / (1.0 + np.exp(-F @ w))
+        S = np.linalg.inv(np.eye(len(w)) + F.T @ ((p * (1 - p))[:, None] * F))
+        w = w + S @ (F.T @ (y - p) - w)
+    D = np.c_[np.zeros((groups, 2)), np.ones(groups), 0.7 * np.eye(groups)]
+    _close(fit.sites["u"].mean, D @ w, 1e-6)
+    _close(fit.sites["u"].variance, np.sum((D @ S) * D, 1), 1e-6)
+    _close(fit.sites["level"].variance, S[2, 2], 1e-6)
+    assert fit.components(W[:3], group[:3], groups=groups)["u"].mean.shape == (3,)
