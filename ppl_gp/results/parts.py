@@ -142,7 +142,8 @@ def _explained(kept, root, C) -> tuple[Array, Array]:
 
 
 def effects(record: Record) -> dict[str, dist.Normal]:
-    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}.
+    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}, but
+    for noise that stands one a datum, which `components` has at the rows it is asked for.
 
     Hyperparameters that were sampled: moments of the mixture. O(N^3) a draw.
     """
