@@ -232,15 +232,15 @@ class FromDraws(Kept):
 
 
 class FromInducing(Kept):
-    """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M) or its
-    diagonal (*F, M).
+    """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M), its
+    diagonal (*F, M), or an `Arrow`.
 
     Draws of u: `mean` is the draw of v, `reduction` one.
     """
 
     inducing: InducingVariables
     mean: Float[Array, "*S_and_F M"]
-    reduction: Float[Array, "..."]
+    reduction: Any
     basis: Basis | None = None
 
     @property

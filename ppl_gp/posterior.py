@@ -5,6 +5,8 @@ Here from a pseudo-likelihood, or from values of f; from inducing variables it i
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -56,13 +58,15 @@ class Unknowns(eqx.Module):
     def moments(self, loads: Loads) -> tuple[Array, Array]:
         """Mean and variance of what is computed from them, loads w, (M,) each."""
         if not isinstance(self.gram, ArrowGram) or not isinstance(loads, OneAndOthers):
-            return self.part(0, self.mean.size).moments(loads.array())
+            return SomeUnknowns(self.mean, self.gram.half()).moments(loads.array())
         return loads @ self.mean, loads.variance(self.gram, loads.weight)
 
-    def part(self, start: int, size: int) -> "SomeUnknowns":
-        """Some of them, side by side. O(U^2) memory."""
-        some = slice(start, start + size)
-        return SomeUnknowns(self.mean[some], self.gram.half()[:, some])
+    def part(self, start: int, size: int) -> "SomeUnknowns | LevelUnknowns":
+        """Some of them, side by side: those of one site. O(U^2) memory of a dense G, else O(U)."""
+        mean = self.mean[start : start + size]
+        if isinstance(self.gram, ArrowGram) and (start, size) == (self.gram.start, self.gram.num):
+            return LevelUnknowns(mean, self.gram.own)
+        return SomeUnknowns(mean, self.gram.half_of(start, size))
 
 
 class SomeUnknowns(eqx.Module):
@@ -74,6 +78,21 @@ class SomeUnknowns(eqx.Module):
     def moments(self, columns: Float[Array, "M U"]) -> tuple[Array, Array]:
         """Mean and variance of columns w, (M,) each."""
         return columns @ self.mean, jnp.sum((self.half @ columns.T) ** 2, 0)
+
+    def moments_of(self, part: Any) -> tuple[Array, Array]:
+        """Of what a `Table` adds, whose unknowns these are."""
+        return self.moments(part.flat)
+
+
+class LevelUnknowns(eqx.Module):
+    """Marginals of unknowns of which each row sees one."""
+
+    mean: Float[Array, "U"]
+    variance: Float[Array, "U"]
+
+    def moments_of(self, part: Any) -> tuple[Array, Array]:
+        """As of `SomeUnknowns`, of `Levels`."""
+        return part.weight * self.mean[part.index], part.weight**2 * self.variance[part.index]
 
 
 def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:

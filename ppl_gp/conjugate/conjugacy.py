@@ -23,29 +23,31 @@ _TOLERANCE = 1e-8  # of the largest contribution: false conjugacy is an error of
 
 
 def conjugate_terms(
-    joint: LogJoint, names: tuple[str, ...], family: Family, others: list[Family], seed: int = 0
+    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list[Family], seed: int = 0
 ) -> np.ndarray:
-    """(terms,): whether each is affine in the statistics of `family`, the other blocks anywhere.
+    """(terms,): whether each is affine in the statistics of `family`, the other sites anywhere in
+    the supports of `all_sites`.
 
     Some twenty gradients of the terms; O(d T^2) an element for T statistics of d values.
     """
     keys = random.split(random.key(seed), _SURROUNDINGS)
     check = _gaussian if isinstance(family, Gaussian) else _general
-    found = jax.device_get([check(joint, names, family, others, key) for key in keys])
-    return np.all(found, 0)
+    found = [check(joint, names, family, somewhere(all_sites, key), key) for key in keys]
+    return np.all(jax.device_get(found), 0)
 
 
-def _around(others: list[Family], key) -> Values:
+@quick_jit
+def somewhere(families: list[Family], key) -> Values:
+    """Values of every site, far apart."""
     found: Values = {}
-    for family, k in zip(others, random.split(key, len(others) + 1), strict=False):
+    for family, k in zip(families, random.split(key, len(families)), strict=True):
         found |= family.somewhere(k)
     return found
 
 
 @quick_jit
-def _general(joint: LogJoint, names, family: Family, others, key):
-    key_others, key_own = random.split(key)
-    around = _around(others, key_others)
+def _general(joint: LogJoint, names, family: Family, around: Values, key):
+    key_own = random.fold_in(key, 1)
     first = family.free(key_own, 0.0)
     T = family.statistics(first[0]).shape[0]
     num = 3 + -(-T // first.shape[1])  # equations: at least two more points than unknowns need
@@ -86,9 +88,8 @@ def _fits(values, slopes, statistics, jacobians):
 
 
 @quick_jit
-def _gaussian(joint: LogJoint, names, family: Gaussian, others, key):
+def _gaussian(joint: LogJoint, names, family: Gaussian, around: Values, key):
     """g is quadratic, and its Hessian has no entry between two elements of the batch."""
-    around = _around(others, random.split(key)[0])
 
     def log_p(z):
         return joint.sums(names, {**around, **family.at(z)})
@@ -113,18 +114,21 @@ def _gaussian(joint: LogJoint, names, family: Gaussian, others, key):
         level = jnp.abs(g[2] - g[1] - rise) <= _TOLERANCE * size
         return affine & level & jnp.all(jnp.isfinite(g), 0)
 
-    keys = random.split(key, len(_SCALES))
+    keys = random.split(random.fold_in(key, 1), len(_SCALES))
     return jnp.all(jax.vmap(at_scale)(jnp.asarray(_SCALES), keys), 0)
 
 
-def coupled_rows(joint: LogJoint, name: str, family: Discrete, others: list[Family]) -> str | None:
+def coupled_rows(
+    joint: LogJoint, name: str, family: Discrete, all_sites: list[Family]
+) -> str | None:
     """Why a term does not see the elements of a discrete site one by one, or `None`: its entry n at
     random categories must be that with all elements at the category of n.
     """
-    shape = jax.eval_shape(lambda: joint.term(name, _around([*others, family], random.key(0)))).shape
+    around = somewhere(all_sites, random.key(0))
+    shape = jax.eval_shape(lambda v: joint.term(name, v), around).shape
     if len(shape) < len(family.batch) or not _holds(shape, family.batch):
         return "it stands outside its plate"
-    if not bool(_rows_apart(joint, name, family, others, random.key(1))):
+    if not bool(_rows_apart(joint, name, family, around, random.key(1))):
         return "one of its entries sees several elements"
     return None
 
@@ -135,20 +139,16 @@ def _holds(shape, batch) -> bool:
 
 
 @quick_jit
-def _rows_apart(joint, name, family: Discrete, others, key):
-    key_others, key_own = random.split(key)
-    around = _around(others, key_others)
+def _rows_apart(joint, name, family: Discrete, around: Values, key):
     every = family.nodes(family.coordinates()).values[family.sites[0]]
     table = jax.vmap(lambda z: joint.term(name, {**around, family.sites[0]: z}))(every)
-    K = len(family.categories)
 
     def agrees(key):
-        k = random.randint(key, family.batch, 0, K)
+        k = random.randint(key, family.batch, 0, len(family.categories))
         z = jnp.asarray(family.categories)[k]
         found = joint.term(name, {**around, family.sites[0]: z})
         wanted = jnp.take_along_axis(table, jnp.broadcast_to(k, table.shape[1:])[None], 0)[0]
         size = 1.0 + jnp.abs(wanted)
-        both = (found == wanted) | (jnp.abs(found - wanted) <= _TOLERANCE * size)
-        return jnp.all(both)
+        return jnp.all((found == wanted) | (jnp.abs(found - wanted) <= _TOLERANCE * size))
 
-    return jnp.all(jax.vmap(agrees)(random.split(key_own, 4)))
+    return jnp.all(jax.vmap(agrees)(random.split(key, 4)))

@@ -73,12 +73,9 @@ class _Finder:
     def _names(self, sites) -> tuple[str, ...]:
         return tuple(k for k in self.joint.terms if not self.seen[k].isdisjoint(sites))
 
-    def _others(self, sites) -> list[Family]:
-        return [f for k, f in self.alone.items() if k not in sites]
-
     def _passes(self, family: Family) -> np.ndarray:
         names = self._names(family.sites)
-        return conjugate_terms(self.joint, names, family, self._others(family.sites))
+        return conjugate_terms(self.joint, names, family, list(self.alone.values()))
 
     def _pairs(self) -> list[Family]:
         """A mean with the precision of its own prior."""
@@ -154,7 +151,7 @@ class _Finder:
 
     def _discrete(self, family: Discrete) -> Family:
         for name in self._names(family.sites):
-            why = coupled_rows(self.joint, name, family, self._others(family.sites))
+            why = coupled_rows(self.joint, name, family, list(self.alone.values()))
             if why is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "

@@ -66,9 +66,10 @@ def integrated(
     )
     if left := [k for k in which if k not in inside]:
         raise ModelError(
-            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: no "
-            "Gaussian site of the model, or a scale, a kernel or another prior is computed from "
-            "it, or no array that is affine in it holds one entry a datum. Leave it out, or use "
-            "NUTS()."
+            f"{name}(integrate={which!r}): {left} cannot be integrated with the others: such a "
+            "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
+            "computed from it, or no array that is affine in it holds one entry a datum, or a "
+            "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
+            "mask handler stands around its prior. Leave it out, or use NUTS()."
         )
     return found

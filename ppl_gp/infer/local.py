@@ -5,7 +5,7 @@ hyperparameters.
 from typing import cast
 
 from ppl_gp.errors import ModelError
-from ppl_gp.hyperparameters import Fixed
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
@@ -13,6 +13,7 @@ from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated
+from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.local.method import LocalMethod
@@ -43,6 +44,8 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     held = {k: trace[k]["value"] for k in given if k in trace}  # as they were checked
     whole = model
     model = integrated(model, method, args, kwargs, held)
+    if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
+        require_none_demoted(model, args, kwargs, f"{type(method).__name__}(hyper=MAP())")
     if model is not whole:
         trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)

@@ -1,10 +1,10 @@
 """`MeanField`: variational message passing on a declared model, by coordinate ascent."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +22,7 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, require_no_subsampling, roles
 from ppl_gp.model.tracing import bare_trace
+from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
 
 CHUNK = 10  # sweeps between two looks at Ctrl-C
@@ -162,9 +163,11 @@ def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
     bounds = np.zeros((len(starts), 0))
     yield Stage((state, bounds), 0, keep=False)
     done = 0
+    few = max(math.prod(q.batch) for q in structure.blocks) <= FEW_DATA
+    run = _climb if few else _climb.full  # good code pays where a sweep is long
     while done < method.max_steps:
         num = min(CHUNK, method.max_steps - done)
-        state, new = _climb(structure.joint, structure.terms, state, method.tol, num)
+        state, new = run(structure.joint, structure.terms, state, method.tol, num)
         bounds = np.concatenate([bounds, np.asarray(new)], 1)
         done += num
         yield Stage((state, bounds), done, f"bound {float(jnp.nanmax(state.bound)):.4f}")
@@ -172,7 +175,7 @@ def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
             return
 
 
-@eqx.filter_jit
+@quick_jit
 def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     return jax.vmap(lambda s: climb(joint, terms, s, tol, num))(state)
 

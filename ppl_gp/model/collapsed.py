@@ -20,7 +20,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
-from ppl_gp.model.loadings import Loadings, columns, loadings, rows_apart
+from ppl_gp.model.loadings import Loadings, loadings, loads_behind, rows_apart
 from ppl_gp.model.plan import Plan, with_predictor
 from ppl_gp.model.predictor import (
     ObservedPart,
@@ -163,19 +163,20 @@ class Collapsed(Declared):
 
     def effects(self, kernel: RowsKernel, X) -> dict[str, tuple]:
         """{integrated site that belongs to no datum and is no GP: (mean, {site j: D_j})}: its value
-        is mean + sum_j D_j w_j, w_j ~ N(0, I) behind the columns of site j; D_j (U, U_j).
+        is mean + sum_j D_j w_j, w_j ~ N(0, I) behind the columns of site j; D_j (U, U_j), without
+        the zeros of a site whose entries are seen one by one.
         """
         here = self.moved(kernel, X)
         tables = {k: fn for k, fn in here.fns.items() if k not in dict(self.plan.axes)}
         wanted = [k for k, fn in tables.items() if not isinstance(unwrap(fn), GP)]
 
-        def slope(j, e):
-            return jax.jvp(lambda x: here.values({j: x}), (here.zero[j],), (e,))[1]
+        def behind(j, fn):
+            values = lambda x: {k: here.values({j: x})[k] for k in wanted}  # noqa: E731
+            return loads_behind(values, fn, here.zero[j])
 
         mean = here.values({})
-        pushed = {j: columns(fn, lambda e, j=j: slope(j, e)) for j, fn in tables.items()}
-        flat = lambda D: jnp.reshape(D, (len(D), -1)).T  # noqa: E731
-        return {k: (mean[k], {j: flat(D[k]) for j, D in pushed.items()}) for k in wanted}
+        seen = {j: behind(j, fn) for j, fn in tables.items()}
+        return {k: (mean[k], {j: parts[k] for j, parts in seen.items()}) for k in wanted}
 
     def _sites(self, at: tuple, hyper: dict) -> dict:
         """{integrated site: its distribution} at arguments."""

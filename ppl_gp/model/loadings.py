@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.model.gaussian_sites import root_of
-from ppl_gp.model.predictor_parts import Columns, Levels, Own, Part, Weighted
+from ppl_gp.model.predictor_parts import Columns, Levels, Own, Part, Table, Weighted
+from ppl_gp.proofs.cut import entries_seen
 from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap
 
@@ -87,8 +88,7 @@ def _part(fn, pushed: Callable, centre, axis: int | None, seen: OneEach | None) 
     centre = jnp.asarray(centre, jnp.result_type(float))  # Normal(0, 1) has integers
     mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
     if seen is not None:
-        scale = jnp.ravel(jnp.broadcast_to(unwrap(fn).scale, fn.shape()))
-        return Levels(mean, seen.index, seen.weight * scale[seen.index], scale.size)
+        return _levels(mean, seen, fn)
     if axis is None:
         return Columns(mean, jnp.moveaxis(columns(fn, pushed), 0, -1))
     if isinstance(unwrap(fn), GP):
@@ -133,6 +133,30 @@ def columns(fn, pushed: Callable):
     """(U, ...): `pushed` at the innovations L e_1, ..., L e_U of a site."""
     root = root_of(fn)
     return jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
+
+
+def loads_behind(values: Callable, fn, zero) -> dict[str, Table]:
+    """What stands between w, z = c + L w, and each array of `values(innovations of z)`, which are
+    affine: a row an entry.
+
+    Where each entry is proved to see one of a site of independent entries, by that one. O(entries).
+    """
+    seen = entries_seen(values, zero) if _has_scales(fn) else {}
+    rest = {k for k in jax.eval_shape(values, zero) if seen.get(k) is None}
+    slope = lambda e: jax.jvp(lambda x: {k: values(x)[k] for k in rest}, (zero,), (e,))[1]  # noqa: E731
+    dense = columns(fn, slope) if rest else {}
+    flat = {k: jnp.reshape(D, (len(D), -1)).T[None] for k, D in dense.items()}
+    found: dict[str, Table] = {k: Columns(jnp.zeros(D.shape[:2]), D) for k, D in flat.items()}
+    for k, one in seen.items():
+        if one is not None:
+            found[k] = _levels(jnp.zeros((1, one.index.size)), one, fn)
+    return found
+
+
+def _levels(mean, seen: OneEach, fn) -> Levels:
+    index, weight = jnp.ravel(seen.index), jnp.ravel(seen.weight)
+    scale = jnp.ravel(jnp.broadcast_to(unwrap(fn).scale, fn.shape()))
+    return Levels(mean, index, weight * scale[index], scale.size)
 
 
 def _basis(shape):

@@ -56,6 +56,11 @@ class Table(Part):
     def flat(self) -> Float[Array, "Rn U"]:
         """F."""
 
+    @property
+    def num_unknowns(self) -> int:
+        """U."""
+        return self.flat.shape[1]
+
     def cross(self, other):
         return self.flat @ other.flat.T
 
@@ -89,7 +94,13 @@ class Levels(Table):
     def flat(self):
         return (self.index[:, None] == jnp.arange(self.num)) * self.weight[:, None]
 
+    @property
+    def num_unknowns(self):
+        return self.num
+
     def cross(self, other):
+        if not isinstance(other, Levels):
+            return self.flat @ other.flat.T
         same = self.index[:, None] == other.index
         return jnp.where(same, self.weight[:, None] * other.weight, 0.0)
 

@@ -130,14 +130,26 @@ def _mean(kernel: RowsKernel, X):
 @eqx.filter_jit
 def _loads(kernel: RowsKernel, X) -> Loads:
     parts = kernel.at(X).parts
-    tables: list[Any] = [parts[k] for k in sorted(parts) if isinstance(parts[k], Table)]
-    most = max(tables, key=lambda p: p.num if isinstance(p, Levels) else 0)
-    if not isinstance(most, Levels):
-        return Dense(jnp.concatenate([part.flat for part in tables], 1))
-    at = tables.index(most)
-    flat = [part.flat for part in tables if part is not most]
-    start = sum(part.shape[1] for part in flat[:at])
-    others = jnp.concatenate([jnp.zeros((len(X), 0)), *flat], 1)
+    return side_by_side(parts, widest(parts))
+
+
+def widest(parts: dict) -> str | None:
+    """The site of most unknowns of which each row is proved to see one; of equal ones the first."""
+    sizes = {k: parts[k].num for k in sorted(parts) if isinstance(parts[k], Levels)}
+    return max(sizes, key=sizes.__getitem__) if sizes else None
+
+
+def side_by_side(parts: dict, levels: str | None) -> Loads:
+    """F of the tables among the parts, the sites in alphabetical order; `levels`: the one by what
+    each row sees of it, where that is known.
+    """
+    tables: dict[str, Table] = {k: parts[k] for k in sorted(parts) if isinstance(parts[k], Table)}
+    most = tables.get(levels) if levels is not None else None
+    if levels is None or not isinstance(most, Levels):
+        return Dense(jnp.concatenate([part.flat for part in tables.values()], 1))
+    flat = {k: part.flat for k, part in tables.items() if k != levels}
+    start = sum(F.shape[1] for k, F in flat.items() if k < levels)
+    others = jnp.concatenate([jnp.zeros((len(most.weight), 0)), *flat.values()], 1)
     return OneAndOthers(most.index, most.weight, others, most.num, start)
 
 

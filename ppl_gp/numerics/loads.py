@@ -34,6 +34,10 @@ class Gram(eqx.Module):
     def half(self) -> Float[Array, "U U"]:
         """H with H^T H = G^-1. O(U^2) memory in either form."""
 
+    def half_of(self, start: int, size: int) -> Float[Array, "K size"]:
+        """H' with H'^T H' the block of G^-1 of some unknowns, side by side."""
+        return self.half()[:, start : start + size]
+
     @abstractmethod
     def colour(self, z: Float[Array, "K U"]) -> Float[Array, "K U"]:
         """Rows of covariance G^-1 from rows z of covariance I."""
@@ -238,6 +242,17 @@ class ArrowGram(Gram):
         relative = cross / d[:, None]
         self.across = -relative @ self.block
         self.own = 1.0 / d - jnp.sum(self.across * relative, 1)
+
+    @property
+    def num(self) -> int:
+        """Levels."""
+        return self.d.shape[0]
+
+    def half_of(self, start, size):
+        if start < self.start + self.num and self.start < start + size:
+            return super().half_of(start, size)
+        at = start if start < self.start else start - self.num
+        return tril_inverse(self.C)[:, at : at + size]
 
     def half_log_det(self):
         return 0.5 * jnp.sum(jnp.log(self.d)) + half_log_det(self.C)

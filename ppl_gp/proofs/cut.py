@@ -85,9 +85,12 @@ class Predictors(NamedTuple):
             jaxpr.invars[leaf],
             dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True)),
         )
-        return [self._one_each(source, given, wanted) for wanted in self.arrays]
+        return [self.seen_by(source, given, wanted) for wanted in self.arrays]
 
-    def _one_each(self, source, given: dict, wanted) -> OneEach | None:
+    def seen_by(self, source, given: dict, wanted) -> OneEach | None:
+        """What each entry of the variable `wanted` sees of the variable `source`; `given`: values
+        of inputs.
+        """
         known = [*given, *self.closed.jaxpr.constvars]
         steps = steps_of(_needed(self.closed.jaxpr, known, [wanted]), source)
         if steps is None:
@@ -126,6 +129,21 @@ def at_places(function: Callable, z, rest, places: tuple[int, ...]) -> Predictor
     """The predictors whose places are known, of the function at another number of rows, say."""
     closed, shape = jax.make_jaxpr(_flat(function, z, rest), return_shape=True)(z, rest)
     return Predictors(closed, len(jax.tree.leaves(z)), places, jax.tree.structure(shape))
+
+
+def entries_seen(function: Callable, z) -> dict[str, OneEach | None]:
+    """What each entry of the arrays `function(z)`, {name: array}, sees of the array z, where that
+    is proved to be one entry at most.
+    """
+    whole = at_places(lambda z, rest: function(z), z, (), ())
+    (source,), given = whole.closed.jaxpr.invars, {whole.closed.jaxpr.invars[0]: z}
+    names = jax.tree.unflatten(whole.tree, range(len(whole.closed.jaxpr.outvars)))
+    wanted = {k: whole.closed.jaxpr.outvars[i] for k, i in names.items()}
+    return {
+        # a number that was written into the model depends on nothing, and is of no use here
+        k: None if isinstance(v, Literal) else whole.seen_by(source, given, v)
+        for k, v in wanted.items()
+    }
 
 
 def flat_shapes(function: Callable, z, rest) -> list[tuple[int, ...]]:

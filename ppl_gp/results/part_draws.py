@@ -102,7 +102,7 @@ def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> di
     process = kept.process(prior)
     key_v, key_f = random.split(key)
     white = random.normal(key_v, (num, *kept.mean.shape), kept.mean.dtype)
-    v = kept.mean + white @ factor_of_v(process).T
+    v = kept.mean + factor_of_v(process).colour(white)
     found = {}
     for i, (k, fn) in enumerate(here.fns.items()):
         block = v[:, variables.start(k) : variables.start(k) + variables.size(k)]

@@ -1,6 +1,6 @@
 """The posterior processes of the GPs behind an integrated predictor."""
 
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 
@@ -12,6 +12,7 @@ from ppl_gp.model.predictor_parts import Table, Weighted
 from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, SomeUnknowns, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.projection import reduction_of_some
 
 
 def part_processes(
@@ -31,7 +32,7 @@ def part_processes(
             found |= _units(k, part, priors[k], process)
         elif k in priors and isinstance(part, Table) and priors[k].event_shape == (width,):
             found[k] = (
-                _of_unknowns(process.root.part(start, width), priors[k])
+                _of_unknowns(cast(SomeUnknowns, process.root.part(start, width)), priors[k])
                 if isinstance(process.root, Unknowns)
                 else _of_columns(part.flat, priors[k], process)
             )
@@ -55,10 +56,9 @@ def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, Spa
         own = Points(prior.X) if k in variables.tables else variables.gps[k]
         units, start = variables.units.get(k, 1), variables.start(k)
         for p in range(units):
-            at = slice(start + p * own.num, start + (p + 1) * own.num)
-            name = k if units == 1 else f"{k}[{p}]"
-            mean, reduction = process.mean[at], process.reduction[at]
-            reduction = reduction[:, at] if reduction.ndim == 2 else reduction
+            at, name = start + p * own.num, k if units == 1 else f"{k}[{p}]"
+            mean = process.mean[at : at + own.num]
+            reduction = reduction_of_some(process.reduction, at, own.num)
             found[name] = SparseProcess(prior, own, own.root(prior), mean, reduction)
     return found
 

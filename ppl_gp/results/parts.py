@@ -21,9 +21,8 @@ from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Table
+from ppl_gp.model.predictor_prior import side_by_side, widest
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.numerics.loads import Dense
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -118,9 +117,8 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
     for k in sorted(there.parts):
         part: Any = there.parts[k]
         if isinstance(root, Unknowns):
-            size = part.flat.shape[1]
-            mean, variance = root.part(start, size).moments(part.flat)
-            start += size
+            mean, variance = root.part(start, part.num_unknowns).moments_of(part)
+            start += part.num_unknowns
         else:
             prior = part.diag() + diagonal_of(part.jitter())
             sparse = isinstance(kept, FromInducing)
@@ -144,7 +142,8 @@ def _explained(kept, root, C) -> tuple[Array, Array]:
 
 
 def effects(record: Record) -> dict[str, dist.Normal]:
-    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}.
+    """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}, but
+    for noise that stands one a datum, which `components` has at the rows it is asked for.
 
     Hyperparameters that were sampled: moments of the mixture. O(N^3) a draw.
     """
@@ -165,19 +164,17 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
         found = {}
         for k, (mean, loads) in model.effects(prior.kernel, prior.X).items():
             if isinstance(root, Unknowns):
-                centred, variance = root.moments(
-                    Dense(jnp.concatenate([loads[j] for j in sorted(loads)], 1))
-                )
+                centred, variance = root.moments(side_by_side(loads, widest(train.parts)))
             else:
                 variables: Any = kept.inducing_variables
                 C: Any = (
                     variables.cross_of_effects(loads)
                     if isinstance(kept, FromInducing)
                     # Cov[eta, site]; tables have columns
-                    else sum(cast(Table, train.parts[j]).flat @ D.T for j, D in loads.items())
+                    else sum(train.parts[j].cross(D) for j, D in loads.items())
                 )
                 centred, known = _explained(kept, root, C)
-                variance = sum(jnp.sum(D**2, 1) for D in loads.values()) - known
+                variance = sum(D.diag() for D in loads.values()) - known
             moments = Moments(centred, jnp.maximum(variance, 0.0))
             shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), moments)
             found[k] = Moments(mean + shaped.mean, shaped.variance)

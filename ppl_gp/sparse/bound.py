@@ -19,7 +19,7 @@ from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, flatten
 from ppl_gp.sparse.families import Family, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.natural_gradient import Nudge
+from ppl_gp.sparse.natural_gaussian import Nudge
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root
 

@@ -6,7 +6,7 @@ R, what m, P = I - S and KL[q(u) || p(u)] are. The KL does not depend on R for t
 """
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,13 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.numerics.linalg import (
-    add_diagonal,
-    half_log_det,
-    robust_cholesky,
-    tril_gram,
-    tril_inverse,
-)
+from ppl_gp.numerics.linalg import half_log_det, robust_cholesky
 from ppl_gp.numerics.triangular import lower_of_product, product, tril_outer
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DenseRoot, Root
@@ -34,12 +28,12 @@ class Basis(NamedTuple):
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), or its diagonal (*F, M). `kl` in
-    nats.
+    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), its diagonal (*F, M), or an
+    `Arrow`. `kl` in nats.
     """
 
     mean: Float[Array, "*F M"]
-    reduction: Float[Array, "..."]
+    reduction: Any
     kl: Float[Array, "*F"]
     basis: Basis | None = None
 
@@ -152,41 +146,6 @@ class DecoupledGaussian(Family):
         return DecoupledGaussian(self.q.narrowed(scale), self.basis)
 
 
-class NaturalGaussian(Family):
-    """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in
-    natural parameters.
-
-    The dual parameterisation (Adam, Chang, Khan & Solin 2021). `base`: the factor L of K_uu for
-    which they were computed; under another root R they are carried over, T = R^-1 L, nat1 <- T
-    nat1, nat2 <- T nat2 T^T, so that the bound as a function of the hyperparameters moves q(u) with
-    the prior (their eq. 17). `None`: held in whitened coordinates.
-    """
-
-    nat1: Float[Array, "*F M"]
-    nat2: Float[Array, "*F M M"]
-    base: Float[Array, "M M"] | None = None
-
-    def carried(self, root: Root) -> "NaturalGaussian":
-        """The same sites in this root's coordinates."""
-        if self.base is None:
-            return self
-        T = root.whiten(self.base)
-        return NaturalGaussian(self.nat1 @ T.T, product(product(T, self.nat2), T.T))
-
-    def whitened(self, root, inducing, prior):
-        here = self.carried(root)
-        one = _from_natural
-        for _ in self.nat1.shape[:-1]:
-            one = jax.vmap(one)
-        mean, reduction, kl = one(here.nat1, here.nat2)
-        return Whitened(mean, reduction, kl)
-
-    def narrowed(self, scale):
-        # the precision I + nat2, held where v is whitened
-        nat2 = add_diagonal(self.nat2, 1.0) / scale**2
-        return NaturalGaussian(self.nat1 / scale**2, add_diagonal(nat2, -1.0), self.base)
-
-
 def _from_scale(loc, L) -> Whitened:
     outer = _outer
     for _ in L.shape[:-2]:
@@ -218,32 +177,3 @@ def _of_moments(m, S, half_log_det_S) -> Whitened:
     trace = jnp.trace(S, axis1=-2, axis2=-1)
     kl = 0.5 * (trace + jnp.sum(m**2, -1) - m.shape[-1]) - half_log_det_S
     return Whitened(m, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
-
-
-def _from_natural(nat1, nat2):
-    """(m, I - S, KL) of precision I + nat2; all NaN where that is not positive definite."""
-    S, half_log_det_precision = _inverse(add_diagonal(0.5 * (nat2 + nat2.T), 1.0))
-    m = S @ nat1
-    kl = 0.5 * (jnp.trace(S) + jnp.sum(m**2) - m.size) + half_log_det_precision
-    return m, add_diagonal(-S, 1.0), kl
-
-
-@jax.custom_vjp
-def _inverse(B):
-    """(B^-1, log|B| / 2) of a positive definite B."""
-    L, _ = robust_cholesky(B, jnp.zeros((), B.dtype))
-    return tril_gram(tril_inverse(L)), half_log_det(L)
-
-
-def _inverse_forward(B):
-    out = _inverse(B)
-    return out, out[0]
-
-
-def _inverse_reverse(S, cotangents):
-    S_bar, log_det_bar = cotangents
-    S_bar = 0.5 * (S_bar + S_bar.T)
-    return (0.5 * log_det_bar * S - product(S, product(S_bar, S)),)
-
-
-_inverse.defvjp(_inverse_forward, _inverse_reverse)

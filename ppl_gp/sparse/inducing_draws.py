@@ -1,5 +1,6 @@
 """Draws of the inducing variables, and of f given them."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import random
@@ -7,19 +8,38 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
+from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
 from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.projection import covariance_of_arrow, gram, squares
 
 
-def factor_of_v(process: SparseProcess) -> Float[Array, "*F M M"]:
-    """The lower Cholesky factor of Cov q(v) = I - P."""
+class Factor(eqx.Module):
+    """The lower Cholesky factor of Cov q(v), one a function."""
+
+    L: Float[Array, "*F M M"]
+
+    def colour(self, white: Float[Array, "K *F M"]) -> Float[Array, "K *F M"]:
+        """L white."""
+        return jnp.einsum("...ij,r...j->r...i", self.L, white)
+
+    def half_log_det(self) -> Float[Array, ""]:
+        """log|L L^T| / 2, summed over functions."""
+        each = jnp.reshape(self.L, (-1, *self.L.shape[-2:]))
+        return sum([half_log_det(x) for x in each], jnp.zeros(()))
+
+
+def factor_of_v(process: SparseProcess) -> Factor | ArrowCovariance:
+    """Cov q(v) = I - P, factored."""
     m, P = process.mean, process.reduction
+    if isinstance(P, Arrow):
+        return covariance_of_arrow(P)
     eye = jnp.eye(m.shape[-1], dtype=m.dtype)
     S = eye - P if P.ndim > m.ndim else eye * (1.0 - P)[..., None]
     factor = lambda c: robust_cholesky(c, jnp.full((), 1e-10, m.dtype))[0]  # noqa: E731
     for _ in m.shape[:-1]:
         factor = jax.vmap(factor)
-    return factor(S)
+    return Factor(factor(S))
 
 
 def draw_with_inducing(
@@ -46,18 +66,17 @@ def draws_with_inducing(
         factor_of_v(process),
         random.normal(key_u, (num, *process.mean.shape), process.mean.dtype),
     )
-    v = process.mean + jnp.einsum("...ij,r...j->r...i", L, white)
-    log_det = sum([half_log_det(x) for x in jnp.reshape(L, (-1, *L.shape[-2:]))], jnp.zeros(()))
-    squares = jnp.reshape(white**2 - v**2, (num, -1))
+    v = process.mean + L.colour(white)
+    distances = jnp.reshape(white**2 - v**2, (num, -1))
     A = process.root.whiten(process.inducing.cross(new, new.X))
-    rest = new.covariance_matrix - A.T @ A
+    rest = new.covariance_matrix - gram(A)
     if not process.inducing.is_exact:
         rest = jnp.diag(jnp.maximum(jnp.diagonal(rest), 0.0))
     R, _ = robust_cholesky(
         add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance)
     )
     noise = random.normal(key_f, (*v.shape[:-1], A.shape[1]), v.dtype) @ R.T
-    return new.mean + v @ A + noise, 0.5 * jnp.sum(squares, 1) + log_det
+    return new.mean + v @ A + noise, 0.5 * jnp.sum(distances, 1) + L.half_log_det()
 
 
 def draw_jointly(process: SparseProcess, prior: GP, key, num: int) -> Float[Array, "num *F N"]:
@@ -79,7 +98,7 @@ def draw_given_inducing(
     m = process.mean
     key_u, key_f = random.split(key)
     white = random.normal(key_u, (num, *m.shape), m.dtype)
-    v = m + jnp.einsum("...ij,r...j->r...i", factor_of_v(process), white)
-    rest = jnp.sqrt(jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0))
+    v = m + factor_of_v(process).colour(white)
+    rest = jnp.sqrt(jnp.maximum(prior.variance - squares(A), 0.0))
     mean = process.at(prior).mean if process.basis is None else process.marginals(prior)[0] - m @ A
     return mean + v @ A + rest * random.normal(key_f, (num, *m.shape[:-1], A.shape[1]), m.dtype)

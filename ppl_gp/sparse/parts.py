@@ -11,11 +11,10 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Table, Weighted
-from ppl_gp.model.predictor_prior import PredictorGP
+from ppl_gp.model.predictor_parts import Table
 from ppl_gp.sparse.features.composed import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DiagonalRoot, Root
@@ -58,9 +57,12 @@ class PartsVariables(InducingVariables):
         return jnp.zeros(self.num, prior.X.dtype)
 
     def root(self, prior) -> Root:
+        return self._blocks(prior, self.names)
+
+    def _blocks(self, prior, sites: list[str]) -> BlockRoot:
         parts = _at(prior, prior.X[:2]).parts
-        roots = [r for k in self.names for r in self._roots(k, parts[k])]
-        return BlockRoot(tuple(roots), tuple(s for k in self.names for s in self._sizes(k)))
+        roots = [r for k in sites for r in self._roots(k, parts[k])]
+        return BlockRoot(tuple(roots), tuple(s for k in sites for s in self._sizes(k)))
 
     def _sizes(self, site: str) -> list[int]:
         if site in self.tables:
@@ -76,13 +78,13 @@ class PartsVariables(InducingVariables):
         parts = _at(prior, X).parts
         return jnp.concatenate([self._cross(k, parts[k]) for k in self.names])
 
-    def cross_of_part(self, site: str, part: Any) -> Float[Array, "M n"]:
-        """Cov[u, what one site adds to the predictor at n rows]."""
+    def cross_of_part(self, site: str, part: Any) -> Any:
+        """Cov[u, what one site adds to the predictor at n rows], (M, n)."""
         return self._stacked({site: self._cross(site, part)})
 
-    def cross_of_effects(self, loads: dict[str, Array]) -> Float[Array, "M n"]:
-        """Cov[u, sum_j D_j w_j] of `{site j: D_j (n, U_j)}`, w_j what stands behind its columns."""
-        return self._stacked({k: D.T for k, D in loads.items()})
+    def cross_of_effects(self, loads: dict[str, Table]) -> Any:
+        """Cov[u, sum_j D_j w_j], (M, n), of `{site j: D_j}`, w_j what stands behind its columns."""
+        return self._stacked({k: part.flat.T for k, part in loads.items()})
 
     def _stacked(self, rows: dict[str, Array]):
         n = next(iter(rows.values())).shape[1]
@@ -98,11 +100,3 @@ class PartsVariables(InducingVariables):
 
 def _at(prior: Any, X) -> Loadings:
     return prior.kernel.at(X)
-
-
-def parts_variables(prior: PredictorGP, gps: dict[str, InducingVariables]) -> PartsVariables:
-    """Of a predictor's prior, with the inducing variables of its GPs at the data's inputs."""
-    parts = prior.kernel.at(prior.X[:2]).parts
-    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
-    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
-    return PartsVariables(gps, units, tables)

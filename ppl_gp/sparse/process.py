@@ -1,14 +1,15 @@
 """The posterior process behind q(u)."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.families import Basis, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.projection import explained
+from ppl_gp.sparse.projection import explained, explained_jointly, gram
 from ppl_gp.sparse.root import Root
 
 
@@ -24,7 +25,7 @@ class SparseProcess(Conditioned):
     inducing: InducingVariables
     root: Root
     mean: Float[Array, "*F M"]
-    reduction: Float[Array, "..."]
+    reduction: Any
     basis: Basis | None = None
 
     def marginals(self, new: GP):
@@ -43,15 +44,13 @@ class SparseProcess(Conditioned):
     def joint(self, new: GP):
         """(mean (*F, B), covariance (*F, B, B)). O(M B^2)."""
         A = self.root.whiten(self.inducing.cross(new, new.X))
-        dense = self.reduction.ndim > self.mean.ndim
-        PA = self.reduction @ A if dense else self.reduction[..., None] * A
-        covariance = new.covariance_matrix - product(A.T, PA)
+        covariance = new.covariance_matrix - explained_jointly(A, self.mean, self.reduction)
         if (
             not self.inducing.is_exact
             # what u leaves unexplained is independent from row to row: k - Q need not be a
             # covariance
         ):
-            Q = product(A.T, A)
+            Q = gram(A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
         return new.mean + self.mean @ A + self.further(new), covariance

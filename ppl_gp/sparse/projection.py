@@ -5,6 +5,7 @@ mean_n = m_X + a_n^T m,  variance_n = k_nn - a_n^T P a_n.
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +13,29 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.triangular import (
     lower_of_product,
     product,
     symmetric_product,
     tril_transpose_product,
 )
+from ppl_gp.sparse.level_columns import LevelColumns
 from ppl_gp.sparse.root import DenseRoot, Root
 
 
 def explained(
-    root: Root, C: Float[Array, "M B"], mean: Float[Array, "*F M"], reduction: Float[Array, "..."]
+    root: Root, C: Any, mean: Float[Array, "*F M"], reduction: Any
 ) -> tuple[Float[Array, "*F B"], Float[Array, "*F B"]]:
-    """(a_n^T m, a_n^T P a_n) for C = Cov[u, f(X)]; several functions F share the root.
+    """(a_n^T m, a_n^T P a_n) for C = Cov[u, f(X)], (M, B); several functions F share the root.
 
-    `reduction` is P, (M, M), or its diagonal, (M,). A dense root costs 2 M^2 B multiply-adds
+    `reduction` is P, (M, M), or its diagonal, (M,), or an `Arrow`, which costs O(V^2 B) where the
+    rows see one level each. A dense root costs 2 M^2 B multiply-adds
     forward and 2 M^2 B in reverse (about 6 M^3 besides), and half of that for each further
     function; differentiating through triangular solves takes 10 M^2 B.
     """
+    if isinstance(reduction, Arrow):
+        return _explained_arrow(root.whiten(C), mean, reduction)
     if mean.ndim > 1 and reduction.ndim > mean.ndim:
         return _of_several(root.whiten(C), mean, reduction)
     if mean.ndim > 1:
@@ -40,6 +46,64 @@ def explained(
     if isinstance(root, DenseRoot):
         return _explained_dense(root.W, root.omega, C, mean, reduction)
     return _explained(root.whiten(C), mean, reduction)
+
+
+def gram(A: Any) -> Float[Array, "B B"]:
+    """A^T A."""
+    if isinstance(A, LevelColumns):
+        same = jnp.where(A.index[:, None] == A.index, A.weight[:, None] * A.weight, 0.0)
+        return product(A.few.T, A.few) + same
+    return product(A.T, A)
+
+
+def squares(A: Any) -> Float[Array, "B"]:
+    """The diagonal of A^T A."""
+    if isinstance(A, LevelColumns):
+        return squares(A.few) + A.weight**2
+    return jnp.sum(A**2, 0)
+
+
+def explained_jointly(A: Any, mean, reduction: Any) -> Float[Array, "*F B B"]:
+    """A^T P A."""
+    if isinstance(reduction, Arrow):
+        return gram(A) - _arrow_quadratic(A, covariance_of_arrow(reduction))
+    dense = reduction.ndim > mean.ndim
+    return product(A.T, reduction @ A if dense else reduction[..., None] * A)
+
+
+def reduction_of_some(reduction: Any, start: int, size: int) -> Array:
+    """P of some of the unknowns, side by side; of an `Arrow`, of the few."""
+    if isinstance(reduction, Arrow):
+        at = start if start < reduction.start else start - len(reduction.own)
+        return reduction_of_some(reduction.block, at, size)
+    some = slice(start, start + size)
+    return reduction[some, some] if reduction.ndim == 2 else reduction[some]
+
+
+def covariance_of_arrow(reduction: Arrow) -> ArrowCovariance:
+    """Cov q(v) = I - P by its conditionals."""
+    return reduction.times(-1.0).plus_diagonal(1.0).covariance()
+
+
+def _arrow_quadratic(A: Any, S: ArrowCovariance) -> Float[Array, "B B"]:
+    """A^T S A: of rows that see one level each, O(B^2 V), with no array of (levels x B)."""
+    if not isinstance(A, LevelColumns):
+        X, Y = S.halves(A)
+        return gram(X) + gram(Y)
+    few = S.L.T @ (A.few + S.slopes[A.index].T * A.weight)
+    own = jnp.sqrt(S.given[A.index]) * A.weight
+    return gram(LevelColumns(few, A.index, own, A.num, A.start))
+
+
+def _explained_arrow(A: Any, m, P: Arrow):
+    if not isinstance(A, LevelColumns):
+        X, Y = covariance_of_arrow(P).halves(A)
+        return m @ A, squares(A) - squares(X) - squares(Y)
+    few, levels = P.split(m)
+    mean, square = _explained(A.few, few, P.block)
+    across = jnp.sum(P.across[A.index] * A.few.T, 1)
+    square = square + A.weight * (2.0 * across + A.weight * P.own[A.index])
+    return mean + A.weight * levels[A.index], square
 
 
 def _of_several(A, mean, reduction):

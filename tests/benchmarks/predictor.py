@@ -1,5 +1,5 @@
 """Effects and many classes: fits of group effects beside statsmodels' linear mixed model, softmax
-by its number of classes, and beside scikit-learn's one against rest.
+by its number of classes, and beside scikit-learn's one against rest; `SVGP` with many groups.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM
 
 import ppl_gp as pg
 from tests.benchmarks.common import Row, ratio, seconds
+from tests.benchmarks.fresh import fresh
 
 
 class Size(NamedTuple):
@@ -27,9 +28,12 @@ class Size(NamedTuple):
     data: int
     classes: tuple[int, int]
     repeats: int
+    sparse: tuple[int, int, int, int, int]  # rows, groups, inducing points, steps, rows of a step
+    cold: bool = True
 
 
-FULL, TOY = Size(5000, 300, 500, (4, 8), 3), Size(40, 16, 20, (2, 3), 1)
+FULL = Size(5000, 300, 500, (4, 8), 3, (100_000, 10_000, 50, 300, 1000))
+TOY = Size(40, 16, 20, (2, 3), 1, (40, 200, 3, 4, 20), cold=False)
 
 
 def mixed(X, group, num_groups, y=None, counts=False):
@@ -163,7 +167,61 @@ def _one_against_rest(size: Size) -> Row:
     )
 
 
+def grouped(X, W, group, num_groups, y=None):
+    """Votes by a smooth effect of x, two coefficients and an effect a group."""
+    sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, scale), X))
+    beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        u = numpyro.sample("u", dist.Normal(0.0, sd))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f + W @ beta + u[group]), obs=y)
+
+
+def votes(num: int, groups: int):
+    """(X, W, group, y)."""
+    W, group, eta = _effects(num, groups)
+    rng = np.random.default_rng(4)
+    X = rng.uniform(0.0, 6.0, num)
+    return X, W[:, 1:], group, (rng.logistic(size=num) < eta + np.sin(X)).astype(float)
+
+
+_SCRIPT = """
+import json, pathlib, re
+import jax
+jax.config.update("jax_enable_x64", True)
+import ppl_gp as pg
+from tests.benchmarks.predictor import grouped, votes
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+n, groups, M, steps, B = {sparse}
+X, W, group, y = votes(n, groups)
+before = peak()
+method = pg.SVGP(num_inducing=M, batch_size=B, max_steps=steps)
+fit = pg.fit(grouped, method, 0, X, W, group, groups, y=y, throw=False)
+fit.sites["u"].mean.block_until_ready()
+stats, mib = fit.stats, (peak() - before) / 1024
+print(json.dumps({{"run": stats["run_seconds"], "compile": stats["compile_seconds"], "mib": mib}}))
+"""
+
+
+def _many_groups(size: Size) -> Row:
+    """A whole call and the marginals of all groups, in a process of its own."""
+    got = fresh(_SCRIPT.format(sparse=size.sparse), size.cold)
+    n, groups, M, steps, B = size.sparse
+    return Row(
+        f"SVGP of {n} votes with {groups} group effects beside a GP, M = {M}, {steps} steps of {B} "
+        "rows: wall time and peak memory",
+        f"{got['run']:.0f} s and {got['compile']:.0f} s of compiling, {got['mib']:.0f} MiB beside "
+        "the data",
+        "reported",
+        got["run"] + got["compile"],
+        "s",
+    )
+
+
 def rows(size: Size = FULL) -> Iterator[Row]:
     """Each once."""
-    for measure in (_counts, _linear, _by_classes, _one_against_rest):
+    for measure in (_counts, _linear, _by_classes, _one_against_rest, _many_groups):
         yield measure(size)

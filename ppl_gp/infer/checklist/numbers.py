@@ -13,6 +13,7 @@ from numpyro.infer.util import log_density
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
+from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.tracing import run
@@ -126,4 +127,5 @@ def maximum(subject: Subject):
     if isinstance(subject.whole, Collapsed):
         trace = run(subject.whole, subject.args, subject.kwargs)
     require_bounded(trace, subject.whole.reading, "MAP()")
+    require_none_demoted(subject.whole, subject.args, subject.kwargs, "MAP()")
     return True, "MAP() has a maximum to find."

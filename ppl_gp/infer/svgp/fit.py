@@ -12,6 +12,7 @@ from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
@@ -50,6 +51,7 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         _require_collapsible(subject)
     if isinstance(method.hyper, MAP):
         require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())")
+        require_none_demoted(subject.model, *subject.data, "SVGP(hyper=MAP())")
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end)

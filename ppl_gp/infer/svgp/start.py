@@ -1,5 +1,6 @@
 """Where a sparse run starts: hyperparameters, inducing variables, q(u)."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +20,7 @@ from ppl_gp.infer.hyper.space import Space, space, starts
 from ppl_gp.model.predictor_parts import Weighted
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.quick import quick_jit
+from ppl_gp.sparse.arrow_parts import natural_prior, parts_variables
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
     Basis,
@@ -26,11 +28,10 @@ from ppl_gp.sparse.families import (
     DiagonalGaussian,
     Family,
     FullGaussian,
-    NaturalGaussian,
     UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.sparse.parts import PartsVariables, parts_variables
+from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.svgp import SVGP
@@ -113,7 +114,8 @@ def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int) -> PartsVariabl
         for k, p in parts.items()
         if isinstance(p, Weighted)
     }
-    return parts_variables(prior, gps)
+    # the collapsed bound and q(u) by the optimiser have dense forms alone
+    return parts_variables(prior, gps, arrow=method.uses_natural and not method.collapsed)
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
@@ -201,11 +203,11 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     root = _root(variables, prior)
     # X may be float32, and the kernel float64
     shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
-    zeros = jnp.zeros(shape, dtype)
-    eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.uses_natural:
         base = root.L if method.carries_sites and isinstance(root, DenseRoot) else None
-        return NaturalGaussian(zeros, jnp.zeros_like(eye), base)
+        return natural_prior(variables, shape, dtype, base)
+    zeros = jnp.zeros(shape, dtype)
+    eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.covariance == "diagonal":
         return DiagonalGaussian(zeros, zeros)
     if not method.whiten:
@@ -250,7 +252,7 @@ def units(variables: InducingVariables, X) -> Any:
             k: units(v, v.Z) if isinstance(v, Points) else units(v, X)
             for k, v in variables.gps.items()
         }
-        return PartsVariables(each, variables.units, variables.tables)
+        return dataclasses.replace(variables, gps=each)
     spread = np.std(np.asarray(X), 0)
     spread = np.where(spread > 0, spread, 1.0)
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
 from ppl_gp.sparse.bound import Batch, Terms, Variational
-from ppl_gp.sparse.families import NaturalGaussian
-from ppl_gp.sparse.natural_gradient import blend_all, expected_gain, natural_target, nudges
+from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.natural_gradient import blend_all, nudges
 
 GROWTH = 1.1  # of shortened steps, after each that is made
 
@@ -131,7 +131,7 @@ def _advance(
     moved, halved = blend_all(here, target, rate)
     # of a batch that is some of the data a step's gain is that batch's
     told = [] if problem.plan.noisy else list(here)
-    gaps = [expected_gain(t.q[k], here[k], target[k], t.kl_weights[k]) for k in told]
+    gaps = [here[k].expected_gain(t.q[k], target[k], t.kl_weights[k]) for k in told]
     # where a failed step comes back to: the sites at the root of this evaluation
     carried = state.variational._replace(q={**state.variational.q, **here})
     loss_allowed = optimised.allowed + 1e-9 * (1.0 + jnp.abs(value))
@@ -195,19 +195,12 @@ def _natural(
 ) -> tuple[dict[str, NaturalGaussian], dict[str, NaturalGaussian]]:
     """(the sites that natural gradients train, where those point), at this evaluation's roots."""
     sites = {k: q for k, q in state.variational.q.items() if isinstance(q, NaturalGaussian)}
-    here = {k: _based(q.carried(t.roots[k]), q, t.roots[k]) for k, q in sites.items()}
+    here = {k: q.carried(t.roots[k]).based(q, t.roots[k]) for k, q in sites.items()}
     target = {
-        k: _based(natural_target(t.q[k], toward[k], t.kl_weights[k]), q, t.roots[k])
+        k: q.target(t.q[k], toward[k], t.kl_weights[k]).based(q, t.roots[k])
         for k, q in sites.items()
     }
     return here, target
-
-
-def _based(sites: NaturalGaussian, before: NaturalGaussian, root) -> NaturalGaussian:
-    """Remember the root, where the bound carries sites from one root to the next."""
-    return NaturalGaussian(
-        sites.nat1, sites.nat2, None if before.base is None else lax.stop_gradient(root.L)
-    )
 
 
 def _retreat(problem: Problem, state: State) -> State:

@@ -1,0 +1,104 @@
+"""Inducing variables of a linear predictor with a grouping factor of many levels, of which each row
+is proved to see one (`model.predictor_parts.Levels`).
+
+The levels of that one site are kept apart: rows of Cov[u, f(X)] for them are an index and a weight.
+Everything else (the GPs' inducing variables, coefficients, smaller factors, and further large ones)
+are the few.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ppl_gp.errors import ModelError
+from ppl_gp.model.loadings import Loadings
+from ppl_gp.model.predictor_parts import Levels, Part, Table, Weighted
+from ppl_gp.model.predictor_prior import PredictorGP, widest
+from ppl_gp.numerics.arrow import Arrow
+from ppl_gp.sparse.arrow_gaussian import ArrowGaussian
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.level_columns import LevelColumns, LevelRoot
+from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.parts import PartsVariables
+
+MIN_LEVELS = 200  # below, one dense Gaussian is as fast
+
+
+class ArrowVariables(PartsVariables):
+    """As `PartsVariables`, `levels` the site whose unknowns are kept apart. O(V^3 + V^2 B) of V
+    others, nothing of size (levels x B).
+    """
+
+    levels: str = eqx.field(static=True)
+
+    @property
+    def few(self) -> list[str]:
+        """The other sites, in the order of u."""
+        return [k for k in self.names if k != self.levels]
+
+    def root(self, prior):
+        blocks = self._blocks(prior, self.few)
+        return LevelRoot(blocks, self.tables[self.levels], self.start(self.levels))
+
+    def cross(self, prior, X):
+        parts = _at(prior, X).parts
+        return self._joined({k: self._cross(k, parts[k]) for k in self.few}, parts[self.levels])
+
+    def cross_of_part(self, site, part):
+        if site == self.levels:
+            return self._joined({}, part)
+        return self._joined({site: self._cross(site, part)}, None)
+
+    def cross_of_effects(self, loads):
+        levels = loads.get(self.levels)
+        if isinstance(levels, Levels | None):
+            few = {k: part.flat.T for k, part in loads.items() if k != self.levels}
+            return self._joined(few, levels)
+        return super().cross_of_effects(loads)
+
+    def _joined(self, rows: dict[str, Array], levels: Part | None) -> LevelColumns:
+        """Of the few, zero where `rows` lacks them, and what each row sees of the levels."""
+        num, start = self.tables[self.levels], self.start(self.levels)
+        if not isinstance(levels, Levels | None):
+            raise ModelError(
+                f"rows of the data see one level of site '{self.levels}' each, and those here are "
+                "not seen to: q(u) of a fit by SVGP() has a form for the former alone. Compute the "
+                "linear predictor in the same way for any number of rows."
+            )
+        n = next(iter(rows.values())).shape[1] if levels is None else len(levels.weight)
+        blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.few]
+        few = jnp.concatenate(blocks)
+        if levels is None:
+            return LevelColumns(few, jnp.zeros(n, int), jnp.zeros(n), num, start)
+        return LevelColumns(few, levels.index, levels.weight, num, start)
+
+
+def parts_variables(
+    prior: PredictorGP, gps: dict[str, InducingVariables], arrow: bool
+) -> PartsVariables:
+    """Of a predictor's prior, with the inducing variables of its GPs at the data's inputs.
+
+    `arrow`: whether q(u) may have a precision of that form: then the largest site of `MIN_LEVELS`
+    or more unknowns of which each row is proved to see one is kept apart.
+    """
+    parts = prior.kernel.at(prior.X[:2]).parts
+    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
+    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
+    levels = widest(parts)
+    if arrow and levels is not None and tables[levels] >= MIN_LEVELS:
+        return ArrowVariables(gps, units, tables, levels)
+    return PartsVariables(gps, units, tables)
+
+
+def natural_prior(variables: InducingVariables, shape, dtype, base=None) -> NaturalGaussian:
+    """q(v) = p(v), in the form that the variables have; `shape` (*F, M)."""
+    nat1 = jnp.zeros(shape, dtype)
+    if not isinstance(variables, ArrowVariables):
+        return NaturalGaussian(nat1, jnp.zeros((*shape, shape[-1]), dtype), base)
+    num = variables.tables[variables.levels]
+    start = variables.start(variables.levels)
+    return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))
+
+
+def _at(prior, X) -> Loadings:
+    return prior.kernel.at(X)
