@@ -8,6 +8,9 @@ from ppl_gp import kernels, means, observations
 # Compiled functions on disk
 from ppl_gp.cache import cache
 
+# Mean field
+from ppl_gp.conjugate.choose import register_family
+
 # Latents that stand one a datum
 from ppl_gp.deep.latents import Amortised, Free
 
@@ -31,9 +34,6 @@ from ppl_gp.infer import local as _registers_local_methods
 # Sparse approximations
 from ppl_gp.infer.approximate import approximate, guide
 
-# Mean field
-from ppl_gp.conjugate.choose import register_family
-
 # Checking, fitting, exact posteriors
 from ppl_gp.infer.checklist.check import check
 from ppl_gp.infer.elbo.by_datum import ELBO, ImportanceWeightedELBO
@@ -43,8 +43,8 @@ from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
 from ppl_gp.infer.mcmc.nuts import NUTS
 from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
-from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.mean_field import MeanField
+from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.svgp import fit as _registers_svgp
 from ppl_gp.infer.svi import SVI
 

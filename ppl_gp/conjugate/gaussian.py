@@ -116,4 +116,3 @@ def gaussian(sites, batch, shapes, mean, variance) -> Gaussian:
     precision = jax.vmap(jnp.diag)(1.0 / variance.reshape(-1, variance.shape[-1]))
     precision = precision.reshape(*variance.shape, variance.shape[-1])
     return Gaussian(tuple(sites), tuple(batch), tuple(shapes), mean / variance, precision)
-

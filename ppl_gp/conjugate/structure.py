@@ -65,9 +65,7 @@ class _Finder:
         return Structure(self.joint, blocks, terms)
 
     def _term(self, name: str, blocks: list[Family]) -> Term:
-        sees = tuple(
-            i for i, f in enumerate(blocks) if not self.seen[name].isdisjoint(f.sites)
-        )
+        sees = tuple(i for i, f in enumerate(blocks) if not self.seen[name].isdisjoint(f.sites))
         return Term(name, sees, name in self.joint.bounded)
 
     def _names(self, sites) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ class MeanField:
     init: Any = field(default_factory=dict)
     restarts: int = 1
     bounds: bool = True
-    tol: float = 1e-8
+    tol: float = 1e-11
     max_steps: int = 1000
     num_draws: int = 1000
 
@@ -82,7 +82,8 @@ class MeanField:
             raise DataError(f"MeanField(tol={self.tol!r}): give a positive number of nats.")
         if isinstance(self.factors, str) or any(isinstance(g, str) for g in self.factors or ()):
             raise DataError(
-                f"MeanField(factors={self.factors!r}): give lists of names, [['mean', 'precision']]."
+                f"MeanField(factors={self.factors!r}): give lists of names, "
+                "[['mean', 'precision']]."
             )
         if self.init is not None and not isinstance(self.init, dict):
             raise DataError(f"MeanField(init={self.init!r}): give {{site: value}}.")
@@ -134,9 +135,7 @@ def _log_joint(model, trace: dict, args, kwargs) -> LogJoint:
             "would leave it at its initial value. Declare it by numpyro.sample, with a prior."
         )
     if state := [k for k, s in trace.items() if s["type"] == "mutable"]:
-        raise ModelError(
-            f"MeanField() cannot follow the state of numpyro.mutable sites {state}."
-        )
+        raise ModelError(f"MeanField() cannot follow the state of numpyro.mutable sites {state}.")
     latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
     if not latents:
         raise ModelError("MeanField(): nothing in the model is random but the observations.")
@@ -153,7 +152,11 @@ def _start(method: MeanField, structure: Structure, trace: dict, key):
     seed = int(np.asarray(random.key_data(key)).ravel()[-1])
     joint = structure.joint
     drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
-    with_values = {k: {**s, "value": drawn[k]["value"]} if k in joint.latents else s for k, s in trace.items() if k in drawn}
+    with_values = {
+        k: {**s, "value": drawn[k]["value"]} if k in joint.latents else s
+        for k, s in trace.items()
+        if k in drawn
+    }
     return start(structure, with_values, method.init or {}, np.random.default_rng(seed))
 
 

@@ -1,0 +1,410 @@
+"""Mean field by coordinate ascent: exact where it is, published bounds, scikit-learn's mixture, and
+no false conjugacy.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from scipy.special import gammaln, multigammaln
+
+import ppl_gp as pg
+from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.gaussian import Gaussian, gaussian
+from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
+from ppl_gp.conjugate.positive import Gamma
+from ppl_gp.conjugate.simplex import Dirichlet
+from ppl_gp.conjugate.wishart import Wishart
+
+TEN = np.random.RandomState(1).normal(5, 10, 10)  # BayesPy's quick start
+RNG = np.random.default_rng(3)
+ROWS = np.concatenate([RNG.normal(-2, 0.7, (18, 2)), RNG.normal(2, 1.0, (22, 2))])
+
+
+def unknown_mean_and_precision(y=None):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1e3))
+    tau = numpyro.sample("tau", dist.Gamma(1e-6, 1e-6))
+    with numpyro.plate("data", 10):
+        numpyro.sample("y", dist.Normal(mu, 1.0 / jnp.sqrt(tau)), obs=y)
+
+
+def scaled_by_its_precision(y=None):
+    """PRML 10.1.3."""
+    tau = numpyro.sample("tau", dist.Gamma(2.0, 50.0))
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0 / jnp.sqrt(tau)))
+    with numpyro.plate("data", 10):
+        numpyro.sample("y", dist.Normal(mu, 1.0 / jnp.sqrt(tau)), obs=y)
+
+
+def gauss_wishart(X, prior=2.0):
+    D = X.shape[1]
+    W = numpyro.sample("W", dist.Wishart(prior, rate_matrix=jnp.eye(D)))
+    m = numpyro.sample("m", dist.MultivariateNormal(jnp.zeros(D), precision_matrix=W))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("x", dist.MultivariateNormal(m, precision_matrix=W), obs=X)
+
+
+def mixture(X, num_components=3, concentration=0.5):
+    N, D = X.shape
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.full(num_components, concentration)))
+    with numpyro.plate("components", num_components):
+        W = numpyro.sample("precision", dist.Wishart(D, rate_matrix=jnp.eye(D)))
+        mean = numpyro.sample("mean", dist.MultivariateNormal(jnp.zeros(D), precision_matrix=W))
+    with numpyro.plate("data", N):
+        z = numpyro.sample("z", dist.Categorical(weights))
+        numpyro.sample("x", dist.MultivariateNormal(mean[z], precision_matrix=W[z]), obs=X)
+
+
+def test_the_bounds_of_the_quick_start_are_those_of_another_program():
+    """BayesPy 0.6.1: -60.20956, -58.20527, -58.20290, -58.20288."""
+    fit = pg.fit(unknown_mean_and_precision, pg.MeanField(), 0, y=TEN)
+    assert fit.result == "converged" and fit.factors == [["mu"], ["tau"]]
+    published = [-60.20956, -58.20527, -58.20290, -58.20288]
+    np.testing.assert_allclose(fit.stats["bounds"][:4], published, atol=5e-6)
+    assert abs(fit.log_evidence + 58.20287498) < 1e-7
+
+
+def test_a_pair_is_exact_and_its_factors_are_below():
+    """Exact evidence -42.4778489 and Gamma(7, 766.496748); factorised -42.5131375, q(mu) = N(3.66,
+    precision .1004570), Gamma(7.5, 821.246515): computed by independent NumPy.
+    """
+    pair = pg.fit(scaled_by_its_precision, pg.MeanField(), 0, y=TEN)
+    apart = pg.fit(scaled_by_its_precision, pg.MeanField(factors=[["mu"], ["tau"]]), 0, y=TEN)
+    named = pg.fit(scaled_by_its_precision, pg.MeanField(factors=[["tau", "mu"]]), 0, y=TEN)
+    assert pair.factors == named.factors == [["mu", "tau"]] and len(apart.factors) == 2
+    np.testing.assert_allclose([pair.log_evidence, named.log_evidence], -42.4778489, atol=1e-7)
+    np.testing.assert_allclose(apart.log_evidence, -42.5131375, atol=1e-7)
+    tau, mu = apart.sites["tau"], apart.sites["mu"]
+    np.testing.assert_allclose([tau.concentration, tau.rate], [7.5, 821.246515], rtol=1e-6)
+    np.testing.assert_allclose([mu.mean, mu.variance], [3.6623555, 1 / 0.1004570], rtol=1e-6)
+    np.testing.assert_allclose(pair.sites["tau"].rate, 766.496748, rtol=1e-8)
+
+
+def test_a_gauss_wishart_block_has_the_exact_evidence():
+    N, D = ROWS.shape
+    fit = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)
+    mean = ROWS.mean(0)
+    scatter = (ROWS - mean).T @ (ROWS - mean)
+    rate = np.eye(D) + scatter + N / (N + 1) * np.outer(mean, mean)
+    exact = (
+        -0.5 * N * D * np.log(np.pi)
+        - 0.5 * D * np.log(N + 1)
+        + multigammaln(0.5 * (2 + N), D)
+        - multigammaln(1.0, D)
+        - 0.5 * (2 + N) * np.linalg.slogdet(rate)[1]
+    )
+    np.testing.assert_allclose(fit.log_evidence, exact, atol=1e-8)
+    np.testing.assert_allclose(fit.sites["W"].mean, (2 + N) * np.linalg.inv(rate), rtol=1e-8)
+
+
+def test_a_factorised_gaussian_has_the_precisions_of_the_joint():
+    """Variances .5 and 1 against marginals 1.7857 and 3.5714; the bound .6364828 below."""
+    L = np.linalg.cholesky([[2.0, 1.2], [1.2, 1.0]])
+
+    def correlated(_):
+        a = numpyro.sample("a", dist.ImproperUniform(dist.constraints.real, (), ()))
+        b = numpyro.sample("b", dist.ImproperUniform(dist.constraints.real, (), ()))
+        white = jnp.asarray(L.T) @ jnp.stack([a, b])
+        numpyro.sample("y", dist.Normal(white, 1.0).to_event(1), obs=jnp.zeros(2))
+
+    apart = pg.fit(correlated, pg.MeanField(), 0, np.zeros(1))
+    joint = pg.fit(correlated, pg.MeanField(factors=[["a", "b"]]), 0, np.zeros(1))
+    np.testing.assert_allclose(
+        [apart.sites["a"].variance, apart.sites["b"].variance], [0.5, 1.0], rtol=1e-8
+    )
+    np.testing.assert_allclose(joint.log_evidence - apart.log_evidence, 0.6364828, atol=1e-7)
+    np.testing.assert_allclose(joint.sites["b"].variance, 3.5714286, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    start = np.zeros(len(ROWS), int)
+    start[::3] = 1
+    start[1::5] = 2
+    fit = pg.fit(mixture, pg.MeanField(init={"z": start}, max_steps=2000), 0, ROWS)
+    return start, fit
+
+
+def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(mixed):
+    from sklearn.mixture import BayesianGaussianMixture
+
+    start, fit = mixed
+    other = BayesianGaussianMixture(
+        3,
+        tol=1e-14,
+        reg_covar=0.0,
+        max_iter=5000,
+        weight_concentration_prior_type="dirichlet_distribution",
+        weight_concentration_prior=0.5,
+        mean_precision_prior=1.0,
+        mean_prior=np.zeros(2),
+        degrees_of_freedom_prior=2.0,
+        covariance_prior=np.eye(2),
+    )
+    labels = np.clip(np.eye(3)[start], np.finfo(float).tiny, None)
+    other._initialize_parameters = lambda X, *_: other._initialize(X, labels)
+    other.fit(ROWS)
+    assert fit.result == "converged" and np.all(np.diff(fit.stats["bounds"]) > -1e-9)
+    assert fit.factors == [["z"], ["weights"], ["mean", "precision"]]
+    np.testing.assert_allclose(fit.sites["z"].probs, other.predict_proba(ROWS), atol=1e-6)
+    np.testing.assert_allclose(fit.sites["mean"].loc, other.means_, atol=1e-6)
+    np.testing.assert_allclose(
+        fit.sites["weights"].concentration, other.weight_concentration_, atol=1e-6
+    )
+
+
+def test_a_saved_mixture_is_the_same(mixed, tmp_path):
+    _, fit = mixed
+    loaded = pg.load(fit.save(tmp_path / "mixture.zip"), mixture)
+    assert loaded.factors == fit.factors and loaded.log_evidence == fit.log_evidence
+    assert np.array_equal(loaded.sites["z"].probs, fit.sites["z"].probs)
+    assert np.array_equal(loaded.hyper["mean"], fit.hyper["mean"])
+
+
+def test_restarts_are_side_by_side_and_the_best_is_kept():
+    fit = pg.fit(mixture, pg.MeanField(restarts=3), 1, ROWS, num_components=2)
+    assert len(fit.stats["restart_bounds"]) == 3
+    assert fit.log_evidence == np.max(fit.stats["restart_bounds"])
+
+
+def logistic(x, y=None):
+    alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("columns", 2):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0 / jnp.sqrt(alpha)))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=w[0] + w[1] * x), obs=y)
+
+
+def test_logistic_regression_takes_the_local_bound_and_is_that_of_the_gp():
+    """PRML 10.6.3 by its own equations (10.156 to 10.163, 10.177)."""
+    x = RNG.normal(size=20)
+    y = (x + RNG.normal(size=20) > 0).astype(int)
+    fit = pg.fit(logistic, pg.MeanField(), 0, x, y=y)
+    assert fit.stats["local_bounds"] == ["y"] and fit.sites["w"].event_shape == (2,)
+    Phi, xi, b = np.stack([np.ones(20), x], 1), np.ones(20), 1.0
+    for _ in range(2000):
+        rate = np.tanh(xi / 2) / (4 * xi)
+        S = np.linalg.inv(2.0 / b * np.eye(2) + 2 * Phi.T @ (rate[:, None] * Phi))
+        m = S @ Phi.T @ (y - 0.5)
+        second = S + np.outer(m, m)
+        b = 1.0 + 0.5 * np.trace(second)
+        xi = np.sqrt(np.einsum("ni,ij,nj->n", Phi, second, Phi))
+    np.testing.assert_allclose(fit.sites["w"].mean, m, atol=1e-5)
+    np.testing.assert_allclose(fit.sites["w"].covariance_matrix, S, atol=1e-5)
+    np.testing.assert_allclose(fit.sites["alpha"].rate, b, rtol=1e-5)
+    bound = (
+        np.sum(-np.logaddexp(0, -xi) - xi / 2 + rate * xi**2)
+        + 0.5 * m @ np.linalg.inv(S) @ m
+        + 0.5 * np.linalg.slogdet(S)[1]
+        + 0.5 * 2 * (-np.log(b))
+    )  # less E[log p(w | alpha)] - E[log q], which q(alpha)'s terms complete:
+    a = 2.0
+    bound += gammaln(a) - a * np.log(b) + np.log(b) + np.trace(second) * a / b / 2
+    assert abs(fit.log_evidence - bound) < 1e-4
+
+
+def latent_gaussians(X, y=None, links=True):
+    """Links of the user's own: a precision a * tau, a mean A [u, v], a variance as inverse
+    gamma.
+    """
+    tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0))
+    v = numpyro.sample("v", dist.InverseGamma(3.0, 2.0))
+    u = numpyro.sample("u", dist.Normal(0.0, jnp.sqrt(v)).expand([2]).to_event(1))
+    c = numpyro.sample("c", dist.Normal(0.5, 2.0))
+    with numpyro.plate("rows", len(X)):
+        h = numpyro.sample("h", dist.Normal(c, 0.7))
+        mean = X @ jnp.concatenate([u, c[None]]) + h
+        numpyro.sample("y", dist.Normal(mean, 1.0 / jnp.sqrt(3.0 * tau)), obs=y)
+
+
+def test_links_of_the_user_are_integrated_exactly_and_the_bound_holds():
+    """Against importance sampling with q as proposal: the bound is below, and is the mean of the
+    log weights.
+    """
+    X = RNG.normal(size=(6, 3))
+    y = X @ [1.0, -1.0, 0.3] + 0.4 * RNG.normal(size=6)
+    fit = pg.fit(latent_gaussians, pg.MeanField(num_draws=4000), 0, X, y=y)
+    assert np.all(np.diff(fit.stats["bounds"]) > -1e-9)
+    assert fit.sites["h"].batch_shape == (6,) and fit.sites["u"].event_shape == (2,)
+    draws = {**fit.draws.known}
+
+    def log_joint(values):
+        trace = numpyro.handlers.trace(
+            numpyro.handlers.substitute(latent_gaussians, values)
+        ).get_trace(X, y=y)
+        return sum(
+            jnp.sum(s["fn"].log_prob(s["value"]))
+            for s in trace.values()
+            if "fn" in s and s["type"] == "sample"
+        )
+
+    log_p = jax.vmap(log_joint)(draws)
+    log_q = 0.0
+    for name, q in fit.sites.items():
+        term = q.log_prob(draws[name])
+        log_q = log_q + term.reshape(len(log_p), -1).sum(-1)
+    weights = np.asarray(log_p - log_q)
+    error = weights.std() / np.sqrt(len(weights))
+    assert abs(weights.mean() - fit.log_evidence) < 4 * error
+    truth = np.log(np.mean(np.exp(weights - weights.max()))) + weights.max()
+    assert fit.log_evidence < truth
+
+
+def test_a_gp_beside_gamma_noise():
+    """At q(tau), q(f) is the exact posterior with the noise 1 / E[tau]; at q(f), q(tau) is
+    closed.
+    """
+    X = np.sort(RNG.uniform(-2, 2, 12))
+    y = np.sin(2 * X) + 0.2 * RNG.normal(size=12)
+
+    def model(X, y=None):
+        tau = numpyro.sample("tau", dist.Gamma(2.0, 0.1))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.7), X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 1.0 / jnp.sqrt(tau)), obs=y)
+
+    fit = pg.fit(model, pg.MeanField(), 0, X, y=y)
+    tau, f = fit.sites["tau"], fit.sites["f"]
+    K = np.exp(-0.5 * (X[:, None] - X) ** 2 / 0.49)
+    noise = np.eye(12) / float(tau.mean)
+    np.testing.assert_allclose(f.mean, K @ np.linalg.solve(K + noise, y), atol=1e-4)
+    residual = np.sum((y - f.mean) ** 2) + np.trace(f.covariance_matrix)
+    np.testing.assert_allclose([tau.concentration, tau.rate], [8.0, 0.1 + residual / 2], rtol=1e-4)
+
+
+def _families() -> list[Family]:
+    A = RNG.normal(size=(2, 3, 3))
+    P = A @ np.swapaxes(A, -1, -2) + np.eye(3)
+    small = jnp.asarray([[0.001, 3.0, 0.001, 40.0], [1.0, 2.0, 3.0, 4.0]])
+    a, b = jnp.asarray([0.8, 5.0]), jnp.asarray([2.0, 0.1])
+    m = jnp.asarray(RNG.normal(size=(2, 3)))
+    return [
+        Gaussian(("z",), (2,), ((3,),), m, jnp.asarray(P)),
+        gaussian(("a", "b"), (), ((2,), ()), jnp.arange(3.0), jnp.asarray([1.0, 2.0, 0.1])),
+        Gamma(("w",), (2,), False, a, b),
+        Gamma(("w",), (2,), True, a + 2.0, b),
+        Wishart(("W",), (2,), False, a + 4.0, jnp.asarray(P)),
+        Wishart(("W",), (2,), True, a + 6.0, jnp.asarray(P)),
+        Dirichlet(("p",), (2,), False, small),
+        Dirichlet(("p",), (2,), True, small[:, :2]),
+        NormalGamma(("m", "w"), (2,), (3,), a, b, m, jnp.asarray(P)),
+        NormalWishart(("m", "W"), (2,), a + 4.0, jnp.asarray(P), a, m),
+    ]
+
+
+@pytest.mark.parametrize("i", range(10))
+def test_nodes_have_the_statistics_of_q(i):
+    """E[t] of a family is the derivative of its log-normaliser; here: the gradient of a random
+    combination of statistics over nodes gives that combination back as natural parameters.
+    """
+    q = _families()[i]
+    c = q.coordinates()
+    nodes = q.nodes(c)
+    assert abs(float(jnp.sum(nodes.weights)) - 1.0) < 1e-12
+    for value in nodes.values.values():
+        assert np.all(np.isfinite(value))
+
+    # log q itself is affine in t: its natural parameters must come back
+    def log_q(values):
+        joint = [d.log_prob(values[k]) for k, d in q.distributions().items()]
+        return sum(jnp.sum(x) for x in joint)
+
+    if len(q.sites) == 1:
+
+        def energy(c):
+            nodes = q.nodes(c)
+            return jnp.sum(nodes.weights * jax.vmap(log_q)(nodes.values))
+
+        again = q.natural(c, jax.grad(energy)(c))
+        for x, y in zip(jax.tree.leaves(q), jax.tree.leaves(again), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(energy(c), -q.entropy(), rtol=1e-9)  # H = -E[log q]
+
+
+@pytest.mark.parametrize("i", [8, 9])
+def test_pairs_have_the_entropy_and_the_moments_of_their_draws(i):
+    q = _families()[i]
+    draws = q.draw(random.key(0), 40_000)
+    for name, d in q.distributions().items():
+        mean = np.mean(draws[name], 0)
+        error = np.std(draws[name], 0) / 200.0
+        assert np.all(np.abs(mean - d.mean) < 5.0 * error)
+
+
+def refused():
+    """Models that are not conjugate, by what breaks them."""
+    normal, gamma = dist.Normal(0.0, 1.0), dist.Gamma(2.0, 2.0)
+    sample = numpyro.sample
+    return {
+        "probit": lambda y: sample(
+            "y", dist.Bernoulli(jax.scipy.stats.norm.cdf(sample("w", normal))), obs=1
+        ),
+        "exponential link": lambda y: sample(
+            "y", dist.Poisson(jnp.exp(sample("w", normal))), obs=2
+        ),
+        "cubic": lambda y: sample("y", dist.Normal(sample("w", normal) ** 3, 1.0), obs=0.3),
+        "a little of a cube": lambda y: sample(
+            "y", dist.Normal((w := sample("w", normal)) + 1e-6 * w**3, 1.0), obs=0.3
+        ),
+        "clip far out": lambda y: sample(
+            "y", dist.Normal(jnp.clip(sample("w", normal), -1e3, 1e3), 1.0), obs=0.3
+        ),
+        "rounded": lambda y: sample("y", dist.Normal(jnp.round(sample("w", normal)), 1.0), obs=0.3),
+        "absolute": lambda y: sample("y", dist.Normal(jnp.abs(sample("w", normal)), 1.0), obs=0.3),
+        "student": lambda y: sample("y", dist.StudentT(3.0, sample("w", normal), 1.0), obs=0.3),
+        "gamma as scale": lambda y: sample("y", dist.Normal(0.0, sample("w", gamma)), obs=0.3),
+        "two precisions": lambda y: sample(
+            "y", dist.Normal(0.0, (sample("w", gamma) + sample("v", gamma)) ** -0.5), obs=0.3
+        ),
+        "half normal": lambda y: sample(
+            "y", dist.Normal(0.0, sample("w", dist.HalfNormal(1.0))), obs=0.3
+        ),
+        "cauchy": lambda y: sample("y", dist.Normal(sample("w", dist.Cauchy()), 1.0), obs=0.3),
+        "shape of a gamma": lambda y: sample("y", dist.Gamma(sample("w", gamma), 1.0), obs=0.3),
+        "beta's own": lambda y: sample("y", dist.Beta(sample("w", gamma), 1.0), obs=0.3),
+        "laplace noise": lambda y: sample("y", dist.Laplace(sample("w", normal), 1.0), obs=0.3),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(refused()))
+def test_no_false_conjugacy(name):
+    with pytest.raises(pg.NotConjugateError, match="'w'|'v'"):
+        pg.fit(refused()[name], pg.MeanField(bounds=False), 0, np.zeros(1))
+
+
+def test_discrete_sites_that_see_each_other_are_refused():
+    def chain(x):
+        with numpyro.plate("data", len(x)):
+            z = numpyro.sample("z", dist.Bernoulli(0.3))
+            before = jnp.concatenate([jnp.zeros(1), z[:-1]])
+            numpyro.sample("x", dist.Normal(z + before, 1.0), obs=x)
+
+    with pytest.raises(pg.NotConjugateError, match="element by element"):
+        pg.fit(chain, pg.MeanField(), 0, TEN)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"restarts": 0}, "restarts=0"),
+        ({"tol": 0.0}, "tol"),
+        ({"factors": ["mu"]}, "lists of names"),
+        ({"factors": [["mu", "sigma"]]}, "no latent sites"),
+        ({"factors": [["mu"], ["mu"]]}, "two blocks"),
+        ({"init": {"mu": np.zeros(3)}}, "shape"),
+    ],
+)
+def test_bad_options_are_named(options, match):
+    with pytest.raises(pg.DataError, match=match):
+        pg.fit(unknown_mean_and_precision, pg.MeanField(**options), 0, y=TEN)
+
+
+def test_more_components_than_rows_and_one_component():
+    few = pg.fit(mixture, pg.MeanField(), 0, ROWS[:4], num_components=6)
+    assert few.result == "converged" and np.isfinite(few.log_evidence)
+    one = pg.fit(mixture, pg.MeanField(), 0, ROWS, num_components=1)
+    exact = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)
+    np.testing.assert_allclose(one.log_evidence, exact.log_evidence, atol=1e-8)
