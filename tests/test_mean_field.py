@@ -12,6 +12,9 @@ from jax import random
 from scipy.special import gammaln, multigammaln
 
 import ppl_gp as pg
+from models.factor_analysis import factor_analysis
+from models.linear_regression import linear_regression
+from models.mixture import mixture
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.gaussian import Gaussian, gaussian
 from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
@@ -45,17 +48,6 @@ def gauss_wishart(X, prior=2.0):
     m = numpyro.sample("m", dist.MultivariateNormal(jnp.zeros(D), precision_matrix=W))
     with numpyro.plate("data", len(X)):
         numpyro.sample("x", dist.MultivariateNormal(m, precision_matrix=W), obs=X)
-
-
-def mixture(X, num_components=3, concentration=0.5):
-    N, D = X.shape
-    weights = numpyro.sample("weights", dist.Dirichlet(jnp.full(num_components, concentration)))
-    with numpyro.plate("components", num_components):
-        W = numpyro.sample("precision", dist.Wishart(D, rate_matrix=jnp.eye(D)))
-        mean = numpyro.sample("mean", dist.MultivariateNormal(jnp.zeros(D), precision_matrix=W))
-    with numpyro.plate("data", N):
-        z = numpyro.sample("z", dist.Categorical(weights))
-        numpyro.sample("x", dist.MultivariateNormal(mean[z], precision_matrix=W[z]), obs=X)
 
 
 def test_the_bounds_of_the_quick_start_are_those_of_another_program():
@@ -124,7 +116,9 @@ def mixed():
     start = np.zeros(len(ROWS), int)
     start[::3] = 1
     start[1::5] = 2
-    fit = pg.fit(mixture, pg.MeanField(init={"z": start}, max_steps=2000), 0, ROWS)
+    fit = pg.fit(
+        mixture, pg.MeanField(init={"z": start}, max_steps=2000), 0, ROWS, 3, concentration=0.5
+    )
     return start, fit
 
 
@@ -133,7 +127,7 @@ def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(mixed):
 
     start, fit = mixed
     other = BayesianGaussianMixture(
-        3,
+        n_components=3,
         tol=1e-14,
         reg_covar=0.0,
         max_iter=5000,
@@ -165,7 +159,7 @@ def test_a_saved_mixture_is_the_same(mixed, tmp_path):
 
 
 def test_restarts_are_side_by_side_and_the_best_is_kept():
-    fit = pg.fit(mixture, pg.MeanField(restarts=3), 1, ROWS, num_components=2)
+    fit = pg.fit(mixture, pg.MeanField(restarts=3), 1, ROWS, num_components=2, concentration=0.5)
     assert len(fit.stats["restart_bounds"]) == 3
     assert fit.log_evidence == np.max(fit.stats["restart_bounds"])
 
@@ -364,7 +358,7 @@ def refused():
         ),
         "cauchy": lambda y: sample("y", dist.Normal(sample("w", dist.Cauchy()), 1.0), obs=0.3),
         "shape of a gamma": lambda y: sample("y", dist.Gamma(sample("w", gamma), 1.0), obs=0.3),
-        "beta's own": lambda y: sample("y", dist.Beta(sample("w", gamma), 1.0), obs=0.3),
+        "beta's own": lambda y: sample("y", dist.Beta(sample("w", gamma), 2.0), obs=0.3),
         "laplace noise": lambda y: sample("y", dist.Laplace(sample("w", normal), 1.0), obs=0.3),
     }
 
@@ -400,6 +394,40 @@ def test_discrete_sites_that_see_each_other_are_refused():
 def test_bad_options_are_named(options, match):
     with pytest.raises(pg.DataError, match=match):
         pg.fit(unknown_mean_and_precision, pg.MeanField(**options), 0, y=TEN)
+
+
+def test_a_linear_regression_is_the_fixed_point_of_its_equations():
+    """PRML 10.3 with q(tau) beside: (10.95) to (10.102)."""
+    X = RNG.normal(size=(15, 3))
+    y = X @ [1.0, 0.0, -2.0] + 0.5 * RNG.normal(size=15)
+    fit = pg.fit(linear_regression, pg.MeanField(), 0, X, y=y)
+    alpha = tau = 1.0
+    for _ in range(500):
+        S = np.linalg.inv(alpha * np.eye(3) + tau * X.T @ X)
+        m = tau * S @ X.T @ y
+        alpha = (1.0 + 1.5) / (1.0 + 0.5 * (m @ m + np.trace(S)))
+        residual = np.sum((y - X @ m) ** 2) + np.trace(X @ S @ X.T)
+        tau = (1.0 + 7.5) / (1.0 + 0.5 * residual)
+    np.testing.assert_allclose(fit.sites["weights"].mean, m, rtol=1e-5)
+    np.testing.assert_allclose(fit.sites["weights"].covariance_matrix, S, rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(fit.sites["tau"].mean, tau, rtol=1e-5)
+    np.testing.assert_allclose(fit.predict(X[:4]).mean, X[:4] @ m, atol=0.1)
+
+
+def test_factors_of_rows_and_columns_are_apart():
+    """Columns and rows are each independent given the other: Gaussians of K values, not of all."""
+    X = RNG.normal(size=(9, 1)) * [1.0, -1.0, 0.5, 2.0] + 0.3 * RNG.normal(size=(9, 4))
+    fit = pg.fit(factor_analysis, pg.MeanField(max_steps=3000), 0, X, num_factors=2, throw=False)
+    assert fit.sites["loadings"].batch_shape == (4,) and fit.sites["h"].batch_shape == (9,)
+    assert np.all(np.diff(fit.stats["bounds"]) > -1e-9)
+    H, W, tau = (fit.sites[k] for k in ("h", "loadings", "tau"))
+    P = np.eye(2) + np.einsum(
+        "d,dij->ij", tau.mean, W.covariance_matrix + W.mean[:, :, None] * W.mean[:, None]
+    )
+    np.testing.assert_allclose(H.covariance_matrix[0], np.linalg.inv(P), rtol=1e-3)
+    np.testing.assert_allclose(
+        H.mean, X * np.asarray(tau.mean) @ np.asarray(W.mean) @ np.linalg.inv(P).T, atol=1e-3
+    )
 
 
 def test_more_components_than_rows_and_one_component():

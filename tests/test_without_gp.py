@@ -149,7 +149,7 @@ def test_every_method_that_check_names_fits_the_model():
         checked = pg.check(model, X, y=y)
         assert checked.ok, str(checked)
         named = next(i.message for i in checked.items if i.name == "methods").split(", ")
-        assert {"NUTS", "SVI"} <= set(named) and "EllipticalSlice" not in named
+        assert {"NUTS", "SVI", "MeanField"} <= set(named) and "EllipticalSlice" not in named
         for name in named:
             few = {"NUTS": {"num_warmup": 20, "num_samples": 20, "num_chains": 1}}
             few |= {"SVI": {"num_steps": 50}}

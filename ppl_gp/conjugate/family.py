@@ -2,7 +2,7 @@
 
 q(z) is proportional to exp(eta . t(z)). A log density that is affine in t(z) has the mean
 
-    E_q[g(z)] = sum_p w_p g(z_p)   for any nodes with   sum_p w_p = 1,  sum_p w_p t(z_p) = E_q[t(z)],
+    E_q[g(z)] = sum_p w_p g(z_p)   for nodes with   sum_p w_p = 1,  sum_p w_p t(z_p) = E_q[t(z)],
 
 exactly, so that a model's own functions are integrated by calling them. The nodes here have weights
 that are the same for every element of a plate, so that all elements move together; of discrete

@@ -36,8 +36,8 @@ class LogJoint(NamedTuple):
         return scored(self.trace(values)[name])
 
     def sums(self, names: tuple[str, ...], values: Values) -> Array:
-        """(terms,): each summed; of bounded ones the quadratic in the logits that takes their place,
-        at some xi.
+        """(terms,): each summed; of bounded ones the quadratic in the logits that takes their
+        place, at some xi.
         """
         trace = self.trace(values)
         return jnp.stack([jnp.sum(self._probed(k, trace[k])) for k in names])

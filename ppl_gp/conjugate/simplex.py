@@ -40,7 +40,9 @@ class Dirichlet(Family):
         return digamma(self.alpha) - digamma(jnp.sum(self.alpha, -1, keepdims=True))
 
     def nodes(self, coordinates):
-        """Three."""
+        """Three; of one category, which is sure, one."""
+        if self.size == 1:
+            return Nodes(self._own(jnp.exp(coordinates)[None]), jnp.ones(1))
         centre = -jnp.log(jnp.asarray(float(self.size), coordinates.dtype))
         far = jnp.max(jnp.abs(lax.stop_gradient(coordinates)))
         M = jnp.maximum(1.0, far / _LARGEST)
@@ -113,4 +115,4 @@ def _step(m: Float[Array, "*batch K"], d: Float[Array, "K"]) -> Float[Array, "*b
     _, slope = excess(h, fixed)
     value, _ = excess(lax.stop_gradient(h), m)
     # one more step, whose derivative by m is that of the root
-    return h - jnp.where(slope > 0, (value) / jnp.where(slope > 0, slope, 1.0), 0.0)
+    return h - jnp.where(slope > 0, value / jnp.where(slope > 0, slope, 1.0), 0.0)

@@ -127,6 +127,16 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     )
 
 
+def is_conjugate(model, trace: dict, args, kwargs) -> bool:
+    """Whether `MeanField()` fits a model; its proof is run, some seconds of compiling."""
+    try:
+        require_no_subsampling(trace, "MeanField()")
+        find_structure(_log_joint(model, trace, args, kwargs), trace, None, True)
+    except ModelError:
+        return False
+    return jnp.result_type(float) == jnp.float64
+
+
 def _log_joint(model, trace: dict, args, kwargs) -> LogJoint:
     found = roles(trace)
     if found.params:

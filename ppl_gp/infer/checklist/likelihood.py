@@ -11,6 +11,7 @@ from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.local import local_methods
+from ppl_gp.infer.mean_field import is_conjugate
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.model.collapsed import Collapsed
@@ -51,14 +52,18 @@ def methods(subject: Subject):
         return bool(fitting), ", ".join(
             fitting
         ) + ", each with hyper=Fixed(...)" if fitting else "none."
-    return True, ", ".join(_drawing_methods(subject) + local)
+    found = _drawing_methods(subject) + local
+    return bool(found), ", ".join(found) or "none."
 
 
 def _drawing_methods(subject: Subject) -> list[str]:
     """The methods that draw all there is."""
     found = subject.found
     if not found.gps:
-        return ["NUTS", "SVI"]
+        free = (*found.hyper, *found.local_latents)
+        sums = any(subject.trace[k]["fn"].support.is_discrete for k in free)
+        proved = is_conjugate(subject.model, subject.trace, subject.args, subject.kwargs)
+        return ([] if sums else ["NUTS", "SVI"]) + (["MeanField"] if proved else [])
     return ["NUTS"] + ([] if found.local_latents else ["EllipticalSlice"])
 
 
