@@ -139,7 +139,7 @@ def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(mixed):
         covariance_prior=np.eye(2),
     )
     labels = np.clip(np.eye(3)[start], np.finfo(float).tiny, None)
-    other._initialize_parameters = lambda X, *_: other._initialize(X, labels)
+    other._initialize_parameters = lambda X, *_, **__: other._initialize(X, labels)
     other.fit(ROWS)
     assert fit.result == "converged" and np.all(np.diff(fit.stats["bounds"]) > -1e-9)
     assert fit.factors == [["z"], ["weights"], ["mean", "precision"]]
@@ -430,9 +430,13 @@ def test_factors_of_rows_and_columns_are_apart():
     )
 
 
-def test_more_components_than_rows_and_one_component():
+@pytest.mark.slow
+def test_more_components_than_rows():
     few = pg.fit(mixture, pg.MeanField(), 0, ROWS[:4], num_components=6)
     assert few.result == "converged" and np.isfinite(few.log_evidence)
+
+
+def test_one_component_is_no_mixture():
     one = pg.fit(mixture, pg.MeanField(), 0, ROWS, num_components=1)
     exact = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)
     np.testing.assert_allclose(one.log_evidence, exact.log_evidence, atol=1e-8)

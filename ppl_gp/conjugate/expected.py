@@ -126,5 +126,5 @@ def lam(xi: Array) -> Array:
 def bound(joint: LogJoint, terms: tuple[Term, ...], q: list[Family]) -> Array:
     """E_q[log p(y, z)] + H[q], nats: at most log p(y)."""
     coordinates: list[Any] = [f.coordinates() for f in q]
-    energy = sum(expected(joint, t, q, coordinates) for t in terms)
-    return energy + sum(f.entropy() for f in q)
+    energy = [expected(joint, t, q, coordinates) for t in terms]
+    return jnp.sum(jnp.stack(energy)) + jnp.sum(jnp.stack([f.entropy() for f in q]))
