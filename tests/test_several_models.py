@@ -1,5 +1,6 @@
 """The declared models of several functions and effects: ordinary NumPyro programs, and fits."""
 
+import functools
 import warnings
 
 import jax.numpy as jnp
@@ -64,6 +65,15 @@ def test_laplace_integrates_what_the_docstring_says(name):
 MISSED = {"Laplace": 0.6, "VI": 0.5, "EP": 0.2}
 
 
+@functools.cache
+def long_nuts(name):
+    """(y, the fit by draws of it): one for all methods, as it takes minutes."""
+    model, args, options, *_ = MODELS[name]
+    y = drawn(name, 1)["y"][0]
+    method = pg.NUTS(1000, 2000, num_chains=2)
+    return y, pg.fit(model, method, 0, *args, y=y, throw=False, **options)
+
+
 @pytest.mark.slow
 @every_model
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
@@ -72,8 +82,7 @@ def test_functions_agree_with_long_nuts(name, method):
     datum is scored, nats. The variance of a count's exp(f) has tails that neither measures.
     """
     model, args, options, *_ = MODELS[name]
-    y = drawn(name, 1)["y"][0]
-    truth = pg.fit(model, pg.NUTS(1000, 2000, num_chains=2), 0, *args, y=y, throw=False, **options)
+    y, truth = long_nuts(name)
     local = type(method)(hyper=pg.Sample(num_warmup=300, num_samples=500, num_chains=1))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
