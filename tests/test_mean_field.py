@@ -21,6 +21,7 @@ from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
 from ppl_gp.conjugate.positive import Gamma
 from ppl_gp.conjugate.simplex import Dirichlet
 from ppl_gp.conjugate.wishart import Wishart
+from ppl_gp.numerics.roots import inverse, root
 
 TEN = np.random.RandomState(1).normal(5, 10, 10)  # BayesPy's quick start
 RNG = np.random.default_rng(3)
@@ -412,6 +413,20 @@ def test_a_linear_regression_is_the_fixed_point_of_its_equations():
     np.testing.assert_allclose(fit.sites["weights"].covariance_matrix, S, rtol=1e-4, atol=1e-8)
     np.testing.assert_allclose(fit.sites["tau"].mean, tau, rtol=1e-5)
     np.testing.assert_allclose(fit.predict(X[:4]).mean, X[:4] @ m, atol=0.1)
+
+
+@pytest.mark.parametrize("columns", [3, 12])
+def test_roots_and_inverses_of_values_in_any_units(columns):
+    """Variances from 1e-20 to 1e20 in one block: those of the correlations, scaled."""
+    A = RNG.normal(size=(columns, 2 * columns))
+    R = np.corrcoef(A)
+    scale = 10.0 ** np.linspace(-10, 10, columns)
+    S = jnp.asarray(R * np.outer(scale, scale))
+    L = root(S)
+    np.testing.assert_allclose((L @ L.T) / np.outer(scale, scale), R, atol=1e-12)
+    np.testing.assert_allclose(
+        inverse(S) * np.outer(scale, scale), np.linalg.inv(R), rtol=1e-9, atol=1e-10
+    )
 
 
 def test_factors_of_rows_and_columns_are_apart():

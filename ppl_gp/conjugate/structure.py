@@ -51,6 +51,7 @@ class _Finder:
         self.seen = _seen(joint, trace)
 
     def find(self, factors) -> Structure:
+        """Blocks as asked for, or as found, each proved; again where one took a local bound."""
         blocks = self._given(factors) if factors is not None else self._pairs()
         named = {k for f in blocks for k in f.sites}
         blocks += [self.alone[k] for k in self.joint.latents if k not in named]

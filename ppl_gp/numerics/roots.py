@@ -16,22 +16,31 @@ _FEW = 10  # rows up to which written-out loops are faster, and compile in well 
 
 
 def root(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """Lower L with L L' = A; NaN, or zero columns, where A is not positive definite."""
-    if A.shape[-1] <= _FEW:
-        return small.lower_root(A)
-    return _over_batch(_root, A)
+    """Lower L with L L' = A; NaN, or zero columns, where A is not positive definite.
+
+    Of the correlations, so that values in units of 1e8 and 1e-8 may stand beside each other.
+    """
+    R, scale = _scaled(A)
+    L = small.lower_root(R) if A.shape[-1] <= _FEW else _over_batch(_root, R)
+    return scale[..., :, None] * L
 
 
 def inverse(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """A^-1."""
-    if A.shape[-1] <= _FEW:
-        return small.inverse(A)
-    return _over_batch(_inverse, A)
+    """A^-1, as `root`."""
+    R, scale = _scaled(A)
+    found = small.inverse(R) if A.shape[-1] <= _FEW else _over_batch(_inverse, R)
+    return found / (scale[..., :, None] * scale[..., None, :])
 
 
 def log_det(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch"]:
     """log|A|."""
     return 2.0 * jnp.sum(jnp.log(jnp.diagonal(root(A), axis1=-2, axis2=-1)), -1)
+
+
+def _scaled(A):
+    """(A with a unit diagonal, the roots of its diagonal)."""
+    scale = jnp.sqrt(jnp.diagonal(A, axis1=-2, axis2=-1))
+    return A / (scale[..., :, None] * scale[..., None, :]), scale
 
 
 def _over_batch(function, A):
