@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import Kept
+from ppl_gp.numerics.host import one_entry
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal
 
@@ -35,7 +36,7 @@ class Draws(eqx.Module):
     @classmethod
     def one(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":
         """One setting of the hyperparameters; `kept` has its leading axis of one already."""
-        return cls(jax.tree.map(lambda x: jnp.asarray(x)[None], hyper), {}, kept, jnp.zeros(1))
+        return cls(one_entry(hyper), {}, kept, jnp.asarray(np.zeros(1)))
 
     @classmethod
     def equal(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":

@@ -1,5 +1,5 @@
-"""How functions are compiled in which LAPACK, or a single pass over the data, is the work:
-quickly.
+"""How functions are compiled: quickly where LAPACK, or a single pass over the data, is the work,
+and with all optimisation where XLA's own loops are.
 """
 
 import functools
@@ -11,11 +11,15 @@ import equinox as eqx
 import jax
 from jax.core import Tracer
 
-# Level 0 compiles two to four times faster, and what XLA's own loops do runs slower: none of that
-# is inside these functions. JAX 0.11 has other fusions, and 0.12 no longer knows the option.
-_QUICK: dict[str, Any] = {"xla_backend_optimization_level": 0}
+# Fusion emitters, the default of JAX 0.10 on CPU, compile 1.5 to 2.5 times as long as the loops of
+# before, which run as fast or faster (a step of SVGP with 200 inducing points: 0.77 of the time).
+# JAX 0.11 has other fusions, and 0.12 no longer knows the option.
+_FULL: dict[str, Any] = {}
 if version("jaxlib") < "0.11":
-    _QUICK["xla_cpu_use_fusion_emitters"] = False
+    _FULL["xla_cpu_use_fusion_emitters"] = False
+# Level 0 compiles two to four times faster still, and what XLA's own loops do runs slower: none of
+# that is inside functions that are compiled so.
+_QUICK = {**_FULL, "xla_backend_optimization_level": 0}
 
 
 # Data up to which a local method's fit is over before good code for it is compiled: EP and VI of
@@ -23,28 +27,40 @@ if version("jaxlib") < "0.11":
 FEW_DATA = 400
 
 
-def quick_jit(function: Callable) -> Any:
-    """`equinox.filter_jit` with little of LLVM's optimisation on CPU; under another transformation
-    of JAX, which takes compiler options at the outermost `jit` only, as it is.
+def full_jit(function: Callable) -> Any:
+    """`equinox.filter_jit` for functions in which XLA's own loops are the work, such as the steps of
+    a long run; under another transformation of JAX, which takes compiler options at the outermost
+    `jit` only, as it is.
 
     The backend is asked for at the first call, not at import, which would fix the number of
-    devices. `.full` is the same function with all optimisation, for amounts of work that repay it.
+    devices.
     """
+    return _compiled(function, _FULL)
+
+
+def quick_jit(function: Callable) -> Any:
+    """As `full_jit`, with little of LLVM's optimisation on CPU: for a single pass, or where LAPACK
+    is the work.
+
+    `.full` is the same function with all optimisation, for amounts of work that repay it.
+    """
+    quick = _compiled(function, _QUICK)
+    quick.full = full_jit(function)
+    return quick
+
+
+def _compiled(function: Callable, options: dict[str, Any]) -> Any:
     inner = eqx.filter_jit(function)
 
     @functools.cache
     def outermost():
-        return (
-            eqx.filter_jit(function, compiler_options=_QUICK)
-            if jax.default_backend() == "cpu"
-            else inner
-        )
+        if not options or jax.default_backend() != "cpu":
+            return inner
+        return eqx.filter_jit(function, compiler_options=options)
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    quick: Any = call
-    quick.full = inner
-    return quick
+    return call

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +18,7 @@ from ppl_gp.chain_settings import ChainSettings
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.over_axis import over_devices
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import full_jit, quick_jit
 
 CHUNK = 25
 _R_HAT_LIMIT = 1.05
@@ -58,7 +57,7 @@ def _init(kernel, keys, num_warmup: int, args, kwargs):
     return over_devices(one, keys)
 
 
-@eqx.filter_jit
+@full_jit
 def _chunk(kernel, states, args, kwargs, num: int):
     """`num` transitions of every chain; draws have leading axes (chain, num)."""
 
@@ -86,7 +85,7 @@ _FIELDS = {
 }
 
 
-@eqx.filter_jit
+@full_jit
 def _postprocess(kernel, z, args, kwargs):
     """Constrained values and deterministic sites of every draw."""
     transform = kernel.postprocess_fn(args, kwargs)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +33,7 @@ from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.tracing import roles
+from ppl_gp.quick import full_jit
 from ppl_gp.results.fit import Fit
 
 CHUNK = 50  # steps between two looks at Ctrl-C
@@ -156,7 +156,7 @@ def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
         yield Stage(run, done + len(losses), f"loss {float(losses[-1]):.3f}")
 
 
-@eqx.filter_jit
+@full_jit
 def _steps(svi, state, args, kwargs, num: int):
     return lax.scan(lambda s, _: svi.update(s, *args, **kwargs), state, None, length=num)
 
@@ -164,7 +164,7 @@ def _steps(svi, state, args, kwargs, num: int):
 def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
     """(the bound at these parameters, its standard error), nats."""
 
-    @eqx.filter_jit
+    @full_jit
     def losses(params, args, kwargs):
         def one(key):
             return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)

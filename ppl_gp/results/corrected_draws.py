@@ -4,7 +4,6 @@ by them needs.
 
 from typing import cast
 
-import equinox as eqx
 import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float
 from ppl_gp.draws import Draws
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.quick import full_jit
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.sparse.inducing_draws import draws_with_inducing
 from ppl_gp.sparse.process import SparseProcess
@@ -35,7 +35,7 @@ def can_be_corrected(fit: Record, num_data: int) -> bool:
     )
 
 
-@eqx.filter_jit
+@full_jit
 def corrected_draws(
     model, draws: Draws, num_data: int, args, kwargs, key, num: int
 ) -> tuple[dict, Float[Array, "S"], Float[Array, "S"]]:

@@ -6,7 +6,6 @@ ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 
 from typing import TYPE_CHECKING
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +17,7 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.roles import data_plates, is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
+from ppl_gp.quick import full_jit
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.part_draws import draw_parts
 from ppl_gp.results.query.layout import require_all_rows
@@ -104,7 +104,7 @@ def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     return known, f
 
 
-@eqx.filter_jit
+@full_jit
 def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
     """(S repeats, *C, N) draws of q(f)."""
 
@@ -126,7 +126,7 @@ def training_moments(fit: Record) -> dict[str, Moments]:
     return {site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs) for site in fit.latent}
 
 
-@eqx.filter_jit
+@full_jit
 def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
     def one(draw):
         return Moments(*draw.kept[site].moments(prior_at(model, site, draw.known, args, kwargs)))
@@ -141,7 +141,7 @@ def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
     return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
 
-@eqx.filter_jit
+@full_jit
 def _log_likelihood(model, hyper, f, args, kwargs):
     def one(entry):
         trace = run(model, args, kwargs, *entry)

@@ -4,7 +4,6 @@ at what lies below it.
 
 from typing import cast
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -12,11 +11,12 @@ from numpyro import handlers
 
 from ppl_gp.draws import Draws
 from ppl_gp.model.tracing import run, set_gps
+from ppl_gp.quick import full_jit
 from ppl_gp.sparse.inducing_draws import draw_given_inducing
 from ppl_gp.sparse.process import SparseProcess
 
 
-@eqx.filter_jit
+@full_jit
 def draw_layers(
     model, draws: Draws, local: dict, args, kwargs, key, repeats: int
 ) -> tuple[dict, dict]:

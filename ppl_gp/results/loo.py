@@ -19,7 +19,6 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -36,6 +35,7 @@ from ppl_gp.model.per_datum import data_axis
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics import small
+from ppl_gp.quick import full_jit
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
@@ -156,7 +156,7 @@ def _tell_of_uncorrected(fit: Record) -> None:
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
-@eqx.filter_jit
+@full_jit
 def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool):
     """(log p(y_n | y_-n), log p(y_n | y), log E[p(y_n | f_n)^w_n | y_-n]) at each draw of the
     hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`.
@@ -244,7 +244,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     return Moments(latent.mean - variance * latent.alpha, variance)
 
 
-@eqx.filter_jit
+@full_jit
 def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
     """log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum, and the
     same times `scale` handlers, as it is part of the posterior; (S, N) each.

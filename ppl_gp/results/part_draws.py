@@ -9,7 +9,6 @@ et al. 2021, eq. 8).
 import math
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -22,12 +21,13 @@ from ppl_gp.model.collapsed import Collapsed, Moved
 from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Unknowns
+from ppl_gp.quick import full_jit
 from ppl_gp.results.record import prior_at
 from ppl_gp.sparse.inducing_draws import factor_of_v
 from ppl_gp.wrappers import unwrap
 
 
-@eqx.filter_jit
+@full_jit
 def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
     """({site: (S repeats, ...)}, the predictor (S repeats, N) or (S repeats, R, N)). O(S (N^3 +
     repeats N^2)), of U < N unknowns O(S (N U^2 + repeats N U)).

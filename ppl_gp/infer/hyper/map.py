@@ -28,6 +28,7 @@ from ppl_gp.infer.hyper.restarts import (
 from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
+from ppl_gp.numerics.host import entry
 from ppl_gp.results.fit import Fit
 
 
@@ -69,8 +70,8 @@ def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
     for step in range(config.max_steps):
         runs, at = asked_for(ascent, runs)
         runs = advance(runs, at, tol)
-        yield Stage(runs, step + 1, f"log posterior {-float(jnp.min(runs.loss)):.3f}")
-        if bool(jnp.all(runs.done)):
+        yield Stage(runs, step + 1, f"log posterior {-np.min(np.asarray(runs.loss)):.3f}")
+        if np.all(np.asarray(runs.done)):
             return
 
 
@@ -79,12 +80,12 @@ def _best(ascent: Ascent, runs: Run, interrupted: bool) -> Point:
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds = constrained(ascent, runs, best)
-    others = jnp.arange(len(losses)) != best
+    others = jnp.asarray(np.arange(len(losses)) != best)
     _, last = asked_for(ascent, runs._replace(asked=runs.point, done=others))
-    _, _, value, solution = jax.tree.map(lambda x: x[best], last)
+    _, _, value, solution = entry(last, best)
     stats = {
-        "map_steps": int(runs.steps[best]),
-        "map_gradient": float(runs.slope[best]),
+        "map_steps": int(np.asarray(runs.steps)[best]),
+        "map_gradient": float(np.asarray(runs.slope)[best]),
         "log_posterior": -float(losses[best]),
         "restart_log_posteriors": -losses,
         "restart_steps": np.asarray(runs.steps),
@@ -96,11 +97,11 @@ def _best(ascent: Ascent, runs: Run, interrupted: bool) -> Point:
 
 
 def _result(runs: Run, best: int) -> Result:
-    if not float(runs.loss[best]) < UNUSABLE:
+    if not np.asarray(runs.loss)[best] < UNUSABLE:
         return Result.nonfinite
     return (
         Result.converged
-        if bool(runs.done[best]) and float(runs.slope[best]) < FLAT
+        if np.asarray(runs.done)[best] and np.asarray(runs.slope)[best] < FLAT
         else Result.max_steps
     )
 
@@ -118,7 +119,7 @@ def _require_inside(runs: Run, config: MAP) -> None:
     edge = [
         k
         for k, x in runs.point.items()
-        if not all(bool(jnp.all(jnp.isfinite(v[0]))) for v in jax.tree.leaves(x))
+        if not all(np.all(np.isfinite(np.asarray(v)[0])) for v in jax.tree.leaves(x))
     ]
     if config.init is not None and edge:
         raise DataError(

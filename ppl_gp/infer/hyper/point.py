@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
@@ -50,7 +51,7 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
     hyper, ended, stats, value, solution = point
     kept, code, figures = _kept(problem.model, hyper, problem.args, problem.kwargs, solution)
     stats = {**stats, **_quadrature_error(solution, code, problem.method)}
-    if code == Result.converged.code:
+    if int(code) == Result.converged.code:
         stats |= tell_of_width(problem.method, figures[-1])
     return Fit(
         model=problem.model,
@@ -138,13 +139,13 @@ def _quadrature_error(solution, code, method) -> dict:
     if solution.quadrature_error is None:
         return {}
     error, R = float(solution.quadrature_error), solution.sites.functions
-    if R > 1 and code == Result.converged.code and not error <= several.TOLERANCE:
+    if R > 1 and int(code) == Result.converged.code and not error <= several.TOLERANCE:
         warnings.warn(
             f"{type(method).__name__}(): the integral over the {R} functions that some datum sees "
             f"is off by about {error:.1g} nats; compare with Laplace(), SVGP() or NUTS().",
             stacklevel=2,
         )
-    elif R == 1 and code == Result.converged.code and not error <= TOLERANCE:
+    elif R == 1 and int(code) == Result.converged.code and not error <= TOLERANCE:
         warnings.warn(
             f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's "
             f"likelihood is off by about {error:.1g} nats (several modes, or edges); raise "
@@ -156,7 +157,7 @@ def _quadrature_error(solution, code, method) -> dict:
 
 def _jitter(figures):
     jitter, raised, _ = figures
-    return {"jitter": float(jnp.max(jitter)), "jitter_raised": float(raised)}
+    return {"jitter": float(np.max(np.asarray(jitter))), "jitter_raised": float(raised)}
 
 
 def _worst(outer: Result, inner: Result, value: float) -> Result:
@@ -165,6 +166,6 @@ def _worst(outer: Result, inner: Result, value: float) -> Result:
     """
     if inner not in (Result.converged, Result.max_steps):
         return inner
-    if outer is Result.nonfinite or not jnp.isfinite(value):
+    if outer is Result.nonfinite or not math.isfinite(value):
         return Result.nonfinite
     return inner if inner is not Result.converged else outer

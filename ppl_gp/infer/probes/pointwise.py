@@ -35,8 +35,8 @@ def probe(log_lik: LogLikelihood) -> None:
             "the log-likelihood is not finite at random values of f; check the observations and "
             "the model."
         )
-    if not (bool(jnp.all(pointwise)) and bool(free)):
-        bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
+    bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
+    if bad or not bool(free):
         raise NotPointwiseError(
             f"the likelihood of site {_coupled_sites(log_lik)} couples values of "
             f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "

@@ -17,7 +17,7 @@ from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.svgp.objective import hyper_at
 from ppl_gp.infer.svgp.problem import Problem
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.collapsed import collapsed
 
@@ -59,7 +59,7 @@ def _objective(problem: Problem, trained, held, batch: Batch):
     return -(collapsed(problem.plan.model, hyper, variables, batch).bound + log_p)
 
 
-@eqx.filter_jit
+@full_jit
 def _climb(
     problem: Problem, climb: Climb, batch: Batch
 ) -> tuple[Climb, Float[Array, "k"], Float[Array, ""]]:

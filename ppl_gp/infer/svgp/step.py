@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
+from ppl_gp.quick import full_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.natural_gradient import blend_all, nudges
@@ -234,7 +235,7 @@ def _all_finite(tree):
     )
 
 
-@eqx.filter_jit
+@full_jit
 def advance(
     problem: Problem, state: State, constant: Batch, varying: Batch
 ) -> tuple[State, Float[Array, "k"]]:
@@ -245,7 +246,7 @@ def advance(
     return lax.scan(lambda s, batch: step(problem, s, eqx.combine(batch, constant)), state, varying)
 
 
-@eqx.filter_jit
+@full_jit
 def advance_whole(
     problem: Problem, state: State, batch: Batch, keys
 ) -> tuple[State, Float[Array, "k"]]:

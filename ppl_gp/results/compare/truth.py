@@ -21,7 +21,6 @@ O(N^2) a draw, in batches of `BATCH` draws; memory num_samples N / 4.
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
@@ -30,6 +29,7 @@ from jax.scipy.special import logsumexp
 from ppl_gp.model.factors import read
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.linalg import half_log_det, tril_inverse
+from ppl_gp.quick import full_jit
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.integrals.modes import MAX_MODES, other_modes, precision_factor
 from ppl_gp.results.record import Record
@@ -107,7 +107,7 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
 
 
-@eqx.filter_jit
+@full_jit
 def _coordinates(model, hyper, args, kwargs, latent):
     """(factors, R, centre, strength): f = mean + R u, u ~ N(0, I) under the prior, q's precisions 1
     + strength about `centre`.
@@ -119,7 +119,7 @@ def _coordinates(model, hyper, args, kwargs, latent):
     return factors, R, R.T @ latent.alpha, strength  # alpha = K^-1 (mean - m)
 
 
-@eqx.filter_jit
+@full_jit
 def _log_weights(factors, R, centre, strength, modes, key, num: int):
     """log p(y, f) / proposal of every draw, (S,); of the draws from q itself log p(y, f) / q and
     log p(y_n|f_n), (., N).

@@ -2,14 +2,13 @@
 apart; draws of what lies below.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.integrals.averages import (
     LAYER_NODES,
     MIN_DRAWS,
@@ -187,7 +186,7 @@ def joint_draws(case: Case, key, num_samples: int):
     )
 
 
-@eqx.filter_jit
+@full_jit
 def _joint_draws(case: Case, key, chosen, place, each: int):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample)
     are kept.

@@ -4,7 +4,6 @@ In u with f = mean + R u, u ~ N(0, I): Newton's method with the curvature of the
 is positive, and steps shortened until the density rises. O(N^3) a step.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +15,7 @@ from ppl_gp.numerics.blocks import positive_part, times
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
 from ppl_gp.numerics.modes import derivatives
+from ppl_gp.quick import full_jit
 
 STARTS = 6  # draws of the prior, beside q's mean and its mirror image
 STEPS = 40
@@ -51,7 +51,7 @@ def other_modes(log_lik, mean, R, centre, key) -> np.ndarray:
     return ends[found[1 : 1 + MAX_MODES]]
 
 
-@eqx.filter_jit
+@full_jit
 def _ascents(log_lik, mean, R, centre, key):
     """(ends (STARTS + 2, N), their log evidence by Laplace's approximation); the first starts at
     `centre`.

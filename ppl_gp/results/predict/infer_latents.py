@@ -5,7 +5,6 @@ fitted to each datum.
 import dataclasses
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -14,6 +13,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.deep.latents import Encoded, latent_form
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
@@ -74,7 +74,7 @@ def infer_latents(
     )
 
 
-@eqx.filter_jit
+@full_jit
 def _infer(case: Case, groups, encoders, observations, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
     proposals = Proposals.fitted(

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.model.concave import is_concave
+from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.averages import (
     LATENT_DRAWS,
     LAYER_NODES,
@@ -83,7 +83,7 @@ def groups_above(
     return coupled_groups(case, observations)
 
 
-@eqx.filter_jit
+@full_jit
 def _log_density(case: Case, integration: Integration, groups, observations: dict, num_draws: int):
     if integration is Integration.quadrature:
 

@@ -8,9 +8,11 @@ grow with their number.
 """
 
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
@@ -112,7 +114,7 @@ def predict(
     check_link_approximation(case, integration, link_approximation)
     f, y, log_probs, errors = predictive(case, integration, link_approximation)
     sites = {site.label: site for site in case.layout.sites}
-    probs = {k: _numpyro_convention(jnp.exp(v), sites[k].boolean) for k, v in log_probs.items()}
+    probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
         _one_or_all({k: v.mean for k, v in f.items()}),
         _one_or_all({k: v.variance for k, v in f.items()}),
@@ -136,7 +138,9 @@ def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
     )
 
 
-def _numpyro_convention(probs, boolean: bool):
+@partial(jax.jit, static_argnames="boolean")
+def _numpyro_convention(log_probs, boolean: bool):
+    probs = jnp.exp(log_probs)
     return probs[1] if boolean else jnp.moveaxis(probs, 0, -1)
 
 

@@ -1,6 +1,5 @@
 """Observations at new inputs, checked before they are scored."""
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
@@ -8,6 +7,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import as_arrays
 from ppl_gp.model.roles import is_factor, is_observed
+from ppl_gp.quick import full_jit
 from ppl_gp.results.query.query import Case
 from ppl_gp.wrappers import mask_of
 
@@ -34,7 +34,7 @@ def observations_at(case: Case, y_new) -> dict:
     return observations
 
 
-@eqx.filter_jit
+@full_jit
 def _inside(case: Case, observations: dict) -> dict:
     trace = case.trace(case.draws.at(0), {}, **observations)
     return {
