@@ -105,16 +105,13 @@ class Kept(eqx.Module):
         """Draws of f at the training inputs."""
 
 
-class FromPseudo(Kept):
-    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m),
-    and its natural parameters.
-    """
+class BehindSites(Kept):
+    """q(f) behind a pseudo-likelihood, its natural parameters in `sites`; `alpha` = K^-1 (mean - m)."""
 
     has_sites: ClassVar[bool] = True
-    mean: Float[Array, "*S N"]
-    variance: Float[Array, "*S N"]
-    alpha: Float[Array, "*S N"]
-    sites: PseudoLikelihood
+    variance: eqx.AbstractVar[Float[Array, "..."]]
+    alpha: eqx.AbstractVar[Float[Array, "..."]]
+    sites: eqx.AbstractVar[PseudoLikelihood]
 
     @property
     def values(self):
@@ -126,14 +123,25 @@ class FromPseudo(Kept):
             return unknowns(K, prior.mean, self.sites)
         return prediction_root(K, self.sites)
 
+    def moments(self, prior):
+        return self.mean, self.variance
+
+
+class FromPseudo(BehindSites):
+    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m),
+    and its natural parameters.
+    """
+
+    mean: Float[Array, "*S N"]
+    variance: Float[Array, "*S N"]
+    alpha: Float[Array, "*S N"]
+    sites: PseudoLikelihood
+
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
         if isinstance(root, Unknowns):
             return OfUnknowns(prior, root)
         return Posterior(prior, self.alpha, root)
-
-    def moments(self, prior):
-        return self.mean, self.variance
 
     def sample(self, prior, key, num):
         """Jointly: mean + L z, L L^T the covariance. O(N^3 + num N^2), or O(num N U) of U
@@ -150,32 +158,18 @@ class FromPseudo(Kept):
         return K - prediction_root(K, self.sites).quadratic(K)
 
 
-class FromFunctions(Kept):
+class FromFunctions(BehindSites):
     """As `FromPseudo`, of R functions a datum that are correlated: marginals (R, N), alpha (R N,)
     and the natural parameters that couple the functions.
     """
 
-    has_sites: ClassVar[bool] = True
     mean: Float[Array, "*S R N"]
     variance: Float[Array, "*S R N"]
     alpha: Float[Array, "*S RN"]
     sites: PseudoLikelihood
 
-    @property
-    def values(self):
-        return self.mean
-
-    def root(self, prior):
-        K = covariance_of(prior)
-        if isinstance(K, LowRank):
-            return unknowns(K, prior.mean, self.sites)
-        return prediction_root(K, self.sites)
-
     def process(self, prior, root=None):
         return OfFunctions(prior, self.alpha, self.root(prior) if root is None else root)
-
-    def moments(self, prior):
-        return self.mean, self.variance
 
     def sample(self, prior, key, num):
         """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2)."""

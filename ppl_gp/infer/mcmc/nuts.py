@@ -7,9 +7,9 @@ from functools import lru_cache
 import equinox as eqx
 
 from ppl_gp.chain_settings import require_settings
-from ppl_gp.draws import Draws
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
@@ -75,15 +75,4 @@ def fit_from_draws(method, model, args, kwargs, found, draws) -> Fit:
     values = flatten(draws.values)
     kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
-    return Fit(
-        model=model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
-        draws=Draws.equal(hyper, kept),
-        log_evidence=None,
-        result=result,
-        stats=stats,
-        num_chains=method.num_chains,
-        sampled=True,
-    )
+    return sampled_fit(method, model, args, kwargs, hyper, kept, result, stats)

@@ -17,11 +17,11 @@ from jaxtyping import Array
 from ppl_gp.chain_settings import require_settings
 from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
-from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
@@ -165,18 +165,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
     hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
-    return Fit(
-        model=model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
-        draws=Draws.equal(hyper, kept),
-        log_evidence=None,
-        result=result,
-        stats=stats,
-        num_chains=method.num_chains,
-        sampled=True,
-    )
+    return sampled_fit(method, model, args, kwargs, hyper, kept, result, stats)
 
 
 def _kept(variables, draws) -> FromInducing:
