@@ -12,6 +12,17 @@ from ppl_gp.sparse.expectation import Expectation
 COVARIANCES = ("full", "diagonal", "decoupled")
 _FULL_BATCH = 2000
 _MINIBATCH = 1000
+_COUNTS = (
+    "num_inducing",
+    "max_steps",
+    "batch_size",
+    "num_nodes",
+    "num_draws",
+    "devices",
+    "patience",
+    "num_importance",
+    "num_paths",
+)
 
 
 @dataclass(frozen=True)
@@ -141,68 +152,11 @@ class SVGP:
     beta: float = 1.0
 
     def __post_init__(self):
-        numbers = {
-            "num_inducing": self.num_inducing,
-            "max_steps": self.max_steps,
-            "batch_size": self.batch_size,
-        }
-        numbers |= {
-            "num_nodes": self.num_nodes,
-            "num_draws": self.num_draws,
-            "devices": self.devices,
-        }
-        numbers |= {
-            "patience": self.patience,
-            "num_importance": self.num_importance,
-            "num_paths": self.num_paths,
-        }
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise DataError(f"SVGP({name}={value}): give at least 1.")
-        if self.covariance not in COVARIANCES:
-            raise DataError(f"SVGP(covariance={self.covariance!r}): give one of {COVARIANCES}.")
-        if not self.whiten and self.covariance != "full":
-            raise DataError(
-                f"SVGP(whiten=False, covariance={self.covariance!r}): only a full covariance has "
-                "an unwhitened form."
-            )
-        if self.collapsed and (
-            self.covariance != "full" or not isinstance(self.hyper, MAP | Fixed)
-        ):
-            raise DataError(
-                "SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...})."
-            )
-        if self.collapsed and (self.checkpoint is not None or self.devices is not None):
-            raise DataError(
-                "SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices "
-                "out."
-            )
-        if self.collapsed and self.beta != 1.0:
-            raise DataError(
-                f"SVGP(collapsed=True, beta={self.beta}): the collapsed bound has a KL weight of 1."
-            )
-        if self.dual_bound and self.train_inducing:
-            # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu
-            # hardly determines.
-            raise DataError(
-                "SVGP(dual_bound=True) carries q(u) along with the prior and needs "
-                "train_inducing=False."
-            )
-        if not 0.0 <= self.beta < float("inf") or (self.beta == 0.0 and self.uses_natural):
-            raise DataError(
-                f"SVGP(beta={self.beta}): give a positive weight of the KL terms; 0 leaves q(u) "
-                "without a prior, and only natural=False, which trains q(u) by Adam, can start "
-                "there."
-            )
-        if self.warm_up < 0:
-            raise DataError(f"SVGP(warm_up={self.warm_up}): give 0 or a number of steps.")
-        if isinstance(self.natural_rate, int | float) and not 0.0 < self.natural_rate <= 1.0:
-            raise DataError(f"SVGP(natural_rate={self.natural_rate}): give a step size in (0, 1].")
-        if isinstance(self.hyper, type) and issubclass(self.hyper, MAP | Fixed):
-            raise DataError(
-                f"SVGP(hyper={self.hyper.__name__}) is a class; give an instance, "
-                f"{self.hyper.__name__}(...)."
-            )
+        _require_counts(self)
+        _require_form(self)
+        if self.collapsed:
+            _require_collapsible(self)
+        _require_rates(self)
 
     @property
     def uses_natural(self) -> bool:
@@ -224,3 +178,61 @@ class SVGP:
         if self.batch_size is not None:
             return min(self.batch_size, num_data)
         return num_data if num_data <= _FULL_BATCH else _MINIBATCH
+
+
+def _require_counts(method: SVGP) -> None:
+    for name in _COUNTS:
+        value = getattr(method, name)
+        if value is not None and value < 1:
+            raise DataError(f"SVGP({name}={value}): give at least 1.")
+    if method.warm_up < 0:
+        raise DataError(f"SVGP(warm_up={method.warm_up}): give 0 or a number of steps.")
+
+
+def _require_form(method: SVGP) -> None:
+    """The form of q(u), and what stands for the hyperparameters."""
+    if method.covariance not in COVARIANCES:
+        raise DataError(f"SVGP(covariance={method.covariance!r}): give one of {COVARIANCES}.")
+    if not method.whiten and method.covariance != "full":
+        raise DataError(
+            f"SVGP(whiten=False, covariance={method.covariance!r}): only a full covariance has an "
+            "unwhitened form."
+        )
+    if method.dual_bound and method.train_inducing:
+        # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu
+        # hardly determines.
+        raise DataError(
+            "SVGP(dual_bound=True) carries q(u) along with the prior and needs "
+            "train_inducing=False."
+        )
+    if isinstance(method.hyper, type) and issubclass(method.hyper, MAP | Fixed):
+        raise DataError(
+            f"SVGP(hyper={method.hyper.__name__}) is a class; give an instance, "
+            f"{method.hyper.__name__}(...)."
+        )
+
+
+def _require_collapsible(method: SVGP) -> None:
+    """What the bound with q(u) in closed form has no room for."""
+    if method.covariance != "full" or not isinstance(method.hyper, MAP | Fixed):
+        raise DataError(
+            "SVGP(collapsed=True) has a full covariance and hyper=MAP() or Fixed({...})."
+        )
+    if method.checkpoint is not None or method.devices is not None:
+        raise DataError(
+            "SVGP(collapsed=True) is a short run on one device; leave checkpoint and devices out."
+        )
+    if method.beta != 1.0:
+        raise DataError(
+            f"SVGP(collapsed=True, beta={method.beta}): the collapsed bound has a KL weight of 1."
+        )
+
+
+def _require_rates(method: SVGP) -> None:
+    if not 0.0 <= method.beta < float("inf") or (method.beta == 0.0 and method.uses_natural):
+        raise DataError(
+            f"SVGP(beta={method.beta}): give a positive weight of the KL terms; 0 leaves q(u) "
+            "without a prior, and only natural=False, which trains q(u) by Adam, can start there."
+        )
+    if isinstance(method.natural_rate, int | float) and not 0.0 < method.natural_rate <= 1.0:
+        raise DataError(f"SVGP(natural_rate={method.natural_rate}): give a step size in (0, 1].")
