@@ -106,7 +106,9 @@ class Kept(eqx.Module):
 
 
 class BehindSites(Kept):
-    """q(f) behind a pseudo-likelihood, its natural parameters in `sites`; `alpha` = K^-1 (mean - m)."""
+    """q(f) behind a pseudo-likelihood, whose natural parameters are `sites`; `alpha` = K^-1 (mean -
+    m).
+    """
 
     has_sites: ClassVar[bool] = True
     variance: eqx.AbstractVar[Float[Array, "..."]]

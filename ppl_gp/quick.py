@@ -28,8 +28,8 @@ FEW_DATA = 400
 
 
 def full_jit(function: Callable) -> Any:
-    """`equinox.filter_jit` for functions in which XLA's own loops are the work, such as the steps of
-    a long run; under another transformation of JAX, which takes compiler options at the outermost
+    """`equinox.filter_jit` for functions in which XLA's own loops are the work (the steps of a long
+    run, say); under another transformation of JAX, which takes compiler options at the outermost
     `jit` only, as it is.
 
     The backend is asked for at the first call, not at import, which would fix the number of

@@ -48,6 +48,8 @@ LAYERS = [
     "results.predict",
     "results.corrected_draws",
     "results.datatree",
+    "results.cavities",
+    "results.left_out",
     "results.loo",
     "results.store",
     "results.fit",

@@ -21,21 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, random
+from jax import random
 from jax.scipy.special import logsumexp
 
-from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.gp import GP
-from ppl_gp.kept import FromFunctions, FromPseudo
-from ppl_gp.local.condition import condition, prediction_root
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.factors import read
 from ppl_gp.model.per_datum import data_axis
-from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.model.tracing import run
-from ppl_gp.numerics import small
-from ppl_gp.quick import full_jit
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
@@ -46,11 +36,6 @@ from ppl_gp.results.datatree import (
     scored_names,
     training_sites,
 )
-from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
-from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
-from ppl_gp.results.integrals.several import Effort, log_expectation_over
-from ppl_gp.results.query.layout import Layout
-from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.record import Record
 from ppl_gp.wrappers import bare_shape, mask_of
 
@@ -92,13 +77,13 @@ def loo(fit: Record) -> "ELPDData":
             return _corrected(fit, sites)
         if not fit.latent and fit.log_evidence is not None:
             _tell_of_uncorrected(fit)
-        hyper, f = posterior_draws(fit, random.key(0), _DRAWS)
-        densities, removed = _draw_log_densities(
+        hyper, f = posterior_draws(fit, random.key(0), DRAWS)
+        densities, removed = draw_log_densities(
             fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit)
         )
         return _psis(fit, sites, densities, removed, {**hyper, **f})
     (site,) = fit.latent
-    left_out, kept, removed = _cavity_log_densities(
+    left_out, kept, removed = cavity_log_densities(
         fit.model, site, fit.draws, fit.args, fit.kwargs, _is_scaled(sites)
     )
     log_w = fit.draws.log_weights[:, None]
@@ -122,14 +107,14 @@ def _corrected(fit, sites):
 
     num, known = num_data(fit), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(
-        fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), _DRAWS
+        fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), DRAWS
     )
-    hyper = {k: jnp.broadcast_to(v, (_DRAWS, *jnp.shape(v))) for k, v in known.items()}
-    densities, removed = _draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num)
+    hyper = {k: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))) for k, v in known.items()}
+    densities, removed = draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num)
     found: Any = arviz_stats.loo_approximate_posterior(
         _tree(fit, sites, removed, f),
         np.asarray(log_lik + log_ratio),
-        np.zeros(_DRAWS),
+        np.zeros(DRAWS),
         pointwise=True,
     )
     if float(np.median(found.pareto_k)) <= GOOD_KHAT:
@@ -154,108 +139,6 @@ def _tell_of_uncorrected(fit: Record) -> None:
 
 
 GOOD_KHAT = 0.7  # Vehtari et al. 2024
-
-
-@full_jit
-def _cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool):
-    """(log p(y_n | y_-n), log p(y_n | y), log E[p(y_n | f_n)^w_n | y_-n]) at each draw of the
-    hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`.
-    """
-    num = draws.kept[site].mean.shape[-1]
-    plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
-
-    def one(draw):
-        hyper, latent = draw.known, draw.kept[site]
-        factors = read(model, *args, hyper=hyper, **kwargs)
-        prior = factors.prior
-        if isinstance(latent, FromFunctions):
-            return _of_functions(factors, latent, plan, draws.num, scaled)
-        concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
-
-        def score(moments, weighed=False):
-            def log_lik(f):
-                trace = run(model, args, kwargs, hyper, {site: f})
-                return log_density_per_datum(trace, plan, weighed)
-
-            return log_expectation(log_lik, moments, num_nodes, concave)
-
-        without = cavity(prior, latent)
-        left_out, kept = score(without), score(Moments(latent.mean, latent.variance))
-        return left_out, kept, score(without, True) if scaled else left_out
-
-    return lax.map(one, draws)
-
-
-def _of_functions(factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool):
-    """As `_cavity_log_densities`, where a datum sees several functions: by cubature, or by weighted
-    draws above three.
-    """
-    log_lik, site, (R, _) = factors.log_lik, factors.log_lik.site, latent.mean.shape
-    effort = Effort(SEVERAL_NODES[num_draws > 1], num_draws > 1, _DRAWS)
-
-    def score(moments, weighed=False):
-        def log_p(f):
-            return log_density_per_datum(log_lik.trace(f[site]), plan, weighed)
-
-        together = (tuple(range(R)),)
-        return log_expectation_over(log_p, {site: moments}, together, effort, random.key(4))[0]
-
-    without, within = cavity_of_functions(factors.prior, latent)
-    left_out, kept = score(without), score(within)
-    return left_out, kept, score(without, True) if scaled else left_out
-
-
-def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments, JointMoments]:
-    """(q_{-n}, q) of the functions of every datum; NaN where the former is not proper.
-
-    covariance = (Sigma^-1 - T)^-1 of the blocks within a datum, mean = mu - covariance alpha.
-    """
-    sites, shape = latent.sites, latent.mean.shape
-    q = condition(covariance_of(prior), jnp.ravel(prior.mean), sites)
-    Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, sites.nat2))
-    # Sigma = L L^T: the cavity's is L (I - L^T T L)^-1 L^T
-    L = small.lower_root(Sigma)
-    left = jnp.eye(shape[0]) - jnp.swapaxes(L, -1, -2) @ T @ L
-    half = small.lower_inverse(small.lower_root(left)) @ jnp.swapaxes(L, -1, -2)
-    covariance = jnp.swapaxes(half, -1, -2) @ half
-    covariance = jnp.where(small.is_definite(left)[:, None, None], covariance, jnp.nan)
-    alpha = jnp.reshape(latent.alpha, shape)
-    mean = latent.mean - jnp.einsum("nab,bn->an", covariance, alpha)
-    variance = jnp.einsum("naa->an", covariance)
-    return (
-        JointMoments.of(mean, variance, covariance),
-        JointMoments.of(latent.mean, latent.variance, Sigma),
-    )
-
-
-def cavity(prior: GP, latent: FromPseudo) -> Moments:
-    """q_{-n}(f_n) of every datum, (N,) each: the posterior marginal without its site; NaN where it
-    is not proper.
-
-    variance = v / (1 - nat2 v) = v nat2 / R_nn, R = (K + T^-1)^-1: each form where it does not
-    cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
-    """
-    v, sites = latent.variance, latent.sites
-    root = prediction_root(covariance_of(prior), sites)
-    R = root.sign * jnp.sum(root.W**2, 0) + root.diagonal
-    share = sites.nat2 * v
-    variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))
-    variance = jnp.where((variance > 0) & jnp.isfinite(variance), variance, jnp.nan)
-    return Moments(latent.mean - variance * latent.alpha, variance)
-
-
-@full_jit
-def _draw_log_densities(model, hyper, f, args, kwargs, num: int):
-    """log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum, and the
-    same times `scale` handlers, as it is part of the posterior; (S, N) each.
-    """
-    plan = Layout((), (), num)
-
-    def one(draw):
-        trace = run(model, args, kwargs, *draw)
-        return log_density_per_datum(trace, plan), log_density_per_datum(trace, plan, True)
-
-    return lax.map(one, (hyper, f))
 
 
 def _is_scaled(sites) -> bool:
@@ -328,7 +211,6 @@ def _elpd(fit, sites, left_out, lpd):
 
 
 _LABEL = "observations"
-_DRAWS = 1000  # of q(f), for the weights of an SVGP
 MAX_DATA = 20_000
 
 

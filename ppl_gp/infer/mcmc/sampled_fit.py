@@ -11,7 +11,7 @@ from ppl_gp.results.fit import Fit
 def sampled_fit(
     method, model, args, kwargs, hyper: dict, kept: Mapping[str, Kept], result: Result, stats: dict
 ) -> Fit:
-    """A fit of draws of equal weight: `hyper` {site: (S, ...)}, `kept` {GP site: with S entries}."""
+    """A fit of S draws of equal weight: `hyper` {site: (S, ...)}, `kept` {GP site: S entries}."""
     return Fit(
         model=model,
         method=method,
