@@ -36,6 +36,7 @@ from ppl_gp.results.datatree import (
     scored_names,
     training_sites,
 )
+from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.record import Record
 from ppl_gp.wrappers import bare_shape, mask_of
 
