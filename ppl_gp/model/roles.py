@@ -89,7 +89,9 @@ def require_gp(found: Roles, trace: dict) -> None:
             "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
         )
     raise ModelError(
-        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). NUTS() "
+        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
+        "methods also integrate Normal, MultivariateNormal, GaussianRandomWalk and CAR sites that "
+        "enter one linear predictor (steps that numpyro's scan draws are not read as such). NUTS() "
         "and SVI() fit models without one."
     )
 
