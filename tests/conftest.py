@@ -90,8 +90,8 @@ SLOW = Path(__file__).parent / "slow.txt"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that `slow.txt` names are slow, as those marked in their files are. Each of its lines is
-    the id of a test, or, for all its parameters, what stands before the bracket.
+    """Tests that `slow.txt` names are slow, as those marked in their files are. Each of its lines
+    is the id of a test, or, for all its parameters, what stands before the bracket.
     """
     lines = SLOW.read_text().splitlines()
     names = {line.strip() for line in lines if line.strip() and not line.startswith("#")}

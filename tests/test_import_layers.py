@@ -71,6 +71,7 @@ LAYERS = [
     "infer.marginal",
     "infer.mcmc.sampled_model",
     "infer.hyper",
+    "infer.joint_mode",
     "infer.additive",
     "infer.local",
     "infer.svgp",

@@ -13,15 +13,17 @@ from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import integrated
+from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.probes.pointwise import probe, probe_predictor
+from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
 from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import require_no_subsampling
+from ppl_gp.model.roles import require_no_subsampling, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 
@@ -44,6 +46,8 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     held = {k: trace[k]["value"] for k in given if k in trace}  # as they were checked
     whole = model
     model = integrated(model, method, args, kwargs, held)
+    if isinstance(method, Laplace) and not isinstance(model, Collapsed) and not roles(trace).gps:
+        return fit_joint(LocalProblem(method, model, trace, rng_key, args, kwargs, progress))
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
         require_none_demoted(model, args, kwargs, f"{type(method).__name__}(hyper=MAP())")
     if model is not whole:

@@ -77,6 +77,10 @@ class Laplace(LocalMethod):
 
     `hyper`: `MAP()`, `Fixed({...})`, `Grid()` or `Sample()`. Results: converged, max_steps,
     nonfinite, negative_curvature.
+
+    Of a model without GPs and without a linear predictor (or with `integrate=()`), it is a Gaussian
+    at the joint mode of all latents in NumPyro's unconstrained coordinates, `infer.joint_mode`:
+    `MAP(restarts=)` looks for it, `Fixed` holds sites, and the evidence has the log-Jacobian.
     """
 
     hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)

@@ -91,8 +91,8 @@ def require_gp(found: Roles, trace: dict) -> None:
     raise ModelError(
         "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
         "methods also integrate Normal, MultivariateNormal, GaussianRandomWalk and CAR sites that "
-        "enter one linear predictor (steps that numpyro's scan draws are not read as such). NUTS() "
-        "and SVI() fit models without one."
+        "enter one linear predictor (steps that numpyro's scan draws are not read as such). "
+        "NUTS(), SVI(), MeanField() and Laplace() fit models without one."
     )
 
 

@@ -13,6 +13,7 @@ from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.mean_field import is_conjugate
 from ppl_gp.infer.probes.layers import probe_layers
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
@@ -63,8 +64,22 @@ def _drawing_methods(subject: Subject) -> list[str]:
         free = (*found.hyper, *found.local_latents)
         sums = any(subject.trace[k]["fn"].support.is_discrete for k in free)
         proved = is_conjugate(subject.model, subject.trace, subject.args, subject.kwargs)
-        return ([] if sums else ["NUTS", "SVI"]) + (["MeanField"] if proved else [])
+        joint = ["Laplace"] if not sums and _has_joint_mode(subject) else []
+        return ([] if sums else ["NUTS", "SVI"]) + joint + (["MeanField"] if proved else [])
     return ["NUTS"] + ([] if found.local_latents else ["EllipticalSlice"])
+
+
+def _has_joint_mode(subject: Subject) -> bool:
+    """Whether `Laplace` takes all latents together: where no predictor is integrated and a maximum
+    may exist.
+    """
+    if isinstance(subject.whole, Collapsed):
+        return False
+    try:
+        require_bounded(subject.trace, subject.model.reading, "Laplace()")
+    except ModelError:
+        return False
+    return not subject.found.params
 
 
 def _local_methods(subject: Subject) -> list[str]:

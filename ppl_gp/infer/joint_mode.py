@@ -1,0 +1,253 @@
+"""`Laplace()` of a model without a linear predictor: a Gaussian at the joint mode of all latents.
+
+In the unconstrained coordinates u that NumPyro uses (logarithms of what is positive, log-odds of an
+interval, ...), the log joint with the log-Jacobian of z(u),
+
+    psi(u) = log p(y, z(u)) + log |dz / du|,
+
+is expanded at its maximum u^ to second order (MacKay 2003, chapter 27; PRML 4.4):
+
+    q(u) = N(u^, H^-1), H = -psi''(u^),   log q(y) = psi(u^) + D/2 log 2 pi - log|H| / 2.
+
+Other coordinates have another mode and another evidence: those of a model are its own supports'.
+Its mean and evidence are exact where psi is a quadratic, and bad where a site has several modes, a
+long tail, or a scale near zero: importance weights of q against the model say so,
+`stats["pareto_k"]`; `stats["importance_gain"]` estimates log p(y) - log q(y), nats.
+
+Cost: O(D) gradients of the log joint for H, O(D^3) once; some tens of gradients a start.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix as optx
+from jax import lax, random
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+
+from ppl_gp.conjugate.log_joint import scored
+from ppl_gp.draws import Draws
+from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.infer.hyper.choice import LocalProblem
+from ppl_gp.infer.hyper.given import fixed_values
+from ppl_gp.infer.hyper.space import Space, starts, transform
+from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.mcmc.sampled_model import require_samplable
+from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.model.roles import is_missing_part, roles
+from ppl_gp.model.tracing import run
+from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.quick import quick_jit
+from ppl_gp.results.compare.truth import smooth
+from ppl_gp.results.fit import Fit
+
+MAX_LATENTS = 3000  # entries of all sites: H has their square
+_DRAWS = 1000  # of q that a fit keeps, half of them the mirror images of the others
+_HALVINGS = 30  # of a Newton step that does not gain
+_GOOD_KHAT = 0.7  # Vehtari et al. 2024
+
+
+class Joint(eqx.Module):
+    """psi(u), u one vector of all latents."""
+
+    space: Space
+
+    def sites(self, u: Float[Array, "D"], like: dict) -> dict:
+        """{site: value} in declared coordinates."""
+        return self.space.constrain(ravel_pytree(like)[1](u))
+
+    def __call__(self, u: Float[Array, "D"], like: dict) -> Float[Array, ""]:
+        """log p(y, z(u)) + log |dz / du|, nats; `like`: the tree whose entries u holds."""
+        sp, free = self.space, ravel_pytree(like)[1](u)
+        z = sp.constrain(free)
+        trace = run(sp.model, sp.args, sp.kwargs, {**sp.given, **z})
+        own = {
+            k: s
+            for k, s in trace.items()
+            if s["type"] == "sample" and not is_missing_part(k, trace)
+        }
+        volumes = [transform(trace[k]).log_abs_det_jacobian(free[k], z[k]) for k in sp.names]
+        terms = [*(scored(s) for s in own.values()), *volumes]
+        return jnp.sum(jnp.stack([jnp.sum(t) for t in terms]))
+
+
+class Mode(NamedTuple):
+    """Where an ascent ended."""
+
+    u: Float[Array, "D"]
+    value: Float[Array, ""]
+    factor: Float[Array, "D D"]  # L of L L^T = H
+    decrement: Float[Array, ""]  # of Newton's method: the distance to the mode in sd of q
+    steps: Int[Array, ""]
+
+
+def fit_joint(problem: LocalProblem) -> Fit:
+    """`Laplace()` over all latents that are not held.
+
+    Raises `DataError` for a `hyper=` other than `MAP` and `Fixed`, `ModelError` for what has no
+    such mode: discrete sites, params, subsampling, a spread that is itself unknown.
+    """
+    method: Any = problem.method
+    args, kwargs = problem.args, problem.kwargs
+    joint = _joint(problem)
+    config = method.hyper if isinstance(method.hyper, MAP) else MAP()
+    key_start, key_draws = random.split(problem.rng_key)
+    points, like = _starts(joint.space, key_start, config)
+    stages = _stages(joint, points, like, method)
+    modes, interrupted = interruptible(stages, "Laplace", len(points), problem.progress)
+    best, result = _best(modes, method.tol)
+    draws, log_w = _drawn(joint, best, like, key_draws)
+    value = float(best.value) + 0.5 * len(best.u) * np.log(2.0 * np.pi)
+    value -= float(np.sum(np.log(np.diagonal(np.asarray(best.factor)))))
+    stats = {
+        "steps": int(best.steps),
+        "residual": float(best.decrement),
+        "restart_log_joints": np.asarray([float(m.value) for m in modes]),
+        "mode": joint.sites(best.u, like),
+        "num_latents": len(best.u),
+        **(_weighted(np.asarray(log_w)) if result is Result.converged else {}),
+    }
+    held = jax.tree.map(lambda x: jnp.broadcast_to(x, (_DRAWS, *jnp.shape(x))), joint.space.given)
+    return Fit(
+        model=problem.model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal({**draws, **held}, {}),
+        log_evidence=value,
+        result=Result.interrupted if interrupted else result,
+        stats=stats,
+        sampled=True,
+    )
+
+
+def _joint(problem: LocalProblem) -> Joint:
+    """What is climbed, after all that can be refused is refused."""
+    method, model, trace = problem.method, problem.model, problem.trace
+    if not isinstance(method.hyper, MAP | Fixed):
+        raise DataError(
+            f"Laplace(hyper={method.hyper!r}): the model has no GP and no linear predictor, so "
+            "that all latents are taken together; give MAP(restarts=..., init=...), which says "
+            "how the mode is looked for, or Fixed({...}), which holds sites."
+        )
+    require_samplable(model, trace, problem.args, problem.kwargs, "Laplace()")
+    held = method.hyper.values if isinstance(method.hyper, Fixed) else {}
+    found = roles(trace)
+    latents = (*found.hyper, *found.local_latents)
+    if unknown := [k for k in held if k not in latents]:
+        raise ModelError(f"Fixed(...) gives {unknown}, and the model's sites are {list(latents)}.")
+    names = tuple(k for k in latents if k not in held)
+    num = sum(np.size(trace[k]["value"]) for k in names)
+    if not 0 < num <= MAX_LATENTS:
+        raise ModelError(
+            f"Laplace() expands the log density in all latents that are not held, and they have "
+            f"{num} entries; it takes 1 to {MAX_LATENTS}. NUTS(), SVI() and MeanField() take more."
+        )
+    require_bounded(trace, model.reading, "Laplace()", names)
+    given = {k: jnp.asarray(trace[k]["value"]) for k in held}
+    return Joint(Space(model, names, problem.args, problem.kwargs, given))
+
+
+def _starts(space: Space, key, config: MAP) -> tuple[Float[Array, "S D"], dict]:
+    """(the points where ascents begin, a tree that u is read by)."""
+    some = config.restarts - (config.init is not None)
+    trees = []
+    if config.init is not None:
+        init = fixed_values(config, space.names, space.model, space.args, space.kwargs)
+        trees = [space.unconstrain(init)]
+    if some:
+        drawn = starts(space, key, some)
+        trees += [jax.tree.map(lambda x, i=i: x[i], drawn) for i in range(some)]
+    return jnp.stack([ravel_pytree(t)[0] for t in trees]), trees[0]
+
+
+def _stages(joint: Joint, points, like: dict, method) -> Iterator[Stage[list[Mode]]]:
+    """One ascent after the other."""
+    found: list[Mode] = []
+    yield Stage(found, 0, keep=False)
+    for i, point in enumerate(points):
+        tol = max(method.tol, 1e3 * float(jnp.finfo(point.dtype).eps))
+        found = [*found, _climb(joint, point, like, tol, method.max_steps)]
+        yield Stage(found, i + 1, f"log joint {float(found[-1].value):.3f}")
+
+
+@quick_jit
+def _climb(joint: Joint, start, like: dict, tol, max_steps: int) -> Mode:
+    """BFGS to the neighbourhood of a maximum, and Newton's method from there."""
+
+    def loss(u, _=None):
+        value = joint(u, like)
+        return jnp.where(jnp.isfinite(value), -value, 1e30)  # so that the line search backs off
+
+    near = optx.minimise(
+        loss, optx.BFGS(rtol=1e-6, atol=1e-6), start, max_steps=20 * max_steps, throw=False
+    ).value
+
+    def newton(state):
+        u, _, _, steps = state
+        g, L = -jax.grad(loss)(u), cholesky(jax.hessian(loss)(u))
+        step = solve_lower(L, solve_lower(L, g), trans=1)
+        decrement = jnp.sqrt(jnp.maximum(step @ g, 0.0))
+
+        def worse(t):
+            return (t > 0.5**_HALVINGS) & ~(loss(u + t * step) <= loss(u))
+
+        t = lax.while_loop(worse, lambda t: 0.5 * t, jnp.ones((), u.dtype))
+        usable = jnp.all(jnp.isfinite(step))
+        return jnp.where(usable, u + t * step, u), L, decrement, steps + 1
+
+    def going(state):
+        _, _, decrement, steps = state
+        return (decrement > tol) & (steps < max_steps)  # NaN ends it: H has a negative direction
+
+    D = len(start)
+    first = near, jnp.full((D, D), jnp.nan), jnp.full((), jnp.inf), jnp.int32(0)
+    u, _, decrement, steps = lax.while_loop(going, newton, first)
+    return Mode(u, joint(u, like), cholesky(jax.hessian(loss)(u)), decrement, steps)
+
+
+def _best(modes: list[Mode], tol: float) -> tuple[Mode, Result]:
+    """The highest of the proper modes, or where there is none of all points, and what it is."""
+    values = np.asarray([float(m.value) for m in modes])
+    near = max(tol, 1e3 * float(np.finfo(np.asarray(modes[0].u).dtype).eps))
+    proper = np.asarray([float(m.decrement) <= near for m in modes])
+    ranked = np.where(np.isfinite(values), values, -np.inf)
+    best = modes[int(np.argmax(np.where(proper, ranked, -np.inf) if proper.any() else ranked))]
+    if not np.isfinite(float(best.value)):
+        return best, Result.nonfinite
+    if not np.isfinite(float(best.factor[-1, -1])):
+        return best, Result.negative_curvature
+    return best, Result.converged if proper.any() else Result.max_steps
+
+
+@quick_jit
+def _drawn(joint: Joint, mode: Mode, like: dict, key) -> tuple[dict, Float[Array, "S"]]:
+    """({site: draws of q}, log p(y, z) / q of each but for what is the same for all)."""
+    half = random.normal(key, (_DRAWS // 2, len(mode.u)), mode.u.dtype)
+    white = jnp.concatenate([half, -half])
+    u = mode.u + solve_lower(mode.factor, white.T, trans=1).T
+    log_p = lax.map(lambda x: joint(x, like), u)
+    log_w = log_p - mode.value + 0.5 * jnp.sum(white**2, 1)
+    return lax.map(lambda x: joint.sites(x, like), u), log_w
+
+
+def _weighted(log_w: np.ndarray) -> dict[str, Any]:
+    """What importance weights of q against the model say; a warning where q is far from the
+    posterior.
+    """
+    finite = np.where(np.isfinite(log_w), log_w, -np.inf)
+    khat = smooth(finite)[1]
+    gain = float(np.logaddexp.reduce(finite) - np.log(len(finite)))
+    if khat > _GOOD_KHAT:
+        warnings.warn(
+            f"Laplace(): the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
+            f"{khat:.2f} of its weights, above {_GOOD_KHAT}); compare with NUTS().",
+            stacklevel=2,
+        )
+    return {"pareto_k": khat, "importance_gain": gain}
