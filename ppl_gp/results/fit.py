@@ -36,7 +36,7 @@ class Fit(Record):
         return predict(self, X_new, *args, **kwargs)
 
     @_verb
-    def log_density(self, X_new, y_new, *args, **kwargs):
+    def log_density(self, X_new, y_new=None, *args, **kwargs):
         """log p(y*_n | x*_n, data), (N_new,), nats, as
         `ppl_gp.results.predict.log_density.log_density`.
         """

@@ -22,6 +22,7 @@ from ppl_gp.results.integrals.averages import (
     repeats,
     trace_above,
 )
+from ppl_gp.results.integrals.enumerated import combinations, summed_log_density
 from ppl_gp.results.integrals.groups import coupled_groups, outer_sites
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
@@ -64,8 +65,11 @@ def log_density_at(
         if case.layout.local_latents and integration is Integration.layers
         else MIN_DRAWS
     )
-    log_p, nodes, within, between = _log_density(
-        case, integration, groups, observations, num_draws or least
+    labels = combinations(case, observations) if integration is Integration.layers else None
+    log_p, nodes, within, between = (
+        _log_density(case, integration, groups, observations, num_draws or least)
+        if labels is None
+        else _of_labels(case, observations, jnp.asarray(labels))
     )
     square = within if effective is None else between / effective
     return LogDensity(log_p, nodes, jnp.sqrt(square))
@@ -137,6 +141,18 @@ def _log_density(case: Case, integration: Integration, groups, observations: dic
 
         sums = average(case, integration, weight, num_draws, _with_square, **observations)
     return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, repeats(case, num_draws))
+
+
+@full_jit
+def _of_labels(case: Case, observations: dict, labels):
+    """As `_log_density`, discrete latents of new rows summed: exact at each draw."""
+
+    def at_draw(draw):
+        log_p = summed_log_density(case, draw, observations, labels)
+        return log_p, 2.0 * log_p, 2.0 * log_p
+
+    sums = case.mixture(at_draw)
+    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
 
 
 def _with_square(sums):

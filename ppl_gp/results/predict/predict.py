@@ -152,13 +152,14 @@ def _one_or_all(by_site: dict):
 def log_density(
     fit: Record,
     X_new,
-    y_new,
+    y_new=None,
     *args,
     num_draws: int | None = None,
     with_error: bool = False,
     **kwargs,
 ) -> Float[Array, "M"] | tuple[Float[Array, "M"], Float[Array, "M"]]:
-    """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`.
+    """log p(y*_n | x*_n, data), (M,), nats, of observations passed to the model as `y`; of a model
+    that observes its inputs (a mixture, a factor analysis), log p(x*_n | data), without `y_new`.
 
     Several observed sites are scored together: the others' observations are passed by keyword, and
     their log densities add up under the integral over f. A row that a mask leaves out scores 0;
@@ -167,8 +168,9 @@ def log_density(
     Functions that the likelihood does not couple are integrated apart, by quadrature, and two or
     three that it couples by cubature. What is left is averaged over `num_draws` draws in all (at
     least; default 1000, 4000 of latents): more functions than three (weighted
-    draws about the integrand's mode), latents of the new data (weighted draws), inner layers, and f
-    where rows of y depend on several rows of it. Such an average is unbiased for the density; its
+    draws about the integrand's mode), latents of the new data (weighted draws; discrete ones of
+    models without a GP are summed), inner layers, and f where rows of y depend on several rows of
+    it. Such an average is unbiased for the density; its
     logarithm is not, and is too low by about half its squared error.
 
     `with_error=True` gives (log density, standard error), (M,) each, nats: of what is drawn here,
@@ -184,12 +186,14 @@ def log_density(
     require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
+    if y_new is None and "y" in fit.kwargs:
+        raise DataError("log_density(X_new, y_new) of this model needs y_new, as its fit had y.")
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
         options = {"num_draws": num_draws, "with_error": with_error}
         score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
         return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
     case = case_at(fit, X_new, args, kwargs)
-    observations = observations_at(case, y_new)
+    observations = {} if y_new is None else observations_at(case, y_new)
     integration = plan_integration(case)
     found = log_density_at(case, integration, observations, num_draws, fit.independent_draws)
     log_p, error = found.value, jnp.sqrt(found.nodes**2 + found.draws**2)

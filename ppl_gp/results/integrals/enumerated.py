@@ -1,0 +1,85 @@
+"""Discrete latents that stand one a datum, summed at new rows of a model without functions:
+
+    log p(y_n) = log sum_k p(z_n = k) p(y_n | z_n = k).
+
+All rows take the same labels in a run, one run for each combination of the sites' categories. That
+a row sees its own labels alone is asked of the model: its terms under random labels are those under
+its own label everywhere. Where they are not, or a latent is continuous, latents are drawn.
+"""
+
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.special import logsumexp
+
+from ppl_gp.draws import Draws
+from ppl_gp.gp import unwrap
+from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.tracing import run
+from ppl_gp.quick import quick_jit
+from ppl_gp.results.integrals.likelihood import log_density_per_datum
+from ppl_gp.results.query.query import Case
+
+MAX_COMBINATIONS = 512
+_PROBES = 3  # random labellings of all rows
+
+
+def combinations(case: Case, observations: dict) -> np.ndarray | None:
+    """(K, sites) labels of the latents, `case.layout.local_latents` in order, where they can be
+    summed.
+    """
+    names = case.layout.local_latents
+    if case.draws.kept or case.local or not names:
+        return None
+    first = case.draws.at(0)
+    sites = [run(case.model, case.new_args, case.new_kwargs, first.hyper)[k] for k in names]
+    supports = [_support(s, case.layout.num) for s in sites]
+    if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
+        return None
+    found = np.array(list(itertools.product(*supports)), int)  # pyright: ignore[reportArgumentType]
+    return found if bool(_apart(case, first, observations, found)) else None
+
+
+def _support(site: dict, num: int) -> list[int] | None:
+    """The categories of a site of one label a row."""
+    fn: Any = unwrap(site["fn"])
+    if not (fn.support.is_discrete and fn.has_enumerate_support and site["fn"].shape() == (num,)):
+        return None
+    return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
+
+
+def log_density_of_labels(case: Case, draw: Draws, observations: dict, labels):
+    """log p(y_n, z_n = labels) of every row, (M,), `labels` (sites,) the same in all rows or
+    (sites, M).
+    """
+    names, num = case.layout.local_latents, case.layout.num
+    z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, labels, strict=True)}
+    trace = run(case.model, case.new_args, {**case.new_kwargs, **observations}, {**draw.hyper, **z})
+    prior = sum(log_prob_per_datum({**trace[k], "scale": None}) for k in names)
+    return prior + log_density_per_datum(trace, case.layout)
+
+
+def summed_log_density(case: Case, draw: Draws, observations: dict, labels):
+    """log p(y_n) at one draw, (M,). K runs of the model."""
+    return logsumexp(
+        lax.map(lambda z: log_density_of_labels(case, draw, observations, z), labels), 0
+    )
+
+
+@quick_jit
+def _apart(case: Case, draw: Draws, observations: dict, labels):
+    rng, K, num = np.random.default_rng(0), len(labels), case.layout.num
+    alone = lax.map(
+        lambda z: log_density_of_labels(case, draw, observations, z), jnp.asarray(labels)
+    )
+    same = jnp.ones((), bool)
+    for _ in range(_PROBES):
+        which = rng.integers(0, K, num)
+        mixed = log_density_of_labels(case, draw, observations, jnp.asarray(labels)[which].T)
+        own = alone[which, np.arange(num)]
+        close = jnp.abs(mixed - own) <= 1e-9 * (1.0 + jnp.abs(own))
+        same &= jnp.all(close | (mixed == own))
+    return same
