@@ -8,8 +8,8 @@ Welling 2014), its weights with priors, and the network that goes the other way 
     x_n | h_n                  ~ N(tanh(h_n W_in + b_in) W_out + b_out, noise^2 I)
 
 `pg.SVI(guide=encoder)`, or an autoguide, which has a q(h_n) of its own for each row. Several
-optima, one of which uses no latent: compare bounds of a few seeds. For columns of mean zero and standard
-deviation about one.
+optima, one of which uses no latent: compare bounds of a few seeds. For columns of mean zero and
+standard deviation about one.
 """
 
 import jax.numpy as jnp
