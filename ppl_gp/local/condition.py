@@ -24,7 +24,8 @@ def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
     alpha = factor.solve(r)
     centred = factor.centred(K, r, alpha)
     constant = jnp.sum(mean * (sites.nat1 - 0.5 * pulled))
-    return Centre(mean + centred, constant + 0.5 * r @ centred - factor.half_log_det(), alpha)
+    half = factor.half_log_det()
+    return Centre(mean + centred, constant + 0.5 * r @ centred - half, alpha, half)
 
 
 def condition_mean(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Centre:
@@ -111,7 +112,8 @@ def start_from_mean(
     K, mean, init: PseudoLikelihood | None, functions: int = 1
 ) -> tuple[PseudoLikelihood, Centre]:
     """As `start_from`, without variances."""
-    prior = Centre(mean, jnp.zeros((), K.dtype), jnp.zeros_like(mean))
+    zero = jnp.zeros((), K.dtype)
+    prior = Centre(mean, zero, jnp.zeros_like(mean), zero)
     if init is None:
         return flat(mean, functions=functions), prior
     q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: condition_mean(K, mean, init))

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, vjp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
@@ -104,11 +104,16 @@ class Laplace(LocalMethod):
             _start(K, mean, init, functions_of(log_lik)),
         )
         code = jnp.where(state.code == _RUNNING, Result.max_steps.code, state.code)
+        if functions_of(log_lik) > 1:
+            told = _is_told(state, mean, log_lik, self._terms(log_lik, state.at, state.sites))
+            code = jnp.where(told, code, Result.nonfinite.code)
         return Solution(state.sites, state.marginals, state.at, state.steps, state.decrement, code)
 
     def log_terms(self, log_lik, solution):
         """log p(y_n | f_n) minus its expansion, both where the expansion was made (R&W 3.32)."""
-        f, sites = solution.local, solution.sites
+        return self._terms(log_lik, solution.local, solution.sites)
+
+    def _terms(self, log_lik, f, sites: PseudoLikelihood):
         expansion = sites.nat1 * f - 0.5 * f * times(sites.nat2, f)
         return log_lik(f) - per_datum(expansion, sites.nat2)
 
@@ -130,6 +135,17 @@ class Laplace(LocalMethod):
         K_bar, mean_bar, sites_bar = pull((one, mode_bar))
         _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f, form, functions), log_lik)
         return (K_bar, mean_bar, *pull_lik((sites_bar, ones)))
+
+
+def _is_told(s: _State, mean, log_lik, terms) -> Bool[Array, ""]:
+    """Whether log Z and the constants have digits left between them: where a noise that is a
+    function falls to 1e-6 of f, each is 1e14, and their sum, Psi(f) - log|B| / 2, has none.
+    """
+    direct = jnp.sum(log_lik(s.f)) - 0.5 * s.alpha @ (s.f - mean) - s.marginals.half_log_det
+    summed = s.marginals.log_partition + jnp.sum(terms)
+    tolerance = jnp.maximum(1e-3, 1e5 * jnp.finfo(direct.dtype).eps)
+    at_mode = s.code == Result.converged.code  # the two are the same there alone
+    return ~at_mode | (jnp.abs(direct - summed) <= tolerance * (1.0 + jnp.abs(direct)))
 
 
 def _start(K, mean, init, functions: int) -> _State:

@@ -72,6 +72,7 @@ class Centre(NamedTuple):
     mean: Float[Array, "RN"]
     log_partition: Float[Array, ""]
     alpha: Float[Array, "RN"]
+    half_log_det: Float[Array, ""]  # log|I + T K| / 2
 
 
 def flat(
