@@ -4,9 +4,9 @@ interpolates.
 
 import numpy as np
 import pytest
-from models.heteroscedastic import heteroscedastic
 
 import ppl_gp as pg
+from models.heteroscedastic import heteroscedastic
 
 X = np.linspace(-2.0, 2.0, 14)
 Y = np.array(
