@@ -63,4 +63,5 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
+    call.outermost = outermost  # pyright: ignore[reportFunctionMemberAccess]
     return call

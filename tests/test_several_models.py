@@ -78,8 +78,8 @@ def long_nuts(name):
 @every_model
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_functions_agree_with_long_nuts(name, method):
-    """Hyperparameters integrated by both: means of y in posterior standard deviations, and what each
-    datum is scored, nats. The variance of a count's exp(f) has tails that neither measures.
+    """Hyperparameters integrated by both: means of y in posterior standard deviations, and what
+    each datum is scored, nats. The variance of a count's exp(f) has tails that neither measures.
     """
     model, args, options, *_ = MODELS[name]
     y, truth = long_nuts(name)
