@@ -116,3 +116,27 @@ print([round(float(v), 6) for v in (*draws, fit.predict(X).f_mean[0])])
     ]
     one, two = (run.communicate(timeout=300)[0] for run in runs)
     assert one == two and len(one) > 20
+
+
+def conjugate(y=None):
+    """A normal with a mean and a precision, and no GP."""
+    tau = numpyro.sample("tau", dist.Gamma(3.0, 2.0))
+    mu = numpyro.sample("mu", dist.Normal(1.0, 1.0 / jnp.sqrt(0.5 * tau)))
+    with numpyro.plate("data", 4):
+        numpyro.sample("y", dist.Normal(mu, 1.0 / jnp.sqrt(tau)), obs=y)
+
+
+@pytest.mark.slow
+def test_ranks_of_the_truth_are_uniform_without_a_gp():
+    simulations, kept, thin = 200, 19, 8
+    method = pg.NUTS(num_warmup=150, num_samples=kept * thin, num_chains=1)
+    truth = Predictive(conjugate, num_samples=simulations)(random.key(6))
+    ranks = {"mu": [], "tau": []}
+    for i in range(simulations):
+        y = np.asarray(truth["y"][i])
+        fit = pg.fit(conjugate, method, i, y=y, throw=False, progress=False)
+        for k, r in ranks.items():
+            r.append(int(np.sum(np.asarray(fit.hyper[k])[::thin] < truth[k][i])))
+    for k, r in ranks.items():
+        counts = np.histogram(r, bins=10, range=(0, kept + 1))[0]
+        assert stats.chisquare(counts).pvalue > 1e-4, (k, counts)

@@ -43,15 +43,18 @@ def from_triangle(row: Array, size: int) -> Array:
 
 
 def some_triangles(key, mean: Array, spread) -> Array:
-    """(E, D (D + 1) / 2) free entries of roots about those of the mean."""
+    """(E, D (D + 1) / 2) free entries of roots about those of the mean: rows scaled by factors of
+    size exp(spread), and entries off the diagonal moved by little, whatever D, of which the
+    condition would be exponential.
+    """
     L = root(mean).reshape(-1, *mean.shape[-2:])
     D = L.shape[-1]
-    lower = L[:, *jnp.tril_indices(D, -1)]
+    rows, columns = jnp.tril_indices(D, -1)
     diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
-    scale = jnp.ones((len(L), D * (D + 1) // 2), L.dtype)
-    scale = scale.at[:, D:].set(jnp.max(diagonal, -1, keepdims=True))
-    eps = spread * scale * random.normal(key, scale.shape, L.dtype)
-    return jnp.concatenate([jnp.log(diagonal), lower], -1) + eps
+    eps = spread * random.normal(key, (len(L), D * (D + 1) // 2), L.dtype)
+    lower = L[:, rows, columns] + diagonal[:, rows] * eps[:, D:] / D
+    scaled = jnp.exp(eps[:, rows]) * lower
+    return jnp.concatenate([jnp.log(diagonal) + eps[:, :D], scaled], -1)
 
 
 class Wishart(Family):
