@@ -84,23 +84,3 @@ def small_fit():
         return pg.fit(small_fits.classifier, small_fits.methods()[name], 0, X, y=y, throw=False)
 
     return fitted
-
-
-SLOW = Path(__file__).parent / "slow.txt"
-
-
-def pytest_collection_modifyitems(config, items):
-    """Tests that `slow.txt` names are slow, as those marked in their files are. Each of its lines
-    is the id of a test, or, for all its parameters, what stands before the bracket.
-    """
-    lines = SLOW.read_text().splitlines()
-    names = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
-    found = set()
-    for item in items:
-        of_it = {item.nodeid, item.nodeid.partition("[")[0]} & names
-        if of_it:
-            item.add_marker("slow")
-            found |= of_it
-    if config.args == [str(config.rootpath / "tests")] or config.args == ["tests"]:
-        if stale := sorted(names - found):
-            raise pytest.UsageError(f"tests/slow.txt names tests that do not exist: {stale[:3]}")
