@@ -59,9 +59,10 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
         return eqx.filter_jit(function, compiler_options=options)
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def wrapped(*args, **kwargs):
         traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs)))
         return (inner if traced else outermost())(*args, **kwargs)
 
-    call.outermost = outermost  # pyright: ignore[reportFunctionMemberAccess]
+    call: Any = wrapped
+    call.outermost = outermost
     return call
