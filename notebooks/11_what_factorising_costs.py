@@ -17,16 +17,16 @@
 # **Claim.** `MeanField()` fits conjugate models as they are declared, and what its factors leave out is known:
 #
 # 1. a factorised q of a correlated Gaussian has the right means and variances of the conditionals, not of the
-#    marginals; the bound lies below by half the log of the ratio of the two determinants;
+#    marginals; the bound lies below by half the log of the ratio of the covariances' determinants;
 # 2. that is what minimising KL(q || p) does: of several modes it takes one, the one of most mass. KL(p || q) matches
 #    moments, and the alpha family goes from one to the other;
 # 3. for a Gaussian of unknown mean and precision two factors cost 0.035 nats, and one block is exact;
 # 4. a mixture of six components empties four of them, its bound chooses the number of components that exact
-#    evidences choose, and its predictive density is that of NUTS;
+#    evidences choose, and its log density of new rows is that of NUTS to some hundredths of a nat;
 # 5. the bound chooses the order of a polynomial that the exact evidence chooses where that stands out, and too low an
 #    order where it does not, as the gap grows with the order;
-# 6. the local bound of a logistic regression has the posterior means within a fifth of a standard deviation, and
-#    standard deviations that are too small.
+# 6. the local bound of a logistic regression has the posterior means within a fifth of a standard deviation; its
+#    standard deviations are too small, by 8 % for the intercept and 22 % for the slope.
 #
 # Section numbers and formulas are those of Bishop's "Pattern Recognition and Machine Learning", chapter 10. Each
 # section asserts its own claims beside an exact number or NUTS; the last cell collects them.
@@ -210,8 +210,8 @@ axes[1].fill_between(line, np.exp(log_two), color="0.85")
 axes[1].annotate("p", (-3.1, 0.08), color="0.4")
 (wide, _), (narrow, _) = minima[-1.0][:2]
 for at, style, colour, label, place in (
-    (wide, "-", MEAN_FIELD, "KL(q||p), best", (-5.9, 0.41)),
-    (narrow, "--", MEAN_FIELD, "KL(q||p), other minimum", (-3.6, 0.9)),
+    (wide, "-", MEAN_FIELD, "KL(q||p), best", (-7.7, 0.41)),
+    (narrow, "--", MEAN_FIELD, "KL(q||p), other\nminimum", (-2.6, 0.86)),
     (minima[1.0][0][0], "-", "tab:purple", "KL(p||q)", (-1.0, 0.17)),
 ):
     axes[1].plot(line, np.exp(gaussian_q(at)), style, color=colour)
@@ -278,7 +278,7 @@ for log_q, colour, style in ((log_joint - summed_evidence, EXACT, "-"), (factori
     drawn = np.asarray(np.exp(log_q - peak))
     ax.contour(means, precisions, drawn.T, levels=np.exp([-4.5, -2.0, -0.5]), colors=colour, linestyles=style)
 ax.annotate("exact, and\none block", (15.8, 0.0032), color=EXACT)
-ax.annotate("two factors", (11.3, 0.0135), color=MEAN_FIELD)
+ax.annotate("two factors", (12.7, 0.0142), color=MEAN_FIELD)
 ax.set(xlim=(-9, 24), ylim=(0, 0.024), xlabel="mean mu", ylabel="precision tau")
 ax.set_title("Exact: the mean spreads more where the precision is low;\ntwo factors cannot", fontsize="medium")
 plt.show()
@@ -462,10 +462,13 @@ axes[0].set_title("Six components, four empty", fontsize="medium")
 axes[1].plot(COMPONENTS, [bound[K] for K in COMPONENTS], "o-", color=MEAN_FIELD)
 axes[1].errorbar(COMPONENTS, [evidence[K] for K in COMPONENTS], yerr=[2 * evidence_error[K] for K in COMPONENTS],
                  fmt="s-", color=EXACT, capsize=3)
-axes[1].annotate("exact", (COMPONENTS[-1], evidence[COMPONENTS[-1]] + 2.0), color=EXACT, ha="right", va="bottom")
-axes[1].annotate("bound + log K!", (COMPONENTS[-1], bound[COMPONENTS[-1]] - 4.0), color=MEAN_FIELD, ha="right", va="top")
+last = COMPONENTS[-1]
+axes[1].annotate("exact", (last - 0.05, evidence[last] + 0.5), color=EXACT, ha="right", va="bottom")
+axes[1].annotate("bound + log K!", (last - 0.15, bound[last] - 0.3), color=MEAN_FIELD, ha="right", va="top")
+axes[1].annotate(f"one component:\n{bound[1]:.1f} of both", (1.0, bound[2] - 7.0), ha="left")
 axes[1].set(xlabel="number of components K", ylabel="log evidence (nats)", xticks=COMPONENTS)
-axes[1].set_title("Both choose two components", fontsize="medium")
+axes[1].set(xlim=(0.8, last + 0.2), ylim=(bound[2] - 8.0, bound[2] + 1.5))
+axes[1].set_title("Bound and evidence choose two components", fontsize="medium")
 axes[2].plot([theirs.min(), theirs.max()], [theirs.min(), theirs.max()], color="0.6", linewidth=1)
 axes[2].plot(theirs, ours, ".", color=MEAN_FIELD)
 axes[2].set(xlabel="by NUTS (nats)", ylabel="by mean field (nats)")
@@ -479,7 +482,7 @@ for K in COMPONENTS[1:]:
     assert bound[K] < evidence[K] + 3 * evidence_error[K]
 assert max(bound, key=bound.get) == max(evidence, key=evidence.get) == int(numbers.best) == 2
 if not SMALL:
-    assert np.all(np.abs(gap) < 0.15)
+    assert np.all(np.abs(gap) < 0.02 + 4 * np.hypot(ours_error, theirs_error))
     assert abs(gap.mean()) < 0.01
     for name in names:
         assert abs(mixture_shift[name][0]) < 0.1 + 3 * mixture_shift[name][1], name
@@ -548,9 +551,8 @@ axes[2].set_title("Faint cubic: the bound chooses a constant,\nas its gap grows 
 plt.show()
 
 # %% [markdown]
-# The gap is below 0.05 nats for a constant and grows to a nat where data and prior disagree about the weights: q(alpha)
-# and q(weights) are apart. A choice between models whose evidences differ by less than their gaps do is the bound's,
-# not the data's.
+# For a constant the gap is 0.04 nats; at order 5 it is 0.44 for the clear cubic and 0.96 for the faint one. A choice
+# between models whose evidences differ by less than their gaps do is the bound's, not the data's.
 
 # %%
 assert all(np.all(order_bound[k] < order_exact[k]) for k in CUBICS)
@@ -621,7 +623,8 @@ assert local.log_evidence < logistic_evidence
 assert np.all(np.abs(nuts_mean - exact_mean) < 4 * nuts_error)
 assert np.all(np.abs(nuts_sd - exact_sd) < 4 * nuts_sd_error)
 assert np.all(np.abs(local_mean - exact_mean) < 0.2 * exact_sd)
-assert np.all(sd_ratio < 1.0)
+assert np.all(sd_ratio < 1.0) and np.allclose(1.0 - sd_ratio, [0.08, 0.22], atol=0.005)
+assert local_alpha_sd < exact_alpha_sd
 
 # %% [markdown]
 # ## What was claimed
@@ -632,10 +635,11 @@ costs = {
     "mean and precision": (block.log_evidence, split.log_evidence),
     "mixture of two": (evidence[2], bound[2]),
     "clear cubic, order 3": (order_exact["clear"][3], order_bound["clear"][3]),
-    "faint cubic, order 5" if not SMALL else "faint cubic, order 4": (order_exact["faint"][-1], order_bound["faint"][-1]),
+    f"faint cubic, order {ORDERS[-1]}": (order_exact["faint"][-1], order_bound["faint"][-1]),
     "logistic regression": (logistic_evidence, local.log_evidence),
 }
 for name, (exact, below) in costs.items():
     print(f"{name:26s} exact {exact:10.4f}   bound {below:10.4f}   cost {exact - below:.4f} nats")
-assert all(exact - below > -3 * (evidence_error[2] if "mixture" in name else 0) for name, (exact, below) in costs.items())
+costs["mixture of two"] = (evidence[2] + 3 * evidence_error[2], bound[2])
+assert all(exact > below for exact, below in costs.values())
 print("as claimed")
