@@ -463,9 +463,9 @@ axes[1].plot(COMPONENTS, [bound[K] for K in COMPONENTS], "o-", color=MEAN_FIELD)
 axes[1].errorbar(COMPONENTS, [evidence[K] for K in COMPONENTS], yerr=[2 * evidence_error[K] for K in COMPONENTS],
                  fmt="s-", color=EXACT, capsize=3)
 last = COMPONENTS[-1]
-axes[1].annotate("exact", (last - 0.05, evidence[last] + 0.5), color=EXACT, ha="right", va="bottom")
+axes[1].annotate("exact", (2.55, (evidence[2] + evidence[3]) / 2 + 0.2), color=EXACT)
 axes[1].annotate("bound + log K!", (last - 0.15, bound[last] - 0.3), color=MEAN_FIELD, ha="right", va="top")
-axes[1].annotate(f"one component:\n{bound[1]:.1f} of both", (1.0, bound[2] - 7.0), ha="left")
+axes[1].annotate(f"K = 1: {bound[1]:.1f} for both", (2.1, bound[2] - 7.6))
 axes[1].set(xlabel="number of components K", ylabel="log evidence (nats)", xticks=COMPONENTS)
 axes[1].set(xlim=(0.8, last + 0.2), ylim=(bound[2] - 8.0, bound[2] + 1.5))
 axes[1].set_title("Bound and evidence choose two components", fontsize="medium")
