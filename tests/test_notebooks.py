@@ -29,6 +29,7 @@ def test_there_are_notebooks():
         "08_four_models_of_letters",
         "09_effects_and_components",
         "10_many_classes",
+        "11_what_factorising_costs",
     ]
     assert [path.stem for path in SCRIPTS] == names
 
