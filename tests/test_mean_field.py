@@ -20,6 +20,7 @@ from ppl_gp.conjugate.gaussian import Gaussian, gaussian
 from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
 from ppl_gp.conjugate.positive import Gamma
 from ppl_gp.conjugate.simplex import Dirichlet
+from ppl_gp.conjugate.sweep import begin
 from ppl_gp.conjugate.wishart import Wishart
 from ppl_gp.numerics.roots import inverse, root
 
@@ -159,10 +160,17 @@ def test_a_saved_mixture_is_the_same(mixed, tmp_path):
     assert np.array_equal(loaded.hyper["mean"], fit.hyper["mean"])
 
 
-def test_restarts_are_side_by_side_and_the_best_is_kept():
+def test_all_restarts_are_kept_and_the_best_is_the_fit():
     fit = pg.fit(mixture, pg.MeanField(restarts=3), 1, ROWS, num_components=2, concentration=0.5)
     assert len(fit.stats["restart_bounds"]) == 3
     assert fit.log_evidence == np.max(fit.stats["restart_bounds"])
+
+
+def test_a_second_chunk_of_sweeps_has_the_types_of_the_first():
+    """Or it is traced and compiled again, in every fit of more than ten sweeps."""
+    state = begin([])
+    assert not (state.bound.aval.weak_type or state.gain.aval.weak_type)
+    assert state.bound.dtype == state.gain.dtype == jnp.float64
 
 
 def logistic(x, y=None):

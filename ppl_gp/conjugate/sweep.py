@@ -47,8 +47,11 @@ class Progress(eqx.Module):
 
 
 def begin(q: list[Family]) -> Progress:
-    """Before the first sweep."""
-    return Progress(q, jnp.asarray(-jnp.inf), jnp.asarray(jnp.inf), jnp.zeros((), int))
+    """Before the first sweep. Of the types that a sweep gives, or the second chunk of sweeps would
+    compile anew.
+    """
+    worst = jnp.full((), -jnp.inf, jnp.result_type(float))
+    return Progress(q, worst, -worst, jnp.zeros((), int))
 
 
 def is_open(state: Progress, tol: float) -> Array:

@@ -18,6 +18,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, require_no_subsampling, roles
@@ -44,7 +45,7 @@ class MeanField:
       together. Elements of a plate are apart where no density couples them.
     - `init`: {site: value to start from}, labels or probabilities of discrete sites. By default
       labels by k-means++ of the observed rows, and draws of the prior.
-    - `restarts`: starts that are climbed side by side; the best bound is kept,
+    - `restarts`: starts that are climbed in one compiled call; the best bound is kept,
       `stats["restart_bounds"]` has all.
     - `bounds`: Bernoulli and binomial sites with logits affine in Gaussian sites take the local
       bound of Jaakkola and Jordan, `stats["local_bounds"]` says which.
@@ -190,7 +191,9 @@ def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
 
 @quick_jit
 def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
-    return jax.vmap(lambda s: climb(joint, terms, s, tol, num))(state)
+    # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
+    # over starts, can wait for each other for ever (`numerics.lapack`).
+    return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
 
 
 def _draws(q, trace: dict, key, num: int) -> Draws:
