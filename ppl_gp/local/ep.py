@@ -12,7 +12,7 @@ holds them.
 
 Cost: a sweep N^3 / 3 + 2 N^3 / 3 and N x `num_nodes` likelihood values; 6 to 12 sweeps to 1e-8.
 Fails: `max_steps`; `negative_cavity` where a cavity had no proper precision at the end (its site is
-then left alone); `nonfinite`. Sites of likelihoods that are not log-concave may have negative
+then left alone; of several functions a datum, a step that leads there is halved); `nonfinite`. Sites of likelihoods that are not log-concave may have negative
 precision: nothing is clipped.
 """
 
@@ -44,6 +44,7 @@ from ppl_gp.numerics.modes import normal_log_pdf
 
 # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
 _HOPELESS = 1e6
+_TRIES = 3  # of several functions, which a short step may lead where a long one does not
 
 
 class EP(LocalMethod):
@@ -81,15 +82,19 @@ class EP(LocalMethod):
         tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
         sites, first = self._start(K, mean, log_lik, init)
         sweep = self._sequential_sweep if self.sequential else self._parallel_sweep
-        end = fixed_point(
-            lambda x: sweep(K, mean, log_lik, x),
-            sites,
-            first,
-            tol=tol,
-            max_steps=self.max_steps,
-            damping=self.damping,
-            project=admissible,
-        )
+
+        def run(damping):
+            return fixed_point(
+                lambda x: sweep(K, mean, log_lik, x),
+                sites,
+                first,
+                tol=tol,
+                max_steps=self.max_steps,
+                damping=damping,
+                project=admissible,
+            )
+
+        end = run(self.damping) if sites.functions == 1 else self._ever_shorter(run)
         marginals, skipped, terms, error = end.evaluation.aux
         code = jnp.where(
             (end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code
@@ -97,6 +102,26 @@ class EP(LocalMethod):
         return Solution(
             end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error
         )
+
+    def _ever_shorter(self, run):
+        """The first of some runs from the same start that converges, each more damped than the one
+        before; the last one, if none does. Steps are those of all.
+        """
+
+        def again(state):
+            tries, steps, _ = state
+            end = run(self.damping * 0.3**tries)
+            return tries + 1, steps + end.steps, end
+
+        def failed(state):
+            return (state[0] < _TRIES) & (state[2].code != Result.converged.code)
+
+        blank = eqx.filter_eval_shape(run, jnp.asarray(self.damping))
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        none = none._replace(code=jnp.full_like(none.code, Result.nonfinite.code))
+        zero = jnp.zeros_like(none.steps)
+        _, steps, end = lax.while_loop(failed, again, (zero, zero, none))
+        return end._replace(steps=steps)
 
     def _start(self, K, mean, log_lik, init):
         """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be
@@ -199,8 +224,11 @@ class EP(LocalMethod):
         moments = several.tilted_moments(log_lik, without, self.power)
         target = several.matched_sites(moments, without, sites, self.power)
         terms = several.tilted_terms(q, without, moments.log_z, self.power)
-        aux = (q, jnp.any(~without.proper), terms, jnp.max(moments.error))
+        improper = jnp.any(~without.proper)
+        aux = (q, improper, terms, jnp.max(moments.error))
         residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
+        # No step may end there: from sites that are left alone, sweeps seldom find back.
+        residual = jnp.where(improper, jnp.inf, residual)
         return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:

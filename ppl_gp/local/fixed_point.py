@@ -65,7 +65,7 @@ def fixed_point(
     *,
     tol: float,
     max_steps: int,
-    damping: float,
+    damping: float | Float[Array, ""],
     project: Callable[[Any], Any] = lambda x: x,
 ) -> FixedPoint:
     """Iterate from x, whose evaluation is `first`, until the residual is below tol; `project` takes
