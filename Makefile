@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # NumPyro puts a distribution's fields into a set of names: in one order for all processes, they share what one has compiled.
 ONE_ORDER := PYTHONHASHSEED=0
+# Tests of one file share what they compile; tests/which_tests.py has the order of the files.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
 .PHONY: demo test test-slow bench bench-history bench-peers lint notebooks clean
@@ -16,10 +18,10 @@ demo: $(VENV)/.installed
 	$(BIN)/ppl-gp demo --out demo_out
 
 test: $(VENV)/.installed
-	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE)
 
 test-slow: $(VENV)/.installed
-	$(ONE_ORDER) JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m slow
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run

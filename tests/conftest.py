@@ -12,8 +12,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["JAX_ENABLE_X64"] = "true"
-# Half of compiling is LLVM's optimisation, which pays for itself in long runs only: `make
-# test-slow` keeps it on.
+# Half of compiling is LLVM's optimisation: tests marked `long` have it (`which_tests.py`).
 if (
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1"
     and version("jaxlib") < "0.11"
@@ -36,6 +35,9 @@ import gc  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from which_tests import optimised_where_long, pytest_collection_modifyitems  # noqa: E402
+
+__all__ = ["optimised_where_long", "pytest_collection_modifyitems"]
 
 _MEMORY_MAPS, _STATUS = Path("/proc/self/maps"), Path("/proc/self/statm")
 # Linux ends a process that has over 65 530; XLA holds some for each compiled function

@@ -96,6 +96,7 @@ SATURATED = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SATURATED)
 def test_a_saturated_likelihood_has_the_moments_of_quadrature(name):
     make, y = SATURATED[name]
@@ -123,6 +124,7 @@ def clipped(f):
     return dist.Bernoulli(logits=jnp.clip(f, -3.0, 3.0))
 
 
+@pytest.mark.slow
 def test_clipped_logits_are_refused_where_only_lines_serve():
     with pytest.raises(ModelError, match="logits affine in f.*'y'"):
         pg.fit(one, pg.LocalBound(hyper=pg.Fixed()), 0, X, y=BINARY, make=clipped)
@@ -166,6 +168,7 @@ def as_rows(X, y=None, logits=None, weights=None):
         numpyro.sample("y", dist.Bernoulli(logits=logits[0] * f + logits[1]), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["event", "plate"])
 def test_repeats_of_a_datum_are_repeated_rows(form):
     slopes = jnp.array([0.5, 1.0, 2.0]) if form == "event" else jnp.ones(3)

@@ -175,6 +175,7 @@ def _both(monkeypatch, ask):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 20])
 def test_a_run_is_that_of_the_dense_form(monkeypatch, batch_size, tmp_path):
     X, W, group, eta, rng = _data()
@@ -222,6 +223,7 @@ def _is_saved_to_the_last_bit(fit, tmp_path):
     _close(*(_moments(f.components(X[:3], W[:3], group[:3])) for f in (fit, back)), 1e-12)
 
 
+@pytest.mark.slow
 def test_gaussian_noise_and_inducing_points_at_the_data_are_exact(monkeypatch):
     """The bound is the dense formula's evidence; marginals, and the covariance of joint draws."""
     monkeypatch.setattr(arrow_parts, "MIN_LEVELS", GROUPS)
@@ -256,6 +258,7 @@ def _two_levels(X, group, other, y=None):
         numpyro.sample("y", dist.Normal(f + u[group] - u[other], 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_rows_that_see_two_levels_take_the_dense_form(monkeypatch):
     monkeypatch.setattr(arrow_parts, "MIN_LEVELS", GROUPS)
     X, _, group, eta, rng = _data(30)
@@ -286,6 +289,7 @@ def _many(num: int, groups: int):
     return X, W, group, (rng.logistic(size=num) < eta).astype(float)
 
 
+@pytest.mark.slow
 def test_a_step_and_its_answers_make_no_square_of_many_levels():
     num, groups = 230, arrow_parts.MIN_LEVELS
     X, W, group, y = _many(num, groups)
@@ -316,6 +320,7 @@ def _grouped(W, group, y=None, groups=GROUPS):
         numpyro.sample("y", dist.Bernoulli(logits=W @ beta + u[group]), obs=y)
 
 
+@pytest.mark.slow
 def test_sites_of_many_levels_by_a_local_method_make_no_square():
     """Effects about a level that is integrated too, against the inverse of the joint Hessian."""
     num, groups = 230, 200

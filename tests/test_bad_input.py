@@ -116,6 +116,7 @@ def test_far_apart_rows_are_independent(method):
     assert np.ptp(np.abs(np.asarray(fit.latent["f"].mean))) < 1e-6
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", LOCAL)
 def test_a_single_datum(method):
     fit = pg.fit(classifier, LOCAL[method], 0, np.zeros((1, 2)), y=np.array([1]))
@@ -137,6 +138,7 @@ def broken(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(2.0 * f)), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", (pg.Laplace(hyper=pg.Fixed()), pg.EP(hyper=pg.Fixed()), pg.VI(hyper=pg.Fixed()))
 )

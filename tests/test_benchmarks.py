@@ -73,6 +73,7 @@ def check(rows):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", run.PARTS)
 def test_a_benchmark_runs_at_toy_size_and_writes_nothing(part, alone, monkeypatch):
     if part in ("sparse", "deep"):  # the subprocess itself is run by "first"

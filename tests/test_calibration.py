@@ -60,7 +60,7 @@ def _quantities(draws):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_agrees_with_importance_sampling(name, by_importance):
     y, wanted = by_importance
@@ -75,7 +75,7 @@ def test_agrees_with_importance_sampling(name, by_importance):
         assert abs(chains.mean() - mean) < 4.5 * np.hypot(error, its_error), quantity
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name, thin", [("nuts", 5), ("elliptical", 20)])
 def test_ranks_of_the_truth_are_uniform(name, thin):
     simulations, kept = 120, 39
@@ -126,7 +126,7 @@ def conjugate(y=None):
         numpyro.sample("y", dist.Normal(mu, 1.0 / jnp.sqrt(tau)), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_the_truth_are_uniform_without_a_gp():
     simulations, kept, thin = 200, 19, 8
     method = pg.NUTS(num_warmup=150, num_samples=kept * thin, num_chains=1)

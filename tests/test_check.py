@@ -45,6 +45,7 @@ def test_sound_model():
     assert len(str(found).splitlines()) == len(found.items) and str(found).startswith("ok ")
 
 
+@pytest.mark.slow
 def test_local_bound_is_for_logistic_likelihoods():
     for found in (check(binary, X, y=y, link="probit"), check(poisson, X, y=y)):
         assert (
@@ -94,6 +95,7 @@ def picked_rows(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f[rows]), obs=None if y is None else y[rows])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "model, methods",
     [(more_rows, (pg.Laplace(), pg.EP())), (picked_rows, (pg.SVGP(num_inducing=4),))],
@@ -130,6 +132,7 @@ def test_discrete_hyperparameter():
     )
 
 
+@pytest.mark.slow
 def test_conditioning():
     """The condition number is NumPy's, and a kernel matrix beyond repair is told."""
     far = np.linspace(0.0, 3.0, 6)[:, None]

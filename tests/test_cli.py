@@ -60,6 +60,7 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_check(data):
     result = run("check", MODEL, data, "--target", "kind")
     assert result.exit_code == 0
@@ -94,6 +95,7 @@ def test_fit_then_predict(data, tmp_path):
     np.testing.assert_allclose([float(r["f_sd"]) ** 2 for r in found], want.f_variance, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_compare(data, tmp_path):
     out = tmp_path / "out"
     result = run(
@@ -123,6 +125,7 @@ def test_compare(data, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
     out = tmp_path / "out"
     args = ("--target", "kind", "--set", "link=probit", "--methods", "bound,laplace", "--out", out)
@@ -132,6 +135,7 @@ def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
     assert (out / "laplace.fit").exists() and not (out / "bound.fit").exists()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "args, words",
     [
@@ -225,6 +229,7 @@ def test_predict_refuses_another_model_and_another_run(data, tmp_path):
     assert result.exit_code == 2 and "fitted to other inputs" in result.stderr
 
 
+@pytest.mark.slow
 def test_interrupted_comparison_keeps_what_was_finished(data, tmp_path, monkeypatch):
     """Ctrl-C while the second method warms up: the first one's row and posterior stand, exit code
     130.
@@ -419,6 +424,7 @@ def test_labels_are_recoded_for_models_of_two_outcomes_only(model, cells, labels
     np.testing.assert_array_equal(found.y(columns), want)
 
 
+@pytest.mark.slow
 def test_counts_of_two_values_stay_counts(tmp_path):
     """`fit` and `predict` of counts 1 and 4: the mean lies among the counts, and no column is
     called p(4).
@@ -518,6 +524,7 @@ def test_long_sentences_are_broken():
     assert " ".join(text.split()) == ("- nuts: " + "what can be trusted of it and " * 12).strip()
 
 
+@pytest.mark.slow
 def test_draws_that_have_not_mixed_judge_nothing(small_fit):
     """The sentence on EP compares it with NUTS where that has converged, and only there."""
     for result, compared in (
@@ -533,7 +540,7 @@ def test_draws_that_have_not_mixed_judge_nothing(small_fit):
         assert ("sd at most from nuts" in recorder.sentences()[0]) is compared
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_demo(tmp_path):
     """The whole demo on few rows and draws: every file, a sentence for every method, no line too
     long for a terminal.

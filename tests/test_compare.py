@@ -35,6 +35,7 @@ def row(comparison, name):
     return next(row for row in comparison.table if row["method"] == name)
 
 
+@pytest.mark.slow
 def test_columns_are_what_the_fits_say(comparison, small_fit):
     ep, fit = row(comparison, "ep"), small_fit("ep")
     log_density = np.asarray(fit.log_density(X_test, y_test))
@@ -249,7 +250,7 @@ def test_verdicts():
     assert "trust them to about 0.05" in verdict(nuts, "nuts", 0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_method(small_fit):
     """All six in one table, ten scores each."""
     comparison = pg.compare({name: small_fit(name) for name in methods()}, X_test, y_test)
@@ -267,6 +268,7 @@ def with_groups(X, group, y=None):
         numpyro.sample("y", dist.Normal(f + u[group], 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_a_predictor_is_compared_with_draws_of_its_sites():
     """Of a Gaussian likelihood: Laplace is exact, and NUTS as near as its draws."""
     rng = np.random.default_rng(4)

@@ -74,6 +74,7 @@ def test_symmetric_modes_are_counted(fits):
     assert gained == pytest.approx(math.log(6)) and counted[0] != plain[0]
 
 
+@pytest.mark.slow
 def test_what_is_not_comparable_is_refused(fits):
     bound = pg.fit(line, pg.VI(hyper=FIXED), 0, X, y=Y)
     with pytest.raises(pg.DataError, match="not the same quantity"):

@@ -179,6 +179,7 @@ ONE_NUMBER_OF_ROWS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "model, hyper, args, shape, axis",
     ONE_NUMBER_OF_ROWS,
@@ -204,6 +205,7 @@ def test_a_row_is_predicted_alike_whatever_the_number_of_rows(model, hyper, args
     np.testing.assert_allclose(spread, 1.0, atol=0.06)  # standard error 0.011
 
 
+@pytest.mark.slow
 def test_exposures_are_asked_for_however_they_were_passed():
     def counts(X, exposure=1.0, y=None):
         f = _f(X)
@@ -268,6 +270,7 @@ def test_arguments_have_the_shape_that_they_had_in_training():
     )
 
 
+@pytest.mark.slow
 def test_containers_are_trees_of_arguments(tmp_path):
     rng = np.random.default_rng(0)
     inputs = {"a": rng.normal(size=6), "b": rng.normal(size=6)}
@@ -299,6 +302,7 @@ def test_containers_are_trees_of_arguments(tmp_path):
     np.testing.assert_allclose(loaded.predict(new, extra).mean, whole.mean[some], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_several_observed_sites_from_a_dictionary_are_predicted():
     def two(X, y=None):
         f = _f(X)
@@ -345,6 +349,7 @@ def test_a_row_that_sees_its_companions_has_no_prediction_of_its_own():
     assert not pg.check(standardised, X, y=Y).ok and pg.check(plain, X, y=Y).ok
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "coupling",
     [
@@ -374,6 +379,7 @@ def groups(X, g, y=None, base=dist.Normal):
         numpyro.sample("y", dist.Poisson(jnp.exp(f + u[g])), obs=y)
 
 
+@pytest.mark.slow
 def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
     """A gamma frailty of unknown shape: its density grows with the shape, and a prior with a heavy
     tail does not stop it.
@@ -401,6 +407,7 @@ def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
         )
 
 
+@pytest.mark.slow
 def test_effects_are_not_maximised_together_with_their_scale():
     g, y = np.array([0, 1, 1]), np.array([1, 2, 3])
     sparse = pg.SVGP(num_inducing=2, max_steps=1)
@@ -441,6 +448,7 @@ def test_handlers_around_a_gp_are_refused_by_local_methods(around):
         pg.fit(model, FIXED, 0, X, y=Y)
 
 
+@pytest.mark.slow
 def test_a_random_batch_is_not_the_data():
     for method in (FIXED, pg.EP(hyper=pg.Fixed({})), pg.NUTS(1, 1, 1)):
         with pytest.raises(pg.ModelError, match="subsamples 2 of 3"):
@@ -472,6 +480,7 @@ def test_options_stay_what_they_are():
 # Factors
 
 
+@pytest.mark.slow
 def test_a_penalty_is_no_density_of_y_and_a_censored_datum_is():
     def penalised(X, y=None):
         f = _f(X)
@@ -524,6 +533,7 @@ def reading_globals(X, y=None):
         numpyro.sample("y", dist.Normal(f, SETTINGS.noise), obs=y)
 
 
+@pytest.mark.slow
 def test_a_changed_constant_gives_the_new_answer(monkeypatch):
     before = pg.fit(reading_globals, FIXED, 0, X, y=Y)
     old = before.predict(X).mean
@@ -713,6 +723,7 @@ def test_a_file_of_a_model_that_read_other_values_is_refused(tmp_path, monkeypat
         pg.load(path, reading_globals)
 
 
+@pytest.mark.slow
 def test_predictions_by_draws_do_not_depend_on_companions():
     def classes(X, y=None):
         with numpyro.plate("classes", 4):

@@ -327,6 +327,7 @@ def processes():
 COPIES = jnp.asarray(np.random.default_rng(9).normal(size=(4, 3, 1)))  # K copies of B data
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["points", "three functions", "diagonal", "decoupled", "features"])
 def test_copies_have_the_joint_covariance(name):
     process = processes()[name]
@@ -368,6 +369,7 @@ def test_draws_of_copies_have_that_covariance_and_rows_are_apart():
         assert all(np.all(np.abs(correlation[b, c]) < 4.5 / np.sqrt(S)) for c in range(3) if c != b)
 
 
+@pytest.mark.slow
 def test_copies_at_one_input_have_one_value_and_finite_gradients():
     process = processes()["three functions"]
     same = jnp.broadcast_to(COPIES[:1], COPIES.shape)
@@ -421,6 +423,7 @@ def level_bounds(K, num=4000):
 EVIDENCE = -5 * np.log(2 * np.pi) - 0.5 * np.log(11.0) - 45.0
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("K", "num"), [(1, 4000), (10, 4000), (100, 400)])
 def test_copies_of_one_function_bound_the_evidence(K, num):
     """E sum_n log N(y_n; u, 1) = -5 log 2 pi - 50 at any K, below log p(y) = -55.388."""
@@ -474,6 +477,7 @@ def nearly_points(what):
     return Encoded(encoder, "xy")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("what", ["free", "encoder"])
 def test_the_batches_of_an_epoch_average_to_the_full_bound(what):
     (whole, slope), parts, rows = shuffled(nearly_points(what))

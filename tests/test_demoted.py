@@ -41,6 +41,7 @@ WAYS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("way", WAYS)
 def test_effects_are_refused_under_map(way):
     options, why = WAYS[way]
@@ -49,6 +50,7 @@ def test_effects_are_refused_under_map(way):
     assert not pg.check(group_effects, G, y=Y, **options).ok
 
 
+@pytest.mark.slow
 def test_who_holds_or_names_the_sites_may_go_on():
     z = {"z": np.zeros(GROUPS), "tau": 1.0}
     held = pg.fit(group_effects, pg.Laplace(hyper=pg.Fixed(z)), 0, G, y=Y, factor=True)
@@ -56,12 +58,14 @@ def test_who_holds_or_names_the_sites_may_go_on():
     assert held.result == "converged" and set(named.sites) == {"b"}
 
 
+@pytest.mark.slow
 def test_one_value_is_told():
     with pytest.warns(UserWarning, match=r"maximises \['b'\].*'info'"):
         fit = pg.fit(group_effects, pg.Laplace(), 0, G, y=Y, prior_info=True)
     assert set(fit.sites) == {"z"} and "b" in fit.hyper
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Laplace")
 def test_hyperparameters_with_normal_priors_and_penalties_are_what_they_are():
     fit = pg.fit(group_effects, pg.Laplace(), 0, G, y=Y, noise=True)

@@ -54,6 +54,7 @@ def pair(request, settings):
     return weighted_and_copied(fit, stacked(settings) if request.param == "pseudo" else fit.draws)
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_copies(pair):
     ours, theirs = (fit.predict(X_NEW) for fit in pair)
     for name in ("f_mean", "f_variance", "mean", "variance", "probs"):
@@ -62,6 +63,7 @@ def test_predictions_are_those_of_copies(pair):
     np.testing.assert_allclose(*scores, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_posterior_process_is_that_of_copies(pair):
     at = np.linspace(-1.0, 1.0, len(X_NEW))
     np.testing.assert_allclose(*(fit.posterior(X_NEW).log_prob(at) for fit in pair), rtol=1e-10)
@@ -106,6 +108,7 @@ def test_weights_are_kept_in_a_file(settings, tmp_path):
     np.testing.assert_allclose(loaded.predict(X_NEW).probs, copied.predict(X_NEW).probs, rtol=1e-10)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("num", [1, 2, 7, 100, 1000])
 def test_resampling_gives_each_draw_its_share(num):
     weights = np.array([0.5, 0.25, 0.2, 0.05])

@@ -165,6 +165,7 @@ def test_a_shallow_bound_is_svgps():
     assert same_mean(bounds(TraceMeanField_ELBO(), "flat"), ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hidden", "layered"])
 def test_the_elbo_is_numpyros_and_svgps_on_average(name):
     ours, numpyros = elbos(name), bounds(TraceMeanField_ELBO(), name)
@@ -173,6 +174,7 @@ def test_the_elbo_is_numpyros_and_svgps_on_average(name):
     assert same_mean(bounds(pg.ELBO(expected_last=False), name), ours)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "expected_last"), [("hidden", True), ("hidden", False), ("layered", True)]
 )
@@ -181,6 +183,7 @@ def test_importance_weighted_bounds_are_svgps_on_average(name, expected_last):
     assert same_mean(bounds(elbo, name), svgp(name, Sampling(5, expected_last=expected_last)))
 
 
+@pytest.mark.slow
 def test_a_joint_draw_of_the_last_layer_is_the_tighter_bound():
     """log-mean-exp is convex: E log mean_k exp(l_k(f)) is at least log mean_k exp(E l_k(f))."""
     explicit, joint = (
@@ -191,6 +194,7 @@ def test_a_joint_draw_of_the_last_layer_is_the_tighter_bound():
     assert explicit.mean() > elbos("hidden").mean() + 0.5
 
 
+@pytest.mark.slow
 def test_one_copy_is_the_elbo_and_options_that_leave_the_value_alone():
     np.testing.assert_allclose(
         bounds(pg.ImportanceWeightedELBO(1), "hidden"), elbos("hidden"), rtol=1e-12
@@ -227,6 +231,7 @@ def chain_guide(X, y=None):
         numpyro.sample("b", dist.Normal(loc[1] + loc[2] * a, 0.7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["hidden", "network", "chained"], "chained"))
 def test_the_doubly_reparameterised_gradient_has_the_same_mean(name):
     """Through a GP's inputs, through a network, and from one latent to another that depends on
@@ -272,6 +277,7 @@ def test_the_doubly_reparameterised_gradient_has_the_same_mean(name):
     assert np.any(latent & signal)  # something became less noisy, and is not zero
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flat", "hidden"])
 def test_a_plate_that_subsamples_is_unbiased(name):
     """With q(h) nearly points only the batch is random."""
@@ -284,6 +290,7 @@ def test_a_plate_that_subsamples_is_unbiased(name):
     assert abs(batches.mean() - whole[0]) < 4 * batches.std() / np.sqrt(4000)
 
 
+@pytest.mark.slow
 def test_a_model_may_call_subsample():
     """`numpyro.subsample` in place of an index: the same bound on the same rows."""
 
@@ -301,6 +308,7 @@ def test_a_model_may_call_subsample():
     assert same_mean(batches, bounds(pg.ELBO(), "flat", 2000, size=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latents", [pg.Free(), pg.Amortised()], ids=["free", "encoder"])
 def test_svgp_takes_latents_in_a_plate_that_subsamples(latents):
     method = pg.SVGP(inducing=Z2, max_steps=3, latents=latents)
@@ -308,6 +316,7 @@ def test_svgp_takes_latents_in_a_plate_that_subsamples(latents):
     assert fit.result == "completed" and np.isfinite(fit.log_evidence)
 
 
+@pytest.mark.slow
 def test_an_encoder_in_a_plate_that_subsamples_is_unbiased():
     points = {"f": pg.SparsePosterior(Z2, train_inducing=False)}
     whole = pg.guide(hidden, points)
@@ -329,6 +338,7 @@ def trained(guide, elbo, model, **kwargs):
     return result.params, np.asarray(result.losses)
 
 
+@pytest.mark.slow
 def test_a_neural_network_has_the_same_bound():
     plain, guide = AutoNormal(network), pg.guide(network, {}, AutoNormal)
     params, losses = trained(plain, pg.ELBO(), network)
@@ -341,6 +351,7 @@ def test_a_neural_network_has_the_same_bound():
     assert same_mean(batches, ours) and batches.std() > ours.std()
 
 
+@pytest.mark.slow
 def test_a_neural_network_with_a_latent_input_gains_from_copies():
     model = functools.partial(network, latent=True)
     guide = pg.guide(model, {}, AutoNormal)
@@ -365,6 +376,7 @@ def annealed(X, y=None, scale=0.1):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_a_scale_around_a_site_weighs_its_divergence():
     """As NumPyro's bound has it, and as SVGP has it."""
     points = {"f": pg.SparsePosterior(Z2, train_inducing=False)}
@@ -417,6 +429,7 @@ def outputs(X, y=None, as_vector=False):
         numpyro.sample("y", dist.Normal((X @ weights).T, s), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "elbo", [pg.ELBO(400), pg.ImportanceWeightedELBO(5, 400)], ids=["elbo", "copies"]
 )
@@ -441,6 +454,7 @@ def test_a_hyperparameter_of_an_output_enters_once(elbo):
     assert abs(plate - numpyros) < 0.5 and abs(plate - vector) < 0.5
 
 
+@pytest.mark.slow
 def test_an_outputs_plate_of_as_many_members_as_data_is_not_the_datas():
     """Its latents are shared by all data: copies of them have nothing to average."""
     model = functools.partial(outputs, as_vector=False)

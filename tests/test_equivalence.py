@@ -30,6 +30,7 @@ def by_method():
     return {type(m).__name__: solve(switched, m, *args) for m in (pg.Laplace(), pg.EP(), pg.VI())}
 
 
+@pytest.mark.slow
 def test_sequential_is_parallel_ep(by_method):
     log_z, solution = evidence(switched, pg.EP(sequential=True), HYPER, *padded(X40, Y40, "logit"))
     assert Result.from_code(solution.code) == "converged"
@@ -43,6 +44,7 @@ def test_sequential_is_parallel_ep(by_method):
     )
 
 
+@pytest.mark.slow
 def test_small_power_is_vi(by_method):
     power = 0.01
     log_z, solution = evidence(switched, pg.EP(power=power), HYPER, *padded(X40, Y40, "logit"))
@@ -66,6 +68,7 @@ def _variance(at):
     return at.solution.marginals.variance[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_permuted_data(method, by_method):
     order = np.random.default_rng(0).permutation(ROWS)
@@ -88,6 +91,7 @@ def _many(method, hypers, X, data):
     return jax.vmap(lambda h: evidence.__wrapped__(switched, method, h, X, data)[0])(hypers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP()], ids=lambda m: type(m).__name__)
 def test_eight_settings_in_one_compiled_call_are_the_loop(method):
     X, data = padded(X40, Y40, "logit")
@@ -98,6 +102,7 @@ def test_eight_settings_in_one_compiled_call_are_the_loop(method):
     np.testing.assert_allclose(together, one_by_one, rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_eager_is_jit(by_method):
     X, data = padded(X40, Y40, "logit")
     factors = pg.read(switched, X, data, hyper=HYPER)

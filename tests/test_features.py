@@ -144,6 +144,7 @@ def case(request):
     return request.param, *CASES[request.param]
 
 
+@pytest.mark.one_case
 def test_every_kind_is_whitened_exactly_and_explains_a_part_of_the_prior(case):
     name, features, kernel, X = case
     # Beyond the box too, where Fourier features decay and Laplacian ones are zero.
@@ -165,6 +166,7 @@ def test_every_kind_is_whitened_exactly_and_explains_a_part_of_the_prior(case):
     assert np.max(np.diagonal(got["Q"]) / got["diag"]) > 0.3
 
 
+@pytest.mark.one_case
 def test_gradients_against_finite_differences(case):
     _, features, kernel, X = case
     weights = jnp.asarray(RNG.normal(size=(len(X), len(X))))
@@ -467,6 +469,7 @@ def observing_gradients(X, y=None):
     numpyro.sample("y", dist.Normal(f, jnp.where(X[:, -1] == 0, 0.1, 0.3)), obs=y)
 
 
+@pytest.mark.slow
 def test_regression_on_values_and_gradients_is_exact_conditioning():
     values, slopes = PLANE[:4], PLANE[4:7]
     X = jnp.concatenate([value_inputs(values), derivative_inputs(slopes)])
@@ -511,6 +514,7 @@ def observing_slopes(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(METHODS, "ep", "svgp", "nuts"))
 def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_path):
     """What is checked before a prediction asks the kernel for no inputs that nobody gave."""

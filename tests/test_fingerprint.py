@@ -110,6 +110,7 @@ def _set_cell(function, name, value):
     function.__closure__[function.__code__.co_freevars.index(name)].cell_contents = value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_value_is_named(cell, name):
     made = cell()

@@ -71,6 +71,7 @@ def test_the_signs_of_a_log_concave_likelihood_are_known_and_of_no_other():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_known_signs_change_no_answer(method):
     @jax.jit
@@ -102,6 +103,7 @@ class Picky(pg.Laplace):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hyper",
     [pg.MAP(), pg.MAP(restarts=2), pg.Fixed({"variance": 2.0})],

@@ -60,6 +60,7 @@ def solved(request, problem):
     return at
 
 
+@pytest.mark.slow
 def test_evidence_and_its_gradient_in_every_parameter(solved, problem):
     X, y, seen, _ = problem
     value, gradient = jax.value_and_grad(_exact_evidence)(HYPER, X[seen], y[seen])
@@ -68,6 +69,7 @@ def test_evidence_and_its_gradient_in_every_parameter(solved, problem):
         np.testing.assert_allclose(solved.gradient[name], gradient[name], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.one_case
 def test_posterior_at_new_inputs_and_at_the_masked_rows(solved, problem):
     X, y, seen, _ = problem
     posterior = condition_on_sites(

@@ -76,6 +76,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", CASES)
 def test_evidence_gradient_and_posterior_are_the_dense_formula(name):
     model, args, options, dense = CASES[name]
@@ -104,6 +105,7 @@ def test_evidence_gradient_and_posterior_are_the_dense_formula(name):
     assert set(fit.sites) == {"z"} and set(fit.hyper) == {"tau"}
 
 
+@pytest.mark.slow
 def test_answers_by_part_and_draws_are_those_of_the_matrix(tmp_path):
     fits = [
         pg.fit(model, pg.Laplace(hyper=pg.Fixed({"tau": TAU})), 0, TIME, y=Y)
@@ -134,6 +136,7 @@ def over_rows(X, y=None):
     _observe(z, y)
 
 
+@pytest.mark.slow
 def test_a_walk_over_the_rows_says_why_other_rows_have_none_of_it():
     X = np.arange(float(N))
     fit = pg.fit(over_rows, pg.Laplace(hyper=pg.Fixed({"scale": TAU})), 0, X, y=Y)

@@ -40,6 +40,7 @@ def _observations(name, n=20):
     return X, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood, scale", [("logit", 2.5), ("poisson", 1.0), ("student_t", 1.0), ("gaussian", 1.0)]
 )
@@ -103,6 +104,7 @@ def test_local_bound_gradient_in_every_parameter():
         assert abs(wanted) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_second_derivative_raises_instead_of_being_wrong(method):
     X, y = _observations("logit")
@@ -119,6 +121,7 @@ def test_a_second_derivative_raises_instead_of_being_wrong(method):
             jax.eval_shape(derivative(gradient), jnp.asarray(1.0))
 
 
+@pytest.mark.slow
 def test_gradient_in_the_inputs():
     X, y = _observations("logit")
     inputs, data = padded(X, y, "logit")

@@ -110,6 +110,7 @@ def truth():
     return Quadrature()
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_those_of_quadrature(fit, truth):
     w = np.exp(fit.draws.log_weights)
     np.testing.assert_allclose(w.sum(), 1.0, rtol=1e-10)

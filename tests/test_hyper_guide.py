@@ -54,6 +54,7 @@ def fitted(model, guide=AutoNormal, **kwargs):
     return pg.fit(model, pg.SVGP(hyper=guide, **OPTIONS), 0, X, y=Y, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_fit_does_not_depend_on_the_calls_before_it():
     alone = fitted(optional)
     larger = fitted(optional, extra=True)
@@ -67,6 +68,7 @@ def test_a_fit_does_not_depend_on_the_calls_before_it():
     )
 
 
+@pytest.mark.slow
 def test_hyperparameters_in_a_plate_are_those_of_a_vector():
     """The same density under another declaration: the same draws and the same run."""
     plate, vector = fitted(in_a_plate, param=False), fitted(in_a_plate, plate=False, param=False)
@@ -74,6 +76,7 @@ def test_hyperparameters_in_a_plate_are_those_of_a_vector():
     np.testing.assert_allclose(plate.stats["bounds"], vector.stats["bounds"], rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
 def test_parameters_without_a_prior_are_points(guide):
     fit = fitted(in_a_plate, guide)
@@ -155,6 +158,7 @@ def test_guides_that_stand_for_another_distribution_than_they_are_trained_as_are
             SVI(optional, guide, optax.adam(0.01), pg.ELBO()).init(jax.random.key(0), X, y=Y)
 
 
+@pytest.mark.slow
 def test_a_point_is_judged_without_its_prior_whichever_way_it_is_asked_for():
     """One number for one value, the bound there; `Fixed` at that value is the second route."""
     options = {"inducing": X[:6], "train_inducing": False, "max_steps": 600}
@@ -178,6 +182,7 @@ def test_points_of_any_guide_meet_the_gate_of_map(make):
         SVI(group_effect, guide, optax.adam(0.01), pg.ELBO()).init(jax.random.key(0), X, y=Y)
 
 
+@pytest.mark.slow
 def test_effects_are_no_points_under_svgp():
     """An autoguide leaves them to be integrated; a guide that draws them meets the gate."""
     fit = fitted(group_effect, AutoDelta)
@@ -199,6 +204,7 @@ def smooth(X, y=None):
         numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [AutoNormal, AutoMultivariateNormal])
 @pytest.mark.parametrize(
     "bound", [pg.ELBO(2), pg.ImportanceWeightedELBO(2)], ids=["elbo", "weighted"]
@@ -219,6 +225,7 @@ def test_bounds_under_an_autoguide_train_in_svi(bound, make):
     np.testing.assert_allclose(sum(jax.tree.leaves(along)), numeric, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_flow_without_an_inverse_is_scored_by_what_it_was_drawn_from():
     fit = fitted(in_a_plate, AutoBNAFNormal, param=False)
     assert np.std(fit.hyper["lengthscale"][:, 0]) > 0.01

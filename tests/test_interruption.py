@@ -30,6 +30,7 @@ def stopped_at(call, monkeypatch, module, name):
     monkeypatch.setattr(module, name, stopping)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_map_keeps_the_best_point_so_far(steps, monkeypatch):
     short = pg.Laplace(hyper=pg.MAP(restarts=2, max_steps=steps))
@@ -58,6 +59,7 @@ def regression(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
 
+@pytest.mark.slow
 def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
     y, method = np.sin(2 * X[:, 0]), pg.SVGP(num_inducing=6, collapsed=True)
     whole = pg.fit(regression, method, 0, X, y=y)

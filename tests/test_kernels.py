@@ -133,6 +133,7 @@ def slope(function, x, step=2e-4):
     return (8 * near - far) / (12 * step)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SMOOTH)
 def test_derivatives_match_finite_differences_and_are_finite_at_equal_rows(name):
     leaves, structure = jax.tree_util.tree_flatten(CASES[name][0])

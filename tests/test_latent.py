@@ -115,6 +115,7 @@ def test_one_copy_is_the_elbo():
     assert abs(ours.mean() - elbo) < 4 * standard_error(ours) < 0.5
 
 
+@pytest.mark.slow
 def test_more_copies_tighten_the_bound_up_to_the_evidence():
     bounds = [expected(1, 4000), expected(5, 4000), expected(25, 2000), expected(1000, 60)]
     for loose, tight in zip(bounds[:2], bounds[1:3], strict=True):
@@ -157,6 +158,7 @@ def gradients(doubly):
     return over_keys(one, 2000, 50)
 
 
+@pytest.mark.slow
 def test_the_doubly_reparameterised_gradient_has_the_same_mean_and_less_variance():
     plain, doubly = gradients(False), gradients(True)
     for a, b in zip(plain, doubly, strict=True):
@@ -299,6 +301,7 @@ BAD = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("model", "options", "error", "words"), BAD.values(), ids=BAD)
 def test_what_does_not_fit_is_a_typed_error(model, options, error, words):
     args, kwargs = ((stream(),), {}) if words.startswith("Stream") else ((X,), {"y": Y})
@@ -341,6 +344,7 @@ def averaged(fit, mean, scale, num=100_000):
     return np.log(density.mean(0)), density.std(0) / density.mean(0)
 
 
+@pytest.mark.slow
 def test_new_latents_come_from_the_prior_where_q_needs_y():
     fit = fitted("xy")
     exact, spread = averaged(fit, 0.0, 1.0)
@@ -349,6 +353,7 @@ def test_new_latents_come_from_the_prior_where_q_needs_y():
     assert spread.max() > 0.05
 
 
+@pytest.mark.slow
 def test_an_encoder_that_sees_x_alone_is_used_at_new_inputs_and_kept(tmp_path):
     fit = fitted("x")
     packed = np.asarray(jax.vmap(fit.local["h"].encoder)(jnp.asarray(X_NEW)))

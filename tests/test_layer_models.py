@@ -51,6 +51,7 @@ def fitted(name, seed=0):
     return pg.fit(model, method, seed, X, y=data(name), **kwargs)
 
 
+@pytest.mark.one_case
 @every
 def test_prior_predictive_and_trace(name):
     model, kwargs, gps, shape = MODELS[name]
@@ -96,6 +97,7 @@ def test_svi(name):
     assert {f"{k}_loc" for k in gps} <= set(result.params)
 
 
+@pytest.mark.slow
 @every
 def test_a_fit_predicts_scores_draws_and_is_kept(name, tmp_path):
     model, kwargs, gps, shape = MODELS[name]
@@ -126,6 +128,7 @@ def test_a_fit_predicts_scores_draws_and_is_kept(name, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(MODELS, "latent", "deep_binary"))
 def test_two_fits_are_compared_by_their_density_at_new_data(name):
     fits, y = {"one": fitted(name), "other": fitted(name, 1)}, data(name)[:NEW]

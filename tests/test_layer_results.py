@@ -39,6 +39,7 @@ def latent_fit(request):
     )
 
 
+@pytest.mark.slow
 def test_latents_of_new_data_are_the_posterior(latent_fit):
     """Against the density on a grid of h, from the fit's own process at [x, h]."""
     new, seen = X[:4] + 0.05, y[:4]
@@ -60,12 +61,14 @@ def test_latents_of_new_data_are_the_posterior(latent_fit):
     assert draws.draws["h"].shape == (4000, 4, 1)
 
 
+@pytest.mark.slow
 def test_latents_need_a_fit_that_has_them():
     fit = pg.fit(deep, pg.SVGP(num_inducing=5, max_steps=2), 0, X, y=y)
     with pytest.raises(pg.ModelError, match=r"no q\(h\)"):
         fit.infer_latents(0, X, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [pytest.param(deep, marks=pytest.mark.slow), latent], ids=lambda model: model.__name__
 )
@@ -138,6 +141,7 @@ def test_outputs_of_their_own_share_their_nodes():
     )
 
 
+@pytest.mark.slow
 def test_layers_whose_means_have_no_spread_find_inducing_points():
     def zero_mean(X, y=None):
         g = numpyro.sample("g", pg.GP(pg.kernels.RBF(), X))

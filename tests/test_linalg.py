@@ -80,6 +80,7 @@ def test_cholesky_of_an_indefinite_matrix_is_nan_and_of_a_batch_one_by_one():
     assert bool(jnp.all(jnp.isfinite(L[0]))) and bool(jnp.isnan(L[1][-1, -1]))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("trans", [0, 1])
 @pytest.mark.parametrize("columns", [(), (3,)])
 def test_triangular_solve_alone_and_in_batches(trans, columns):

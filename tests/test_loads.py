@@ -30,6 +30,7 @@ def loads(start, num_others=3, seed=0):
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("start, num_others", [(0, 3), (2, 3), (3, 3), (0, 0)])
 @pytest.mark.parametrize("least", [0.0, -0.05])
 def test_one_and_others_is_its_array(start, num_others, least):
@@ -141,6 +142,7 @@ def evidence(method, sd, X, **kwargs):
     return pg.log_evidence(method, factors)[0]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_looked_up_effects_are_those_of_a_table(method):
     """Evidence and gradient; the first takes levels, the second columns."""
@@ -168,6 +170,7 @@ def test_gaussian_effects_by_levels_are_the_dense_formula():
     np.testing.assert_allclose(value, truth, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_answers_by_levels_are_those_of_a_table():
     """Predictions, effects, terms and draws at new rows, a single one included."""
     X, group, table, y = data()

@@ -227,6 +227,7 @@ def bound_of(hyper, latent):
     return terms(classifier, Expectation(), Sampling(), OF, hyper, inducing, batch).bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrays", "plate", "stream"])
 def test_log_evidence_is_the_bound_over_all_data(kind):
     X, y = data()
@@ -393,6 +394,7 @@ def held(X, **options):
     )
 
 
+@pytest.mark.slow
 def test_an_outlier_that_ends_a_stream_counts_once():
     """The last batch has one row: it weighed as much as the other 32."""
     X, y = (np.append(a, [b], 0) for a, b in zip(line(), ([0.0], 3.0), strict=True))
@@ -404,6 +406,7 @@ def test_an_outlier_that_ends_a_stream_counts_once():
     assert abs(stream.log_evidence - whole.log_evidence) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["arrays", "stream"])
 def test_covariates_in_containers_are_split_with_the_rows(kind):
     X, y = line()
@@ -419,6 +422,7 @@ def test_covariates_in_containers_are_split_with_the_rows(kind):
     )
 
 
+@pytest.mark.slow
 def test_observations_with_the_data_last_are_split_along_the_data():
     def outputs(X, y=None):
         with numpyro.plate("units", 3):
@@ -433,6 +437,7 @@ def test_observations_with_the_data_last_are_split_along_the_data():
     assert abs(part.log_evidence - whole.log_evidence) < 0.05
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "kwargs, words",
     [
@@ -453,6 +458,7 @@ def test_models_whose_rows_do_not_stand_alone_get_no_minibatches(kwargs, words):
         assert pg.fit(regression, held(X, max_steps=5), 0, X, y=y, **kwargs).result == "completed"
 
 
+@pytest.mark.slow
 def test_a_table_with_as_many_rows_as_data_is_no_minibatch():
     """It is looked up, so that it need not grow with the data."""
     X, y = line()
@@ -558,6 +564,7 @@ def test_error_of_the_users_stream_loses_nothing():
     assert caught.value.fit.stats["steps"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "which, name", [(0, "positional argument 0 at row 4 of the batch, column 1"), (1, "y at row 4")]
 )
@@ -576,6 +583,7 @@ def test_nan_late_in_a_stream_loses_nothing(which, name):
     assert np.isfinite(fit.predict(X_NEW).probs).all()
 
 
+@pytest.mark.slow
 def test_keywords_beside_a_stream_reach_the_model():
     probit = fitted(Stream(batches(3), N), link="probit")
     assert probit.kwargs["link"] == "probit"
@@ -625,6 +633,7 @@ def interrupted(folder, step=12, **settings):
     return fit
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("settings", [{}, {"num_draws": 3}], ids=["quadrature", "draws"])
 def test_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings, tmp_path):
     interrupted(tmp_path, **settings)
@@ -944,6 +953,7 @@ def test_patience_ends_a_run_that_no_longer_gains():
     )
 
 
+@pytest.mark.slow
 def test_warm_up_holds_hyperparameters_and_inducing_points():
     X, y = data()
     start, Z = {"lengthscale": 0.7, "variance": 1.3}, X[:8]
@@ -965,6 +975,7 @@ def _constant(step):
     return 0.05
 
 
+@pytest.mark.slow
 def test_schedules():
     """An optax schedule that says what a number does gives the same run; another gives another."""
     X, y = data()

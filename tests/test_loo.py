@@ -38,6 +38,7 @@ def regression():
     return y, pg.fit(one_gp, pg.EP(hyper=hyper), 0, X, y=y, likelihood="gaussian")
 
 
+@pytest.mark.slow
 def test_gaussian_likelihood_is_exact(regression):
     y, fit = regression
     result = fit.loo()
@@ -63,6 +64,7 @@ def test_the_cavity_does_not_cancel(noise):
     np.testing.assert_allclose(fit.loo().elpd_i, rasmussen_williams(K, y, noise), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ep_probit_is_close_to_refits_without_each_datum():
     num = 12
     x, y = X[:num], Y[:num]
@@ -89,6 +91,7 @@ def hyperless(X, y=None, mask=None):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y, obs_mask=mask)
 
 
+@pytest.mark.slow
 def test_draws_agree_with_the_cavities():
     cavities = pg.fit(hyperless, pg.EP(hyper=pg.Fixed({})), 0, X, y=Y).loo()
     fit = pg.fit(hyperless, pg.NUTS(num_warmup=200, num_samples=500, num_chains=2), 0, X, y=Y)

@@ -47,6 +47,7 @@ def exact_loo(log_lik):
     return logsumexp(total) - logsumexp(total[:, None] - log_lik, 0)
 
 
+@pytest.mark.slow
 def test_softmax():
     """Each class has its own q(f): the weights put back what that leaves out."""
     f = prior_draws(400_000)
@@ -56,6 +57,7 @@ def test_softmax():
     assert abs(loo.elpd - exact.sum()) < 0.25
 
 
+@pytest.mark.slow
 def test_outputs_of_gaussian_noise():
     """Here the weights correct nothing, and leaving out a row of all three outputs is a Gaussian
     conditional.
@@ -84,6 +86,7 @@ def weighed(X, w, y=None):
         numpyro.sample("y", dist.Normal(f, 1.2), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [METHOD, pg.NUTS(200, 1000, 2), pg.Laplace()], ids=["svgp", "nuts", "laplace"]
 )
@@ -109,6 +112,7 @@ def sized(X, w, y=None):
         numpyro.sample("y", dist.Normal(f, 1.2), obs=y)
 
 
+@pytest.mark.slow
 def test_weighed_data_and_sampled_hyperparameters():
     """p(y_n | y_-n) = sum over a grid of p(y_n | y_-n, theta) p(theta | y_-n)."""
     y = np.sin(2.0 * X[:, 0]) + 0.6 * np.random.default_rng(2).normal(size=N)
@@ -145,6 +149,7 @@ def test_weighed_data_and_sampled_hyperparameters():
     np.testing.assert_allclose(weighed.loo().elpd_i.values, exact, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_q_that_no_weights_correct_is_told():
     rng = np.random.default_rng(3)
     many = rng.uniform(-3.0, 3.0, (150, 1))

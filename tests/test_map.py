@@ -125,6 +125,7 @@ def fit():
     return pg.fit(every_kind, pg.Laplace(hyper=pg.MAP(init=INIT)), 0, X, y=Y, throw=False)
 
 
+@pytest.mark.slow
 def test_converged_means_stationary(fit):
     assert fit.result == Result.converged
     values = _values(fit.hyper)
@@ -251,6 +252,7 @@ def _basin(shift=0.0, **settings):
     return pg.fit(two_basins, method, 3, X, jnp.asarray(shift), y=np.full(N, 0.4), throw=False)
 
 
+@pytest.mark.slow
 def test_the_given_start_decides_the_basin_and_restarts_keep_the_best():
     low, high = _basin(init={"level": -2.0}), _basin(init={"level": 2.0})
     assert low.result == high.result == Result.converged
@@ -311,6 +313,7 @@ def _on_a_grid(scale, y):
     return total[i, j], a[i], a[i] * share[j]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "scale, at_bound", [(3.0, []), (0.3, ["lengthscale"])], ids=["inside", "at the edge"]
 )

@@ -145,6 +145,7 @@ def test_samplers_see_the_jacobian_of_their_transforms():
     assert abs(log_density(whitened, (X,), {"y": y}, {**hyper, **white})[0] - density) < 1e-4
 
 
+@pytest.mark.slow
 def test_sampled_hyperparameters_are_those_of_joint_nuts_where_the_approximation_is_exact():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(12, 1))

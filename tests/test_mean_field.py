@@ -52,6 +52,7 @@ def gauss_wishart(X, prior=2.0):
         numpyro.sample("x", dist.MultivariateNormal(m, precision_matrix=W), obs=X)
 
 
+@pytest.mark.slow
 def test_the_bounds_of_the_quick_start_are_those_of_another_program():
     """BayesPy 0.6.1: -60.20956, -58.20527, -58.20290, -58.20288."""
     fit = pg.fit(unknown_mean_and_precision, pg.MeanField(), 0, y=TEN)
@@ -61,6 +62,7 @@ def test_the_bounds_of_the_quick_start_are_those_of_another_program():
     assert abs(fit.log_evidence + 58.20287498) < 1e-7
 
 
+@pytest.mark.slow
 def test_a_pair_is_exact_and_its_factors_are_below():
     """Exact evidence -42.4778489 and Gamma(7, 766.496748); factorised -42.5131375, q(mu) = N(3.66,
     precision .1004570), Gamma(7.5, 821.246515): computed by independent NumPy.
@@ -77,6 +79,7 @@ def test_a_pair_is_exact_and_its_factors_are_below():
     np.testing.assert_allclose(pair.sites["tau"].rate, 766.496748, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_gauss_wishart_block_has_the_exact_evidence():
     N, D = ROWS.shape
     fit = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)
@@ -94,6 +97,7 @@ def test_a_gauss_wishart_block_has_the_exact_evidence():
     np.testing.assert_allclose(fit.sites["W"].mean, (2 + N) * np.linalg.inv(rate), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_factorised_gaussian_has_the_precisions_of_the_joint():
     """Variances .5 and 1 against marginals 1.7857 and 3.5714; the bound .6364828 below."""
     L = np.linalg.cholesky([[2.0, 1.2], [1.2, 1.0]])
@@ -124,6 +128,7 @@ def mixed():
     return start, fit
 
 
+@pytest.mark.slow
 def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(mixed):
     from sklearn.mixture import BayesianGaussianMixture
 
@@ -181,6 +186,7 @@ def logistic(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=w[0] + w[1] * x), obs=y)
 
 
+@pytest.mark.slow
 def test_logistic_regression_takes_the_local_bound_and_is_that_of_the_gp():
     """PRML 10.6.3 by its own equations (10.156 to 10.163, 10.177)."""
     x = RNG.normal(size=20)
@@ -223,6 +229,7 @@ def latent_gaussians(X, y=None, links=True):
         numpyro.sample("y", dist.Normal(mean, 1.0 / jnp.sqrt(3.0 * tau)), obs=y)
 
 
+@pytest.mark.slow
 def test_links_of_the_user_are_integrated_exactly_and_the_bound_holds():
     """Against importance sampling with q as proposal: the bound is below, and is the mean of the
     log weights.
@@ -256,6 +263,7 @@ def test_links_of_the_user_are_integrated_exactly_and_the_bound_holds():
     assert fit.log_evidence < truth
 
 
+@pytest.mark.slow
 def test_a_gp_beside_gamma_noise():
     """At q(tau), q(f) is the exact posterior with the noise 1 / E[tau]; at q(f), q(tau) is
     closed.
@@ -298,6 +306,7 @@ def _families() -> list[Family]:
     ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("i", range(10))
 def test_nodes_have_the_statistics_of_q(i):
     """E[t] of a family is the derivative of its log-normaliser; here: the gradient of a random
@@ -327,6 +336,7 @@ def test_nodes_have_the_statistics_of_q(i):
         np.testing.assert_allclose(energy(c), -q.entropy(), rtol=1e-9)  # H = -E[log q]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("i", [8, 9])
 def test_pairs_have_the_entropy_and_the_moments_of_their_draws(i):
     q = _families()[i]
@@ -405,6 +415,7 @@ def test_bad_options_are_named(options, match):
         pg.fit(unknown_mean_and_precision, pg.MeanField(**options), 0, y=TEN)
 
 
+@pytest.mark.slow
 def test_a_linear_regression_is_the_fixed_point_of_its_equations():
     """PRML 10.3 with q(tau) beside: (10.95) to (10.102)."""
     X = RNG.normal(size=(15, 3))
@@ -437,6 +448,7 @@ def test_roots_and_inverses_of_values_in_any_units(columns):
     )
 
 
+@pytest.mark.slow
 def test_factors_of_rows_and_columns_are_apart():
     """Columns and rows are each independent given the other: Gaussians of K values, not of all."""
     X = RNG.normal(size=(9, 1)) * [1.0, -1.0, 0.5, 2.0] + 0.3 * RNG.normal(size=(9, 4))
@@ -459,6 +471,7 @@ def test_more_components_than_rows():
     assert few.result == "converged" and np.isfinite(few.log_evidence)
 
 
+@pytest.mark.slow
 def test_one_component_is_no_mixture():
     one = pg.fit(mixture, pg.MeanField(), 0, ROWS, num_components=1)
     exact = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)

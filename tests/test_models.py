@@ -39,6 +39,7 @@ def drawn(model, kwargs):
     return Predictive(model, num_samples=1)(random.key(3), X, **kwargs)["y"][0]
 
 
+@pytest.mark.one_case
 @every_model
 def test_prior_predictive(model, kwargs):
     draws = Predictive(model, num_samples=4)(random.key(0), X, **kwargs)
@@ -47,6 +48,7 @@ def test_prior_predictive(model, kwargs):
     assert len(np.unique(np.asarray(draws["f"])[:, 0])) == 4
 
 
+@pytest.mark.slow
 @sampled_models
 def test_plain_nuts(model, kwargs):
     mcmc = numpyro.infer.MCMC(
@@ -56,6 +58,7 @@ def test_plain_nuts(model, kwargs):
     assert np.all(np.isfinite(mcmc.get_samples()["f"]))
 
 
+@pytest.mark.slow
 @sampled_models
 def test_svi(model, kwargs):
     svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.01), Trace_ELBO())
@@ -63,6 +66,7 @@ def test_svi(model, kwargs):
     assert np.all(np.isfinite(result.losses))
 
 
+@pytest.mark.one_case
 @every_model
 def test_likelihood_is_pointwise(model, kwargs):
     """`read` finds one GP and N terms that sum to the model's own density of y given f."""

@@ -95,6 +95,7 @@ def by_nodes():
 GRID = {"window": 5e-4, "wide window": 1e-4, "step": 1e-4, "small step": 1e-6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_right_at_the_nodes_of_prediction(name, truth, by_nodes):
     n, at, tol = NAMES.index(name), by_nodes[384], GRID.get(name, 1e-6)
@@ -136,6 +137,7 @@ def not_a_covariance(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP()], ids=lambda m: type(m).__name__)
 def test_a_kernel_that_is_not_positive_definite_is_nonfinite(method):
     X = np.linspace(-2, 2, 12)[:, None]
@@ -149,6 +151,7 @@ def folded(X, y=None):
         numpyro.sample("y", dist.VonMises(f, 50.0), obs=y)
 
 
+@pytest.mark.slow
 def test_a_fit_tells_the_error_of_its_integrals():
     def fitted(model, y):
         return pg.fit(model, pg.EP(), 0, np.zeros((1, 1)), y=np.array([y]), throw=False)  # noqa: E731
@@ -158,6 +161,7 @@ def test_a_fit_tells_the_error_of_its_integrals():
     assert 0.0 <= fitted(counts, 3).stats["quadrature_error"] < TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_error_of_gauss_hermite_is_told():
     def log_lik(latent):
         return dist.StudentT(4.0, latent["f"], 0.05).log_prob(0.3)
@@ -180,6 +184,7 @@ def narrow(X, y=None):
         numpyro.sample("y", dist.StudentT(4.0, f, 0.02), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SVGP")
 def test_a_sparse_fit_tells_the_error_of_its_nodes():
     """Against the same bound with many nodes, at the same q(u) and hyperparameters."""
@@ -205,6 +210,7 @@ def test_a_sparse_fit_tells_the_error_of_its_nodes():
     assert abs(ours - exact) > 0.1 and q.mean.shape == (3,)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SVGP")
 def test_the_error_of_nodes_does_not_depend_on_the_order_of_the_data():
     """Sorted data whose likelihood is narrow in the second half only: as from the other end, up to

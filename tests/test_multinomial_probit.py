@@ -24,6 +24,7 @@ def log_p(f, c):
     return terms.max() + np.log(np.exp(terms - terms.max()).sum() * (GRID[1] - GRID[0]))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("C", [2, 3, 6])
 @pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])
 def test_log_probabilities_are_the_integral_far_into_the_tails(C, scale):
@@ -33,6 +34,7 @@ def test_log_probabilities_are_the_integral_far_into_the_tails(C, scale):
     np.testing.assert_allclose(jnp.exp(found).sum(), 1.0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_two_classes_are_the_binary_probit_up_to_the_second_derivative():
     f = jnp.array([0.3, -4.0])
 
@@ -55,6 +57,7 @@ def test_derivatives_are_those_of_differences():
     np.testing.assert_allclose(slope, by_differences, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_definition():
     d = MultinomialProbit(jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]]))
     drawn = np.asarray(d.sample(random.key(0), (40_000,)))
@@ -91,12 +94,13 @@ def truth(num=20_000):
     return np.log(p.mean()), p.std() / p.mean() / np.sqrt(num)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, within",
     [
         pytest.param(pg.Laplace(), 0.3, id="Laplace"),
-        pytest.param(pg.EP(), 0.03, id="EP", marks=pytest.mark.slow),
-        pytest.param(pg.VI(), 0.3, id="VI", marks=pytest.mark.slow),
+        pytest.param(pg.EP(), 0.03, id="EP", marks=pytest.mark.long),
+        pytest.param(pg.VI(), 0.3, id="VI", marks=pytest.mark.long),
     ],
 )
 def test_evidence_of_three_classes_is_near_the_truth(method, within):

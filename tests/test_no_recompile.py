@@ -28,6 +28,7 @@ def _data(seed):
     return X, rng.integers(0, 2, 9)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", METHODS)
 def test_second_call_compiles_nothing(name):
     def fitted(seed):
@@ -45,6 +46,7 @@ def test_second_call_compiles_nothing(name):
 LOCAL = {"laplace": pg.Laplace, "ep": pg.EP, "vi": pg.VI, "bound": pg.LocalBound}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", LOCAL)
 def test_other_fixed_values_compile_nothing(name):
     """Numbers and arrays alike, and a second dictionary of the same ones."""
@@ -83,6 +85,7 @@ def test_other_starts_and_settings_of_map_compile_nothing():
     )
 
 
+@pytest.mark.slow
 def test_other_rates_compile_nothing():
     """Numbers are arguments of the compiled step: rates, the KL's weight, tolerances, fixed
     hyperparameters.

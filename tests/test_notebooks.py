@@ -34,7 +34,7 @@ def test_there_are_notebooks():
     assert [path.stem for path in SCRIPTS] == names
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_the_claim_holds_with_small_settings(path):
     settings = {"PPL_GP_NOTEBOOK_SIZE": "small", "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)}

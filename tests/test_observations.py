@@ -94,6 +94,7 @@ def ordinal_definition(k, f, cutpoints):
     return stats.norm.cdf(edges[k + 1] - f) - stats.norm.cdf(edges[k] - f)
 
 
+@pytest.mark.slow
 def test_ordinal_is_its_definition_and_sums_to_one():
     f = np.array([-1.5, 0.1, 2.0])
     site = OrdinalProbit(f, CUTPOINTS)
@@ -108,6 +109,7 @@ def test_ordinal_is_its_definition_and_sums_to_one():
     )
 
 
+@pytest.mark.slow
 def test_ordinal_tails_mirror_and_stay_finite():
     @jax.jit
     @jax.vmap

@@ -95,6 +95,7 @@ def by_distances():
     return pg.fit(rivers, FIXED, 0, X, D, y=Y)
 
 
+@pytest.mark.slow
 def test_given_distances_are_fitted_and_not_predicted(by_distances, tmp_path):
     fit, same = by_distances, pg.fit(plain, FIXED, 0, X, y=Y)
     np.testing.assert_allclose(fit.log_evidence, same.log_evidence, rtol=1e-9)
@@ -128,6 +129,7 @@ def test_weights_of_the_rows_are_refused_by_every_method():
     )
 
 
+@pytest.mark.slow
 def test_one_datum_cannot_hide_what_a_kernel_reads():
     fit = pg.fit(weighted, FIXED, 0, X[:1], W[:1], y=Y[:1])
     assert fit.predict(X[1:2]).f_mean.shape == (1,)  # a constant, as far as one row tells
@@ -136,6 +138,7 @@ def test_one_datum_cannot_hide_what_a_kernel_reads():
             fit.predict(X[rows], W[rows] + 0.1)
 
 
+@pytest.mark.slow
 def test_tables_closures_and_larger_tables_are_answered():
     species = np.arange(N)[:, None]
     larger = np.exp(-np.abs(np.arange(8)[:, None] - np.arange(8.0)))

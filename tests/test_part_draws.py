@@ -53,6 +53,7 @@ def _agrees(draws, normal):
     assert np.all(np.abs(np.log(draws.std(0) / sd)) < 6 / np.sqrt(2 * DRAWS))
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_predictor(fit, drawn):
     X, W, group, _ = data()
     beta, u = drawn["beta"].values[0], drawn["u"].values[0]
@@ -61,6 +62,7 @@ def test_parts_add_up_to_the_predictor(fit, drawn):
     np.testing.assert_allclose(f + beta @ W.T + u[:, group], eta, atol=1e-10)
 
 
+@pytest.mark.one_case
 def test_draws_have_the_moments_of_the_answers_by_part(fit, drawn):
     X, W, group, _ = data()
     for name, normal in fit.sites.items():
@@ -84,6 +86,7 @@ def test_dimensions_are_the_plates(drawn):
         assert drawn["f"].dims[2:] == ("data",)
 
 
+@pytest.mark.slow
 def test_draws_of_hyperparameters_have_a_draw_of_the_parts_each():
     X, W, group, y = data()
     fit = pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, W, group, y=y)

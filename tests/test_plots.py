@@ -75,6 +75,7 @@ def test_surface():
     np.testing.assert_allclose(drawn[-1].get_offsets(), X[y == 1])
 
 
+@pytest.mark.slow
 def test_evidence(small_fit):
     comparison = compare(
         {k: small_fit(k) for k in ("laplace", "ep", "nuts")},

@@ -52,6 +52,7 @@ def expectations(function, fit_prediction):
 # -------------------- one Gaussian f, quadrature
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("link", ["logit", "probit"])
 @pytest.mark.parametrize("sd", [1.0, 30.0])
 def test_class_probability_is_the_integral_of_the_models_own_likelihood(link, sd):
@@ -109,6 +110,7 @@ def test_moments_that_a_distribution_lacks():
     assert np.all(np.isnan(p.mean)) and np.all(np.isfinite(p.f_mean))
 
 
+@pytest.mark.slow
 def test_gaussian_and_student_log_density():
     y = np.linspace(-2, 2, NUM_NEW)
     fit = toy("gaussian")
@@ -138,6 +140,7 @@ def test_probabilities_over_a_finite_support():
     )
 
 
+@pytest.mark.slow
 def test_ordinal_probabilities_have_their_closed_form():
     cutpoints = np.array([-1.0, 0.2, 1.5])
 
@@ -209,6 +212,7 @@ def one_draw(fit, s):
     return dataclasses.replace(fit, draws=fit.draws.part(slice(s, s + 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(["laplace_sample", "nuts"], "laplace_sample"))
 def test_sampled_fits_predict_the_mixture_over_all_draws(small_fit, name):
     fit = small_fit(name)
@@ -275,6 +279,7 @@ def exact_mixture(fit, weights):
     return np.mean(means, 0), np.mean(variances, 0) + np.var(means, 0)
 
 
+@pytest.mark.slow
 def test_the_error_of_a_log_density_is_its_scatter_over_sets_of_draws():
     """Draws of the posterior are themselves few: their part of the error is told, also where
     quadrature does the rest.
@@ -290,12 +295,14 @@ def test_the_error_of_a_log_density_is_its_scatter_over_sets_of_draws():
     assert np.all(ratio > 0.6) and np.all(ratio < 1.6) and np.min(errors) > 0.0
 
 
+@pytest.mark.slow
 def test_a_log_density_that_rests_on_few_draws_is_warned_of():
     fit = made_fit(additive, {}, X, num_draws=4)
     with pytest.warns(UserWarning, match=r"row\(s\) \[0.*very few draws"):
         fit.log_density(X_NEW, np.full(NUM_NEW, 40.0))
 
 
+@pytest.mark.slow
 def test_several_gp_sites_and_several_functions_at_a_site():
     fit = made_fit(additive, {}, X, num_draws=4)
     assert plan_integration(case_at(fit, X_NEW, (), {})) is Integration.functions
@@ -324,6 +331,7 @@ def chained(X, y=None):
         numpyro.sample("y", dist.Normal(f + extra, 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_a_gp_fed_by_a_gp_and_local_latents_are_drawn_at_the_new_inputs():
     # as many as in training, where the local latents' shape alone would not give them away
     num_new = len(X)

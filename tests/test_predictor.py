@@ -55,6 +55,7 @@ class Dense:
         return C @ self.r, prior - np.einsum("ij,ji->i", C, np.linalg.solve(self.S, C.T))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gaussian_answers_are_the_dense_formula(seed):
     terms, rows, new = drawn_terms(seed), rows_of(N, seed), rows_of(M, 1000 + seed)
@@ -105,6 +106,7 @@ def scaled(X, exposure, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(scale * f + jnp.log(exposure))), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "hyper", [pg.Fixed({"scale": 0.7}), pg.Sample(20, 30, 1)], ids=["fixed", "sampled"]
 )
@@ -134,6 +136,7 @@ def test_components_of_one_gp_have_its_coefficient_and_offset(hyper):
 FEW = ("beta", "u", "level", "v", "offset")  # eight to sixteen unknowns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method, family",
     [
@@ -184,6 +187,7 @@ def poisson_fit():
     return pg.fit(model, method, 0, *rows, y=y, terms=ALL, family="poisson")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 3, N])
 def test_a_row_is_answered_alike_whatever_stands_beside_it(poisson_fit, num):
     """Also where M is one, or the number of columns, or of training rows."""
@@ -213,6 +217,7 @@ def test_a_saved_fit_answers_as_before(poisson_fit, tmp_path):
         np.testing.assert_allclose(parts[name].mean, again[name].mean, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_what_is_integrated_is_chosen_and_told(poisson_fit):
     assert set(poisson_fit.sites) == {"beta", "u", "level"}
     assert set(poisson_fit.posterior) == {"f", "h"}
@@ -239,6 +244,7 @@ def scales(X, y=None):
         numpyro.sample("y", dist.Normal(f + a + d**2, jnp.exp(b)), obs=y)
 
 
+@pytest.mark.slow
 def test_what_enters_in_another_way_stays_a_hyperparameter():
     x = np.linspace(-2.0, 2.0, 9)
     fit = pg.fit(scales, pg.Laplace(), 0, x, y=np.sin(x), throw=False)
@@ -268,6 +274,7 @@ def with_a_handler(handler):
     return model
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "handler",
     [lambda: numpyro.handlers.scale(scale=0.5), lambda: numpyro.handlers.mask(mask=False)],
@@ -292,6 +299,7 @@ def test_a_layer_below_is_not_left_at_its_mean():
         pg.fit(model, pg.Laplace(), 0, x, y=np.sin(x))
 
 
+@pytest.mark.slow
 def test_repeated_places_alone():
     """f[place] of one GP, in another order and repeated: a GP at the rows' own places."""
     table, place = np.linspace(-2.0, 2.0, 5), np.array([3, 0, 3, 1, 4, 4, 2])
@@ -339,6 +347,7 @@ def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):
         pg.fit(model, pg.Laplace(), 0, *wrong, y=y, terms=ALL, family="poisson")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["array", "everything", "obs_mask"])
 def test_rows_that_a_mask_leaves_out_do_not_count(kind):
     rng = np.random.default_rng(4)
@@ -368,6 +377,7 @@ def test_rows_that_a_mask_leaves_out_do_not_count(kind):
     np.testing.assert_allclose(one.predict(new, **kwargs).mean, rows.predict(new).mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [6, 7, 8])
 def test_a_table_of_places_may_have_as_many_rows_as_there_are_data(num):
     rng = np.random.default_rng(1)
@@ -399,6 +409,7 @@ def levels(x, group, centre, y=None):
         numpyro.sample("y", dist.Normal(f + u[group], 0.5), obs=y)
 
 
+@pytest.mark.slow
 def test_a_prior_mean_that_the_data_have_told_about_is_not_changed_afterwards():
     rng = np.random.default_rng(2)
     x, group, centre = rng.normal(size=8), np.arange(8) % 4, rng.normal(size=4)

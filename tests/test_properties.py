@@ -68,6 +68,7 @@ def test_predictions_integrate_the_likelihood_over_f_on_a_fine_grid(spec):
     check.check_predictions(spec)
 
 
+@pytest.mark.one_case
 def test_log_densities_integrate_all_entries_of_a_row_on_a_fine_grid(spec):
     check.check_log_densities(spec)
 
@@ -78,6 +79,7 @@ BY_NUMBER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", BY_NUMBER, ids=str)
 def test_a_rows_answers_do_not_depend_on_the_number_the_order_and_the_values_of_other_rows(spec):
     check.check_companions(spec)
@@ -97,6 +99,7 @@ def test_a_row_wise_argument_that_is_not_given_again_is_asked_for_by_name(spec):
         fit.log_density(problem.x[:3], problem.to_site(problem.y[:3]))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("layout", ["plain", "outputs_outer"])
 def test_masks_can_be_left_out_at_prediction_and_then_every_entry_counts(layout):
     spec = Spec(mask="handler", layout=layout, rows=(4,))
@@ -115,6 +118,7 @@ def test_masks_can_be_left_out_at_prediction_and_then_every_entry_counts(layout)
     )
 
 
+@pytest.mark.slow
 def test_densities_of_a_model_with_a_penalty_integrate_to_one():
     spec = Spec(factor="penalty")
     problem, fit = check.fitted(spec)
@@ -123,6 +127,7 @@ def test_densities_of_a_model_with_a_penalty_integrate_to_one():
     assert np.sum(np.exp(fit.log_density(X, y))) * (y[1] - y[0]) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_have_the_predictions_moments():
     spec = Spec("poisson", "outputs_outer", noise="outputs", outputs=3)
     problem, fit = check.fitted(spec)
@@ -142,6 +147,7 @@ def at_second_route(spec, rows):
     return [problem.to_site(m) for m in check.integrated_moments(problem, rows, *f)]
 
 
+@pytest.mark.slow
 def test_the_mode_of_the_evidence_times_the_priors_has_no_slope_and_restarts_keep_the_best():
     spec = Spec("student_t", "outputs_inner", noise="outputs", num=8, outputs=2)
     of_method.check_mode(spec, restarts=2)
@@ -179,6 +185,7 @@ def effects_of_groups(X, group, y=None):
         numpyro.sample("y", dist.Normal(f + u[group], 0.3), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [pg.Laplace(), pg.EP(), pg.VI(), pg.SVGP(num_inducing=4, max_steps=5)],
@@ -220,11 +227,13 @@ def exact_evidence(X, y, variance, noise):
     return -0.5 * (y @ np.linalg.solve(K, y) + np.linalg.slogdet(K)[1] + len(y) * np.log(2 * np.pi))
 
 
+@pytest.mark.slow
 def test_answers_of_nuts_are_the_mixture_over_its_own_draws_at_every_number_of_rows():
     spec = Spec(layout="outputs_inner", noise="outputs", outputs=2, num=6, rows=(2,))
     of_method.check_mixture(spec, pg.NUTS(30, 20, 1))
 
 
+@pytest.mark.slow
 def test_inducing_variables_at_the_data_reach_their_optimum_at_every_number_of_rows():
     spec = Spec(layout="outputs_inner", noise="outputs", outputs=3, num=6, rows=(3,))
     problem = Problem(spec)

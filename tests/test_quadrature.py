@@ -30,6 +30,7 @@ def _check(moments, log_z, mean, variance, tol):
 # The hardest cell (a probit edge 3.3 standard deviations of 30 away) is good to 9e-8 with the
 # methods' own 96 nodes and
 # converges geometrically: 2e-9 with 128.
+@pytest.mark.slow
 @pytest.mark.parametrize("num, tol", [(96, 1e-7), (128, 1e-8)])
 def test_probit_closed_form_is_quadrature(num, tol):
     closed = tilted_probit(MEAN, VARIANCE, jnp.full(20, 1.3), jnp.full(20, -0.4), SIGN)
@@ -70,6 +71,7 @@ def _brute_force(log_lik, n):
     return log_z, mean, p @ (f - mean) ** 2 / p.sum()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_quadrature_is_brute_force(name):
     log_lik = LIKELIHOODS[name]

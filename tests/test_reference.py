@@ -51,6 +51,7 @@ def _log_gradient(at, row):
     return np.array([at.gradient[k] * row[k] for k in LOG])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=_row_id)
 def test_laplace_on_binary_data(row, solved):
     at, want = solved(row, "laplace"), row["laplace"]
@@ -108,6 +109,7 @@ def test_ep_on_binary_data(row, solved):
     np.testing.assert_allclose(new.variance[0], variance, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=_row_id)
 def test_ep_is_closest_to_the_truth_and_vi_lies_below_it(row, solved):
     truth, error = (row["importance_sampling"][k] for k in ("log_evidence", "standard_error"))

@@ -137,6 +137,7 @@ def test_settings_that_cannot_be_used_are_data_errors():
                 make(**setting)
 
 
+@pytest.mark.slow
 def test_a_networks_param_beside_the_priors_of_its_weights_is_no_hindrance():
     """The param holds initial values, made in the model, that nothing depends on."""
 
@@ -154,6 +155,7 @@ def test_a_networks_param_beside_the_priors_of_its_weights_is_no_hindrance():
         pg.fit(kernel, METHODS["NUTS()"], 0, X, y=Y, prior={"weight": dist.Normal(0.0, 1.0)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["NUTS()", "EllipticalSlice()"])
 def test_missing_counts_and_labels_integrate_to_one(name):
     """The same key and the same density: the same draws as with those rows masked."""
@@ -216,6 +218,7 @@ def bounded(X, y=None):
         numpyro.sample("y", dist.Normal(f, 100.0), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["EllipticalSlice()", "SparseNUTS()"])
 def test_supports_that_depend_on_each_other(name):
     chain = {"num_warmup": 200, "num_samples": 800, "num_chains": 1}
@@ -251,6 +254,7 @@ def test_constrained_draws_are_those_of_the_options_given():
     np.testing.assert_allclose(kernel.postprocess_fn(("unit",), {})(z)["a"], 1 / (1 + np.exp(-0.3)))
 
 
+@pytest.mark.slow
 def test_a_second_length_of_warm_up_is_not_the_first():
     """NumPyro's kernel keeps it: adaptation would go on among the draws."""
 
@@ -265,6 +269,7 @@ def test_a_second_length_of_warm_up_is_not_the_first():
     )
 
 
+@pytest.mark.slow
 def test_other_options_and_other_data_leave_nothing_behind():
     def fitted(model, link, y):
         fit = pg.fit(model, METHODS["NUTS()"], 0, X, y=y, throw=False, link=link)

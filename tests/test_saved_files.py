@@ -193,6 +193,7 @@ def changed_arrays(arrays):
         yield f"{name}: missing", {k: v for k, v in arrays.items() if k != name}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", some(KINDS, "laplace", "svgp"))
 def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
@@ -322,6 +323,7 @@ def two_outputs(X, y=None, tables=None, options=None):
         numpyro.sample("v", dist.Poisson(jnp.exp(f)).mask(tables["seen"]), obs=y["v"][0])
 
 
+@pytest.mark.slow
 def test_observations_in_containers_are_not_saved(tmp_path):
     """Leaves that no distribution and no mask is computed from stay out of the file, and prediction
     is as before.

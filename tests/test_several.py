@@ -71,6 +71,7 @@ def outputs(X, y=None, num=3):
         numpyro.sample("y", dist.Normal(f.T, 0.1).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_outputs_with_a_function_each_are_exact():
     """The density of row n is a product over outputs at each draw, even where a thousand draws
     would miss it by tens of nats.
@@ -93,6 +94,7 @@ def test_outputs_with_a_function_each_are_exact():
     assert p.mean_error is None
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("y", [0.0, 3.0])
 def test_two_coupled_functions_against_a_grid(y):
     """A noise scale that is a function: the ridge gets narrow where the noise is small, and the

@@ -55,6 +55,7 @@ def binary(X, y=None, jitter=2e-8):
 UNIT = {"variance": 1.0, "lengthscale": 1.0}
 
 
+@pytest.mark.one_case
 @each_method
 def test_three_classes_have_the_stored_evidence(name):
     """Laplace -27.29715367 and its mode at the first datum by independent NumPy; the truth by
@@ -72,6 +73,7 @@ def test_three_classes_have_the_stored_evidence(name):
         assert value < -27.0877 + 4 * 0.0013 or name == "ep"  # VI is a bound
 
 
+@pytest.mark.slow
 @each_method
 def test_two_classes_are_the_binary_model_of_twice_the_variance(name):
     rng = np.random.default_rng(1)
@@ -84,6 +86,7 @@ def test_two_classes_are_the_binary_model_of_twice_the_variance(name):
         np.testing.assert_allclose(two[1][k], one[1][k], atol=2e-7)
 
 
+@pytest.mark.slow
 @each_method
 def test_the_order_of_classes_is_no_matter(name):
     rng = np.random.default_rng(2)
@@ -113,6 +116,7 @@ def counts_and_labels(X, y=None, z=None, which="both"):
             numpyro.sample("z", dist.Bernoulli(logits=g), obs=z)
 
 
+@pytest.mark.slow
 @each_method
 def test_functions_that_no_datum_couples_are_separate_fits(name):
     rng = np.random.default_rng(3)
@@ -206,6 +210,7 @@ def two_outputs():
     return x, group, rng.normal(size=(N, 2))
 
 
+@pytest.mark.slow
 @each_method
 def test_gaussian_evidence_and_gradient_are_the_dense_formula(name, two_outputs):
     hyper = {"tau": TAU, "ell": ELL}
@@ -227,6 +232,7 @@ def gaussian_fit(two_outputs):
     return pg.fit(gaussian, fixed, 0, x, group, y=y)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("num", [1, 2, M, N])
 def test_gaussian_answers_are_the_dense_formula(gaussian_fit, two_outputs, num):
     rng = np.random.default_rng(7)
@@ -273,6 +279,7 @@ def test_gaussian_joint_draws_have_the_dense_moments(gaussian_fit, two_outputs):
     assert draws.y.shape == (20_000, 3, 2)
 
 
+@pytest.mark.slow
 def test_gaussian_leave_one_out_is_the_dense_formula(gaussian_fit, two_outputs):
     x, group, y = two_outputs
     dense = Dense(*two_outputs)
@@ -289,6 +296,7 @@ def test_gaussian_leave_one_out_is_the_dense_formula(gaussian_fit, two_outputs):
         np.testing.assert_allclose(found[n], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_gaussian_posterior_of_sites_and_a_saved_fit(gaussian_fit, two_outputs, tmp_path):
     dense = Dense(*two_outputs)
     new = np.array([-0.3, 0.8])
@@ -320,6 +328,7 @@ def heteroscedastic(x, y=None):
         numpyro.sample("y", dist.Normal(f, jnp.exp(g)), obs=y)
 
 
+@pytest.mark.slow
 @each_method
 def test_heteroscedastic_noise_against_importance_sampling(name):
     """From the prior of g; given g, f is integrated exactly."""
@@ -395,6 +404,7 @@ def weighed(X, y=None, mask=None, scale=1.0, order=(0, 1, 2), baseline=False):
         numpyro.sample("y", dist.Categorical(logits=scores), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", [False, True], ids=["apart", "coupled"])
 def test_a_softmax_of_independent_functions_is_the_block_form(baseline):
     """Rasmussen & Williams' algorithm 3.3 against blocks, values and gradients; with a function
@@ -426,6 +436,7 @@ def test_a_softmax_of_independent_functions_is_the_block_form(baseline):
     )
 
 
+@pytest.mark.slow
 def test_a_fit_of_many_classes_and_its_probabilities():
     rng = np.random.default_rng(12)
     X, C = rng.normal(size=(20, 2)), 5
@@ -442,6 +453,7 @@ def test_a_fit_of_many_classes_and_its_probabilities():
         assert np.all(error < 0.05)
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_sampled_and_put_on_a_grid(two_outputs):
     """Against a grid of the dense evidence."""
     x, group, y = two_outputs
@@ -462,6 +474,7 @@ def test_hyperparameters_are_sampled_and_put_on_a_grid(two_outputs):
         assert fit.predict(x[:2], group[:2]).f_mean.shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_totals_of_each_row_are_arrays_of_the_model():
     """NumPyro keeps them among a multinomial's static fields."""
     rng = np.random.default_rng(13)
@@ -493,6 +506,7 @@ def test_totals_of_each_row_are_arrays_of_the_model():
         assert np.all(np.isfinite(fit.log_density(X[:3], y[:3], totals[:3])))
 
 
+@pytest.mark.slow
 def test_an_effect_that_adds_functions_is_integrated_where_it_is_named():
     """Three outputs of two functions: an intercept each makes three functions a datum."""
     rng = np.random.default_rng(14)

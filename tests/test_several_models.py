@@ -38,12 +38,14 @@ def drawn(name, num):
     return Predictive(model, num_samples=num)(random.key(3), *args, **options)
 
 
+@pytest.mark.one_case
 @every_model
 def test_prior_predictive(name):
     y = drawn(name, 3)["y"]
     assert y.shape[:2] == (3, N) and np.all(np.isfinite(y))
 
 
+@pytest.mark.slow
 @every_model
 def test_laplace_integrates_what_the_docstring_says(name):
     model, args, options, functions, effects = MODELS[name]
@@ -74,7 +76,7 @@ def long_nuts(name):
     return y, pg.fit(model, method, 0, *args, y=y, throw=False, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @every_model
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_functions_agree_with_long_nuts(name, method):

@@ -107,7 +107,7 @@ def _problem(model, seed):
     return X, *given, draw["y"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.VI(), pg.EP()], ids=lambda m: type(m).__name__)
 def test_random_problems_converge_near_the_truth(family, method):

@@ -3,6 +3,7 @@
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 import ppl_gp as pg
 
@@ -15,6 +16,7 @@ def softmax(X, y=None):
         numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
 
 
+@pytest.mark.slow
 def test_a_draw_of_a_softmax_is_kept_as_its_own_fit_keeps_it():
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=6), rng.integers(0, 3, 6)

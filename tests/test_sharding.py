@@ -53,6 +53,7 @@ def assert_same(found, want):
         np.testing.assert_allclose(found[name], want[name], rtol=1e-9, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.slow
 def test_eight_devices(one_device, tmp_path):
     finish(start(8, "devices", tmp_path / "fit.npz"))
     found = np.load(tmp_path / "fit.npz")

@@ -82,6 +82,7 @@ def on_all_points():
     return sparse, pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
 
 
+@pytest.mark.slow
 def test_inducing_points_at_all_inputs_give_full_variational_inference():
     (sparse, vi), (_, _, X_new) = on_all_points(), data()
     assert sparse.result == vi.result == "converged"
@@ -93,6 +94,7 @@ def test_inducing_points_at_all_inputs_give_full_variational_inference():
     np.testing.assert_allclose(joint.covariance_matrix, exact.covariance_matrix, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inference():
     (sparse, vi), (X, y, _) = on_all_points(), data()
     latent = sparse.latent["f"].draw(0)
@@ -113,6 +115,7 @@ def test_the_gradient_in_the_hyperparameters_is_that_of_full_variational_inferen
         assert abs(ours[name] - theirs[name]) < 1e-5 * (1 + abs(theirs[name])), name
 
 
+@pytest.mark.slow
 def test_one_natural_step_turns_the_prior_into_exact_regression():
     """The numbers of GPflow's documentation, notebook `natural_gradients`: -426.9017 before the
     step, -139.5641 after.
@@ -142,6 +145,7 @@ def gaussian():
     return X, np.sin(2 * X[:, 0]) + 0.5 * X[:, 0] + 0.2 * rng.normal(size=60)
 
 
+@pytest.mark.slow
 def test_one_natural_step_is_the_collapsed_optimum():
     X, y = gaussian()
     Z, hyper = X[:12], {"lengthscale": 0.8, "variance": 1.5, "noise": 0.3}
@@ -182,6 +186,7 @@ def test_the_collapsed_bound_has_the_right_gradient():
         assert abs(numeric - gradient[i]) < 1e-5 * (1 + abs(gradient[i])), i
 
 
+@pytest.mark.slow
 def test_the_collapsed_climb_reaches_a_stationary_point_and_the_stochastic_run_does_not_pass_it():
     X, y = gaussian()
     climbed = pg.fit(regression, pg.SVGP(num_inducing=15, collapsed=True), 0, X, y=y)
@@ -199,6 +204,7 @@ def test_collapsed_refuses_what_it_cannot_do():
         pg.fit(small_fits.classifier, pg.SVGP(collapsed=True), 0, X, y=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -224,6 +230,7 @@ def test_parameterisations_reach_the_same_optimum(options):
         )
 
 
+@pytest.mark.slow
 def test_a_diagonal_covariance_is_a_looser_bound():
     X, y, _ = data()
     full = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
@@ -235,6 +242,7 @@ def test_a_diagonal_covariance_is_a_looser_bound():
     )
 
 
+@pytest.mark.slow
 def test_more_inducing_points_never_loosen_the_bound():
     X, y, _ = data()
     bounds = [
@@ -374,6 +382,7 @@ def unseen_latent(X, y=None):
     unit_regression(X, y)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "model, options, kwargs",
     [
@@ -443,6 +452,7 @@ def latent_regression(X, y=None):
     unit_regression(jnp.concatenate([X, h[:, None]], 1), y)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -461,6 +471,7 @@ def test_a_likelihood_that_is_nearly_gaussian_has_no_collapsed_bound(likelihood)
         pg.fit(functools.partial(observed_as, likelihood), pg.SVGP(collapsed=True), 0, X, y=y)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "model, kwargs, words",
     [
@@ -508,6 +519,7 @@ def test_degrees_of_polynomials(function, found):
     assert degree(function, jnp.ones(3)) == found
 
 
+@pytest.mark.slow
 def test_more_functions_than_cubature_serves_make_an_estimate_that_says_so():
     """Softmax of four classes, all data in a step: the bound is drawn, and never an exact one that
     stopped rising.

@@ -46,6 +46,7 @@ def fits():
     return exact, pg.fit(model, method, 0, X, W, group, y=y)
 
 
+@pytest.mark.slow
 def test_effects_are_integrated_under_a_guide_of_the_hyperparameters_too():
     """The bound is below log int p(y | sd) p(sd) d sd, by a grid of exact evidences, by 1.1 nats:
     one q of whitened effects serves all spreads.
@@ -72,6 +73,7 @@ def _at_new_rows(fit, ask):
     return ask(fit)(X[:7] + 0.1, W[:7], group[:7])
 
 
+@pytest.mark.slow
 def test_gaussian_noise_and_inducing_points_at_the_data_are_exact(fits):
     """The bound is the evidence, and predictions are those of the dense formula, up to jitter."""
     exact, sparse = fits
@@ -81,6 +83,7 @@ def test_gaussian_noise_and_inducing_points_at_the_data_are_exact(fits):
     np.testing.assert_allclose(q.f_variance, p.f_variance, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_answers_by_part_are_those_of_the_dense_formula(fits):
     exact, sparse = fits
     assert set(exact.sites) == set(sparse.sites) == {"beta", "u"}
@@ -104,6 +107,7 @@ def test_a_saved_fit_answers_by_part(fits, tmp_path):
     np.testing.assert_allclose(back.sites["u"].mean, sparse.sites["u"].mean, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_wide_prior_predictive_does_not_stall_the_hyperparameters():
     X, W, group, eta, rng = data()
     y = rng.poisson(np.exp(0.5 * np.sin(X)))  # no groups
@@ -138,6 +142,7 @@ def _rows(X, group, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f + u[group] + e)), obs=y)
 
 
+@pytest.mark.slow
 def test_effects_that_are_not_integrated_are_told():
     X, _, group, eta, rng = data()
     with pytest.warns(UserWarning, match=r"SVGP\(\) takes \['u'\] as hyperparameters"):

@@ -99,6 +99,7 @@ def fitted(name):
 KINDS = ("svgp", "normal", "nuts", "heteroscedastic", "softmax", "counts")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_of_fit_predicts_draws_saves_and_converts(name, tmp_path):
     fit, (X, _, X_new) = fitted(name), data()
@@ -132,6 +133,7 @@ def test_draws_of_f_have_the_predicted_moments(name):
     np.testing.assert_allclose(f.std(0), sd, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_minibatches_of_the_tree_beyond_the_joint_limit_have_the_right_marginals(monkeypatch):
     from ppl_gp import kept
 
@@ -145,6 +147,7 @@ def test_minibatches_of_the_tree_beyond_the_joint_limit_have_the_right_marginals
     jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_sparse_fits():
     X, y, X_new = data()
     vi = pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
@@ -158,6 +161,7 @@ def test_a_comparison_takes_sparse_fits():
     assert 0 <= compared[0]["mean_distance"] < 5
 
 
+@pytest.mark.slow
 def test_numpyro_svi_reaches_the_bound_that_svgp_reaches():
     X, y, _ = data()
     model = handlers.condition(
@@ -183,6 +187,7 @@ def test_numpyro_svi_reaches_the_bound_that_svgp_reaches():
     assert set(result.params) == {"f_loc", "f_scale_tril"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", ["delta", AutoNormal])
 def test_a_guide_trains_hyperparameters_without_the_full_covariance(hyper):
     X, y, _ = data()
@@ -231,6 +236,7 @@ def test_approximate_draws_sites_from_any_posterior_process():
         )
 
 
+@pytest.mark.slow
 def test_sparse_nuts_with_all_inputs_agrees_with_nuts():
     X, y, X_new = data()
     exact = pg.fit(
@@ -271,6 +277,7 @@ def test_cubature_and_draws_are_the_expectation():
     np.testing.assert_allclose(draws, exact, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_heteroscedastic_noise_is_found():
     rng = np.random.default_rng(2)
     X = rng.uniform(-3, 3, size=(150, 1))
@@ -281,6 +288,7 @@ def test_heteroscedastic_noise_is_found():
     np.testing.assert_allclose(g, [0.6 * -2 - 1.5, 0.6 * 2 - 1.5], atol=0.5)
 
 
+@pytest.mark.slow
 def test_natural_gradients_stay_in_the_cone_where_the_likelihood_is_not_log_concave():
     X, _, _ = data()
     y = np.sin(X[:, 0])
@@ -293,6 +301,7 @@ def test_natural_gradients_stay_in_the_cone_where_the_likelihood_is_not_log_conc
     assert fit.log_evidence > vi.log_evidence - 0.5
 
 
+@pytest.mark.slow
 def test_steep_expectations_settle():
     X, _, _ = data()
     y = np.random.default_rng(3).poisson(np.exp(4 + X[:, 0]))
@@ -377,6 +386,7 @@ def test_models_that_svgp_cannot_fit_are_told_what_can():
             pg.fit(model, pg.SVGP(num_inducing=5), 0, X, y=y)
 
 
+@pytest.mark.slow
 def test_more_points_than_data_duplicates_and_singular_kernels_still_answer():
     X, y, _ = data()
     many = pg.fit(

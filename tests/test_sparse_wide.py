@@ -57,6 +57,7 @@ def _slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "likelihood, width",
     [
@@ -96,6 +97,7 @@ def test_every_family_starts_where_the_likelihood_can_be_integrated(options, wit
     assert exact - within < fit.log_evidence < exact + 0.1
 
 
+@pytest.mark.slow
 def test_an_optimiser_that_is_stuck_has_not_converged():
     def stuck(learning_rate):
         return optax.sgd(lambda step: 1e-12)
@@ -126,6 +128,7 @@ def _regression(**options):
 AT = pg.Fixed({"variance": 1.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", [pg.MAP(), AT], ids=["MAP", "Fixed"])
 def test_a_q_that_lags_is_told_with_what_it_lacks(hyper):
     """With Gaussian noise a whole step lands on the optimum, whose bound is the evidence."""
@@ -135,6 +138,7 @@ def test_a_q_that_lags_is_told_with_what_it_lacks(hyper):
     assert fit.stats["q_gap"] == pytest.approx(evidence - fit.log_evidence, rel=0.5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "options",
     [
@@ -150,6 +154,7 @@ def test_a_run_that_stops_moving_has_not_converged(options):
     assert fit.result == "completed" and fit.log_evidence < evidence - 1e-3
 
 
+@pytest.mark.slow
 def test_a_run_that_has_settled_says_so():
     fit, evidence = _regression(hyper=AT)
     assert fit.result == "converged" and fit.stats["q_gap"] < 1e-8

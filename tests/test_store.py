@@ -28,6 +28,7 @@ def leaves(prediction):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_a_loaded_fit_is_the_saved_one(small_fit, tmp_path, name):
     fit = small_fit(name)
@@ -89,6 +90,7 @@ def options(X, offset, y=None, shape=(1.0, 2.0), names=None, mask=None, link="lo
         )
 
 
+@pytest.mark.slow
 def test_arguments_of_every_kind_are_stored_but_not_the_observations(tmp_path):
     kwargs = {
         "y": X[:, 0] * 7,
@@ -117,6 +119,7 @@ def test_arguments_of_every_kind_are_stored_but_not_the_observations(tmp_path):
         loaded.predict(X_NEW)
 
 
+@pytest.mark.slow
 def test_observations_that_only_a_factor_sees_are_drawn_by_a_loaded_model(tmp_path):
     def censored(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))

@@ -31,7 +31,7 @@ def _outcome(method, seed):
     return p.likelihood, Result.from_code(code), float(value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method, share", [(pg.EP(), 0.99), (pg.Laplace(), 0.99)], ids=["ep", "laplace"]
 )

@@ -40,6 +40,7 @@ def whole():
     return pg.fit(linear, method, 0, X, y=Y)
 
 
+@pytest.mark.slow
 def test_a_full_gaussian_reaches_the_posterior(whole):
     error = 4.0 * whole.stats["log_evidence_se"]
     assert EVIDENCE - 0.1 - error < whole.log_evidence < EVIDENCE + error
@@ -68,6 +69,7 @@ def test_a_guide_of_ones_own():
     np.testing.assert_allclose(np.cov(fit.hyper["w"].T), S, atol=0.15 * S.max())
 
 
+@pytest.mark.slow
 def test_every_verb_answers(whole, tmp_path):
     NEW = X[:4] + 0.1
     found = whole.predict(NEW)

@@ -28,6 +28,7 @@ def fitted(row, method):
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['link']}-{row['variance']:g}")
 def test_agrees_with_independent_importance_sampling(row):
     """Within four standard errors of 400 000 draws by other code; the error is small enough to tell
@@ -57,6 +58,7 @@ def test_a_worse_q_is_seen():
     )
 
 
+@pytest.mark.slow
 def test_exact_for_a_gaussian_likelihood():
     """q is the posterior: weights from q are equal, k-hat is -inf, every draw counts."""
     X = np.linspace(-1.0, 1.0, 8)[:, None]
@@ -73,6 +75,7 @@ def test_exact_for_a_gaussian_likelihood():
     assert abs(truth.log_evidence - fit.log_evidence) < 4 * truth.standard_error < 0.1
 
 
+@pytest.mark.slow
 def test_negative_precisions():
     """Student-t with an outlier: against a grid over both values of f."""
     X, y = np.array([[0.0], [0.6]]), np.array([0.0, 6.0])
@@ -136,6 +139,7 @@ def test_unusable_weights():
     assert truth.log_evidence is None and "not finite" in truth.reason
 
 
+@pytest.mark.slow
 def test_a_mode_that_q_has_no_draw_in_is_found():
     """y = f^2 + noise: each method's q is about one of two modes. Against draws of the prior, which
     meet both.

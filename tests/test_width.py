@@ -33,6 +33,7 @@ def _fit(y, hyper):
     return fit, any("times as wide" in str(w.message) for w in told)
 
 
+@pytest.mark.slow
 def test_the_figure_is_the_width_at_the_mode_and_is_told_where_it_doubles():
     seen = []
     for y in (0.5, 2.0, *np.linspace(3.8, 4.0, 21)):
@@ -53,6 +54,7 @@ def test_a_log_concave_likelihood_is_never_wider_than_its_prior():
     assert fit.stats["widest"] <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hyper", [pg.Sample(50, 40, 1), pg.Grid()], ids=["sample", "grid"])
 def test_it_is_told_where_the_posterior_of_the_hyperparameters_goes_there(hyper):
     """A noise that is itself a function of few data."""

@@ -58,6 +58,7 @@ def _exact(train, y):
     return S @ train.T @ y / NOISE**2, S
 
 
+@pytest.mark.slow
 def test_answers_are_the_conjugate_ones(fits):
     fit, (m, S) = fits["linear"], _exact(X, Y)
     found, variance = fit.predict(NEW), np.einsum("ni,ij,nj->n", NEW, S, NEW)
@@ -71,6 +72,7 @@ def test_answers_are_the_conjugate_ones(fits):
     assert np.all(error < 0.1)
 
 
+@pytest.mark.slow
 def test_leave_one_out_is_that_of_refits(fits):
     exact = []
     for n in range(N):
@@ -125,6 +127,7 @@ def test_trees_files_and_tables(fits, tmp_path):
         _ = fit.posterior
 
 
+@pytest.mark.slow
 def test_laplace_and_draws_of_one_model_in_one_table(fits):
     """Laplace integrates w, exactly here, and NUTS draws it."""
     exact = pg.fit(linear, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y)
@@ -144,6 +147,7 @@ def positive(X, y=None):
         numpyro.sample("y", dist.Poisson(rate * jnp.exp(X[:, 0])), obs=y)
 
 
+@pytest.mark.slow
 def test_every_method_that_check_names_fits_the_model():
     for model, y in ((positive, COUNTS), (logistic, LABELS)):
         checked = pg.check(model, X, y=y)
@@ -188,6 +192,7 @@ def one_event(X, y=None):
     numpyro.sample("y", dist.Normal(X @ w, NOISE).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_rows_in_one_event_are_rows():
     first, second = (
         pg.fit(model, pg.NUTS(100, 100, 1), 0, X, y=Y, throw=False) for model in (linear, one_event)
