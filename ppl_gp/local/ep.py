@@ -12,8 +12,9 @@ holds them.
 
 Cost: a sweep N^3 / 3 + 2 N^3 / 3 and N x `num_nodes` likelihood values; 6 to 12 sweeps to 1e-8.
 Fails: `max_steps`; `negative_cavity` where a cavity had no proper precision at the end (its site is
-then left alone; of several functions a datum, a step that leads there is halved); `nonfinite`. Sites of likelihoods that are not log-concave may have negative
-precision: nothing is clipped.
+then left alone); `nonfinite`. Sites of likelihoods that are not log-concave may have negative
+precision: nothing is clipped. Of several functions a datum, a step that leads to an improper cavity
+is halved, and a run that fails is tried from its start again, twice, with 0.3 of the damping.
 """
 
 import equinox as eqx
