@@ -34,6 +34,7 @@ def rebuilt(fit):
     return np.mean(inner @ w["W_out"] + w["b_out"][:, None], 0)
 
 
+@pytest.mark.slow
 def test_a_curve_needs_one_latent_and_more_than_one_component(fits):
     """The rows lie on a curve: one latent rebuilds them to near the noise, a line does not."""
     centred = X - X.mean(0)
@@ -43,6 +44,7 @@ def test_a_curve_needs_one_latent_and_more_than_one_component(fits):
         assert np.mean((X - rebuilt(fit)) ** 2) < 0.15 * line
 
 
+@pytest.mark.slow
 def test_new_rows_are_scored_as_a_mixture_over_their_latent(fits):
     """log p(x_new) by draws of h from its prior, as by hand."""
     fit = fits["encoder"]

@@ -96,6 +96,7 @@ def test_ranks_of_the_truth_are_uniform(name, thin):
         assert stats.chisquare(counts).pvalue > 1e-3, (quantity, counts)
 
 
+@pytest.mark.slow
 def test_chains_on_two_devices_are_the_chains_on_one():
     code = """
 import sys, numpyro

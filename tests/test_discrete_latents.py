@@ -40,6 +40,7 @@ def fits():
     }
 
 
+@pytest.mark.slow
 def test_labels_are_summed_at_every_draw(fits):
     fit = fits["lines"]
     share, slope = (np.asarray(fit.hyper[k]) for k in ("share", "slope"))
@@ -51,6 +52,7 @@ def test_labels_are_summed_at_every_draw(fits):
     np.testing.assert_allclose(fit.log_density(NEW, AT), one_by_one, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_error_is_that_of_the_draws_of_q(fits):
     """Against the integral over q: beta shares, Gaussian slopes."""
     fit = fits["lines"]
@@ -64,6 +66,7 @@ def test_error_is_that_of_the_draws_of_q(fits):
     assert np.all(error < 0.2)
 
 
+@pytest.mark.slow
 def test_a_mixture_scores_points_without_y(fits):
     """A Student-t mixture (Bishop 2006, eq. 10.81), to the error of the draws."""
     fit = fits["points"]
@@ -92,6 +95,7 @@ def test_a_mixture_scores_points_without_y(fits):
     np.testing.assert_array_less(np.abs(found - exact), 5.0 * error + 1e-6)
 
 
+@pytest.mark.slow
 def test_y_is_asked_for_where_the_fit_had_it(fits):
     with pytest.raises(pg.DataError, match="needs y_new"):
         fits["lines"].log_density(NEW)

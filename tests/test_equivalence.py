@@ -110,6 +110,7 @@ def test_eager_is_jit(by_method):
     np.testing.assert_allclose(value, by_method["Laplace"].log_z, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_laplace_covariance_in_whitened_coordinates(by_method):
     at = by_method["Laplace"]
     K, sites = np.asarray(at.prior.covariance_matrix), at.solution.sites
@@ -175,6 +176,7 @@ def logistic(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
+@pytest.mark.slow
 def test_local_bound_lies_below_vi(by_method):
     X, y = jnp.asarray(X40), jnp.asarray(Y40)
     bound, solution = evidence(logistic, pg.LocalBound(), {}, X, y=y)

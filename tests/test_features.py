@@ -541,6 +541,7 @@ def test_every_verb_takes_derivatives_and_agrees_with_dense_algebra(name, tmp_pa
     assert np.all(np.isfinite(fit.loo().elpd))
 
 
+@pytest.mark.slow
 def test_the_checklist_says_that_rows_of_derivatives_stand_alone():
     y = np.zeros(7)
     assert "NO" not in str(pg.check(observing_slopes, SLOPED, y=y))

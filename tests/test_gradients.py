@@ -62,6 +62,7 @@ def test_gradient_is_the_finite_difference(method, likelihood, scale):
     assert all(abs(float(solved.gradient[name])) > 1e-3 for name in used)
 
 
+@pytest.mark.slow
 def test_student_t_has_sites_of_negative_precision():
     X, y = _observations("student_t")
     y = y.copy()

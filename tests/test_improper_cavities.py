@@ -19,6 +19,7 @@ AT = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.filterwarnings("ignore:EP.*is off by")
 @pytest.mark.parametrize("longer", [0.0, 0.1, 0.2, 0.25])
 def test_neighbours_have_the_same_answer(longer):

@@ -110,6 +110,7 @@ def test_exact_where_everything_is_gaussian():
     assert fit.stats["importance_gain"] == pytest.approx(0.0, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_evidence_is_the_expansion_of_the_models_own_density(fits):
     """By NumPyro's potential energy and finite differences, of a model with four kinds of
     support.
@@ -214,6 +215,7 @@ def test_a_saddle_is_no_mode():
         assert fit.result is pg.Result.negative_curvature
 
 
+@pytest.mark.slow
 def test_check_names_it():
     told = {i.name: i for i in pg.check(rate_of_counts, X, y=COUNTS).items}
     assert "Laplace" in told["methods"].message.split(", ")

@@ -30,6 +30,7 @@ def loads(start, num_others=3, seed=0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("start, num_others", [(0, 3), (2, 3), (3, 3), (0, 0)])
 @pytest.mark.parametrize("least", [0.0, -0.05])

@@ -157,6 +157,7 @@ def test_a_mixture_is_that_of_scikit_learn_from_the_same_start(mixed):
     )
 
 
+@pytest.mark.slow
 def test_a_saved_mixture_is_the_same(mixed, tmp_path):
     _, fit = mixed
     loaded = pg.load(fit.save(tmp_path / "mixture.zip"), mixture)
@@ -165,6 +166,7 @@ def test_a_saved_mixture_is_the_same(mixed, tmp_path):
     assert np.array_equal(loaded.hyper["mean"], fit.hyper["mean"])
 
 
+@pytest.mark.slow
 def test_all_restarts_are_kept_and_the_best_is_the_fit():
     fit = pg.fit(mixture, pg.MeanField(restarts=3), 1, ROWS, num_components=2, concentration=0.5)
     assert len(fit.stats["restart_bounds"]) == 3

@@ -24,6 +24,7 @@ def wishart(kind, how, D, change=lambda W: W):
     return model
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("D", [2, 8])
 @pytest.mark.parametrize(
     "kind, how",
@@ -39,6 +40,7 @@ def test_many_columns_are_conjugate(kind, how, D):
     np.testing.assert_allclose(fit.log_evidence, exact, atol=1e-9)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("change", [lambda W: W + 0.01 * jnp.eye(3), lambda W: W @ W])
 def test_functions_of_a_precision_are_refused(change):
     model = wishart(dist.Wishart, "precision_matrix", 3, change)

@@ -16,8 +16,8 @@ from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.infer.mean_field import _log_joint
 from ppl_gp.infer.probes.observed import first_trace
 
-FEW = range(3)
-MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 53)]
+FEW = range(1)
+MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 53)]
 NUM = 4000
 
 
@@ -84,7 +84,8 @@ def test_a_random_network_is_climbed_to_a_bound(seed):
     check_by_draws(net, fit)
 
 
-@pytest.mark.parametrize("seed", [*FEW[:2], *MANY[:20]])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [*FEW, *MANY[:21]])
 def test_a_gaussian_network_has_the_mean_and_the_precision_of_the_joint(seed):
     """Factors of a Gaussian have its mean and the blocks of its precision, and all sites in one
     block its evidence.

@@ -60,6 +60,7 @@ def pairs(items):
     return list(itertools.combinations(items, 2))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seed", [*range(10), *MANY])
 def test_what_is_apart_is_separated(seed):
     graph = random_graph(seed)

@@ -206,6 +206,7 @@ def test_a_row_is_answered_alike_whatever_stands_beside_it(poisson_fit, num):
         np.testing.assert_allclose(term.mean, other.mean[:num], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_saved_fit_answers_as_before(poisson_fit, tmp_path):
     rows = rows_of(3, 5)
     loaded = pg.load(poisson_fit.save(tmp_path / "fit.ppl"), model)

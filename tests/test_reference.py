@@ -166,6 +166,7 @@ def _tolerance(value):
 STORED = SMALL["five_points"]["stored"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "point",
     [p for p in STORED if p["set"] != "R"],

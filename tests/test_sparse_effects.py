@@ -98,6 +98,7 @@ def test_answers_by_part_are_those_of_the_dense_formula(fits):
         np.testing.assert_allclose(q.variance, p.variance, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_saved_fit_answers_by_part(fits, tmp_path):
     _, sparse = fits
     back = pg.load(sparse.save(tmp_path / "fit.zip"), model)
