@@ -26,7 +26,7 @@ from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution, one_function_only
-from ppl_gp.local.natural import Positive
+from ppl_gp.local.natural import Positive, at_mean
 from ppl_gp.local.tilted import is_affine, line
 from ppl_gp.model.per_datum import sum_per_datum
 from ppl_gp.model.roles import is_observed
@@ -188,8 +188,9 @@ class LocalBound(LocalMethod):
         return None
 
     def log_terms(self, log_lik, solution):
-        """The bound's part outside exp(nat1 f - nat2 f^2 / 2), xi held."""
-        return _log_terms(logistic_form(log_lik), solution.local)
+        """The bound's part outside exp(nat1 f - nat2 f^2 / 2), xi held, and that at the mean."""
+        here = at_mean(solution.marginals, solution.sites)
+        return _log_terms(logistic_form(log_lik), solution.local) + here
 
     def pull_back(self, K, mean, log_lik, solution):
         """As in the base class; the sites also hold likelihood parameters (slope, intercept, scale)

@@ -2,6 +2,8 @@
 reverse rule of its own.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -45,7 +47,7 @@ def condition(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -
 
 
 def _with_variance(q: Centre, variance) -> Marginals:
-    return Marginals(q.mean, variance, q.log_partition, q.alpha)
+    return Marginals(q.mean, variance, q.log_partition, q.alpha, q.half_log_det)
 
 
 @jax.custom_vjp
@@ -61,14 +63,20 @@ def log_partition_and_mean(K, mean, sites: PseudoLikelihood):
     return q.log_partition, q.mean
 
 
-def _forward(K, mean, sites):
+def condition_for_gradients(K, mean, sites: PseudoLikelihood) -> tuple[Marginals, Any]:
+    """(`condition`, R = (K + T^-1)^-1). O(N^3)."""
+
     def ask(factor):
         inverse = factor.inverse()
         return _with_variance(
             _centre(K, mean, sites, factor), inverse.variance()
         ), inverse.precision()
 
-    q, R = asked(K, sites, ask)
+    return asked(K, sites, ask)
+
+
+def _forward(K, mean, sites):
+    q, R = condition_for_gradients(K, mean, sites)
     return (q.log_partition, q.mean), (K, sites, q, R)
 
 
@@ -91,7 +99,8 @@ log_partition_and_mean.defvjp(_forward, _backward)
 def prior_marginals(K, mean, functions: int = 1) -> Marginals:
     """What `condition` gives for flat sites, without a factorisation."""
     blocks = K.diagonal() if functions == 1 else within(K, functions)
-    return Marginals(mean, blocks, jnp.zeros((), K.dtype), jnp.zeros_like(mean))
+    zero = jnp.zeros((), K.dtype)
+    return Marginals(mean, blocks, zero, jnp.zeros_like(mean), zero)
 
 
 def start_from(

@@ -34,6 +34,7 @@ from ppl_gp.local.natural import (
     Positive,
     PseudoLikelihood,
     admissible,
+    at_mean,
     drop_rounding,
     mismatch,
     site_weights,
@@ -41,7 +42,6 @@ from ppl_gp.local.natural import (
 from ppl_gp.local.tilted import tilted
 from ppl_gp.model.factors import functions_of
 from ppl_gp.numerics.low_rank import dense
-from ppl_gp.numerics.modes import normal_log_pdf
 
 # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
 _HOPELESS = 1e6
@@ -160,21 +160,25 @@ class EP(LocalMethod):
         return sites, first
 
     def log_terms(self, log_lik, solution):
-        """(1/power) [log int cavity p^power - log int cavity site^power], the cavities held."""
+        """(1/power) [log int cavity p^power - log int cavity site^power] + log site at q's mean,
+        the cavities held.
+        """
         q, sites = solution.marginals, solution.sites
         if sites.functions > 1:
             without = several.cavity(q, sites, self.power)
             moments = several.tilted_moments(log_lik, without, self.power)
-            return several.tilted_terms(q, without, moments.log_z, self.power)
+            return several.tilted_terms(q, without, sites, moments.log_z, self.power)
         cavity = self._cavity(q, sites)
-        return self._terms(q, cavity, self._tilted(log_lik, cavity[1], 1.0 / cavity[0]).log_z)
+        log_z = self._tilted(log_lik, cavity[1], 1.0 / cavity[0]).log_z
+        return self._terms(q, sites, cavity, log_z)
 
-    def _terms(self, q: Marginals, cavity, log_z):
+    def _terms(self, q: Marginals, sites: PseudoLikelihood, cavity, log_z):
+        """As cavity x site^power is q times a constant, that constant and the site at q's mean are
+        the log ratio of q to the cavity there.
+        """
         precision, centre, proper = cavity
-        site_z = normal_log_pdf(0.0, centre, 1.0 / precision) - normal_log_pdf(
-            0.0, q.mean, q.variance
-        )
-        return jnp.where(proper, (log_z - site_z) / self.power, 0.0)
+        ratio = 0.5 * (precision * (q.mean - centre) ** 2 - jnp.log(precision * q.variance))
+        return jnp.where(proper, (log_z + ratio) / self.power, at_mean(q, sites))
 
     def _cavity(self, q: Marginals, sites: PseudoLikelihood):
         precision = 1.0 / q.variance - self.power * sites.nat2
@@ -214,7 +218,7 @@ class EP(LocalMethod):
         aux = (
             q,
             jnp.any(~cavity[2]),
-            self._terms(q, cavity, moments.log_z),
+            self._terms(q, sites, cavity, moments.log_z),
             jnp.max(moments.error),
         )
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
@@ -224,7 +228,7 @@ class EP(LocalMethod):
         without = several.cavity(q, sites, self.power)
         moments = several.tilted_moments(log_lik, without, self.power)
         target = several.matched_sites(moments, without, sites, self.power)
-        terms = several.tilted_terms(q, without, moments.log_z, self.power)
+        terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
         improper = jnp.any(~without.proper)
         aux = (q, improper, terms, jnp.max(moments.error))
         residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
@@ -246,7 +250,7 @@ class EP(LocalMethod):
 
         def visit(n, carry):
             sites, mu, Sigma = carry
-            here = Marginals(mu, jnp.diagonal(Sigma), q.log_partition, q.alpha)
+            here = q._replace(mean=mu, variance=jnp.diagonal(Sigma))
             new, *_ = self._matched(log_lik, sites, here)
             d1, d2 = new.nat1[n] - sites.nat1[n], new.nat2[n] - sites.nat2[n]
             s = Sigma[:, n]

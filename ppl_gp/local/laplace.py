@@ -23,12 +23,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
-from ppl_gp.local.condition import condition_mean, log_partition_and_mean, start_from_mean
+from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from_mean
+from ppl_gp.local.covariance import pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
 from ppl_gp.model.factors import functions_of
 from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, times
+from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, pulled_to, times
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.modes import derivatives
 
@@ -105,43 +106,48 @@ class Laplace(LocalMethod):
         )
         code = jnp.where(state.code == _RUNNING, Result.max_steps.code, state.code)
         if functions_of(log_lik) > 1:
-            told = _is_told(state, mean, log_lik, self._terms(log_lik, state.at, state.sites))
+            told = _is_told(state, mean, log_lik)
             code = jnp.where(told, code, Result.nonfinite.code)
         return Solution(state.sites, state.marginals, state.at, state.steps, state.decrement, code)
 
     def log_terms(self, log_lik, solution):
-        """log p(y_n | f_n) minus its expansion, both where the expansion was made (R&W 3.32)."""
-        return self._terms(log_lik, solution.local, solution.sites)
-
-    def _terms(self, log_lik, f, sites: PseudoLikelihood):
-        expansion = sites.nat1 * f - 0.5 * f * times(sites.nat2, f)
-        return log_lik(f) - per_datum(expansion, sites.nat2)
+        """The expansion of log p(y_n | f_n) at the mean (R&W 3.32), made where the sites were."""
+        f, sites = solution.local, solution.sites
+        step = solution.marginals.mean - f
+        slope = sites.nat1 - times(sites.nat2, f)
+        rise = step * (slope - 0.5 * times(sites.nat2, step))
+        return log_lik(f) + per_datum(rise, sites.nat2)
 
     def pull_back(self, K, mean, log_lik, solution):
-        """As in the base class, plus the implicit term: the sites and constants move with the
-        mode.
+        """log p(y|f) and log|B| with the mode held, and the mode's movement (R&W 5.22, 5.23). What
+        the integral and the constants have in common is left out, as it has no digits where the
+        noise is small.
         """
-        (_, _), pull = vjp(log_partition_and_mean, K, mean, solution.sites)
-        one, zero = jnp.ones((), K.dtype), jnp.zeros_like(mean)
-        _, _, sites_bar = pull((one, zero))
-        f, form, functions = (
-            solution.marginals.mean,
-            type(solution.sites),
-            solution.sites.functions,
-        )
+        sites = solution.sites
+        q, R = condition_for_gradients(K, mean, sites)
+        f, form, functions = solution.marginals.mean, type(sites), sites.functions
+        half = pulled_to(sites.nat2, -0.5 * q.variance)  # of -log|B| / 2
+        _, pull_mode = vjp(lambda f: expand(log_lik, f, form, functions)[0].nat2, f)
+        (mode_bar,) = pull_mode(half)  # -diag(Sigma) d^3 log p / 2
+        w = mode_bar - R @ (K @ mode_bar)  # (I + T K)^-1 mode_bar
+        K_bar = pulled_back(K, R, jnp.ones((), K.dtype), w, q.alpha)
+
+        def held(lik):
+            g, h = curvature(lik, f, form, functions)
+            return g, -h, lik(f)
+
+        _, pull_lik = eqx.filter_vjp(held, log_lik)
         ones = jnp.ones_like(mean[: mean.size // functions])
-        _, pull_mode = vjp(lambda f: expand(log_lik, f, form, functions), f)
-        (mode_bar,) = pull_mode((sites_bar, ones))  # R&W 5.23: -diag(Sigma) d^3 log p / 2
-        K_bar, mean_bar, sites_bar = pull((one, mode_bar))
-        _, pull_lik = eqx.filter_vjp(lambda lik: expand(lik, f, form, functions), log_lik)
-        return (K_bar, mean_bar, *pull_lik((sites_bar, ones)))
+        return (K_bar, q.alpha + w, *pull_lik((K @ w, half, ones)))
 
 
-def _is_told(s: _State, mean, log_lik, terms) -> Bool[Array, ""]:
-    """Whether log Z and the constants have digits left between them: where a noise that is a
-    function falls to 1e-6 of f, each is 1e14, and their sum, Psi(f) - log|B| / 2, has none.
+def _is_told(s: _State, mean, log_lik) -> Bool[Array, ""]:
+    """Whether log Z and the expansion's constants have digits left between them: where a noise that
+    is a function falls to 1e-6 of f, each is 1e14, and gradients of the noise have none.
     """
     direct = jnp.sum(log_lik(s.f)) - 0.5 * s.alpha @ (s.f - mean) - s.marginals.half_log_det
+    expansion = s.sites.nat1 * s.at - 0.5 * s.at * times(s.sites.nat2, s.at)
+    terms = log_lik(s.at) - per_datum(expansion, s.sites.nat2)
     summed = s.marginals.log_partition + jnp.sum(terms)
     tolerance = jnp.maximum(1e-3, 1e5 * jnp.finfo(direct.dtype).eps)
     at_mode = s.code == Result.converged.code  # the two are the same there alone

@@ -9,15 +9,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import vjp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood, flat
+from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood, assembled, flat
 from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.low_rank import Covariance
+
+_SPREAD = 100.0  # measured: a half to ten (tests/test_small_noise.py)
 
 
 class Solution(NamedTuple):
@@ -56,8 +59,9 @@ class LocalMethod(eqx.Module):
 
     @abc.abstractmethod
     def log_terms(self, log_lik: LogLikelihood, solution: Solution) -> Float[Array, "N"]:
-        """c_n with log evidence = log int N(f; m, K) prod sites df + sum_n c_n; differentiable in
-        log_lik.
+        """c_n with log evidence = sum_n c_n - alpha^T (mu - m) / 2 - log|I + T K| / 2: what stands
+        for the likelihood at the posterior mean mu, each site's value there included
+        (`natural.assembled`); differentiable in log_lik.
         """
 
     def form(self, factors: Factors) -> type[PseudoLikelihood]:
@@ -97,7 +101,24 @@ def _log_evidence(differentiable, method: LocalMethod, init):
     K, mean, log_lik = differentiable
     solution = method.solve(K, mean, log_lik, init)
     terms = method.log_terms(log_lik, solution) if solution.terms is None else solution.terms
-    return solution.marginals.log_partition + jnp.sum(terms), solution
+    code = jnp.where(_has_digits(K, solution), solution.code, Result.nonfinite.code)
+    value = assembled(solution.marginals, mean, terms)
+    return value, solution._replace(code=code.astype(solution.code.dtype))
+
+
+def _has_digits(K: Covariance, solution: Solution) -> Bool[Array, ""]:
+    """Whether rounding leaves an evidence. The mean K alpha is known to about delta = eps max(K)
+    |alpha|_1, and sites of precision T lose N T delta^2 nats by it, times `_SPREAD`.
+    """
+    q, nat2 = solution.marginals, diagonal_of(solution.sites.nat2)
+    eps = jnp.finfo(q.mean.dtype).eps
+    delta = eps * jnp.max(jnp.abs(_diagonal(K))) * jnp.sum(jnp.abs(q.alpha))
+    lost = _SPREAD * nat2.size * jnp.max(jnp.abs(nat2)) * delta**2
+    return ~(lost > jnp.maximum(1e-2, 1e7 * eps)) | (solution.code != Result.converged.code)
+
+
+def _diagonal(K: Covariance):
+    return jnp.diagonal(K) if isinstance(K, jax.Array) else K.diagonal()
 
 
 @_log_evidence.def_fwd

@@ -18,6 +18,7 @@ from ppl_gp.numerics.blocks import (
     diagonal_of,
     num_functions,
     outer,
+    per_datum,
     positive_part,
     times,
 )
@@ -64,6 +65,7 @@ class Marginals(NamedTuple):
     variance: Float[Array, "..."]
     log_partition: Float[Array, ""]
     alpha: Float[Array, "RN"]  # K^-1 (mean - m)
+    half_log_det: Float[Array, ""]  # log|I + T K| / 2
 
 
 class Centre(NamedTuple):
@@ -90,6 +92,21 @@ def flat(
 def flat_as(sites: PseudoLikelihood) -> PseudoLikelihood:
     """As `flat`, of the same class and form."""
     return sites.like(jnp.zeros_like(sites.nat1), jnp.zeros_like(sites.nat2))
+
+
+def at_mean(q: Marginals | Centre, sites: PseudoLikelihood) -> Float[Array, "N"]:
+    """log t_n at the posterior mean."""
+    return per_datum(sites.nat1 * q.mean - 0.5 * q.mean * times(sites.nat2, q.mean), sites.nat2)
+
+
+def assembled(q: Marginals | Centre, mean: Float[Array, "RN"], terms: Float[Array, "N"]):
+    """log int N(f; m, K) prod sites df + sum_n (terms_n - log t_n at the posterior mean), where
+    terms_n holds the site at the mean already.
+
+    The integral and the sites are each of the size of f^2 over the noise's variance, and their sum
+    has lost all digits where that is 1e14 (a noise of 1e-7): so neither is computed.
+    """
+    return jnp.sum(terms) - 0.5 * q.alpha @ (q.mean - mean) - q.half_log_det
 
 
 def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:

@@ -20,9 +20,9 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from scipy.special import ndtri
 
-from ppl_gp.local.natural import Marginals, PseudoLikelihood
+from ppl_gp.local.natural import Marginals, PseudoLikelihood, at_mean
 from ppl_gp.numerics import small
-from ppl_gp.numerics.blocks import outer, per_datum, times
+from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
 
 # Nodes a direction: of the rule, and of the one that judges it; and Sobol points above.
@@ -105,12 +105,6 @@ def variational_target(
     coarse = expected_log_lik(log_lik, q.mean, q.variance, fine=False)
     error = lax.stop_gradient(jnp.abs(expected - coarse))
     return sites.like(slope + times(nat2, q.mean), nat2), expected, error
-
-
-def expected_site(q: Marginals, sites: PseudoLikelihood) -> Float[Array, "N"]:
-    """E_q[log t_n]."""
-    second = outer(q.mean, q.mean, sites.nat2) + q.variance
-    return per_datum(sites.nat1 * q.mean, sites.nat2) - 0.5 * jnp.sum(sites.nat2 * second, (0, 1))
 
 
 class Cavity(NamedTuple):
@@ -242,19 +236,21 @@ def matched_sites(
     )
 
 
-def tilted_terms(q: Marginals, without: Cavity, log_z, power: float) -> Float[Array, "N"]:
-    """(1/power) [log int cavity p^power - log int cavity site^power]."""
-
-    def log_normaliser(precision, mean):
-        square = jnp.einsum("na,nab,nb->n", mean, precision, mean)
-        return 0.5 * square - 0.5 * small.log_det(precision)
-
+def tilted_terms(
+    q: Marginals, without: Cavity, sites: PseudoLikelihood, log_z, power: float
+) -> Float[Array, "N"]:
+    """(1/power) [log int cavity p^power - log int cavity site^power] + log site at q's mean. As
+    cavity site^power is q times a constant, the last two are (1/power) times the log ratio of q to
+    the cavity at q's mean.
+    """
     R = without.precision.shape[-1]
-    whole = small.inverse(_front(q.variance))
-    site_z = log_normaliser(whole, _split(q.mean, R)) - log_normaliser(
-        without.precision, _split(without.mean, R)
+    away = _split(q.mean - without.mean, R)
+    ratio = 0.5 * (
+        jnp.einsum("na,nab,nb->n", away, without.precision, away)
+        - small.log_det(without.precision)
+        - small.log_det(_front(q.variance))
     )
-    return jnp.where(without.proper, (log_z - site_z) / power, 0.0)
+    return jnp.where(without.proper, (log_z + ratio) / power, at_mean(q, sites))
 
 
 def is_usable(q: Marginals) -> Array:

@@ -17,6 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
@@ -29,6 +30,7 @@ from ppl_gp.local.natural import (
     Marginals,
     PseudoLikelihood,
     admissible,
+    assembled,
     drop_rounding,
     mismatch,
     site_weights,
@@ -104,24 +106,24 @@ class VI(LocalMethod):
         return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
 
     def log_terms(self, log_lik, solution):
-        """E_q[log p(y_n|f_n)] - E_q[log t_n], q held."""
+        """E_q[log p(y_n|f_n)] - E_q[log t_n] + log t_n at the mean, q held."""
         q, sites = solution.marginals, solution.sites
         if sites.functions > 1:
             expected = several.expected_log_lik(log_lik, q.mean, q.variance)
-            return expected - several.expected_site(q, sites)
+            return expected + _spread(q, sites)
         expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
-        return expected - _expected_site(q, sites)
+        return expected + _spread(q, sites)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         q = condition(K, mean, sites)
         if sites.functions > 1:
-            return _evaluation_of_several(log_lik, q, sites)
+            return _evaluation_of_several(log_lik, mean, q, sites)
         expected, slope, curve, error = expected_log_lik(
             log_lik, q.mean, q.variance, self.num_nodes
         )
         target = self._settle(log_lik, q, sites, slope, curve)
-        terms = expected - _expected_site(q, sites)
-        elbo = q.log_partition + jnp.sum(terms)
+        terms = expected + _spread(q, sites)
+        elbo = assembled(q, mean, terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
         return Evaluation(
             target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error))
@@ -171,13 +173,15 @@ class VI(LocalMethod):
         return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
 
 
-def _evaluation_of_several(log_lik, q: Marginals, sites: PseudoLikelihood) -> Evaluation:
+def _evaluation_of_several(log_lik, mean, q: Marginals, sites: PseudoLikelihood) -> Evaluation:
     target, expected, error = several.variational_target(log_lik, q, sites)
-    terms = expected - several.expected_site(q, sites)
+    terms = expected + _spread(q, sites)
     residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
-    elbo = q.log_partition + jnp.sum(terms)
+    elbo = assembled(q, mean, terms)
     return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error)))
 
 
-def _expected_site(q: Marginals, sites: PseudoLikelihood):
-    return sites.nat1 * q.mean - 0.5 * sites.nat2 * (q.mean**2 + q.variance)
+def _spread(q: Marginals, sites: PseudoLikelihood) -> Float[Array, "N"]:
+    """log t_n at the mean less its expectation: tr(T_n Sigma_n) / 2."""
+    product = sites.nat2 * q.variance
+    return 0.5 * (product if sites.functions == 1 else jnp.sum(product, (0, 1)))
