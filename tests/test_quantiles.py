@@ -13,6 +13,7 @@ from scipy.stats import norm, poisson
 
 import ppl_gp as pg
 from ppl_gp.numerics.inversion import invert
+from ppl_gp.results.predict.pit import pit
 
 LEVELS = (0.05, 0.5, 0.95)
 N = 12
@@ -149,7 +150,7 @@ def line(X, y=None):
 OTHERS = {
     "outputs": (outputs, pg.Laplace()),
     "heteroscedastic": (heteroscedastic, pg.EP()),
-    "deep": (deep, pg.SVGP(steps=200, num_inducing=8)),
+    "deep": (deep, pg.SVGP(num_inducing=8, max_steps=200)),
     "line": (line, pg.NUTS(200, 400)),
 }
 
@@ -196,6 +197,25 @@ def test_intervals_of_counts_cover():
     assert inside < 0.95
 
 
+@pytest.mark.parametrize("likelihood", ["poisson", "normal"])
+def test_transforms_are_probabilities_below_and_up_to(likelihood):
+    fit = fitted(likelihood)
+    y = np.arange(5.0) if likelihood == "normal" else np.arange(5)
+    below, up_to = pit(fit, NEW, y, likelihood=likelihood)
+    m, v = (np.asarray(getattr(fit.predict(NEW, likelihood=likelihood), k)) for k in _F)
+    if likelihood == "normal":
+        np.testing.assert_allclose(below, norm.cdf((y - m) / np.sqrt(v + 0.09)), atol=1e-10)
+        np.testing.assert_array_equal(below, up_to)
+    else:
+        np.testing.assert_allclose(
+            up_to - below, np.exp(fit.log_density(NEW, y, likelihood=likelihood)), atol=1e-9
+        )
+        assert below[0] == 0.0
+
+
+_F = ("f_mean", "f_variance")
+
+
 def test_a_row_is_answered_alike_whatever_stands_beside_it():
     fit = fitted("poisson")
     many, few = (
@@ -227,7 +247,9 @@ def test_inversion_of_flat_steep_and_stepped_functions():
     np.testing.assert_allclose(steep, 1e6 + 1e-3 * norm.ppf(p), atol=1e-3)
     step = invert(lambda x: jnp.where(x >= 2.5, 1.0, 0.0), p, zero, one)
     np.testing.assert_allclose(step, 2.5, atol=1e-8)
-    heavy = invert(lambda x: 0.5 + jnp.arctan(x / 1e-8) / jnp.pi, jnp.array([0.001]), zero[:1], one)
+    heavy = invert(
+        lambda x: 0.5 + jnp.arctan(x / 1e-8) / jnp.pi, jnp.array([0.001]), zero[:1], one[:1]
+    )
     np.testing.assert_allclose(heavy, np.tan(np.pi * (0.001 - 0.5)) * 1e-8, atol=1e-8)
     k = invert(lambda k: 1.0 - 0.5 ** (jnp.floor(k) + 1.0), p, zero, one, low=-1.0, integers=True)
     np.testing.assert_array_equal(k, [0, 0, 3])

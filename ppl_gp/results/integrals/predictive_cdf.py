@@ -16,7 +16,6 @@ from jax.core import Tracer
 from numpyro.distributions import constraints
 
 from ppl_gp.numerics.quadrature import likelihood_nodes
-from ppl_gp.observations.cumulative import cumulative
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.averages import (
@@ -27,6 +26,7 @@ from ppl_gp.results.integrals.averages import (
     num_nodes,
     repeats,
 )
+from ppl_gp.results.integrals.cumulative import cumulative
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.likelihood import by_datum, floored, from_by_datum
 from ppl_gp.results.integrals.several import stacked

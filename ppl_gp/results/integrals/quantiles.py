@@ -39,7 +39,7 @@ def quantiles_at(
     prediction.
     """
     p = jnp.asarray(levels)
-    entries = entries_of(case) if integration is Integration.functions else {}
+    seen = _functions(case, integration)
     f, log_weights = predictive_cdf.marginals_of_draws(case, integration)
     found, error = {}, {}
     for site in case.layout.sites:
@@ -52,7 +52,7 @@ def quantiles_at(
             found[label] = None
             continue
         start = _start(kind, y.get(label))
-        functions = entries[label].functions if entries else None
+        functions = seen.get(label)
         by_nodes = integration is Integration.quadrature or functions is not None
         if kind.has_cdf and by_nodes:
             found[label] = _by_nodes(case, site, kind, functions, f, p, start)
@@ -62,6 +62,47 @@ def quantiles_at(
                 error[label] = spread
     of_f = {k: _of_gaussians(v.mean, v.variance, log_weights, p) for k, v in f.items()}
     return Quantiles(of_f, found, error)
+
+
+def cdf_at(case: Case, integration: Integration, site, t):
+    """(p(y < t), p(y <= t)) of a site without finitely many outcomes, in the shape of t; `None`
+    where an event is a vector.
+    """
+    kind = predictive_cdf.kind_of(case, site)
+    if kind is None:
+        return None
+    functions = _functions(case, integration).get(site.label)
+    t = jnp.stack([t - 1.0, t] if kind.integers else [t]).astype(float)
+    if kind.has_cdf and (integration is Integration.quadrature or functions is not None):
+        f, _ = predictive_cdf.marginals_of_draws(case, integration)
+        found = _cdf_by_nodes(case, site, functions, f, t)
+    else:
+        found = _cdf_over_draws(case, integration, site, kind, t)
+    return found[0], found[-1]
+
+
+def _functions(case: Case, integration: Integration) -> dict[str, Any]:
+    """{label: which functions each entry sees}, `None` above three."""
+    if integration is not Integration.functions:
+        return {}
+    return {k: v.functions for k, v in entries_of(case).items()}
+
+
+@full_jit
+def _cdf_by_nodes(case: Case, site, functions, f, t):
+    return predictive_cdf.by_nodes(case, site, functions, f)(t)
+
+
+@full_jit
+def _cdf_over_draws(case: Case, integration, site, kind: Kind, t):
+    parts, log_weights, _ = predictive_cdf.of_draws(case, integration, site, kind)
+    return _mixed(parts, log_weights)(t)
+
+
+def _mixed(parts, log_weights):
+    """t -> sum_t w_t parts_t(t), for t with a leading axis."""
+    w = jnp.exp(log_weights)
+    return lambda t: jax.lax.map(lambda t: jnp.einsum("t,t...->...", w, parts(t)), t)
 
 
 def _levels(p, shape):
@@ -130,15 +171,10 @@ def _over_draws(case: Case, integration, site, kind: Kind, p, start):
     minus the standard error of p(y <= quantile).
     """
     parts, log_weights, num = predictive_cdf.of_draws(case, integration, site, kind)
-    w = jnp.exp(log_weights)
+    F, squares = _mixed(parts, log_weights), _mixed(lambda t: parts(t) ** 2, log_weights)
     p = _levels(p, predictive_cdf.shape_of(case, site))
-
-    def F(t):
-        return jax.lax.map(lambda t: jnp.einsum("t,t...->...", w, parts(t)), t)
-
     found = _search(kind, F, p, start)
-    squares = jax.lax.map(lambda t: jnp.einsum("t,t...->...", w, parts(t) ** 2), found)
-    spread = jnp.sqrt(jnp.maximum(squares - F(found) ** 2, 0.0) / num)
+    spread = jnp.sqrt(jnp.maximum(squares(found) - F(found) ** 2, 0.0) / num)
     tiny = jnp.finfo(p.dtype).eps
     ends = jnp.clip(jnp.stack([p - spread, p + spread]), tiny, 1.0 - tiny)
     low, high = (_search(kind, F, end, start) for end in ends)
