@@ -24,6 +24,7 @@ LAYERS = [
     "kernels",
     "means",
     "observations",
+    "priors",
     "wrappers",
     "proofs",
     "gp",

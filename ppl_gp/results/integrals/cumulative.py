@@ -21,10 +21,11 @@ def cumulative(fn: dist.Distribution, value) -> Float[Array, "..."]:
 
 
 def _cumulative(core: Any, value):
+    p: Any = getattr(core, "probs", None)
     if isinstance(core, dist.BinomialProbs | dist.BinomialLogits):
-        return _binomial(core.probs, core.total_count, value)
+        return _binomial(p, core.total_count, value)
     if isinstance(core, dist.GeometricProbs | dist.GeometricLogits):
-        return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-core.probs))
+        return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
     if hasattr(core, "gate") and hasattr(core, "base_dist"):  # NumPyro's zero-inflated families
         return core.gate * (value >= 0) + (1.0 - core.gate) * _cumulative(core.base_dist, value)
     return core.cdf(value)
