@@ -48,6 +48,7 @@ LAYERS = [
     "results.parts",
     "results.predict",
     "results.corrected_draws",
+    "results.whole_tree",
     "results.datatree",
     "results.cavities",
     "results.left_out",
