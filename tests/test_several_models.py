@@ -86,8 +86,10 @@ def test_functions_agree_with_long_nuts(name, method):
     model, args, options, *_ = MODELS[name]
     y, truth = long_nuts(name)
     hyper = pg.Sample(num_warmup=300, num_samples=500, num_chains=1)
-    if name == "heteroscedastic" and isinstance(method, pg.VI):
-        hyper = pg.Grid()  # hundreds of steps where f interpolates, thousands of times in a chain
+    if name == "heteroscedastic" and not isinstance(method, pg.Laplace):
+        # Where f interpolates the data VI takes hundreds of steps and EP may not converge: of two
+        # chains by EP one took a minute, and one none of its 800 steps within forty minutes.
+        hyper = pg.Grid()
     if name == "outputs" and not isinstance(method, pg.Laplace):
         hyper = pg.Sample(num_warmup=150, num_samples=250, num_chains=1)
     local = type(method)(hyper=hyper)
