@@ -92,15 +92,17 @@ def to_datatree(
         before = ("prior", "prior_predictive")  # draws that stand in no chain
         groups |= {k: by_chain(v, 1 if k in before else chains) for k, v in found.items()}
     groups = {k: v for k, v in groups.items() if v}
-    tree = arviz_base.from_dict(
-        groups, dims=dims, coords=dict(coords or {}), attrs={"/": _attributes(fit)}
-    )
-    _require_known(coords or {}, tree)
-    return tree
+    coords = dict(coords or {})
+    _require_known(coords, groups, dims)
+    return arviz_base.from_dict(groups, dims=dims, coords=coords, attrs={"/": _attributes(fit)})
 
 
-def _require_known(coords: Mapping[str, Sequence], tree) -> None:
-    sizes = {k: int(n) for group in tree.children.values() for k, n in group.sizes.items()}
+def _require_known(coords: dict, groups: dict, dims: dict) -> None:
+    sizes = {}
+    for group, values in groups.items():
+        first = 0 if group in ("observed_data", "constant_data") else 2  # chain and draw
+        for k, v in values.items():
+            sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
     for name, labels in coords.items():
         if sizes.get(name) != len(labels):
             raise DataError(
