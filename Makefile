@@ -11,7 +11,7 @@ ONE_ORDER := PYTHONHASHSEED=0
 BY_FILE := --dist loadfile --no-loadscope-reorder
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
-.PHONY: demo test test-slow bench bench-history bench-peers lint notebooks clean
+.PHONY: demo test test-slow bench bench-history bench-peers docs lint notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -46,6 +46,10 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The site, in site/: recipes are run, pages link only to what there is.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m mkdocs build --strict --clean
+
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/jupytext --to ipynb --execute $(NOTEBOOKS)
 
@@ -62,5 +66,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist
+	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,7 @@ matters.
 """
 
 # The site and what it is made of
-from ppl_gp import kernels, means, observations
+from ppl_gp import kernels, means, observations, priors
 
 # Compiled functions on disk
 from ppl_gp.cache import cache
@@ -126,6 +126,7 @@ __all__ = [
     "marginal",
     "means",
     "observations",
+    "priors",
     "read",
     "register_family",
 ]

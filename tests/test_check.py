@@ -16,8 +16,8 @@ from ppl_gp.errors import NotPointwiseError
 from ppl_gp.infer.checklist.check import check
 
 X, y, _ = classification()
-NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "predictor", "maximum", "rows"]
-NAMES += ["likelihood", "dtype", "conditioning", "gradients"]
+NAMES = ["arguments", "GP sites", "observations", "hyperparameters", "length scales", "predictor"]
+NAMES += ["maximum", "rows", "likelihood", "dtype", "conditioning", "gradients"]
 
 
 def item(checklist, name):

@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import norm, poisson
 from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
@@ -17,6 +18,7 @@ from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.compare import compare
 from ppl_gp.results.compare.truth import importance_sampling
 from ppl_gp.results.compare.verdict import verdict
+from ppl_gp.results.predict.pit import Pit
 from ppl_gp.results.predict.predict import Prediction
 
 X, y, X_test = classification()
@@ -204,14 +206,19 @@ def test_scores_of_classification():
 def test_scores_of_regression():
     rng = np.random.default_rng(0)
     z = rng.normal(size=20_000)
-    true, narrow = prediction(0 * z, 4.0 + 0 * z), prediction(0 * z, 1.0 + 0 * z)
+    true = prediction(0 * z, 4.0 + 0 * z)
     np.testing.assert_allclose(
         scores.error(true, 2 * z).value, 2 * np.sqrt(np.mean(z**2)), rtol=1e-12
     )
     assert scores.error(true, z).name == "RMSE"
-    assert scores.calibration(true, 2 * z).value < 0.01
+    sound, wide = (Pit(*[norm.cdf(z / scale)] * 2) for scale in (1.0, 0.5))
+    assert scores.calibration(true, 2 * z, sound).value < 0.01
+    assert scores.calibration(true, 2 * z).value is None
     # Half the true scale: level 0.5 covers P(|z| < 0.674 / 2) = 0.264.
-    np.testing.assert_allclose(scores.coverage(narrow, 2 * z)[9], 0.264, atol=0.015)
+    np.testing.assert_allclose(scores.coverage(wide)[9], 0.264, atol=0.015)
+    counts = rng.poisson(2.0, 20_000)
+    of_counts = Pit(poisson.cdf(counts - 1, 2.0), poisson.cdf(counts, 2.0))
+    np.testing.assert_allclose(scores.coverage(of_counts), scores.LEVELS, atol=0.01)
 
 
 def test_verdicts():

@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from scipy.stats import norm  # noqa: E402
 from small_fits import HYPER, classification, classifier, made_fit  # noqa: E402
 
 from models.regression import regression  # noqa: E402
@@ -48,10 +49,10 @@ def test_band():
     np.testing.assert_allclose(line.get_ydata(), fit.predict(new).f_mean)
     vertices = figure.axes[0].collections[0].get_paths()[0].vertices
     p = fit.predict(new)
-    np.testing.assert_allclose(vertices[:, 1].max(), np.max(p.f_mean + 2 * np.sqrt(p.f_variance)))
+    highest = np.max(p.f_mean + 1.959964 * np.sqrt(p.f_variance))
+    np.testing.assert_allclose(vertices[:, 1].max(), highest, rtol=1e-6)
     assert all(
-        word in words(figure)
-        for word in ("ep", "time (s)", "±2 standard deviations", "mean", "data")
+        word in words(figure) for word in ("ep", "time (s)", "95 % interval", "mean", "data")
     )
     observed = plots.plot_band(fit, x, values, new, observed=True)
     np.testing.assert_allclose(observed.axes[0].lines[1].get_ydata(), values)
@@ -112,9 +113,10 @@ def test_calibration():
     assert "ECE" in words(figure) and "7 test rows" in words(figure)
     fit, x, values = curve()
     figure = plots.plot_calibration(fit, x, values)
-    np.testing.assert_allclose(
-        figure.axes[0].lines[1].get_ydata(), scores.coverage(fit.predict(x), values)
-    )
+    p = fit.predict(x)
+    z = (values - np.asarray(p.mean)) / np.sqrt(np.asarray(p.variance))
+    inside = np.abs(z)[:, None] <= norm.ppf(0.5 + 0.5 * scores.LEVELS)
+    np.testing.assert_allclose(figure.axes[0].lines[1].get_ydata(), inside.mean(0))
     assert "coverage" in words(figure)
 
 

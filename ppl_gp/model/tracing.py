@@ -13,6 +13,9 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.roles import is_factor, is_gp, is_missing_part, is_observed, roles
 
+# the shape of a gamma from which on its draws have a logarithm as a rule
+_VAGUE = 0.1
+
 
 class pin(Messenger):
     """Gives every GP site a value, by default its prior mean, so that tracing a model never
@@ -47,6 +50,29 @@ def _prior_mean(site):
     return jnp.broadcast_to(mean, shape)
 
 
+class settle(Messenger):
+    """Gives vague gamma and inverse gamma sites (shape below 0.1) shape / rate, or its inverse:
+    their draws are zero or infinite in floating point, and what they scale is no number.
+
+    Sites that are `drawn` are what a prediction is of, and are left to chance.
+    """
+
+    def __init__(self, fn, drawn: Callable[[str], bool]):
+        self.drawn = drawn
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Set the value of an unset site, its draw where it is not vague."""
+        if msg["type"] != "sample" or msg["value"] is not None or self.drawn(msg["name"]):
+            return
+        fn: Any = unwrap(msg["fn"])
+        if isinstance(fn, dist.Gamma | dist.InverseGamma):
+            ratio = fn.concentration / fn.rate
+            middle = ratio if isinstance(fn, dist.Gamma) else 1.0 / ratio
+            drawn = msg["fn"](*msg["args"], **msg["kwargs"])
+            msg["value"] = jnp.where(fn.concentration < _VAGUE, middle, drawn)
+
+
 class set_gps(Messenger):
     """Gives every unset GP site the value `value(name, prior at the inputs that it has there)`."""
 
@@ -78,16 +104,31 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     model that was not declared is read off first.
     """
     declared = model if reading_of(model) is not None else _declare[0](model, args, kwargs)
-    return annotated(bare_trace(model, args, kwargs, hyper, latent, key), declared)
+    reading = reading_of(declared)
+
+    def drawn(name: str) -> bool:
+        return reading is not None and (reading.predicts(name) or reading.axis(name) is not None)
+
+    return annotated(bare_trace(model, args, kwargs, hyper, latent, key, drawn), declared)
 
 
-def bare_trace(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
-    """As `run`, without annotations: what a model is read off."""
+def bare_trace(
+    model,
+    args,
+    kwargs,
+    hyper=None,
+    latent=None,
+    key=None,
+    drawn: Callable[[str], bool] = lambda name: False,
+) -> dict:
+    """As `run`, without annotations: what a model is read off. Vague gammas are settled, but for
+    those that are `drawn`.
+    """
     with handlers.block():
         given = handlers.substitute(
             handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {})
         )
-        return handlers.trace(pin(given, latent)).get_trace(*args, **kwargs)
+        return handlers.trace(settle(pin(given, latent), drawn)).get_trace(*args, **kwargs)
 
 
 def annotated(trace: dict, model) -> dict:

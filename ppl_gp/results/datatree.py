@@ -4,6 +4,7 @@ comparisons mix methods.
 ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -24,6 +25,7 @@ from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, feeds_another, prior_at
+from ppl_gp.results.whole_tree import further_groups
 from ppl_gp.storage.versions import package_versions
 from ppl_gp.wrappers import bare, mask_of
 
@@ -31,7 +33,14 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTree":
+def to_datatree(
+    fit: Record,
+    *,
+    num_draws: int = 1000,
+    rng_key=0,
+    whole: bool = False,
+    coords: Mapping[str, Sequence] | None = None,
+) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
     Groups: `posterior` (hyperparameters and f at the training inputs; where sites were integrated
@@ -41,6 +50,12 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
     Attributes: method, result, log_evidence, seconds.
 
+    `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
+    `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
+    from another's observations is drawn given these), `log_prior` (of hyperparameters, nats, for
+    `psense`), and deterministic sites in `posterior`. `coords`: {dimension: labels}, such as
+    {"data": names of the rows}.
+
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
     approximation q(f), jointly, and the hyperparameters are repeated. With `Sample` f is drawn once
     from q(f) at each draw of theirs; draws that have weights are first resampled to `num_draws` of
@@ -48,7 +63,9 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
     `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks
     `log_likelihood` and `observed_data`.
 
-    Cost: O(S N^3) for draws of f, S evaluations of the model. Raises `DataError` for num_draws < 1.
+    Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
+    often. Raises `DataError` for num_draws < 1, and for coordinates of dimensions that the tree
+    does not have, or of another length.
     """
     import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
 
@@ -68,8 +85,30 @@ def to_datatree(fit: Record, *, num_draws: int = 1000, rng_key=0) -> "xr.DataTre
         "constant_data": _inputs(fit),
         "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
     }
+    dims = dimensions(fit, sites)
+    if whole:
+        found = further_groups(fit, {**hyper, **parts, **f}, key, num_draws)
+        groups["posterior"] |= by_chain(found.pop("deterministic"), chains)
+        before = ("prior", "prior_predictive")  # draws that stand in no chain
+        groups |= {k: by_chain(v, 1 if k in before else chains) for k, v in found.items()}
     groups = {k: v for k, v in groups.items() if v}
-    return arviz_base.from_dict(groups, dims=dimensions(fit, sites), attrs={"/": _attributes(fit)})
+    coords = dict(coords or {})
+    _require_known(coords, groups, dims)
+    return arviz_base.from_dict(groups, dims=dims, coords=coords, attrs={"/": _attributes(fit)})
+
+
+def _require_known(coords: dict, groups: dict, dims: dict) -> None:
+    sizes = {}
+    for group, values in groups.items():
+        first = 0 if group in ("observed_data", "constant_data") else 2  # chain and draw
+        for k, v in values.items():
+            sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
+    for name, labels in coords.items():
+        if sizes.get(name) != len(labels):
+            raise DataError(
+                f"to_datatree(coords={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
+                f"are {sizes}."
+            )
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:

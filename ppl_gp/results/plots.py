@@ -14,6 +14,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.predict.pit import pit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,13 +49,13 @@ def _as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
 def plot_band(
     fits, X, y, X_new=None, *, xlabel="x", flabel="f", observed: bool = False, **kwargs
 ) -> "Figure":
-    """Mean and +-2 standard deviations over one input dimension, one panel a fit, the data beneath.
+    """Mean and central 95 % interval over one input dimension, one panel a fit, the data beneath.
 
     **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
-    `X_new` (M, 1): where to predict, by default 100 points over X; `observed`: the band of y (its
-    predictive mean and standard deviation) instead of that of f; `kwargs`: the model's other
-    arguments at X_new. y is drawn as points on its own axis only where `observed`; beside f, whose
-    units differ, it is a rug (coloured by class where y is 0 or 1).
+    `X_new` (M, 1): where to predict, by default 100 points over X; `observed`: the mean and the
+    interval of y instead of those of f; `kwargs`: the model's other arguments at X_new. y is drawn
+    as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
+    (coloured by class where y is 0 or 1).
     """
     X, y = np.asarray(X).reshape(len(y), -1), np.asarray(y)
     if X.shape[1] != 1:
@@ -64,29 +65,30 @@ def plot_band(
     X_new = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else np.asarray(X_new)
     fits, what = _as_fits(fits), "y" if observed else flabel
     figure, axes = _panels(
-        list(fits), f"Mean of {what} and ±2 standard deviations", sharex=True, sharey=True
+        list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
     for name, ax in axes.items():
-        p = fits[name].predict(X_new, **kwargs)
-        mean, variance = (p.mean, p.variance) if observed else (p.f_mean, p.f_variance)
-        _band(ax, X_new[:, 0], np.asarray(mean), 2.0 * np.sqrt(np.asarray(variance)))
+        _band(ax, X_new[:, 0], *_mean_and_interval(fits[name], X_new, kwargs, observed))
         _points(ax, X[:, 0], y) if observed else _rug(ax, X[:, 0], y)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
 
 
-def _band(ax, x, mean, half_width):
+def _mean_and_interval(fit: Fit, X_new, kwargs: dict, observed: bool):
+    """(mean (M,), the central 95 % interval (2, M)) of y or f."""
+    if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
+        p = fit.predict(X_new, **kwargs)
+        half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
+        return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
+    p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
+    mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
+    return np.asarray(mean), np.asarray(ends)
+
+
+def _band(ax, x, mean, ends):
     ax.plot(x, mean, color="black", label="mean")
-    ax.fill_between(
-        x,
-        mean - half_width,
-        mean + half_width,
-        color="black",
-        alpha=0.15,
-        linewidth=0,
-        label="±2 sd",
-    )
+    ax.fill_between(x, *ends, color="black", alpha=0.15, linewidth=0, label="95 % interval")
 
 
 def _points(ax, x, y):
@@ -305,13 +307,19 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
     ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
     for (name, fit), marker in zip(_as_fits(fits).items(), "osD^vP*X", strict=False):
         prediction = fit.predict(X_test, *args, **kwargs)
-        score = scores.calibration(prediction, y_test)
         discrete = scores.is_classification(prediction)
-        x, y = (
-            scores.reliability(prediction, y_test)[:2]
-            if discrete
-            else (scores.LEVELS, scores.coverage(prediction, y_test))
-        )
+        if discrete:
+            score = scores.calibration(prediction, y_test)
+            x, y = scores.reliability(prediction, y_test)[:2]
+        else:
+            found = pit(fit, X_test, y_test, *args, **kwargs)
+            if found is None:
+                raise DataError(
+                    "plot_calibration shows one observed site of numbers or classes; the model "
+                    "observes vectors or several sites."
+                )
+            score = scores.calibration(prediction, y_test, found)
+            x, y = scores.LEVELS, scores.coverage(found)
         ax.plot(
             x,
             y,

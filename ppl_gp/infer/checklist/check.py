@@ -11,6 +11,7 @@ from ppl_gp.errors import PplGpError
 from ppl_gp.infer.checklist.likelihood import methods, pointwise
 from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
 from ppl_gp.infer.checklist.rows import rows
+from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
 from ppl_gp.infer.probes.observed import first_trace
@@ -50,6 +51,7 @@ class Checklist(NamedTuple):
 _SITE_CHECKS = {"GP sites": gp_sites, "observations": observations}
 _FURTHER_CHECKS = {
     "hyperparameters": hyperparameters,
+    "length scales": length_scales,
     "predictor": predictor,
     "maximum": maximum,
     "rows": rows,
@@ -69,7 +71,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
     the observations.
 
-    Items: arguments, GP sites, hyperparameters, observations (supports included), pointwise
+    Items: arguments, GP sites, hyperparameters, what the priors of length scales are beside the
+    distances of the rows, observations (supports included), pointwise
     likelihood, dtype, conditioning of K and finite gradients at the prior's median, and the methods
     that fit this model. Where the arguments, the GP sites or the observations are not in order, the
     items that need them are left out.

@@ -17,6 +17,7 @@ from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.by_site import shared_moments
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.predict.pit import pit
 
 
 @dataclasses.dataclass
@@ -73,9 +74,9 @@ class Comparison:
         log_density = np.asarray(
             fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
         )
-        error, calibration = (
-            score(prediction, self.y_test) for score in (scores.error, scores.calibration)
-        )
+        error = scores.error(prediction, self.y_test)
+        numbers = None if scores.is_classification(prediction) else self._pit(fit)
+        calibration = scores.calibration(prediction, self.y_test, numbers)
         return {
             "method": name,
             "result": str(fit.result),
@@ -90,6 +91,11 @@ class Comparison:
             "calibration_name": calibration.name,
             **self._leave_one_out(name, fit),
         }
+
+    def _pit(self, fit):
+        if isinstance(self.y_test, dict):
+            return None
+        return pit(fit, self.X_test, self.y_test, *self.args, **self.kwargs)
 
     def _evidence(self, name, fit) -> dict:
         truth = importance_sampling(fit, self.rng_key, self.num_importance_samples)

@@ -2,7 +2,6 @@
 on arrays.
 """
 
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +9,12 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from ppl_gp.errors import DataError
+from ppl_gp.results.predict.pit import Pit
 from ppl_gp.results.predict.predict import Prediction
 from ppl_gp.results.query.mixture import Moments
 
 NUM_BINS = 10
 LEVELS = np.arange(0.05, 1.0, 0.05)  # nominal coverage of central intervals
-_WIDTHS = np.array(
-    [NormalDist().inv_cdf(0.5 + 0.5 * level) for level in LEVELS]
-)  # half of them, in standard deviations
 
 
 class Score(NamedTuple):
@@ -78,20 +75,20 @@ def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
     return np.asarray(y)
 
 
-def calibration(prediction: Prediction, y) -> Score:
+def calibration(prediction: Prediction, y, pit: Pit | None = None) -> Score:
     """How far stated and observed frequencies are apart; 0 is calibrated, and M rows alone give
     about 1 / sqrt(M).
 
     Classes: the expected calibration error over `NUM_BINS` bins of p(y = 1), or of the largest
-    probability (Guo et al. 2017). Otherwise: the mean gap between nominal and observed coverage of
-    central intervals, from z-scores (y - mean) / sd.
+    probability (Guo et al. 2017). Otherwise, where `pit` is known: the mean gap between nominal and
+    observed coverage of the predictive distribution's central intervals.
     """
     if is_classification(prediction):
         stated, observed, weight = reliability(prediction, y)
         return Score(float(np.sum(weight * np.abs(stated - observed))), "ECE")
-    if prediction.mean is None or isinstance(prediction.mean, dict):
+    if pit is None:
         return Score(None, "coverage gap")
-    return Score(float(np.mean(np.abs(coverage(prediction, y) - LEVELS))), "coverage gap")
+    return Score(float(np.mean(np.abs(coverage(pit) - LEVELS))), "coverage gap")
 
 
 def reliability(prediction: Prediction, y):
@@ -113,13 +110,17 @@ def reliability(prediction: Prediction, y):
     return (*means, count[used] / len(y))
 
 
-def coverage(prediction: Prediction, y) -> Float[ndarray, "L"]:
-    """Share of y inside the central interval at each of `LEVELS`, by a Gaussian with the predictive
-    mean and variance.
+def coverage(pit: Pit) -> Float[ndarray, "L"]:
+    """Share of the observations inside the predictive distribution's central interval at each of
+    `LEVELS`. A count counts by the share of its probability that lies between the interval's two
+    tails (the non-randomised PIT of Czado, Gneiting & Held 2009).
     """
-    mean = np.asarray(prediction.mean)
-    z = (_observed(y, mean.shape) - mean) / np.sqrt(np.asarray(prediction.variance))
-    return np.mean(np.abs(np.ravel(z))[:, None] <= _WIDTHS, 0)
+    below, up_to = (np.ravel(x)[:, None] for x in pit)
+    low, high = 0.5 - 0.5 * LEVELS, 0.5 + 0.5 * LEVELS
+    width = up_to - below
+    overlap = np.clip(np.minimum(up_to, high) - np.maximum(below, low), 0.0, None)
+    inside = (low <= up_to) & (up_to <= high)
+    return np.mean(np.where(width > 0, overlap / np.where(width > 0, width, 1.0), inside), 0)
 
 
 def distance(f: Moments, reference: Moments) -> tuple[float, float]:

@@ -8,6 +8,7 @@ grow with their number.
 """
 
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.integrals.mackay import check_link_approximation
+from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
 from ppl_gp.results.query.chunks import ROWS, by_rows, first_rows
 from ppl_gp.results.query.counts import observes_counts
@@ -49,6 +51,10 @@ class Prediction(eqx.Module):
       rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
     - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None`
       where it is exact.
+    - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
+      shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
+      v) of at least the level. `None` of sites whose events are vectors.
+    - `quantiles_error`: standard error of `quantiles` where y was averaged over draws, else `None`.
     - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
       classes; of one observed site.
     """
@@ -59,6 +65,9 @@ class Prediction(eqx.Module):
     variance: Any
     probs: Any
     mean_error: Any = None
+    f_quantiles: Any = None
+    quantiles: Any = None
+    quantiles_error: Any = None
     counts: bool = eqx.field(default=False, static=True)
 
 
@@ -72,7 +81,12 @@ class PredictiveDraws(NamedTuple):
 
 
 def predict(
-    fit: Record, X_new, *args, link_approximation: str | None = None, **kwargs
+    fit: Record,
+    X_new,
+    *args,
+    link_approximation: str | None = None,
+    quantiles: Sequence[float] = (),
+    **kwargs,
 ) -> Prediction:
     """Predict f and y at new inputs.
 
@@ -86,6 +100,10 @@ def predict(
       = (1 + pi v / 8)^(-1/2), for logits of mean m and variance v (MacKay 1992; PRML 4.153-4.154):
       cheaper, and off by up to 0.02. For `Bernoulli(logits=...)` with logits affine in f;
       `ModelError` for others.
+    - `quantiles`: levels in (0, 1), as (0.05, 0.95) for a central 90 % interval. p(y <= t) is
+      integrated over f as probabilities are, and inverted to about 1e-8 of y's spread; by draws,
+      with an error, where y sees latents, layers or more than three functions, or has no
+      distribution function. 10 to 25 times the cost of the rest.
 
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
     mixture over draws. Where an entry of y sees more than three functions, or latents or layers
@@ -101,9 +119,12 @@ def predict(
         raise DataError(
             "predict(y=...): y is what is predicted; log_density(X_new, y_new) scores observations."
         )
+    require_no_such_argument(fit, "predict", ("quantiles",))
+    levels = _levels(quantiles)
     if _many_separate_rows(fit, X_new, args, kwargs):
+        options = {"link_approximation": link_approximation, "quantiles": levels}
         return by_rows(
-            lambda X, a, k: predict(fit, X, *a, link_approximation=link_approximation, **k),
+            lambda X, a, k: predict(fit, X, *a, **options, **k),
             fit.model,
             X_new,
             args,
@@ -113,6 +134,7 @@ def predict(
     integration = plan_integration(case)
     check_link_approximation(case, integration, link_approximation)
     f, y, log_probs, errors = predictive(case, integration, link_approximation)
+    found = quantiles_at(case, integration, levels, y, log_probs) if levels else None
     sites = {site.label: site for site in case.layout.sites}
     probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
@@ -122,8 +144,20 @@ def predict(
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
         _one_or_all({k: errors.get(k) for k in y}) if errors else None,
+        _one_or_all(found.f) if found else None,
+        _one_or_all(found.y) if found else None,
+        _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
         len(y) == 1 and observes_counts(case),
     )
+
+
+def _levels(quantiles) -> tuple[float, ...]:
+    levels = tuple(float(q) for q in np.ravel(np.asarray(quantiles, float)))
+    if not all(0.0 < q < 1.0 for q in levels):
+        raise DataError(
+            f"predict(quantiles={quantiles}): give levels between 0 and 1, as (0.05, 0.95)."
+        )
+    return levels
 
 
 def _many_separate_rows(fit, X_new, args, kwargs) -> bool:

@@ -1,0 +1,56 @@
+# %% [markdown]
+# # Priors for length scales
+#
+# A prior that knows the data, and what `check` says of one that does not.
+
+# %%
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import ppl_gp as pg
+
+jax.config.update("jax_enable_x64", True)
+rng = np.random.default_rng(0)
+metres = np.sort(rng.uniform(0.0, 3000.0, 80))
+y = np.sin(metres / 400.0) + 0.2 * rng.normal(size=80)
+
+
+def declare(lengthscale):
+    def model(X, y=None):
+        ell = numpyro.sample("lengthscale", lengthscale)
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, ell), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    return model
+
+
+priors = {"LogNormal(0, 1)": dist.LogNormal(0.0, 1.0), "pg.priors": pg.priors.lengthscale(metres)}
+for name, prior in priors.items():
+    checklist = pg.check(declare(prior), metres, y=y)
+    print(name, [i.message for i in checklist.items if i.name == "length scales"])
+
+# %%
+ell = np.geomspace(0.1, 1e4, 400)
+for name, prior in priors.items():
+    plt.semilogx(ell, ell * np.exp(np.asarray(prior.log_prob(ell))), label=name)
+plt.axvspan(
+    np.median(np.diff(metres)), np.ptp(metres), alpha=0.1, label="between the distances of the data"
+)
+plt.gca().set(
+    title="What two priors say of a length scale",
+    xlabel="length scale (m)",
+    ylabel="density of its logarithm",
+)
+plt.legend()
+
+# %%
+fits = {
+    name: pg.fit(declare(prior), pg.Laplace(), 0, metres, y=y) for name, prior in priors.items()
+}
+print({name: round(float(fit.hyper["lengthscale"]), 1) for name, fit in fits.items()})
+assert 200.0 < float(fits["pg.priors"].hyper["lengthscale"]) < 900.0

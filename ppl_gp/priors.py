@@ -1,0 +1,118 @@
+"""Priors of kernel parameters that know the data: in the units of X and y, with stated tails.
+
+They are made from the training data, outside of the model, so that predictions at other rows have
+the prior of the fit:
+
+    lengthscale = pg.priors.lengthscale(X)
+
+    def model(X, y=None):
+        ell = numpyro.sample("lengthscale", lengthscale)
+"""
+
+import math
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.core import Tracer
+
+from ppl_gp.errors import DataError
+
+_ROWS = 2000  # that distances are taken of; of more, rows spread evenly over them
+_FACTOR = 10.0  # of the variance of y: where the prior of a variance has its tails
+
+
+class Distances(NamedTuple):
+    """The median distance from a row to its nearest other one, and the largest distance."""
+
+    nearest: float
+    largest: float
+
+
+def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distribution:
+    """Inverse gamma with p(l < nearest) = p(l > largest) = `tail` (Betancourt 2017): below the
+    distance to the nearest row (the median over rows) the data say nothing, and beyond their extent
+    the function is a straight line.
+
+    **Arguments:** `X` (N,) or (N, D): the training inputs. `ard`: one length scale for each column,
+    an event (D,), by the distances along it; else one for all columns, by Euclidean distances.
+    `tail` in (0, 1/2). In units of X, so that a change of units changes no prediction.
+
+    **Raises** `DataError` for fewer than two different rows (with `ard`, two different values in
+    each column), and inside a model that is being compiled. O(N log N), and O(n^2 D) of n <= 2000
+    rows.
+    """
+    X = _array("lengthscale", X)
+    if not 0.0 < tail < 0.5:
+        raise DataError(f"priors.lengthscale(tail={tail}): give a number in (0, 1/2).")
+    if not ard:
+        return dist.InverseGamma(*_inverse_gamma(*distances(X), tail))
+    found = [
+        _inverse_gamma(*distances(X[:, [d]], f" in column {d}"), tail) for d in range(X.shape[1])
+    ]
+    alpha, beta = (jnp.asarray(np.array(x)) for x in zip(*found, strict=True))
+    return dist.InverseGamma(alpha, beta).to_event(1)
+
+
+def variance(y, *, tail: float = 0.01) -> dist.Distribution:
+    """Log-normal about the variance of y, with p(v < var(y) / 10) = p(v > 10 var(y)) = `tail`: of a
+    function in the units of y (a Gaussian or Student-t likelihood, and not behind a link).
+
+    **Raises** `DataError` where y does not vary, and inside a model that is being compiled.
+    """
+    if not 0.0 < tail < 0.5:
+        raise DataError(f"priors.variance(tail={tail}): give a number in (0, 1/2).")
+    found = float(np.var(_array("variance", y)))
+    if not found > 0.0:
+        raise DataError("priors.variance(y): all values of y are equal.")
+    return dist.LogNormal(math.log(found), math.log(_FACTOR) / NormalDist().inv_cdf(1.0 - tail))
+
+
+def distances(X: np.ndarray, where: str = "") -> Distances:
+    """Of rows (N, D), repeated ones counted once. Raises `DataError` for fewer than two."""
+    from scipy.spatial import KDTree
+    from scipy.spatial.distance import pdist
+
+    rows = np.unique(X, axis=0)
+    if len(rows) < 2:
+        raise DataError(
+            f"priors.lengthscale(X): all rows{where} are equal, and have no distance; give a prior "
+            "of your own."
+        )
+    nearest = np.median(KDTree(rows).query(rows, k=2)[0][:, 1])
+    some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(int)]
+    largest = pdist(some).max() if X.shape[1] > 1 else np.ptp(rows)
+    return Distances(float(nearest), float(largest))
+
+
+def _inverse_gamma(low: float, high: float, tail: float) -> tuple[float, float]:
+    """(alpha, beta) with p(l < low) = p(l > high) = tail. Where the distances hardly differ (of two
+    rows, say), the prior spans a factor of 10 about them.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import gammainccinv, gammaincinv
+
+    if high < 2.0 * low:
+        low, high = math.sqrt(low * high / _FACTOR), math.sqrt(low * high * _FACTOR)
+
+    def miss(log_alpha):
+        alpha = math.exp(log_alpha)
+        return math.log(gammainccinv(alpha, tail) / gammaincinv(alpha, tail)) - math.log(high / low)
+
+    log_alpha: Any = brentq(miss, math.log(0.02), math.log(1e5))
+    alpha = math.exp(log_alpha)
+    return alpha, low * float(gammainccinv(alpha, tail))
+
+
+def _array(name: str, values) -> np.ndarray:
+    if isinstance(values, Tracer):
+        raise DataError(
+            f"priors.{name}(...) was called on an array that JAX traces: make the prior outside of "
+            "the model, from the training data, and use it there."
+        )
+    found = np.asarray(values, float)
+    if found.size == 0 or not np.all(np.isfinite(found)):
+        raise DataError(f"priors.{name}(...): give finite numbers, at least one.")
+    return found[:, None] if name == "lengthscale" and found.ndim == 1 else found

@@ -1,0 +1,38 @@
+"""Cumulative distribution functions of observations, NumPyro's and those that it leaves out."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import betainc
+from jaxtyping import Array, Float
+
+from ppl_gp.wrappers import bare_shape, unwrap
+
+
+def cumulative(fn: dist.Distribution, value) -> Float[Array, "..."]:
+    """p(y <= value) of every entry of fn, in the shape of `value` against `bare_shape(fn)`.
+
+    Raises `NotImplementedError` where neither NumPyro nor this module has the function.
+    """
+    found = _cumulative(unwrap(fn), value)
+    shape = jnp.broadcast_shapes(bare_shape(fn), jnp.shape(value))
+    return jnp.broadcast_to(jnp.clip(jnp.nan_to_num(found, nan=0.0), 0.0, 1.0), shape)
+
+
+def _cumulative(core: Any, value):
+    p: Any = getattr(core, "probs", None)
+    if isinstance(core, dist.BinomialProbs | dist.BinomialLogits):
+        return _binomial(p, core.total_count, value)
+    if isinstance(core, dist.GeometricProbs | dist.GeometricLogits):
+        return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
+    if hasattr(core, "gate") and hasattr(core, "base_dist"):  # NumPyro's zero-inflated families
+        return core.gate * (value >= 0) + (1.0 - core.gate) * _cumulative(core.base_dist, value)
+    return core.cdf(value)
+
+
+def _binomial(p, total, value):
+    """I_{1 - p}(n - k, k + 1) (DLMF 8.17.5)."""
+    k = jnp.floor(value)
+    inside = betainc(jnp.maximum(total - k, 0.5), jnp.maximum(k + 1.0, 0.5), 1.0 - p)
+    return jnp.where(k < 0, 0.0, jnp.where(k >= total, 1.0, inside))

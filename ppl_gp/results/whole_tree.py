@@ -1,0 +1,87 @@
+"""Further groups of a tree: what the model draws before and after it has seen the data, its prior
+densities, and deterministic sites.
+"""
+
+import jax.numpy as jnp
+from jax import lax, random
+from numpyro import handlers
+
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.declared import Declared
+from ppl_gp.model.roles import is_factor, is_missing_part, is_observed, roles
+from ppl_gp.model.tracing import run
+from ppl_gp.quick import full_jit
+from ppl_gp.results.record import Record
+from ppl_gp.wrappers import bare
+
+_PRIOR = 1  # folded into the key: other draws than those of the posterior
+
+
+def source_of(fit: Record) -> Declared:
+    """The model as it was declared."""
+    return fit.model.source if isinstance(fit.model, Collapsed) else fit.model
+
+
+def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, dict]:
+    """{group: {variable: (S, ...)}}: `deterministic` sites, `posterior_predictive` and `log_prior`
+    at `values`, draws of every site; `prior` and `prior_predictive` of `num_draws` draws.
+
+    `log_prior`: nats, of each hyperparameter in its batch shape (GP and integrated sites are left
+    out). A prior that cannot be drawn (an improper one) has no such groups. O(S N^3) for the prior.
+    """
+    model = source_of(fit)
+    found = _after(model, values, fit.args, fit.kwargs, key)
+    try:
+        prior = _before(model, fit.args, fit.kwargs, random.fold_in(key, _PRIOR), num_draws)
+    except NotImplementedError:
+        prior = {}
+    return {**found, **prior}
+
+
+def _label(name: str, trace: dict) -> str:
+    stem = name.removesuffix("_observed")
+    return stem if f"{stem}_unobserved" in trace else name
+
+
+def _replicated(trace: dict, key) -> dict:
+    """A draw of each observed site given all else, without its observations."""
+    data = [k for k, s in trace.items() if is_observed(s) and not is_factor(s)]
+    return {
+        _label(k, trace): bare(trace[k]["fn"]).sample(random.fold_in(key, i))
+        for i, k in enumerate(data)
+    }
+
+
+@full_jit
+def _after(model, values: dict, args, kwargs, key) -> dict:
+    def one(entry):
+        values, key = entry
+        trace = run(model, args, kwargs, values, values)
+        names = roles(trace).hyper
+        return {
+            "deterministic": {
+                k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"
+            },
+            "posterior_predictive": _replicated(trace, key),
+            "log_prior": {k: trace[k]["fn"].log_prob(trace[k]["value"]) for k in names},
+        }
+
+    num = next(iter(values.values())).shape[0]
+    return lax.map(one, (values, random.split(key, num)))
+
+
+@full_jit
+def _before(model, args, kwargs, key, num_draws: int) -> dict:
+    def one(key):
+        with handlers.block():
+            drawn = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
+        free = {
+            k: jnp.asarray(s["value"])
+            for k, s in drawn.items()
+            if s["type"] in ("sample", "deterministic")
+            and not is_observed(s)
+            and not is_missing_part(k, drawn)
+        }
+        return {"prior": free, "prior_predictive": _replicated(drawn, random.fold_in(key, 1))}
+
+    return lax.map(one, random.split(key, num_draws))

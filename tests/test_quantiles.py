@@ -1,0 +1,259 @@
+"""Quantiles of f and y against closed forms, sums over counts, roots of mixtures and draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.infer import Predictive
+from scipy.optimize import brentq
+from scipy.stats import norm, poisson
+
+import ppl_gp as pg
+from ppl_gp.numerics.inversion import invert
+from ppl_gp.results.predict.pit import pit
+
+LEVELS = (0.05, 0.5, 0.95)
+N = 12
+X = np.linspace(-2.0, 2.0, N)
+NEW = X[:5] + 0.1
+
+
+class Half(dist.Distribution):
+    """A normal of standard deviation 1/2 that has no distribution function."""
+
+    support = dist.constraints.real
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(batch_shape=jnp.shape(loc))
+
+    def sample(self, key, sample_shape=()):
+        return self.loc + 0.5 * random.normal(key, sample_shape + self.batch_shape)
+
+    def log_prob(self, value):
+        return dist.Normal(self.loc, 0.5).log_prob(value)
+
+
+LIKELIHOODS = {
+    "poisson": lambda f: dist.Poisson(jnp.exp(f)),
+    "normal": lambda f: dist.Normal(f, 0.3),
+    "lognormal": lambda f: dist.LogNormal(f, 0.2),
+    "narrow": lambda f: dist.Normal(f, 1e-4),
+    "student": lambda f: dist.StudentT(4.0, f, 0.1),
+    "cauchy": lambda f: dist.Cauchy(f, 0.3),
+    "negative_binomial": lambda f: dist.NegativeBinomial2(jnp.exp(f), 2.0),
+    "zero_inflated": lambda f: dist.ZeroInflatedPoisson(0.3, jnp.exp(f)),
+    "binomial": lambda f: dist.Binomial(jnp.where(f > 9.0, 3, 7), logits=f),
+    "geometric": lambda f: dist.Geometric(logits=f),
+    "gamma": lambda f: dist.Gamma(2.0, 2.0 * jnp.exp(-f)),
+    "beta": lambda f: dist.Beta(3.0 * jax.nn.sigmoid(f), 3.0 * jax.nn.sigmoid(-f)),
+    "gumbel": lambda f: dist.Gumbel(f, 0.5),
+    "truncated": lambda f: dist.TruncatedNormal(f, 0.5, low=0.0),
+    "bernoulli": lambda f: dist.Bernoulli(logits=f),
+    "half": Half,
+}
+
+
+def model(X, y=None, likelihood="normal"):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", LIKELIHOODS[likelihood](f), obs=y)
+
+
+def fitted(likelihood, method=None):
+    y = Predictive(model, num_samples=1)(random.key(1), X, likelihood=likelihood)["y"][0]
+    method = method or pg.Laplace(hyper=pg.Fixed({"variance": 1.0}))
+    return pg.fit(model, method, 0, X, y=y, likelihood=likelihood, throw=False)
+
+
+def test_closed_forms():
+    for likelihood, change in (("normal", lambda x: x), ("lognormal", np.exp)):
+        scale = {"normal": 0.3, "lognormal": 0.2}[likelihood]
+        found = fitted(likelihood).predict(NEW, likelihood=likelihood, quantiles=LEVELS)
+        z = norm.ppf(LEVELS)[:, None]
+        m, v = np.asarray(found.f_mean), np.asarray(found.f_variance)
+        np.testing.assert_allclose(found.f_quantiles, m + z * np.sqrt(v), atol=1e-9)
+        wanted = change(m + z * np.sqrt(v + scale**2))
+        np.testing.assert_allclose(found.quantiles, wanted, atol=1e-7)
+        assert found.quantiles_error is None
+
+
+def test_counts_are_the_smallest_with_enough_probability():
+    found = fitted("poisson").predict(NEW, likelihood="poisson", quantiles=LEVELS)
+    x, w = np.polynomial.hermite_e.hermegauss(80)
+    rates = np.exp(found.f_mean + np.sqrt(found.f_variance) * x[:, None])
+    below = np.einsum("q,kqm->km", w / w.sum(), poisson.cdf(np.arange(200)[:, None, None], rates))
+    for level, row in zip(LEVELS, found.quantiles, strict=True):
+        np.testing.assert_array_equal(row, np.argmax(below >= level, 0))
+
+
+def test_draws_of_hyperparameters_are_a_mixture():
+    method = pg.Laplace(hyper=pg.Sample(num_warmup=100, num_samples=50))
+    fit = fitted("normal", method)
+    found = fit.predict(NEW, likelihood="normal", quantiles=(0.9,))
+    process = fit.posterior(NEW)
+    means = np.asarray(process.component_distribution.loc)
+    sds = np.asarray(process.component_distribution.scale)
+    for noise, row in ((0.0, found.f_quantiles[0]), (0.3, found.quantiles[0])):
+        for m, s, q in zip(means, np.sqrt(sds**2 + noise**2), row, strict=True):
+            root = brentq(lambda t, m=m, s=s: norm.cdf((t - m) / s).mean() - 0.9, -50, 50)
+            assert abs(q - root) < 1e-6
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("likelihood", ["half", *(k for k in LIKELIHOODS if k != "half")])
+def test_shares_of_draws_below_are_the_levels(likelihood):
+    """To three standard errors of 200 000 draws; with the reported error where there is one."""
+    fit = fitted(likelihood)
+    found = fit.predict(NEW, likelihood=likelihood, quantiles=LEVELS)
+    y = np.asarray(fit.sample(1, NEW, 200_000, likelihood=likelihood).y)
+    for i, level in enumerate(LEVELS):
+        q, slack = np.asarray(found.quantiles[i]), 3.5 * np.sqrt(level * (1 - level) / len(y))
+        e = 0.0 if found.quantiles_error is None else 3.5 * np.asarray(found.quantiles_error[i])
+        assert np.all((y <= q + e).mean(0) > level - slack)
+        assert np.all((y < q - e).mean(0) < level + slack)
+    assert (found.quantiles_error is None) == (likelihood != "half")
+
+
+def heteroscedastic(X, y=None):
+    with numpyro.plate("functions", 2):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f[0], jnp.exp(0.5 * f[1])), obs=y)
+
+
+def outputs(X, y=None):
+    """A site with several values a row, and another of counts."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        scale = jnp.array([0.1, 0.5, 1.0])
+        numpyro.sample("y", dist.Normal(f[:, None], scale).to_event(1), obs=y)
+
+
+def deep(X, y=None):
+    h = numpyro.sample("h", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), h[:, None]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def line(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w * X, 0.3), obs=y)
+
+
+OTHERS = {
+    "outputs": (outputs, pg.Laplace()),
+    "heteroscedastic": (heteroscedastic, pg.EP()),
+    "deep": (deep, pg.SVGP(num_inducing=8, max_steps=200)),
+    "line": (line, pg.NUTS(200, 400)),
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models(name):
+    program, method = OTHERS[name]
+    y = Predictive(program, num_samples=1)(random.key(2), X)["y"][0]
+    fit = pg.fit(program, method, 0, X, y=y, throw=False)
+    found = fit.predict(NEW, quantiles=LEVELS)
+    draws = np.asarray(fit.sample(1, NEW, 200_000).y)
+    assert found.quantiles.shape == (3, *found.mean.shape)
+    assert (found.quantiles_error is not None) == (name == "deep")
+    for i, level in enumerate(LEVELS):
+        q, slack = np.asarray(found.quantiles[i]), 3.5 * np.sqrt(level * (1 - level) / len(draws))
+        # 400 draws of the line's slope are spread over the samples, not drawn anew
+        slack += 1e-3 if name == "line" else 0.0
+        e = 0.0 if found.quantiles_error is None else 3.5 * np.asarray(found.quantiles_error[i])
+        assert np.all((draws <= q + e).mean(0) > level - slack)
+        assert np.all((draws < q - e).mean(0) < level + slack)
+
+
+@pytest.mark.slow
+def test_intervals_of_counts_cover():
+    """90 % intervals of 2000 counts of one model, drawn with f: 90 +- 2 %, where a count at an end
+    counts by the share that the level leaves of it.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-3.0, 3.0, 2400)
+
+    def rates(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f + 3.0)), obs=y)
+
+    y = np.asarray(Predictive(rates, num_samples=1)(random.key(3), x)["y"][0])
+    fit = pg.fit(rates, pg.Laplace(), 0, x[:400], y=y[:400])
+    low, high = np.asarray(fit.predict(x[400:], quantiles=(0.05, 0.95)).quantiles)
+    # p(low <= y <= high) is at least 0.9; what it is more comes from the two ends
+    inside = np.mean((y[400:] >= low) & (y[400:] <= high))
+    strictly = np.mean((y[400:] > low) & (y[400:] < high))
+    assert strictly - 0.02 < 0.9 < inside + 0.02
+    assert inside < 0.95
+
+
+@pytest.mark.parametrize("likelihood", ["poisson", "normal"])
+def test_transforms_are_probabilities_below_and_up_to(likelihood):
+    fit = fitted(likelihood)
+    y = np.arange(5.0) if likelihood == "normal" else np.arange(5)
+    below, up_to = pit(fit, NEW, y, likelihood=likelihood)
+    m, v = (np.asarray(getattr(fit.predict(NEW, likelihood=likelihood), k)) for k in _F)
+    if likelihood == "normal":
+        np.testing.assert_allclose(below, norm.cdf((y - m) / np.sqrt(v + 0.09)), atol=1e-10)
+        np.testing.assert_array_equal(below, up_to)
+    else:
+        np.testing.assert_allclose(
+            up_to - below, np.exp(fit.log_density(NEW, y, likelihood=likelihood)), atol=1e-9
+        )
+        assert below[0] == 0.0
+
+
+_F = ("f_mean", "f_variance")
+
+
+def test_a_row_is_answered_alike_whatever_stands_beside_it():
+    fit = fitted("poisson")
+    many, few = (
+        fit.predict(x, likelihood="poisson", quantiles=(0.3, 0.7)) for x in (NEW, NEW[1:3])
+    )
+    np.testing.assert_array_equal(many.quantiles[:, 1:3], few.quantiles)
+    np.testing.assert_allclose(many.f_quantiles[:, 1:3], few.f_quantiles, rtol=1e-9)
+
+
+def test_many_rows_come_in_chunks():
+    fit = fitted("normal")
+    x = np.linspace(-2.0, 2.0, 10_100)
+    found = fit.predict(x, likelihood="normal", quantiles=(0.25, 0.75))
+    assert found.quantiles.shape == found.f_quantiles.shape == (2, 10_100)
+    part = fit.predict(x[-3:], likelihood="normal", quantiles=(0.25, 0.75))
+    np.testing.assert_allclose(found.quantiles[:, -3:], part.quantiles, rtol=1e-7)
+
+
+@pytest.mark.parametrize("levels", [(0.0, 0.5), (1.0,), (float("nan"),)])
+def test_levels_are_checked(levels):
+    with pytest.raises(pg.DataError, match="quantiles="):
+        fitted("normal").predict(NEW, likelihood="normal", quantiles=levels)
+
+
+def test_inversion_of_flat_steep_and_stepped_functions():
+    p = jnp.array([0.1, 0.5, 0.9])
+    zero, one = jnp.zeros(3), jnp.ones(3)
+    steep = invert(lambda x: norm_cdf((x - 1e6) / 1e-3), p, zero, one)
+    np.testing.assert_allclose(steep, 1e6 + 1e-3 * norm.ppf(p), atol=1e-3)
+    step = invert(lambda x: jnp.where(x >= 2.5, 1.0, 0.0), p, zero, one)
+    np.testing.assert_allclose(step, 2.5, atol=1e-8)
+    heavy = invert(
+        lambda x: 0.5 + jnp.arctan(x / 1e-8) / jnp.pi, jnp.array([0.001]), zero[:1], one[:1]
+    )
+    np.testing.assert_allclose(heavy, np.tan(np.pi * (0.001 - 0.5)) * 1e-8, atol=1e-8)
+    k = invert(lambda k: 1.0 - 0.5 ** (jnp.floor(k) + 1.0), p, zero, one, low=-1.0, integers=True)
+    np.testing.assert_array_equal(k, [0, 0, 3])
+
+
+def norm_cdf(x):
+    return jax.scipy.special.ndtr(x)

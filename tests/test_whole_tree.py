@@ -1,0 +1,97 @@
+"""Trees with every group that ArviZ knows: their numbers by a second route, and its checks run."""
+
+import arviz_stats
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+import ppl_gp as pg
+
+N = 12
+X = np.linspace(-2.0, 2.0, N)
+Y = np.random.default_rng(0).poisson(np.exp(1.0 + np.sin(X)))
+GROUPS = {"posterior", "posterior_predictive", "prior", "prior_predictive", "log_prior"}
+GROUPS |= {"log_likelihood", "observed_data", "constant_data"}
+
+
+def counts(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
+    level = numpyro.sample("level", dist.Normal(1.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
+    rate = numpyro.deterministic("rate", jnp.exp(level + f))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+METHODS = {
+    "laplace": pg.Laplace(),
+    "ep": pg.EP(),
+    "sample": pg.Laplace(hyper=pg.Sample(num_warmup=100, num_samples=100)),
+    "nuts": pg.NUTS(100, 100),
+    "svgp": pg.SVGP(num_inducing=6, max_steps=100),
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("name", METHODS)
+def test_groups_and_their_numbers(name):
+    fit = pg.fit(counts, METHODS[name], 0, X, y=Y, throw=False)
+    names = [f"row {i}" for i in range(N)]
+    tree = fit.to_datatree(num_draws=100, whole=True, coords={"data": names})
+    assert set(tree.children) >= GROUPS
+    posterior = tree["posterior"]
+    assert posterior["f"].coords["data"].values.tolist() == names if "f" in posterior else True
+    if {"level", "f"} <= set(posterior.data_vars):
+        rate = np.exp(posterior["level"].values[..., None] + posterior["f"].values)
+        np.testing.assert_allclose(posterior["rate"], rate, rtol=1e-9)
+    drawn = tree["posterior_predictive"]["y"]
+    assert drawn.dims == ("chain", "draw", "data") and drawn.sizes["data"] == N
+    spread = np.sqrt(posterior["rate"].values.mean() / drawn.size)
+    assert abs(drawn.values.mean() - posterior["rate"].values.mean()) < 6 * spread
+    want = stats.lognorm.logpdf(posterior["lengthscale"].values, 0.5)
+    np.testing.assert_allclose(tree["log_prior"]["lengthscale"], want, rtol=1e-9)
+    prior = tree["prior"]
+    assert {"lengthscale", "level", "f", "rate"} <= set(prior.data_vars)
+    np.testing.assert_allclose(
+        prior["rate"], np.exp(prior["level"].values[..., None] + prior["f"].values), rtol=1e-9
+    )
+    assert tree["prior_predictive"]["y"].shape == (1, 100, N)
+
+
+def test_prior_draws_are_the_priors():
+    fit = pg.fit(counts, pg.Laplace(), 0, X, y=Y)
+    prior = fit.to_datatree(num_draws=4000, whole=True)["prior"]
+    for name, cdf in (("lengthscale", stats.lognorm(0.5).cdf), ("level", stats.norm(1.0).cdf)):
+        assert stats.kstest(prior[name].values.ravel(), cdf).pvalue > 1e-3
+    for n in (0, 7):
+        assert stats.kstest(prior["f"].values[0, :, n], stats.norm.cdf).pvalue > 1e-3
+
+
+def test_coordinates_that_fit_nothing_are_told():
+    fit = pg.fit(counts, pg.Laplace(), 0, X, y=Y)
+    for coords in ({"data": ["a"]}, {"rows": list(range(N))}):
+        with pytest.raises(pg.DataError, match="coords="):
+            fit.to_datatree(num_draws=5, coords=coords)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_arviz_runs_on_the_tree(name):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    plots = pytest.importorskip("arviz_plots")
+    fit = pg.fit(counts, METHODS[name], 0, X, y=Y, throw=False)
+    tree = fit.to_datatree(num_draws=200, whole=True)
+    some = {"backend": "matplotlib"}
+    plots.plot_ppc_dist(tree, **some)
+    plots.plot_ppc_pit(tree, **some)
+    plots.plot_loo_pit(tree, **some)
+    plots.plot_prior_posterior(tree, var_names=["level"], **some)
+    found = arviz_stats.psense_summary(tree, var_names=["level"])
+    assert "level" in found.index
+    assert np.isfinite(arviz_stats.loo(tree).elpd)
+    matplotlib.pyplot.close("all")
