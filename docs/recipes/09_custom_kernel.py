@@ -22,7 +22,7 @@ y = path + 0.2 * rng.normal(size=70)
 
 
 def brownian(s, t):
-    return jnp.minimum(s, t.T)  # columns of times (N, 1) and (M, 1)
+    return jnp.minimum(jnp.reshape(s, (-1, 1)), jnp.reshape(t, (1, -1)))
 
 
 def motion(X, y=None):

@@ -21,7 +21,7 @@ y = np.sin(metres / 400.0) + 0.2 * rng.normal(size=80)
 def declare(lengthscale):
     def model(X, y=None):
         ell = numpyro.sample("lengthscale", lengthscale)
-        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.5))
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, ell), X))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Normal(f, noise), obs=y)
