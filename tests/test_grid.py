@@ -125,6 +125,7 @@ def test_hyperparameters_are_those_of_quadrature(fit, truth):
     assert fit.stats["grid_failed"] == 0 and fit.stats["grid_edge_weight"] < 0.1
 
 
+@pytest.mark.slow
 def test_predictions_are_the_mixture(fit, truth):
     found = fit.predict(NEW)
     np.testing.assert_allclose(found.f_mean, truth.mean, atol=0.01)

@@ -63,6 +63,7 @@ def gamma_posterior():
     return a, b, rest
 
 
+@pytest.mark.slow
 def test_a_rate_is_expanded_in_its_logarithm(fits):
     """int exp(a u - b e^u) du by Laplace is (a / b)^a e^-a sqrt(2 pi / a): the mode of u is log(a /
     b), where the mode of the rate itself would be (a - 1) / b.

@@ -16,8 +16,7 @@ from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.infer.mean_field import _log_joint
 from ppl_gp.infer.probes.observed import first_trace
 
-FEW = range(1)
-MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 53)]
+MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(53)]
 NUM = 4000
 
 
@@ -75,7 +74,7 @@ def check_by_draws(net, fit):
     assert fit.log_evidence < estimate + 4.0 * weights.std() / weights.mean() / np.sqrt(NUM)
 
 
-@pytest.mark.parametrize("seed", [*FEW, *MANY])
+@pytest.mark.parametrize("seed", MANY)
 def test_a_random_network_is_climbed_to_a_bound(seed):
     net = network(seed)
     fit = net.fit()
@@ -85,7 +84,7 @@ def test_a_random_network_is_climbed_to_a_bound(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [*FEW, *MANY[:21]])
+@pytest.mark.parametrize("seed", MANY[:22])
 def test_a_gaussian_network_has_the_mean_and_the_precision_of_the_joint(seed):
     """Factors of a Gaussian have its mean and the blocks of its precision, and all sites in one
     block its evidence.

@@ -73,6 +73,7 @@ def test_draws_have_the_moments_of_the_answers_by_part(fit, drawn):
         _agrees(drawn["f"].values[0], parts["f"])
 
 
+@pytest.mark.slow
 def test_sites_are_drawn_jointly(fit, drawn):
     """The level and the groups' effects about it: their sum is known better than either."""
     level, u = drawn["level"].values[0], drawn["u"].values[0]

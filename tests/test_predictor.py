@@ -327,6 +327,7 @@ def test_repeated_places_alone():
     np.testing.assert_allclose(nuts.predict(new).mean, mean, atol=4 * 0.6 / 1500**0.5 * 2)
 
 
+@pytest.mark.slow
 def test_a_level_that_the_model_does_not_have_is_named(poisson_fit):
     """JAX would take the nearest index inside."""
     rows = rows_of(4, 9)

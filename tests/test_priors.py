@@ -16,8 +16,8 @@ X = rng.normal(size=(60, 2)) * [1.0, 30.0]
 
 
 def share(prior, low, high):
-    """Outside of both ends, of a million draws."""
-    drawn = np.asarray(prior.sample(random.key(0), (1_000_000,)))
+    """Outside of both ends, of 200 000 draws."""
+    drawn = np.asarray(prior.sample(random.key(0), (200_000,)))
     return (drawn < low).mean(0), (drawn > high).mean(0)
 
 
@@ -27,20 +27,20 @@ def test_tails_are_at_the_nearest_and_the_largest_distance(tail):
     nearest = np.median(np.min(apart + 1e9 * np.eye(len(X)), 1))
     np.testing.assert_allclose(distances(X), (nearest, apart.max()), rtol=1e-12)
     found = share(pg.priors.lengthscale(X, tail=tail), nearest, apart.max())
-    np.testing.assert_allclose(found, tail, atol=4 * np.sqrt(tail / 1e6))
+    np.testing.assert_allclose(found, tail, atol=4 * np.sqrt(tail / 2e5))
 
 
 def test_a_length_scale_for_each_column():
     prior = pg.priors.lengthscale(X, ard=True)
     assert prior.event_shape == (2,)
     ends = np.transpose([distances(X[:, [d]]) for d in range(2)])
-    np.testing.assert_allclose(share(prior, *ends), 0.01, atol=4e-4)
+    np.testing.assert_allclose(share(prior, *ends), 0.01, atol=1e-3)
 
 
 def test_variances():
     y = 5.0 + 3.0 * rng.normal(size=400)
     found = share(pg.priors.variance(y, tail=0.05), np.var(y) / 10, np.var(y) * 10)
-    np.testing.assert_allclose(found, 0.05, atol=1e-3)
+    np.testing.assert_allclose(found, 0.05, atol=2e-3)
 
 
 @pytest.mark.parametrize(

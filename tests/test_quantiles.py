@@ -225,6 +225,7 @@ def test_a_row_is_answered_alike_whatever_stands_beside_it():
     np.testing.assert_allclose(many.f_quantiles[:, 1:3], few.f_quantiles, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_many_rows_come_in_chunks():
     fit = fitted("normal")
     x = np.linspace(-2.0, 2.0, 10_100)

@@ -222,6 +222,7 @@ def test_five_points_against_textbook_ep():
     np.testing.assert_allclose(at.solution.marginals.variance[:5], variance, rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_five_points_against_importance_sampling():
     truth = dict(SMALL["five_points"]["truth_by_importance_sampling_minus_log_z"])
     error = truth.pop("standard_error")

@@ -64,6 +64,7 @@ def is_an_answer(solution):
     return solution.code == pg.Result.converged.code and (error is None or error < 1e-6)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("method", [pg.Laplace, pg.EP, pg.VI])
 def test_what_converged_is_the_dense_formula(method, name, solved):

@@ -126,6 +126,7 @@ def test_a_level_that_the_model_does_not_have_is_refused():
         pg.fit(model, method, 0, X, W, group, y=eta)
 
 
+@pytest.mark.slow
 def test_inducing_variables_of_a_fit_can_be_given_again(fits):
     X, W, group, eta, _ = data()
     _, sparse = fits

@@ -15,6 +15,7 @@ from ppl_gp.quick import quick_jit
 
 _DRAWS = 400
 _OUTSIDE = 0.5  # of a prior's mass outside of the data's distances, from which on it is told
+_FACTOR = 3.0  # that far below the nearest and above the largest distance it still counts as inside
 
 
 def length_scales(subject: Subject):
@@ -67,7 +68,7 @@ def _told(name: str, drawn: np.ndarray, X: np.ndarray) -> tuple[str, bool]:
         except DataError:
             continue  # a column of one value has no scale
         values = columns[:, min(d, columns.shape[1] - 1)]
-        outside = float(np.mean((values < nearest) | (values > largest)))
+        outside = float(np.mean((values < nearest / _FACTOR) | (values > _FACTOR * largest)))
         if worst is None or outside > worst[0]:
             worst = outside, d, np.quantile(values, [0.01, 0.99]), nearest, largest
         fits = fits and outside <= _OUTSIDE
@@ -83,7 +84,7 @@ def _told(name: str, drawn: np.ndarray, X: np.ndarray) -> tuple[str, bool]:
     )
     if not fits:
         text += (
-            f": {outside:.0%} of the prior lies outside; scale the inputs, or take "
+            f": {outside:.0%} of the prior lies far outside; scale the inputs, or take "
             "pg.priors.lengthscale(X)"
         )
     return text, fits
