@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import betainc
 from jaxtyping import Array, Float
+from numpyro.distributions.discrete import ZeroInflatedLogits, ZeroInflatedProbs
 
 from ppl_gp.wrappers import bare_shape, unwrap
 
@@ -26,7 +27,7 @@ def _cumulative(core: Any, value):
         return _binomial(p, core.total_count, value)
     if isinstance(core, dist.GeometricProbs | dist.GeometricLogits):
         return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
-    if hasattr(core, "gate") and hasattr(core, "base_dist"):  # NumPyro's zero-inflated families
+    if isinstance(core, ZeroInflatedProbs | ZeroInflatedLogits):
         return core.gate * (value >= 0) + (1.0 - core.gate) * _cumulative(core.base_dist, value)
     return core.cdf(value)
 
