@@ -26,6 +26,7 @@ class Result(enum.StrEnum):
     completed = "completed"
     stream_ended = "stream_ended"
     diverged = "diverged"
+    not_gaussian = "not_gaussian"
 
     @property
     def code(self) -> int:
@@ -69,6 +70,9 @@ _MESSAGES = {
     Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the "
     "rows of a stream, lower natural_rate and learning_rate, or take larger "
     "batches; fit.stats['bounds'] shows where it fell.",
+    Result.not_gaussian: "the hyperparameters' posterior is no Gaussian about its mode, and "
+    "Grid()'s points do not hold it (stats: grid_effective, grid_stretch, grid_edge_weight); use "
+    "Sample().",
 }
 
 

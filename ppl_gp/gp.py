@@ -19,7 +19,13 @@ from ppl_gp.errors import DataError
 from ppl_gp.kernels import as_kernel
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    coloured,
+    default_jitter,
+    half_log_det,
+    robust_cholesky,
+)
 from ppl_gp.wrappers import unwrap
 
 
@@ -92,7 +98,12 @@ class GP(dist.Distribution):
         it had to be raised.
         """
         K = self.covariance_matrix
-        return robust_cholesky(K, jax.lax.stop_gradient(default_jitter(jnp.diagonal(K))))
+        return robust_cholesky(K, _raise(K))
+
+    def unwhiten(self, white):
+        """m + L v for v = `white`, (..., N): what has this prior where v ~ N(0, I). O(N^3)."""
+        K = self.covariance_matrix
+        return self.mean + coloured(K, _raise(K), white)
 
     @property
     def scale_tril(self):
@@ -102,7 +113,7 @@ class GP(dist.Distribution):
     def sample(self, key, sample_shape=()):
         """Draws m + L v, v ~ N(0, I), shape sample_shape + (N,)."""
         white = random.normal(key, sample_shape + self.event_shape, self.X.dtype)  # pyright: ignore[reportArgumentType]
-        return self.mean + white @ self.scale_tril.T
+        return self.unwhiten(white)
 
     @validate_sample
     def log_prob(self, value):
@@ -112,6 +123,11 @@ class GP(dist.Distribution):
         white = solve_lower(L, centred.T)
         constant = half_log_det(L) + 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi)
         return jnp.reshape(-0.5 * jnp.sum(white**2, 0), jnp.shape(value)[:-1]) - constant
+
+
+def _raise(K):
+    """The first addition to a diagonal that does not factorise."""
+    return jax.lax.stop_gradient(default_jitter(jnp.diagonal(K)))
 
 
 def _floating(X):
@@ -172,7 +188,7 @@ class Whiten(Reparam):
             raise DataError(f"Whiten() is for GP sites; site '{name}' is a {type(gp).__name__}.")
         base = dist.Normal(jnp.zeros((), gp.X.dtype), 1.0).expand(fn.shape()).to_event(fn.event_dim)
         white = numpyro.sample(f"{name}_base", _masked_like(base, fn))
-        return None, gp.mean + white @ gp.scale_tril.T
+        return None, gp.unwhiten(white)
 
 
 def _masked_like(base, fn):

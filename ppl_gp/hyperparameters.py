@@ -98,8 +98,10 @@ class Grid(_ByValue):
     `grid_stretch`, (2 d,), what the half axes +1 ... +d, -1 ... -d of a composite design were
     stretched by. Where an edge has some percent, or a stretch is far from 1, the posterior is no
     Gaussian (a group effect's scale that may be zero, say: means off by a tenth or two of a
-    posterior standard deviation), and `Sample()` the better choice. `restarts`, `max_steps`, `tol`,
-    `init`: of the search for the mode, as of `MAP`.
+    posterior standard deviation), and `Sample()` the better choice. Where an edge has over a tenth,
+    a stretch reached a third or three, or the effective number of points is below a fifth of that
+    for a Gaussian (loadings that may be rotated, say), the fit's result is `not_gaussian`.
+    `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 
     restarts: int = 1

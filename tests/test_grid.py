@@ -11,7 +11,7 @@ from scipy.special import digamma, gammaln, polygamma
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from ppl_gp.infer.hyper.design import ASKED_AT, MOST, design, half_widths, stretched
+from ppl_gp.infer.hyper.design import ASKED_AT, MOST, design, effective, half_widths, stretched
 
 N = 20
 RNG = np.random.default_rng(0)
@@ -133,6 +133,30 @@ def test_predictions_are_the_mixture(fit, truth):
     tree = fit.to_datatree(num_draws=500)
     assert tree.posterior["v"].shape == (1, 500)
     assert np.all(np.isfinite(fit.log_density(NEW, jnp.zeros(3))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tilt", [0.0, 0.05])
+def test_a_shell_is_told_from_a_gaussian(tilt):
+    """Three weights of which only the length is known, or little more, lie on a sphere, and no
+    design about one of its points holds it.
+    """
+
+    def model(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(jnp.sum(w**2), 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+        numpyro.factor("tilt", tilt * w[0])
+
+    y = 4.0 * RNG.normal(size=N)
+    ended = pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, 3.0 * X, y=y, throw=False).result
+    assert ended in (pg.Result.not_gaussian, pg.Result.negative_curvature)
+
+
+def test_the_effective_number_of_weights():
+    np.testing.assert_allclose(effective(np.full(7, -900.0)), 7.0)
+    np.testing.assert_allclose(effective(np.array([0.0, -800.0])), 1.0)
 
 
 def test_params_have_no_prior_to_integrate_over():

@@ -65,12 +65,34 @@ def robust_cholesky(
 @robust_cholesky.defjvp
 def _robust_cholesky_jvp(primals, tangents):
     L, added = robust_cholesky(*primals)
-    dK = tangents[0]
-    dK = 0.5 * (dK + dK.T)
-    # dL = L Phi(L^-1 dK L^-T), Phi the lower triangle with a halved diagonal (Murray 2016, eq. 8).
-    inner = solve_lower(L, solve_lower(L, dK).T)
-    phi = jnp.tril(inner) - 0.5 * jnp.diag(jnp.diag(inner))
-    return (L, added), (L @ phi, jnp.zeros_like(added))
+    return (L, added), (L @ _phi(L, tangents[0]), jnp.zeros_like(added))
+
+
+def _phi(L, dK):
+    """Phi(L^-1 dK L^-T), Phi the lower triangle with a halved diagonal; dL is L times it (Murray
+    2016, eq. 8).
+    """
+    inner = solve_lower(L, solve_lower(L, 0.5 * (dK + dK.T)).T)
+    return jnp.tril(inner) - 0.5 * jnp.diag(jnp.diag(inner))
+
+
+@jax.custom_jvp
+def coloured(
+    K: Float[Array, "N N"], unit: Float[Array, ""], white: Float[Array, "*batch N"]
+) -> Float[Array, "*batch N"]:
+    """L v for the rows v of `white`, L the factor of `robust_cholesky(K, unit)`.
+
+    Its derivative meets v before it meets L: a third less work in reverse mode than through L, of
+    which the product of two N x N matrices falls away.
+    """
+    return white @ robust_cholesky(K, unit)[0].T
+
+
+@coloured.defjvp
+def _coloured_jvp(primals, tangents):
+    K, unit, white = primals
+    L = robust_cholesky(K, unit)[0]
+    return white @ L.T, (white @ _phi(L, tangents[0]).T + tangents[2]) @ L.T
 
 
 def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:

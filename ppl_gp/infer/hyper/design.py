@@ -33,6 +33,12 @@ def design(d: int) -> tuple[np.ndarray, np.ndarray]:
     return _regular(d) if is_regular(d) else _central_composite(d)
 
 
+def effective(log_weights: np.ndarray) -> float:
+    """The number of equal weights that vary as little: (sum w)^2 / sum w^2."""
+    weights = np.exp(log_weights - np.max(log_weights))
+    return float(np.sum(weights) ** 2 / np.sum(weights**2))
+
+
 def half_widths(falls: np.ndarray) -> np.ndarray:
     """(2 d,) of the half axes +e_1, ..., +e_d, -e_1, ..., -e_d: the standard deviation of a
     Gaussian that falls by so many nats (2 d,) from the mode to `ASKED_AT` there.

@@ -11,13 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.scipy.special import logsumexp
+from scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.design import ASKED_AT, design, half_widths, is_regular, stretched
+from ppl_gp.infer.hyper.design import (
+    ASKED_AT,
+    WIDEST,
+    design,
+    effective,
+    half_widths,
+    is_regular,
+    stretched,
+)
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
@@ -27,6 +35,9 @@ from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.local.natural import as_general
 from ppl_gp.results.fit import Fit
 
+# From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
+# the points that one would use, and the weight at a regular grid's edge, where one has a percent.
+_FEWEST, _EDGE = 0.2, 0.1
 _STEP = 5e-3  # of the differences: their error is its square, and the gradient's error over it
 
 
@@ -90,27 +101,27 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
+    centre, _ = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     total = logsumexp(log_weights)
+    with np.errstate(invalid="ignore"):  # where no point was solved
+        log_weights = log_weights - total
+    reach = _reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch)
     hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
     site, sites = problem.site, at.solution.sites
     kept, ratios = kept_of_draws(problem.model, site, hyper, sites, problem.args, problem.kwargs)
-    log_weights = jnp.asarray(log_weights - total)
-    if not np.isfinite(total):
-        result = Result.nonfinite
-    centre, _ = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     half = 0.5 * thetas.shape[1] * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return Fit(
         model=problem.model,
         method=problem.method,
         args=problem.args,
         kwargs=problem.kwargs,
-        draws=Draws(hyper, {}, {site: kept}, log_weights),
+        draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
         log_evidence=None,
-        result=result,
+        result=_ended(result, reach, float(total)),
         stats={
             **mode.stats,
             **tell_of_width(problem.method, ratios, np.exp(log_weights)),
-            **_reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch),
+            **reach,
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
@@ -120,20 +131,32 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
     )
 
 
+def _ended(result: Result, reach: dict, total: float) -> Result:
+    """The search's result, unless the weights say that the design does not hold the posterior."""
+    if not np.isfinite(total):
+        return Result.nonfinite
+    few = reach["grid_effective"] < _FEWEST * reach["grid_effective_gaussian"]
+    cut = np.max(np.abs(np.log(reach.get("grid_stretch", 1.0)))) > 0.999 * np.log(WIDEST)
+    edge = reach.get("grid_edge_weight", 0.0) > _EDGE
+    return Result.not_gaussian if result is Result.converged and (few or cut or edge) else result
+
+
 def _reach(centre, thetas, scales, log_weights, failed: int, stretch) -> dict:
-    """How far the grid's weights reach: the effective number of points, and where the posterior is
-    no Gaussian. Points whose inner iteration failed have no weight.
+    """How far the grid's weights reach: the effective number of points, that of a Gaussian
+    posterior, and where the posterior is none. Points whose inner iteration failed have no weight.
 
     Of a regular grid the share of the weight on the outermost points; of a composite design, whose
     sphere has most of it for any posterior, the stretch of its half axes (2 d,).
     """
-    weights = np.exp(np.asarray(log_weights))
+    points, log_design = design(centre.size)
     told = {
-        "grid_points": len(weights),
+        "grid_points": len(points),
         "grid_failed": failed,
-        "grid_effective": float(1.0 / np.sum(weights**2)),
+        "grid_effective": effective(log_weights),
+        "grid_effective_gaussian": effective(log_design - 0.5 * np.sum(points**2, 1)),
     }
     if stretch is not None:
         return told | {"grid_stretch": stretch}
+    weights = np.exp(log_weights)
     far = np.linalg.norm(np.linalg.solve(scales, (thetas - centre).T), axis=0)
     return told | {"grid_edge_weight": float(np.sum(weights[far > far.max() - 0.5]))}
