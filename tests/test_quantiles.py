@@ -7,12 +7,14 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer import Predictive
 from scipy.optimize import brentq
-from scipy.stats import norm, poisson
+from scipy.stats import beta, lognorm, norm, pareto, poisson, weibull_min
 
 import ppl_gp as pg
 from ppl_gp.numerics.inversion import invert
+from ppl_gp.results.integrals.cumulative import cumulative
 from ppl_gp.results.predict.pit import pit
 
 LEVELS = (0.05, 0.5, 0.95)
@@ -239,6 +241,33 @@ def test_many_rows_come_in_chunks():
 def test_levels_are_checked(levels):
     with pytest.raises(pg.DataError, match="quantiles="):
         fitted("normal").predict(NEW, likelihood="normal", quantiles=levels)
+
+
+BETA = dist.Beta(2.0, 3.0)
+BEYOND = {
+    "stretched": (
+        dist.TransformedDistribution(BETA, AffineTransform(1.0, 2.0)),
+        beta(2, 3, 1, 2).cdf,
+    ),
+    "mirrored": (
+        dist.TransformedDistribution(BETA, AffineTransform(1.0, -2.0)),
+        lambda y: beta(2, 3).sf((1.0 - y) / 2.0),
+    ),
+    "beta": (BETA, beta(2, 3).cdf),
+    "weibull": (dist.Weibull(1.5, 2.0), weibull_min(2.0, scale=1.5).cdf),
+    "pareto": (dist.Pareto(1.0, 2.0), pareto(2.0).cdf),
+    "log_normal": (dist.LogNormal(0.0, 1.0), lognorm(1.0).cdf),
+    "poisson": (dist.Poisson(3.0), poisson(3.0).cdf),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_distribution_functions_are_zero_and_one_beyond_the_support(name):
+    """NumPyro has no number there for some, and any number for others."""
+    fn, exact = BEYOND[name]
+    values = np.array([-9.0, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 9.0])
+    wanted = exact(values)
+    np.testing.assert_allclose(cumulative(fn, jnp.asarray(values)), wanted, atol=1e-12)
 
 
 def test_inversion_of_flat_steep_and_stepped_functions():

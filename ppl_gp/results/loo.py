@@ -133,8 +133,8 @@ def _corrected(fit, sites):
 
 def _tell_of_uncorrected(fit: Record) -> None:
     warnings.warn(
-        f"loo(): draws of {type(fit.method).__name__}'s guide are taken for the posterior's, which "
-        "they approximate; score held-out data by log_density.",
+        f"loo(): draws of {type(fit.method).__name__}'s approximation are taken for the "
+        "posterior's; score held-out data by log_density.",
         stacklevel=5,
     )
 

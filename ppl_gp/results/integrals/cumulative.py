@@ -29,7 +29,26 @@ def _cumulative(core: Any, value):
         return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
     if isinstance(core, ZeroInflatedProbs | ZeroInflatedLogits):
         return core.gate * (value >= 0) + (1.0 - core.gate) * _cumulative(core.base_dist, value)
-    return core.cdf(value)
+    if isinstance(core, dist.TransformedDistribution):
+        return _transformed(core, value)
+    return _inside(core.cdf(value), core.support, value)
+
+
+def _transformed(core, value):
+    """By the base's, whose bounds are constants where those of y depend on f."""
+    rising: Any = 1
+    for part in reversed(core.transforms):
+        rising = rising * part.sign
+        value = part.inv(value)
+    below = _cumulative(unwrap(core.base_dist), value)
+    return jnp.where(rising > 0, below, 1.0 - below)
+
+
+def _inside(found, support, value):
+    """0 and 1 beyond the support, where NumPyro has any number or none for some distributions."""
+    low, high = (getattr(support, k, None) for k in ("lower_bound", "upper_bound"))
+    found = found if low is None else jnp.where(value < low, 0.0, found)
+    return found if high is None else jnp.where(value >= high, 1.0, found)
 
 
 def _binomial(p, total, value):
