@@ -74,5 +74,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site
+	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

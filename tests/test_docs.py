@@ -41,6 +41,15 @@ def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
     assert re.search(r"^assert ", text, re.MULTILINE)
 
 
+def test_every_recipe_and_every_notebook_is_a_page():
+    nav, gallery = (ROOT / "mkdocs.yml").read_text(), (ROOT / "docs" / "gallery.md").read_text()
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert all(f": recipes/{path.name}\n" in nav for path in RECIPES)
+    assert all(f": notebooks/{path.name}\n" in nav for path in notebooks)
+    linked = re.findall(r"^## \[.+\]\(\.\./notebooks/(.+)\)$", gallery, re.MULTILINE)
+    assert linked == [path.name for path in notebooks]
+
+
 def test_every_public_name_is_in_the_reference_once():
     pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
     found = re.findall(r"^::: ppl_gp\.(\w+)$", "\n".join(pages), re.MULTILINE)

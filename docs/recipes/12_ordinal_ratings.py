@@ -32,7 +32,7 @@ def ratings(X, y=None):
         numpyro.sample("y", pg.observations.OrdinalProbit(f, cuts), obs=y)
 
 
-fit = pg.fit(ratings, pg.EP(), 0, x, y=y)
+fit = pg.fit(ratings, pg.Laplace(), 0, x, y=y)
 new = np.linspace(0.0, 10.0, 100)
 found = fit.predict(new)
 cuts = float(fit.hyper["first"]) + np.append(0.0, np.cumsum(fit.hyper["gaps"]))

@@ -26,8 +26,8 @@ _HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTIL
 def on_files(files, config):
     """The notebooks and their pictures join the files of the site."""
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        page = File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path))
-        files.append(page)
+        place = f"notebooks/{path.name}"
+        files.append(File(place, str(ROOT), config.site_dir, config.use_directory_urls))
         picture = thumbnail(first_picture(path))
         files.append(File.generated(config, f"gallery/{path.stem}.png", content=picture))
     return files
