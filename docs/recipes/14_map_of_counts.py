@@ -49,7 +49,7 @@ axes[0].set_ylabel("north")
 figure.colorbar(image, ax=axes)
 
 # %%
-rate = exposure * np.exp(np.asarray(fit.latent.mean))
+rate = exposure * np.exp(np.asarray(fit.latent["eta"].mean))
 score = y.sum() - rate.sum() - float(fit.sites["level"].mean) / 3.0**2
 inside = np.mean((truth > found.f_quantiles[0]) & (truth < found.f_quantiles[1])[...,])
 print(f"score of the level at the mode {score:.1e}; {inside:.0%} of true rates in their 90 % band")
