@@ -11,7 +11,7 @@ ONE_ORDER := PYTHONHASHSEED=0
 BY_FILE := --dist loadfile --no-loadscope-reorder
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
-.PHONY: demo test test-slow bench bench-history bench-peers docs lint notebooks clean
+.PHONY: demo test test-slow bench bench-history bench-peers docs dist-check lint notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -46,9 +46,17 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# The site, in site/: recipes are run, pages link only to what there is.
+# The site, in site/: recipes are run, notebooks shown as they were executed; pages link only to what there is.
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m mkdocs build --strict --clean
+
+# Builds the sdist, from it the wheel, and runs the first example of the site from the wheel in an empty environment.
+dist-check: $(VENV)/.installed-dist
+	rm -rf dist .venv-dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	.venv-dist/bin/python -I tests/dist_check.py dist docs/index.md
 
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/jupytext --to ipynb --execute $(NOTEBOOKS)
@@ -66,5 +74,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site
+	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

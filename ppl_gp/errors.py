@@ -2,11 +2,14 @@
 
 Inside compiled code a status is a small integer, `Result.<member>.code`; `Result.from_code` turns
 it back. Every error names the argument, its value and the remedy. `FitError` carries the fit, so
-nothing computed is lost.
+nothing computed is lost. `help` of a result or an error is where the documentation says more.
 """
 
 import enum
 from typing import Any
+
+# Relative to the repository: the heading of a result or an error is its name, and so its anchor.
+_PAGE = "docs/symptoms.md"
 
 
 class Result(enum.StrEnum):
@@ -43,6 +46,11 @@ class Result(enum.StrEnum):
         """What happened and what to do about it."""
         return _MESSAGES[self]
 
+    @property
+    def help(self) -> str:
+        """Where the documentation has more: a page and its anchor."""
+        return f"{_PAGE}#{self.value}"
+
 
 _MESSAGES = {
     Result.converged: "converged.",
@@ -77,11 +85,23 @@ _MESSAGES = {
 
 
 class PplGpError(Exception):
-    """Base class of every error this package raises on purpose."""
+    """Base class of every error this package raises on purpose.
+
+    `help`: where the documentation has more, a page and its anchor. It is a note of the error
+    (`__notes__`), so that a traceback ends with it and `str(error)` does not have it.
+    """
+
+    help: str = f"{_PAGE}#errors"
+
+    def __init__(self, *args: object):
+        super().__init__(*args)
+        self.add_note(f"See {self.help}")
 
 
 class DataError(PplGpError, ValueError):
     """An argument's value cannot be used: NaN, wrong shape, label outside the support ..."""
+
+    help = f"{_PAGE}#dataerror"
 
 
 class ModelError(PplGpError, ValueError):
@@ -89,9 +109,13 @@ class ModelError(PplGpError, ValueError):
     fed by a GP ...
     """
 
+    help = f"{_PAGE}#modelerror"
+
 
 class NotPointwiseError(ModelError):
     """The likelihood of some datum depends on more than its own value of f."""
+
+    help = f"{_PAGE}#notpointwiseerror"
 
 
 class NotConjugateError(ModelError):
@@ -99,18 +123,26 @@ class NotConjugateError(ModelError):
     needs.
     """
 
+    help = f"{_PAGE}#notconjugateerror"
+
 
 class StoreError(PplGpError, ValueError):
     """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
     model.
     """
 
+    help = f"{_PAGE}#storeerror"
+
 
 class FitError(PplGpError, RuntimeError):
     """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`
-    says why.
+    says why, and `help` is about that result.
     """
 
+    help = f"{_PAGE}#fiterror"
+
     def __init__(self, message: str, fit: Any = None):
+        if fit is not None:
+            self.help = fit.result.help
         super().__init__(message)
         self.fit = fit

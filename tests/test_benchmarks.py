@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 
 import jax
@@ -53,8 +54,8 @@ def in_this_process(command, environment, timeout):
 
 
 def written():
-    """What a benchmark may write: the README and the history's files."""
-    files = [run.README, *record.HISTORY.glob("*")]
+    """What a benchmark may write: the page and the history's files."""
+    files = [run.PAGE, *record.HISTORY.glob("*")]
     return {path: path.read_bytes() for path in files}
 
 
@@ -199,17 +200,24 @@ def test_the_number_of_a_target(target, wanted):
 
 
 def test_a_table_goes_between_its_markers_alone(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(
+    page = tmp_path / "benchmarks.md"
+    page.write_text(
         "a\n<!-- first:start -->\nold\n<!-- first:end -->\n<!-- deep:start -->\nkept\n<!-- "
         "deep:end -->\n"
     )
     row = Row("what", "1.0 s", "at most 2 s", 1.0, "s")
-    run.write_table(["first"], [row], readme)
+    run.write_table(["first"], [row], page)
     assert (
         "| what | 1.0 s | at most 2 s |\n<!-- first:end -->\n<!-- deep:start -->\nkept"
-        in readme.read_text()
+        in page.read_text()
     )
-    before = readme.read_text()
-    run.write_table(["cost"], [row], readme)  # one part of a table that has more
-    assert readme.read_text() == before and "old" not in before
+    before = page.read_text()
+    run.write_table(["cost"], [row], page)  # one part of a table that has more
+    assert page.read_text() == before and "old" not in before
+
+
+@pytest.mark.parametrize("marks", [*run.ALONE, "benchmarks"])
+def test_the_page_has_every_table_once(marks):
+    page = run.PAGE.read_text()
+    (kept,) = re.findall(rf"<!-- {marks}:start -->(.*?)<!-- {marks}:end -->", page, re.DOTALL)
+    assert "| what | measured | target |" in kept and kept.strip().startswith("Measured on")

@@ -1,12 +1,14 @@
 """The site's recipes run, each with its picture and its last assertion; every public name has its
-place in the reference.
+place in the reference, every error and every result a heading that it names, every link a target.
 """
 
 import os
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,8 @@ import ppl_gp as pg
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ERRORS = [getattr(pg, name) for name in pg.__all__ if name.endswith("Error")]
 
 
 @pytest.mark.slow
@@ -37,15 +41,59 @@ def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
     assert re.search(r"^assert ", text, re.MULTILINE)
 
 
+def test_every_recipe_and_every_notebook_is_a_page():
+    nav, gallery = (ROOT / "mkdocs.yml").read_text(), (ROOT / "docs" / "gallery.md").read_text()
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert all(f": recipes/{path.name}\n" in nav for path in RECIPES)
+    assert all(f": notebooks/{path.name}\n" in nav for path in notebooks)
+    linked = re.findall(r"^## \[.+\]\(\.\./notebooks/(.+)\)$", gallery, re.MULTILINE)
+    assert linked == [path.name for path in notebooks]
+
+
 def test_every_public_name_is_in_the_reference_once():
     pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
     found = re.findall(r"^::: ppl_gp\.(\w+)$", "\n".join(pages), re.MULTILINE)
     assert sorted(found) == sorted(pg.__all__)
 
 
-def test_every_typed_error_and_every_result_has_its_place():
-    text = (ROOT / "docs" / "symptoms.md").read_text()
-    errors = [n for n in pg.__all__ if n.endswith("Error") and n != "PplGpError"]
-    assert all(f"### {name}\n" in text for name in errors)
-    seen = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    assert seen <= {r.value for r in pg.Result}
+def anchors(page):
+    """Of a page's headings, as the forge and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = [re.sub(r"\[(.+?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in shown}
+
+
+def reaches(place, start=ROOT):
+    """Whether a relative link, from a folder, ends at a file, and at a heading where it names
+    one.
+    """
+    path, _, anchor = place.partition("#")
+    target = start / path
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_have_targets(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in (link for link in links if not link.startswith(("http", "#"))):
+        assert reaches(link, page.parent), link
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors(page)
+
+
+def test_every_typed_error_and_every_result_names_its_place():
+    named = [thing.help for thing in (*ERRORS, *pg.Result)]
+    assert all(reaches(place) for place in named)
+    assert len(set(named)) == len(ERRORS) + len(pg.Result)
+    error = pg.ModelError("what is wrong")
+    assert str(error) == "what is wrong" and error.__notes__ == [f"See {pg.ModelError.help}"]
+
+
+def test_a_fit_that_failed_names_the_place_of_its_result():
+    fit = SimpleNamespace(result=pg.Result.not_mixed)
+    error = pickle.loads(pickle.dumps(pg.FitError("what is wrong", fit)))
+    assert error.help == pg.Result.not_mixed.help and error.__notes__ == [f"See {error.help}"]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110

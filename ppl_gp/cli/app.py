@@ -82,7 +82,8 @@ def _reported(command):
             threadpool_limits(1, user_api="blas")
             code = command(*args, **kwargs)
         except (PplGpError, OSError) as error:
-            say(f"error: {' '.join(str(error).split())}")
+            more = f" See {error.help}" if isinstance(error, PplGpError) else ""
+            say(f"error: {' '.join(str(error).split())}{more}")
             code = 2
         except KeyboardInterrupt:
             say("interrupted.")

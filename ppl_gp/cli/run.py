@@ -111,7 +111,7 @@ def _report(name: str, fitted: Fit) -> None:
     evidence = "" if fitted.log_evidence is None else f", log evidence {fitted.log_evidence:.3f}"
     say(f"{name}: {fitted.result} in {fitted.stats['seconds']:.1f} s{evidence}")
     if fitted.result not in (Result.converged, Result.interrupted):
-        say(wrapped(f"{name}: {fitted.result.message}"))
+        say(wrapped(f"{name}: {fitted.result.message} See {fitted.result.help}"))
 
 
 class Files:

@@ -1,5 +1,5 @@
-"""`make bench`: measure, print, write the tables into the README between their markers, and a line
-into the history.
+"""`make bench`: measure, print, write the tables into docs/benchmarks.md between their markers, and
+a line into the history.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.benchmarks import (  # noqa: E402
 )
 from tests.benchmarks.common import Row  # noqa: E402
 
-README = record.ROOT / "README.md"
+PAGE = record.ROOT / "docs" / "benchmarks.md"
 PARTS = {
     "evidence": evidence,
     "sklearn": sklearn_peer,
@@ -36,7 +36,7 @@ PARTS = {
     "deep": deep,
     "first": first_answer,
 }  # each has `rows(size)`, and the sizes FULL and TOY
-ALONE = ("sparse", "deep", "first")  # each has a table of its own in the README
+ALONE = ("sparse", "deep", "first")  # each has a table of its own
 _IN_TURN = "Compiled and warm; each library in a process of its own, one after the other."
 HOW = {
     "sparse": _IN_TURN,
@@ -72,20 +72,20 @@ def table(rows: list[Row]) -> str:
     return "\n".join(head + [f"| {r.what} | {r.figure} | {r.target} |" for r in rows])
 
 
-def write_table(parts: list[str], rows: list[Row], readme: pathlib.Path = README) -> None:
-    """Between the README's markers, if these parts together have a table there."""
+def write_table(parts: list[str], rows: list[Row], page: pathlib.Path = PAGE) -> None:
+    """Between the page's markers, if these parts together have a table there."""
     tables = {frozenset([part]): part for part in ALONE} | {
         frozenset(PARTS) - set(ALONE): "benchmarks"
     }
     if marks := tables.get(frozenset(parts)):
         marked = re.compile(rf"(<!-- {marks}:start -->).*?(<!-- {marks}:end -->)", re.S)
         new = f"{heading(marks)}\n\n{table(rows)}"
-        readme.write_text(marked.sub(lambda m: f"{m[1]}\n{new}\n{m[2]}", readme.read_text()))
+        page.write_text(marked.sub(lambda m: f"{m[1]}\n{new}\n{m[2]}", page.read_text()))
 
 
 def main():
     """Run the chosen parts. Those in `ALONE`, each alone, and all the others together, rewrite
-    their README tables.
+    their tables.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}")

@@ -1,0 +1,69 @@
+"""What the site has beside the pages of docs/: the executed notebooks, as pages, and for the gallery
+a small picture of each, from its own outputs.
+
+On the forge a page in docs/ reaches a notebook as `../notebooks/NAME.ipynb`, and the table of methods
+in the README; in the site both stand inside of it.
+"""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+WIDTH = 480
+_TABLE_LINK = "[The table of methods](../README.md#methods) says what each of them is."
+_HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
+
+
+@event_priority(100)  # before the plugin that makes pages of notebooks
+def on_files(files, config):
+    """The notebooks and their pictures join the files of the site."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        place = f"notebooks/{path.name}"
+        files.append(File(place, str(ROOT), config.site_dir, config.use_directory_urls))
+        picture = thumbnail(first_picture(path))
+        files.append(File.generated(config, f"gallery/{path.stem}.png", content=picture))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Links to notebooks stay in the site, the gallery's headings get their pictures, and the
+    README's table stands where a page links to it.
+    """
+    pictured = _HEADING.sub(r"\g<0>\n\n![\1](gallery/\2.png)", markdown)
+    inside = pictured.replace("](../notebooks/", "](notebooks/")
+    return inside.replace(_TABLE_LINK, methods()) if _TABLE_LINK in inside else inside
+
+
+def methods() -> str:
+    """The README's table of methods."""
+    section = re.search(r"^## Methods\n(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = section[1].splitlines() if section else []
+    return "\n".join(line for line in lines if line.startswith("|"))
+
+
+def first_picture(notebook: Path) -> bytes:
+    """The first PNG that a cell of the notebook has put out."""
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = (output for cell in cells for output in cell.get("outputs", ()))
+    for output in outputs:
+        if found := output.get("data", {}).get("image/png"):
+            return base64.b64decode("".join(found))
+    raise ValueError(f"{notebook.name} has no picture: make notebooks")
+
+
+def thumbnail(png: bytes, width: int = WIDTH) -> bytes:
+    """The picture at this width, on white."""
+    image = Image.open(io.BytesIO(png)).convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    small = image.resize((width, round(image.height * width / image.width)), Image.LANCZOS)
+    out = io.BytesIO()
+    small.save(out, "PNG", optimize=True)
+    return out.getvalue()
