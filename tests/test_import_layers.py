@@ -60,6 +60,7 @@ LAYERS = [
     "results.verify",
     "results.load",
     "results.compare",
+    "results.shown",
     "results.plots",
     "results.part_plots",
     "infer.timing",

@@ -87,7 +87,11 @@ def codes(where: str, column: Labelled, levels: tuple[str, ...]) -> np.ndarray:
 def labels_of(where: str, labels) -> tuple[str, ...]:
     """Labels as text. Raises `DataError` where two would be one."""
     told = tuple(map(str, labels))
-    if twice := sorted({x for x in told if told.count(x) > 1}) if len(set(told)) < len(told) else ():
+    if (
+        twice := sorted({x for x in told if told.count(x) > 1})
+        if len(set(told)) < len(told)
+        else ()
+    ):
         raise DataError(f"{where} has several categories that read {twice}; rename them.")
     return told
 

@@ -20,11 +20,11 @@ from ppl_gp.model.roles import data_plates, is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.named_tree import own_coordinates, with_levels
 from ppl_gp.results.part_draws import draw_parts
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
-from ppl_gp.results.named_tree import own_coordinates, with_levels
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.whole_tree import further_groups
 from ppl_gp.storage.versions import package_versions
