@@ -3,6 +3,7 @@ called.
 """
 
 import dataclasses
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -87,11 +88,8 @@ def codes(where: str, column: Labelled, levels: tuple[str, ...]) -> np.ndarray:
 def labels_of(where: str, labels) -> tuple[str, ...]:
     """Labels as text. Raises `DataError` where two would be one."""
     told = tuple(map(str, labels))
-    if (
-        twice := sorted({x for x in told if told.count(x) > 1})
-        if len(set(told)) < len(told)
-        else ()
-    ):
+    if len(set(told)) < len(told):
+        twice = sorted(x for x, num in Counter(told).items() if num > 1)
         raise DataError(f"{where} has several categories that read {twice}; rename them.")
     return told
 

@@ -29,9 +29,9 @@ def plot_components(
 
     **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
     the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
-    these terms are drawn, in this order. `labels`: {term: what to call its variable}, by default the
-    name that a column of a frame has. `response`:
-    the inverse of the link, applied to the mean and to the band's edges (`jnp.exp` of a log rate:
+    these terms are drawn, in this order. `labels`: {term: what to call its variable}, by default
+    the name of a frame's column. `response`: the inverse of the link, applied to the mean and to
+    the band's edges (`jnp.exp` of a log rate:
     what a term multiplies the rate by); `None` draws on the link's scale.
 
     A variable with fewer than ten different values (groups, levels) gets points with bars. Raises

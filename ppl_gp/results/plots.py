@@ -294,10 +294,8 @@ def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str,
         flat |= {name if single else f"{name}[{i}]": entries[:, i] for i in range(entries.shape[1])}
     f = np.asarray(posterior[site])
     f = f.reshape(f.shape[0] * f.shape[1], -1)
-    chosen, names = (
-        np.linspace(0, f.shape[1] - 1, num_latents).round().astype(int),
-        row_names(fit, f.shape[1]),
-    )
+    chosen = np.linspace(0, f.shape[1] - 1, num_latents).round().astype(int)
+    names = row_names(fit, f.shape[1])
     return flat | {f"{site}[{names[i]}]": f[:, i] for i in chosen}
 
 

@@ -39,9 +39,9 @@ FORMAT, FORMAT_VERSION = "ppl_gp.fit", 3
 def save(fit: Record, path) -> Path:
     """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
 
-    `fit.names` is kept but for the labels of rows. Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples
-    and dictionaries of those. Raises `DataError` naming an argument that is not, `StoreError` where
-    the file cannot be written.
+    `fit.names` is kept but for the labels of rows. Model arguments that are not arrays must be
+    numbers, strings, booleans, `None`, or lists, tuples and dictionaries of those. Raises
+    `DataError` naming an argument that is not, `StoreError` where the file cannot be written.
     """
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
