@@ -59,7 +59,7 @@ class Preparation:
         return np.array([self.labels.index(cell) for cell in cells])
 
     def names(self, inputs: str) -> Names:
-        """What a fit keeps of the file: columns of the model's argument `inputs`, and y's labels."""
+        """What a fit keeps of the file: the columns of the argument `inputs`, the labels of y."""
         y = ArrayNames((self.target,), (None if self.labels is None else tuple(self.labels),))
         return Names(((inputs, ArrayNames(tuple(self.inputs))), ("y", y)))
 

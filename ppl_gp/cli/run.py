@@ -35,8 +35,8 @@ def wrapped(text: str) -> str:
 
 @dataclasses.dataclass
 class Problem:
-    """A model with training and test data; `kwargs` are its options (link="probit"), `names` what the
-    file calls columns and labels, which every fit keeps.
+    """A model with training and test data; `kwargs` are its options (link="probit"), `names` what
+    the file calls columns and labels, which every fit keeps.
     """
 
     model: Callable
