@@ -594,8 +594,8 @@ def test_a_parquet_file_is_the_csv_file(data, tmp_path, monkeypatch):
 
 
 def test_a_picture_that_shows_nothing_is_refused_before_the_work():
-    names = Preparation("y", ["a", "b"], [0, 0], [1, 1]).names("X")
-    problem = cli_run.Problem(None, X, y + 0.5, X, y, names=names)
+    names = Preparation("y", ["a", "b"], [0.0, 0.0], [1.0, 1.0]).names("X")
+    problem = cli_run.Problem(load_model(MODEL), X, y + 0.5, X, y, names=names)
     with pytest.raises(DataError, match=r"two outcomes; the inputs are \['a', 'b'\]"):
         require_drawable(Path("p.png"), problem)
     with pytest.raises(DataError, match="p.pdf: give the name of a PNG"):
