@@ -16,6 +16,7 @@ from numpyro.distributions.util import validate_sample
 from numpyro.infer.reparam import Reparam
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import plain_numbers
 from ppl_gp.kernels import as_kernel
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
@@ -141,8 +142,9 @@ class Conditioned(eqx.Module):
     """A GP after conditioning, again a process. A subclass says what its moments at new inputs are.
 
     Called at new inputs it gives marginals as `Normal`, or with `joint=True` a
-    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
-    mean are taken).
+    `MultivariateNormal`. X_new are the GP site's own inputs (an array, or a frame of numbers, whose
+    names are not looked at: these inputs are no argument of the model), or a `GP` at them (then its
+    kernel and mean are taken).
     """
 
     prior: GP
@@ -168,7 +170,7 @@ class Conditioned(eqx.Module):
         return (
             X_new
             if isinstance(X_new, GP)
-            else GP(prior.kernel, X_new, prior.mean_function, prior.jitter)
+            else GP(prior.kernel, plain_numbers("X_new", X_new), prior.mean_function, prior.jitter)
         )
 
 

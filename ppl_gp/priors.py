@@ -19,6 +19,7 @@ import numpyro.distributions as dist
 from jax.core import Tracer
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import plain_numbers
 
 _ROWS = 2000  # that distances are taken of; of more, rows spread evenly over them
 _FACTOR = 10.0  # of the variance of y: where the prior of a variance has its tails
@@ -112,7 +113,7 @@ def _array(name: str, values) -> np.ndarray:
             f"priors.{name}(...) was called on an array that JAX traces: make the prior outside of "
             "the model, from the training data, and use it there."
         )
-    found = np.asarray(values, float)
+    found = np.asarray(plain_numbers(f"priors.{name}(...)", values), float)
     if found.size == 0 or not np.all(np.isfinite(found)):
         raise DataError(f"priors.{name}(...): give finite numbers, at least one.")
     return found[:, None] if name == "lengthscale" and found.ndim == 1 else found

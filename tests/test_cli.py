@@ -29,6 +29,8 @@ from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, prepare
 from ppl_gp.cli.demo_data import breast_cancer, digits_3_5, principal_components, standardised
 from ppl_gp.cli.model_path import load_model
+from ppl_gp.cli.parquet_file import read_table
+from ppl_gp.cli.pictures import require_drawable
 from ppl_gp.cli.problem import observes_two_outcomes
 from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError
@@ -79,15 +81,20 @@ def test_fit_then_predict(data, tmp_path):
     training.
     """
     out = tmp_path / "out"
-    result = run("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out)
+    options = ("--target", "kind", "--methods", "laplace", "--out", out)
+    result = run("fit", MODEL, data, *options, "--plot", tmp_path / "fit.png")
     assert result.exit_code == 0, result.output
+    assert (tmp_path / "fit.png").stat().st_size > 5000
     tree = xarray.open_datatree(out / "laplace.nc", engine="h5netcdf")
+    assert tree.constant_data["X_dim_1"].values.tolist() == ["width", "height"]
+    assert list(tree.observed_data["y"].attrs["levels"]) == ["no", "yes"]
     assert tree.posterior.sizes["draw"] == 1000 and "log_likelihood" in tree.children
     new = write(tmp_path / "new.csv", y)
     saved, predictions = out / "laplace.fit", tmp_path / "p.csv"
     result = run("predict", MODEL, new, "--fit", saved, "--out", predictions)
     assert result.exit_code == 0, result.output
     model, scaled = load_model(MODEL), (X - X.mean(0)) / X.std(0)
+    assert pg.load(saved, model).names["X"].columns == ("width", "height")
     want = pg.fit(model, pg.Laplace(), 0, scaled, y=y).predict(scaled)
     found = rows(predictions)
     assert list(found[0]) == ["f_mean", "f_sd", "p(no)", "p(yes)"] and len(found) == 25
@@ -562,3 +569,34 @@ def test_demo(tmp_path):
     assert text.count("What can be trusted") == 2 and text.count("\n- ep: ") == 2
     assert text.count("nats with a length scale a column") == 2
     assert max(map(len, text[: text.index("Files:")].splitlines())) <= 100
+
+
+def test_a_parquet_file_is_the_csv_file(data, tmp_path, monkeypatch):
+    pl, path = pytest.importorskip("polars"), tmp_path / "data.parquet"
+    pl.read_csv(data).write_parquet(path)
+    want, found = read_csv(data), read_table(path)
+    assert (found.names, read_table(Path(data))) == (want.names, want)
+    preparation = prepare(want, "kind", True)
+    np.testing.assert_array_equal(prepare(found, "kind", True).X(found), preparation.X(want))
+    np.testing.assert_array_equal(preparation.y(found), y)
+    pl.DataFrame({"width": [1.0, None], "height": [True, False], "kind": [0, 1]}).write_parquet(
+        path
+    )
+    with pytest.raises(DataError, match="data.parquet, row 2: column 'width' has '' in data row 2"):
+        prepare(read_table(path), "kind", True)
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match="data.parquet cannot be read as Parquet"):
+        read_table(path)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(DataError, match=r"data.parquet is a Parquet file, which needs polars"):
+        read_table(path)
+
+
+def test_a_picture_that_shows_nothing_is_refused_before_the_work():
+    names = Preparation("y", ["a", "b"], [0.0, 0.0], [1.0, 1.0]).names("X")
+    problem = cli_run.Problem(load_model(MODEL), X, y + 0.5, X, y, names=names)
+    with pytest.raises(DataError, match=r"two outcomes; the inputs are \['a', 'b'\]"):
+        require_drawable(Path("p.png"), problem)
+    with pytest.raises(DataError, match="p.pdf: give the name of a PNG"):
+        require_drawable(Path("p.pdf"), problem)

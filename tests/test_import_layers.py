@@ -17,6 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # returns a `Fit`, which `results` defines.)
 LAYERS = [
     "errors",
+    "frames",
     "threads",
     "quick",
     "cache",
@@ -49,6 +50,7 @@ LAYERS = [
     "results.predict",
     "results.corrected_draws",
     "results.whole_tree",
+    "results.named_tree",
     "results.datatree",
     "results.cavities",
     "results.left_out",
@@ -58,6 +60,7 @@ LAYERS = [
     "results.verify",
     "results.load",
     "results.compare",
+    "results.shown",
     "results.plots",
     "results.part_plots",
     "infer.timing",

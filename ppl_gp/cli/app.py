@@ -9,13 +9,13 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from ppl_gp.cache import cache
-from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
 from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
-from ppl_gp.cli.pictures import write_pictures
+from ppl_gp.cli.parquet_file import read_table
+from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
 from ppl_gp.cli.predictions import write_predictions
 from ppl_gp.cli.problem import read_problem
 from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
@@ -35,7 +35,10 @@ ALL = ",".join(NAMES)
 DEMO_ALL = ",".join(DEMO_METHODS)
 Data = Annotated[
     Path,
-    typer.Argument(metavar="DATA.csv", help="One row a datum; the first row names the columns."),
+    typer.Argument(
+        metavar="DATA.csv",
+        help="One row a datum; the first row names the columns. Or DATA.parquet.",
+    ),
 ]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -50,6 +53,10 @@ SampleHyper = Annotated[
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything random.")]
 Standardise = Annotated[
     bool, typer.Option(help="Shift and scale the inputs to mean 0 and standard deviation 1.")
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.png", help="Draw the fits: one input, or two of a binary target."),
 ]
 Setting = Annotated[
     list[str],
@@ -126,6 +133,7 @@ def fit(
     sample_hyper: SampleHyper = False,
     seed: Seed = 0,
     standardise: Standardise = True,
+    plot: Plot = None,
     settings: Setting = [],  # noqa: B006
 ):
     """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and
@@ -133,12 +141,17 @@ def fit(
     """
     names = parse(methods)
     problem, preparation = read_problem(model, data, target, standardise, 0.0, seed, settings)
+    if plot is not None:
+        require_drawable(plot, problem)
     files = Files(out)
     preparation.save(files.path("preparation.json"))
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
     outcome = fit_methods(
         problem, names, effort, seed, lambda name, fitted: write_fit(files, name, fitted, save=True)
     )
+    if plot is not None and outcome.fits:
+        write_picture(plot, outcome.fits, problem, preparation)
+        print(plot)
     files.tell()
     return outcome.exit_code
 
@@ -155,7 +168,7 @@ def predict(
 ):
     """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
     preparation = Preparation.load(saved.parent / "preparation.json")
-    fitted, columns = load(saved, load_model(model)), read_csv(data)
+    fitted, columns = load(saved, load_model(model)), read_table(data)
     if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):
         raise DataError(
             f"{saved} was fitted to other inputs than {saved.parent / 'preparation.json'} tells "

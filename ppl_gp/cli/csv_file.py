@@ -37,13 +37,19 @@ class Columns(NamedTuple):
     names: list[str]
     rows: list[list[str]]
     lines: list[int]
+    unit: str = "line"  # what `lines` counts: rows of a Parquet file
+
+    @property
+    def header(self) -> str:
+        """The file, and the line of its header where it has one."""
+        return f"{self.path}, line {self.lines[0]}" if self.lines[0] else self.path
 
     def cells(self, name: str) -> list[str]:
         """One column; `DataError` where the header has its name twice."""
         where = [i for i, other in enumerate(self.names) if other == name]
         if len(where) > 1:
             raise DataError(
-                f"{self.path}, line {self.lines[0]}: the columns {[i + 1 for i in where]} are all "
+                f"{self.header}: the columns {[i + 1 for i in where]} are all "
                 f"named '{name}'; rename or remove them."
             )
         return [row[where[0]] for row in self.rows]
@@ -51,7 +57,7 @@ class Columns(NamedTuple):
     def refusal(self, name: str, row: int, remedy: str) -> DataError:
         """The error that names a cell."""
         cell = self.rows[row][self.names.index(name)]
-        place = f"{self.path}, line {self.lines[row + 1]}"
+        place = f"{self.path}, {self.unit} {self.lines[row + 1]}"
         return DataError(f"{place}: column '{name}' has {cell!r} in data row {row + 1}; {remedy}")
 
 
@@ -146,7 +152,7 @@ def require_names(columns: Columns) -> None:
     for i, name in enumerate(columns.names):
         if not name or _PANDAS_INDEX.fullmatch(name):
             raise DataError(
-                f"{columns.path}, line {columns.lines[0]}: column {i + 1} is named '{name}', as "
+                f"{columns.header}: column {i + 1} is named '{name}', as "
                 "pandas leaves its index; write the file with to_csv(path, index=False), or name "
                 "the column."
             )

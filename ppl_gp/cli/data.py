@@ -12,6 +12,8 @@ import numpy as np
 
 from ppl_gp.cli.csv_file import Columns, is_number, numbers, remedy, require_names
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import Names
+from ppl_gp.frames.table import ArrayNames
 
 _EXACT = 2.0**53  # integers below are exact in float64
 
@@ -33,7 +35,9 @@ class Preparation:
     def X(self, columns: Columns) -> np.ndarray:
         """Inputs, (N, D), shifted and scaled."""
         if missing := [name for name in self.inputs if name not in columns.names]:
-            raise DataError(f"{columns.path} lacks the columns {missing}; it has {columns.names}.")
+            raise DataError(
+                f"{columns.header} lacks the columns {missing}; it has {columns.names}."
+            )
         given = np.stack([numbers(columns, name) for name in self.inputs], 1)
         with np.errstate(over="ignore", invalid="ignore"):
             X = (given - self.shift) / self.scale
@@ -49,11 +53,15 @@ class Preparation:
             y = numbers(columns, self.target)
             return y.astype(int) if np.all((y == np.round(y)) & (np.abs(y) < _EXACT)) else y
         cells = [_canonical(cell) for cell in columns.cells(self.target)]
-        if unknown := sorted(set(cells) - set(self.labels)):
-            raise DataError(
-                f"{columns.path}: '{self.target}' has {unknown}, and the labels are {self.labels}."
-            )
+        for i, cell in enumerate(cells):
+            if cell not in self.labels:
+                raise columns.refusal(self.target, i, f"the labels are {self.labels}.")
         return np.array([self.labels.index(cell) for cell in cells])
+
+    def names(self, inputs: str) -> Names:
+        """What a fit keeps of the file: the columns of the argument `inputs`, the labels of y."""
+        y = ArrayNames((self.target,), (None if self.labels is None else tuple(self.labels),))
+        return Names(((inputs, ArrayNames(tuple(self.inputs))), ("y", y)))
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -110,7 +118,7 @@ def prepare(
     """
     if target not in columns.names:
         raise DataError(
-            f"{columns.path} has no column '{target}' for --target; it has {columns.names}."
+            f"{columns.header} has no column '{target}' for --target; it has {columns.names}."
         )
     require_names(columns)
     inputs = [name for name in columns.names if name != target]

@@ -1,8 +1,13 @@
 """The pictures of a comparison, written to its folder."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
+
+from ppl_gp.cli.data import Preparation
 from ppl_gp.cli.run import Files, Problem, Recorder
+from ppl_gp.errors import DataError
 from ppl_gp.results import plots
 from ppl_gp.results.compare.scores import is_classification
 from ppl_gp.results.fit import Fit
@@ -21,6 +26,34 @@ def write_pictures(
     _without_display()
     for name, figure in _figures(recorder, problem, inputs, labels):
         _save(figure, recorder.files.path(name), title)
+
+
+def require_drawable(path: Path, problem: Problem) -> None:
+    """Raise `DataError`, before any work, where no picture shows the inputs."""
+    inputs = next(iter(problem.names.values())).columns
+    if path.suffix != ".png":
+        raise DataError(f"--plot {path}: give the name of a PNG file, FILE.png.")
+    binary = set(np.unique(problem.y).tolist()) <= {0, 1}
+    if problem.X.shape[1] > 2 or (problem.X.shape[1] == 2 and not binary):
+        raise DataError(
+            f"--plot shows one input, or two with a target of two outcomes; the inputs are "
+            f"{list(inputs or ())}. Leave it out, or draw terms by ppl_gp.results.part_plots."
+        )
+
+
+def write_picture(
+    path: Path, fits: Mapping[str, Fit], problem: Problem, preparation: Preparation
+) -> None:
+    """The fits over one input or two, on the file's own scale, one panel a method."""
+    _without_display()
+    draw = plots.plot_band if problem.X.shape[1] == 1 else plots.plot_surface
+    figure = draw(fits, problem.X, problem.y, **problem.kwargs)
+    for ax in figure.axes[: len(fits)]:
+        for axis, shift, scale in zip(
+            (ax.xaxis, ax.yaxis), preparation.shift, preparation.scale, strict=False
+        ):
+            axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
+    _save(figure, path, "")
 
 
 def write_surface(

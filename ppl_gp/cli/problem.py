@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpyro.distributions import constraints
 
-from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, digest, prepare
 from ppl_gp.cli.model_path import load_model
+from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.run import Problem, say
 from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.arguments import as_arrays
+from ppl_gp.model.arguments import argument_names, as_arrays
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.results.store.save import qualified_name
@@ -33,7 +33,7 @@ def read_problem(
     """Model and data, split at random; nothing is held out for `test_fraction` 0. Inputs are scaled
     by all rows.
     """
-    columns, function = read_csv(data), load_model(model)
+    columns, function = read_table(data), load_model(model)
     options = parse_settings(settings, function)
     preparation = prepare(
         columns, target, standardise, partial(observes_two_outcomes, function, options)
@@ -43,7 +43,8 @@ def read_problem(
     X, y = preparation.X(columns), preparation.y(columns)
     test, train = _split(len(y), test_fraction, seed)
     _trace(function, options, X[train], y[train])
-    problem = Problem(function, X[train], y[train], X[test], y[test], options)
+    names = preparation.names(argument_names(function, 1)[0])
+    problem = Problem(function, X[train], y[train], X[test], y[test], options, names)
     return problem, dataclasses.replace(preparation, digest=digest(X[train]))
 
 

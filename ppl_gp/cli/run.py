@@ -11,6 +11,7 @@ import numpy as np
 
 from ppl_gp.cli.methods import Effort, configured
 from ppl_gp.errors import PplGpError, Result
+from ppl_gp.frames.names import Names
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.compare.compare import Comparison
 from ppl_gp.results.compare.table import WIDTH
@@ -34,7 +35,9 @@ def wrapped(text: str) -> str:
 
 @dataclasses.dataclass
 class Problem:
-    """A model with training and test data; `kwargs` are its options (link="probit")."""
+    """A model with training and test data; `kwargs` are its options (link="probit"), `names` what
+    the file calls columns and labels, which every fit keeps.
+    """
 
     model: Callable
     X: np.ndarray
@@ -42,6 +45,7 @@ class Problem:
     X_test: np.ndarray
     y_test: np.ndarray
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: Names = dataclasses.field(default_factory=Names)
 
 
 @dataclasses.dataclass
@@ -95,7 +99,7 @@ def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
     fit.
     """
     method = configured(name, effort)
-    return fit(
+    fitted = fit(
         problem.model,
         method,
         seed,
@@ -105,6 +109,8 @@ def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
         progress=True,
         **problem.kwargs,
     )
+    fitted.names = problem.names
+    return fitted
 
 
 def _report(name: str, fitted: Fit) -> None:

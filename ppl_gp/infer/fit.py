@@ -10,7 +10,7 @@ from jax import random
 from ppl_gp.errors import DataError, FitError, Result
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
-from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.arguments import as_arrays, named_arrays
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
 from ppl_gp.model.user_errors import of_the_model
@@ -34,7 +34,9 @@ def fit(
 ) -> Fit:
     """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
 
-    The first positional argument holds the inputs, the keyword `y` the observations.
+    The first positional argument holds the inputs, the keyword `y` the observations. Frames and
+    columns of pandas and polars and xarray's DataArrays serve as arrays; `fit.names` keeps what
+    they called columns, categories and rows, and predictions are held to it.
     `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted.
 
     **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
@@ -46,13 +48,15 @@ def fit(
             f"method={method.__name__} is a class; give an instance, {method.__name__}()."
         )
     key = random.key(int(rng_key)) if isinstance(rng_key, int | np.integer) else rng_key
-    args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
+    args, kwargs, names = named_arrays(model, args, kwargs)
+    args, kwargs = as_arrays(args, kwargs)
     with stopwatch() as watch:
         if not (args and isinstance(args[0], Stream)):
             model = declare(own_function(model), args, kwargs)
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
+    result.names = names
     settle(result.model.function)
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import plain_numbers
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
 
 _INPUTS = "positional argument 0"
@@ -145,6 +146,7 @@ def _array(name, x, num):
     """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is
     finite is told later.
     """
+    x = plain_numbers(f"{name} in a batch of the stream", x)
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)

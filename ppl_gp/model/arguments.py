@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import Names, arrays
 
 
 def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -135,6 +136,14 @@ def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple
     if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
         return args, kwargs
     return (kwargs[names[0]],), {k: v for k, v in kwargs.items() if k != names[0]}
+
+
+def named_arrays(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:
+    """The arguments with the inputs in their place, frames and labelled arrays as NumPy arrays, and
+    what these were called.
+    """
+    args, kwargs = positional_inputs(model, args, kwargs)
+    return arrays(argument_names(model, len(args)), args, kwargs)
 
 
 class Leaves:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.model.arguments import named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
@@ -166,6 +167,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
     model, O(N), no factorisation.
     """
+    args, kwargs, _ = named_arrays(model, args, kwargs)
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
     trace = run(model, args, kwargs, hyper)
     found = roles(trace)

@@ -20,6 +20,7 @@ from ppl_gp.model.roles import data_plates, is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.named_tree import own_coordinates, with_levels
 from ppl_gp.results.part_draws import draw_parts
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -54,7 +55,9 @@ def to_datatree(
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
     from another's observations is drawn given these), `log_prior` (of hyperparameters, nats, for
     `psense`), and deterministic sites in `posterior`. `coords`: {dimension: labels}, such as
-    {"data": names of the rows}.
+    {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
+    coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
+    as the attribute `levels`.
 
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
     approximation q(f), jointly, and the hyperparameters are repeated. With `Sample` f is drawn once
@@ -92,17 +95,26 @@ def to_datatree(
         before = ("prior", "prior_predictive")  # draws that stand in no chain
         groups |= {k: by_chain(v, 1 if k in before else chains) for k, v in found.items()}
     groups = {k: v for k, v in groups.items() if v}
-    coords = dict(coords or {})
-    _require_known(coords, groups, dims)
-    return arviz_base.from_dict(groups, dims=dims, coords=coords, attrs={"/": _attributes(fit)})
+    sizes, given = _sizes(groups, dims), dict(coords or {})
+    _require_known(given, sizes)
+    named = own_coordinates(fit, sites, dims, sizes)
+    tree = arviz_base.from_dict(
+        groups, dims=dims, coords={**named, **given}, attrs={"/": _attributes(fit)}
+    )
+    return with_levels(fit, sites, tree)
 
 
-def _require_known(coords: dict, groups: dict, dims: dict) -> None:
+def _sizes(groups: dict, dims: dict) -> dict[str, int]:
+    """{dimension: its length}."""
     sizes = {}
     for group, values in groups.items():
         first = 0 if group in ("observed_data", "constant_data") else 2  # chain and draw
         for k, v in values.items():
             sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
+    return sizes
+
+
+def _require_known(coords: dict, sizes: dict[str, int]) -> None:
     for name, labels in coords.items():
         if sizes.get(name) != len(labels):
             raise DataError(

@@ -22,6 +22,7 @@ from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.coding import NUMBER_KINDS, decode
+from ppl_gp.results.store.names import decode_names
 from ppl_gp.results.store.predictors import decode_predictor
 from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, reading_digest
 from ppl_gp.results.verify import check_model, check_values, require
@@ -55,6 +56,7 @@ _FIELDS = {
     "log_weights": dict | None,  # None where draws have equal weights
     "blocks": list | None,  # the factors of mean field
     "forgotten": list | None,  # latent sites whose q(h) needs y, which is not in the file
+    "names": dict | None,  # None where no argument came with names
 }
 _DEFAULTS = {
     "latent_sites": [],
@@ -66,6 +68,7 @@ _DEFAULTS = {
     "reads": None,
     "predictor": None,
     "log_weights": None,
+    "names": None,
 }
 # The fields that hold arrays, tuples or modules.
 _PARTS = ("args", "kwargs", "hyper", "latent", "stats", "local", "log_weights", "blocks")
@@ -210,6 +213,7 @@ def _rebuilt(model, header, arrays) -> Fit:
         sampled=header["sampled"],
         local={k: fields["local"].get(k, Forgotten()) for k in header["latent_sites"]},
         blocks=tuple(fields["blocks"] or ()),
+        names=decode_names(header["names"]),
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.shown import Variable, variable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +29,9 @@ def plot_components(
 
     **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
     the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
-    these terms are drawn, in this order. `labels`: {term: what to call its variable}. `response`:
-    the inverse of the link, applied to the mean and to the band's edges (`jnp.exp` of a log rate:
+    these terms are drawn, in this order. `labels`: {term: what to call its variable}, by default
+    the name of a frame's column. `response`: the inverse of the link, applied to the mean and to
+    the band's edges (`jnp.exp` of a log rate:
     what a term multiplies the rate by); `None` draws on the link's scale.
 
     A variable with fewer than ten different values (groups, levels) gets points with bars. Raises
@@ -57,20 +59,23 @@ def plot_components(
                 "fit.components(...)."
             )
         edges = change(mean - 2.0 * sd), change(mean), change(mean + 2.0 * sd)
-        _draw(ax, np.asarray(values), edges)
-        ax.set(title=term, xlabel=(labels or {}).get(term, ""))
+        along_it = variable(f"plot_components(along={{{term!r}: ...}})", values)
+        _draw(ax, along_it, edges)
+        ax.set(title=term, xlabel=(labels or {}).get(term, along_it.name))
     axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
     figure.suptitle("Terms of the predictor, mean and ±2 standard deviations")
     return figure
 
 
-def _draw(ax, x, edges) -> None:
-    low, mean, high = edges
-    if len(np.unique(x)) < 10:
+def _draw(ax, along: Variable, edges) -> None:
+    x, (low, mean, high) = along.values, edges
+    if len(np.unique(x)) < 10 or along.labels is not None:
         first = np.unique(x, return_index=True)[1]
         bars = np.abs(np.stack([mean - low, high - mean]))[:, first]
         ax.errorbar(x[first], mean[first], bars, fmt="o", color="black", capsize=3)
-        ax.set_xticks(x[first])
+        ax.set_xticks(
+            x[first], None if along.labels is None else [along.labels[i] for i in x[first]]
+        )
         return
     order = np.argsort(x)
     ax.plot(x[order], mean[order], color="black")

@@ -25,6 +25,7 @@ from ppl_gp.model.predictor_prior import side_by_side, widest
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
+from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record, prior_at
@@ -45,7 +46,7 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
 
     Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each.
     """
-    case = case_at(record, X_new, args, kwargs)
+    case = case_at(record, *by_names(record, X_new, args, kwargs))
     (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
     if not isinstance(kept, FromPseudo | FromFunctions) and not _of_parts(kept):
         raise ModelError(

@@ -15,6 +15,8 @@ from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.pit import pit
+from ppl_gp.results.query.by_names import by_names, with_observations
+from ppl_gp.results.shown import row_names, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +49,7 @@ def _as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
 
 
 def plot_band(
-    fits, X, y, X_new=None, *, xlabel="x", flabel="f", observed: bool = False, **kwargs
+    fits, X, y, X_new=None, *, xlabel=None, flabel="f", observed: bool = False, **kwargs
 ) -> "Figure":
     """Mean and central 95 % interval over one input dimension, one panel a fit, the data beneath.
 
@@ -55,15 +57,21 @@ def plot_band(
     `X_new` (M, 1): where to predict, by default 100 points over X; `observed`: the mean and the
     interval of y instead of those of f; `kwargs`: the model's other arguments at X_new. y is drawn
     as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
-    (coloured by class where y is 0 or 1).
+    (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
+    X has one.
     """
-    X, y = np.asarray(X).reshape(len(y), -1), np.asarray(y)
+    fits = _as_fits(fits)
+    first = next(iter(fits.values()))
+    data = shown(first, X, y)
+    X, y = data.X.reshape(len(data.y), -1), data.y
     if X.shape[1] != 1:
         raise DataError(
             f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two."
         )
-    X_new = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else np.asarray(X_new)
-    fits, what = _as_fits(fits), "y" if observed else flabel
+    given = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else X_new
+    X_new = np.asarray(by_names(first, given, (), {})[0])
+    what = (data.response or "y") if observed else flabel
+    xlabel = xlabel or (data.columns or ("x",))[0]
     figure, axes = _panels(
         list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
@@ -119,15 +127,16 @@ def _rug(ax, x, y):
         )
 
 
-def plot_surface(
-    fits, X, y, *, labels=("x1", "x2"), classes=("y = 0", "y = 1"), num: int = 20, **kwargs
-) -> "Figure":
+def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwargs) -> "Figure":
     """p(y = 1) over two input dimensions, one panel a fit, with the boundary p = 1/2 and the data.
 
     `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units;
-    `classes`: of y = 0, 1.
+    `classes`: of y = 0, 1; by default what the fit, or X and y, call them.
     """
-    X, y = np.asarray(X), np.asarray(y)
+    fits = _as_fits(fits)
+    data = shown(next(iter(fits.values())), X, y)
+    X, y, labels = data.X, data.y, labels or data.columns or ("x1", "x2")
+    classes = classes or data.levels or ("y = 0", "y = 1")
     if X.ndim != 2 or X.shape[1] != 2:
         raise DataError(
             f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_band one."
@@ -138,7 +147,6 @@ def plot_surface(
         for low, high in zip(X.min(0) - margin, X.max(0) + margin, strict=True)
     ]
     grid = np.stack([side.ravel() for side in np.meshgrid(*sides)], 1)
-    fits = _as_fits(fits)
     figure, axes = _panels(
         list(fits), f"Probability of {classes[1]}, and its boundary 1/2", sharex=True, sharey=True
     )
@@ -275,7 +283,9 @@ def plot_forest(
 
 
 def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str, np.ndarray]:
-    """{label: all draws} of every entry of the hyperparameters, then of `num_latents` rows of f."""
+    """{label: all draws} of every entry of the hyperparameters, then of `num_latents` rows of f, by
+    the rows' labels where they have some.
+    """
     flat = {}
     for name in [k for k in fit.hyper if k in posterior]:
         values = np.asarray(posterior[name])
@@ -285,7 +295,8 @@ def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str,
     f = np.asarray(posterior[site])
     f = f.reshape(f.shape[0] * f.shape[1], -1)
     chosen = np.linspace(0, f.shape[1] - 1, num_latents).round().astype(int)
-    return flat | {f"{site}[{i}]": f[:, i] for i in chosen}
+    names = row_names(fit, f.shape[1])
+    return flat | {f"{site}[{names[i]}]": f[:, i] for i in chosen}
 
 
 def _interval(ax, draws, y, colour, label):
@@ -306,13 +317,14 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
     figure, ax = plt.subplots(figsize=(5.6, 5.2), layout="constrained")
     ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
     for (name, fit), marker in zip(_as_fits(fits).items(), "osD^vP*X", strict=False):
-        prediction = fit.predict(X_test, *args, **kwargs)
+        X, y_test, others, named = with_observations(fit, X_test, y_test, args, kwargs)
+        prediction = fit.predict(X, *others, **named)
         discrete = scores.is_classification(prediction)
         if discrete:
             score = scores.calibration(prediction, y_test)
             x, y = scores.reliability(prediction, y_test)[:2]
         else:
-            found = pit(fit, X_test, y_test, *args, **kwargs)
+            found = pit(fit, X, y_test, *others, **named)
             if found is None:
                 raise DataError(
                     "plot_calibration shows one observed site of numbers or classes; the model "

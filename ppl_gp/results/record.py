@@ -12,6 +12,7 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
 from ppl_gp.errors import ModelError, Result
+from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.kept import Process as OneProcess
@@ -47,6 +48,8 @@ class Record:
     - `result`: how it ended (`Result`); `stats`: steps, residual, seconds, jitter ...
     - `sampled`: whether the hyperparameters have draws; `num_chains` chains stand one after
       another.
+    - `names`: {path of an argument's array: its columns, labels of categories, rows} of arguments
+      that came as frames, columns or DataArrays (`frames.table.ArrayNames`).
     """
 
     model: Any  # a Declared; a plain function is declared at construction
@@ -61,6 +64,7 @@ class Record:
     sampled: bool = False
     local: dict[str, LatentGuide] = dataclasses.field(default_factory=dict)
     blocks: tuple[Family, ...] = ()
+    names: Names = dataclasses.field(default_factory=Names)
 
     def __post_init__(self):
         if not isinstance(self.model, Declared):

@@ -15,7 +15,7 @@ from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.model.arguments import as_arrays, positional_inputs
+from ppl_gp.model.arguments import as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.roles import roles
@@ -69,7 +69,7 @@ _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods"
 @of_the_model
 def check(model: Callable, *args, **kwargs) -> Checklist:
     """Check `model(*args, **kwargs)` the way `fit` would, and report instead of raising. `y` holds
-    the observations.
+    the observations; frames and DataArrays serve as arrays, as in `fit`.
 
     Items: arguments, GP sites, hyperparameters, what the priors of length scales are beside the
     distances of the rows, observations (supports included), pointwise
@@ -79,7 +79,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     Cost: O(N^3), one eigenvalue decomposition a GP site.
     """
     try:
-        args, kwargs = as_arrays(*positional_inputs(model, args, kwargs))
+        args, kwargs, _ = named_arrays(model, args, kwargs)
+        args, kwargs = as_arrays(args, kwargs)
         model = declare(own_function(model), args, kwargs)
         trace = first_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:

@@ -18,6 +18,7 @@ from ppl_gp.results.compare.by_site import shared_moments
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.pit import pit
+from ppl_gp.results.query.by_names import with_observations
 
 
 @dataclasses.dataclass
@@ -197,7 +198,8 @@ def compare(
 ) -> Comparison:
     """Compare fits of one model to the same data.
 
-    **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,); the model's other arguments
+    **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,), arrays or frames with the
+    columns of training; the model's other arguments
     at the test inputs (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that
     distances are taken to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
 
@@ -211,6 +213,7 @@ def compare(
         raise DataError("compare(fits={}) has nothing to compare; give {name: fit, ...}.")
     if reference is not None and reference not in fits:
         raise DataError(f"compare(reference={reference!r}) is none of the fits {list(fits)}.")
+    X_test, y_test, args, kwargs = _plain(fits, X_test, y_test, args, kwargs)
     X_test, y_test = as_array("X_test", X_test), as_array("y_test", y_test)
     if np.shape(X_test)[:1] != np.shape(y_test)[:1]:
         raise DataError(
@@ -223,6 +226,14 @@ def compare(
     for name, fit in fits.items():
         comparison.add(name, fit)
     return comparison
+
+
+def _plain(fits, X_test, y_test, args, kwargs) -> tuple[Any, Any, tuple, dict]:
+    """Test data as arrays, by the names of a fit that has some: all are fits to the same data."""
+    known = sorted((f for f in fits.values() if isinstance(f, Fit)), key=lambda f: not f.names)
+    if not known:  # which is refused where it is added
+        return X_test, y_test, args, kwargs
+    return with_observations(known[0], X_test, y_test, args, kwargs)
 
 
 def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:

@@ -17,6 +17,7 @@ from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
+from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.query.new_observations import observations_at
 from ppl_gp.results.query.query import Case, case_at, drawn_trace
 from ppl_gp.results.record import Record
@@ -62,6 +63,7 @@ def infer_latents(
             f"{type(fit.method).__name__} has no q(h) of latents one a datum; fit a model with "
             "latents by SVGP()."
         )
+    X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key

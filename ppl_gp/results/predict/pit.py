@@ -11,6 +11,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.results.integrals.compiled import predictive
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.quantiles import cdf_at
+from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.query.new_observations import observations_at
 from ppl_gp.results.query.query import case_at
 from ppl_gp.results.record import Record
@@ -31,6 +32,7 @@ def pit(fit: Record, X_new, y_new, *args, **kwargs) -> Pit | None:
     """Of observations y_new at X_new under the predictive distribution; `None` where an event is a
     vector or several sites are observed. Arguments, errors and cost as for `predict`.
     """
+    X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     case = case_at(fit, X_new, args, kwargs)
     if len(case.layout.sites) != 1:
         return None

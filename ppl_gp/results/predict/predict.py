@@ -26,6 +26,7 @@ from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.integrals.mackay import check_link_approximation
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
+from ppl_gp.results.query.by_names import by_names, with_observations
 from ppl_gp.results.query.chunks import ROWS, by_rows, first_rows
 from ppl_gp.results.query.counts import observes_counts
 from ppl_gp.results.query.new_observations import observations_at
@@ -92,7 +93,8 @@ def predict(
 
     **Arguments:**
 
-    - `X_new`: (M, D) or (M,), as the training inputs; `args`, `kwargs`: the model's other arguments
+    - `X_new`: (M, D) or (M,), as the training inputs, or a frame or DataArray with the columns of
+      training in their order (`DataError` otherwise); `args`, `kwargs`: the model's other arguments
       at the new inputs. Arguments that are not arrays are remembered from training; arrays (an
       offset, say) are given again. Observations and masks are left out.
     - `link_approximation`: `None` integrates the model's own likelihood by quadrature, to about
@@ -121,6 +123,7 @@ def predict(
         )
     require_no_such_argument(fit, "predict", ("quantiles",))
     levels = _levels(quantiles)
+    X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     if _many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels}
         return by_rows(
@@ -222,6 +225,7 @@ def log_density(
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
     if y_new is None and "y" in fit.kwargs:
         raise DataError("log_density(X_new, y_new) of this model needs y_new, as its fit had y.")
+    X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
         options = {"num_draws": num_draws, "with_error": with_error}
         score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
@@ -275,5 +279,6 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
             "the model's other arguments after it: sample(rng_key, X_new, num_samples, ...)."
         )
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, int(num_samples))
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))

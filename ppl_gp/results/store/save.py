@@ -26,6 +26,7 @@ from ppl_gp.model.tracing import run
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.coding import encode, encode_module
+from ppl_gp.results.store.names import encode_names
 from ppl_gp.results.store.predictors import encode_predictor, source_of
 from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
@@ -38,9 +39,9 @@ FORMAT, FORMAT_VERSION = "ppl_gp.fit", 3
 def save(fit: Record, path) -> Path:
     """Write a fit to one file, and return its path. An interruption leaves the old file, or none.
 
-    Model arguments that are not arrays must be numbers, strings, booleans, `None`, or lists, tuples
-    and dictionaries of those. Raises `DataError` naming an argument that is not, `StoreError` where
-    the file cannot be written.
+    `fit.names` is kept but for the labels of rows. Model arguments that are not arrays must be
+    numbers, strings, booleans, `None`, or lists, tuples and dictionaries of those. Raises
+    `DataError` naming an argument that is not, `StoreError` where the file cannot be written.
     """
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
@@ -84,6 +85,7 @@ def save(fit: Record, path) -> Path:
         ],
         "forgotten": [k for k, q in fit.local.items() if q.needs_y],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
+        "names": encode_names(fit.names),
     }
     try:
         claims = {k: [a.dtype.str, list(a.shape)] for k, a in sorted(arrays.items())}

@@ -1,0 +1,128 @@
+"""Reading pandas and polars: frames, columns and categories through narwhals, one code for both.
+
+None of these packages is imported before a user hands over something of theirs: their objects are
+known by the module of their class.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.frames.labelled_arrays import open_labelled, require_no_numbers
+from ppl_gp.frames.table import ArrayNames, Labelled, Table, labels_of, row_labels
+
+_LIBRARIES = ("pandas", "polars", "xarray")
+_REMEDIES = {  # of what is no array yet
+    "LazyFrame": "call .collect()",
+    "Dataset": "give one DataArray, ds.to_dataarray().T, or ds.to_dataframe()",
+    "DataTree": "give one of its DataArrays",
+}
+_DATES = ("Datetime", "Date", "Duration", "Time")
+
+
+def opened(path: str, value: Any) -> Table | None:
+    """What a frame, column or DataArray holds; `None` of anything else (arrays, numbers, options).
+
+    Raises `DataError`: missing entries of a type that has no NaN, columns that are neither numbers
+    nor categories, columns of one name, what is no array yet.
+    """
+    library = _library(value)
+    if library is None:
+        return None
+    if remedy := _REMEDIES.get(type(value).__name__):
+        raise DataError(f"{path} is a {library} {type(value).__name__}; {remedy}.")
+    return open_labelled(path, value) if library == "xarray" else _open_frame(path, value, library)
+
+
+def _library(value) -> str | None:
+    roots = [cls.__module__.partition(".")[0] for cls in type(value).__mro__]
+    return next((root for root in roots if root in _LIBRARIES), None)
+
+
+def _open_frame(path: str, value, library: str) -> Table | None:
+    import narwhals.stable.v2 as nw
+
+    if library == "pandas" and not hasattr(value, "iloc") and getattr(value, "ndim", 0) == 1:
+        value = sys.modules["pandas"].Series(value)  # an Index, a Categorical, another array
+    try:
+        found: Any = nw.from_native(value, allow_series=True, eager_only=True, pass_through=True)
+        is_frame = isinstance(found, nw.DataFrame)
+        if not is_frame and not isinstance(found, nw.Series):
+            return None
+        columns = list(found.iter_columns()) if is_frame else [found]
+    except nw.exceptions.DuplicateError as error:
+        raise DataError(f"{path} has columns of one name: {error}; rename them.") from error
+    if not columns:
+        raise DataError(f"{path} is a frame without columns; give at least one.")
+    named = _names([c.name for c in columns], is_frame)
+    rows, at = _rows(nw.maybe_get_index(found)), ArrayNames(named)
+    parts = [_part(f"{path}{at.place(j)}", c, rows) for j, c in enumerate(columns)]
+    levels = tuple(p.labels if isinstance(p, Labelled) else None for p in parts)
+    return Table(parts, ArrayNames(named, levels, rows), is_frame)
+
+
+def _names(names: list, is_frame: bool) -> tuple[str, ...] | None:
+    """`None` where pandas numbered the columns for want of names, or a column has none."""
+    if (is_frame and names == list(range(len(names)))) or names in ([None], [""]):
+        return None
+    return labels_of("a frame", names)
+
+
+def _rows(index) -> tuple[str | int, ...] | None:
+    if index is None or type(index).__name__ == "RangeIndex":
+        return None
+    return row_labels(index.tolist())
+
+
+def _part(where: str, column, rows) -> np.ndarray | Labelled:
+    import narwhals.stable.v2 as nw
+
+    _require_whole(where, column, rows)
+    if isinstance(column.dtype, nw.Enum) or column.dtype in (nw.Categorical, nw.String):
+        return _labelled(where, column)
+    array = column.to_numpy()
+    if array.dtype.kind in "biuf":
+        return array
+    remedy = (
+        "give numbers, the days since a date of your choice, say"
+        if type(column.dtype).__name__ in _DATES
+        else "convert it to numbers, or to categories"
+    )
+    raise DataError(f"{where} holds {column.dtype} entries; {remedy}.")
+
+
+def _require_whole(where: str, column, rows) -> None:
+    """NaN of floats is for `model.arguments` to refuse, as of any array."""
+    dtype = getattr(column.to_native(), "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind == "f":
+        return
+    if (missing := np.flatnonzero(column.is_null().to_numpy())).size:
+        row = int(missing[0])
+        label = f" (labelled {rows[row]!r})" if rows else ""
+        raise DataError(
+            f"{where} has no value in row {row}{label}, of {missing.size} missing in all; drop or "
+            "impute the row. A missing observation is filled with any value of its support first, "
+            "and then left out of the likelihood by numpyro.handlers.mask or obs_mask."
+        )
+
+
+def _labelled(where: str, column) -> Labelled:
+    """Declared categories in their order; those of polars' Categorical, which are shared by all
+    frames of a session, and of text in alphabetical order.
+    """
+    import narwhals.stable.v2 as nw
+
+    declared = isinstance(column.dtype, nw.Enum) or (
+        column.dtype == nw.Categorical and not column.implementation.is_polars()
+    )
+    if declared:
+        labels = column.cat.get_categories().to_list()
+    else:
+        if column.dtype == nw.String:
+            require_no_numbers(where, column.unique().to_list())
+        column = column.cast(nw.String)
+        labels = sorted(column.unique().to_list())
+    index = column.replace_strict(labels, list(range(len(labels))), return_dtype=nw.Int64)
+    return Labelled(labels_of(where, labels), np.asarray(index.to_numpy(), int))

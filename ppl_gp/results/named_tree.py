@@ -1,0 +1,75 @@
+"""What a fit's names say in a tree: coordinates of dimensions, and the labels of integers."""
+
+import json
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from ppl_gp.frames.table import ArrayNames
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.roles import is_factor, is_observed
+from ppl_gp.results.record import Record
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_OBSERVED = ("observed_data", "posterior_predictive", "prior_predictive")
+
+
+def own_coordinates(fit: Record, trace: dict, dims: dict, sizes: dict[str, int]) -> dict:
+    """{dimension: labels} of columns and rows that have names. `dims`: {variable: dimensions};
+    `sizes`: {dimension: length}.
+    """
+    found: dict = {}
+    for variable, names in _of_variables(fit, trace).items():
+        own = dims.get(variable, ())
+        if names.columns and len(own) > 1:
+            found.setdefault(own[-1], list(names.columns))
+        if names.rows and own:
+            found.setdefault(own[0], list(names.rows))
+    return {d: labels for d, labels in found.items() if sizes.get(d) == len(labels)}
+
+
+def with_levels(fit: Record, trace: dict, tree: "xr.DataTree") -> "xr.DataTree":
+    """The tree with the attribute `levels` on variables of labels: a list of them, the integers
+    being their places; of a frame, JSON of {column: list}.
+    """
+    for variable, names in _of_variables(fit, trace).items():
+        if not any(names.levels):
+            continue
+        for group in ("constant_data", *_OBSERVED):
+            if group in tree.children and variable in tree[group].data_vars:
+                tree[group][variable].attrs["levels"] = _told(names)
+    return tree
+
+
+def _told(names: ArrayNames) -> list[str] | str:
+    if len(names.levels) == 1 and names.levels[0]:
+        return list(names.levels[0])
+    columns = names.columns or tuple(map(str, range(len(names.levels))))
+    pairs = zip(columns, names.levels, strict=True)
+    return json.dumps({k: labels for k, labels in pairs if labels})
+
+
+def _of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
+    """{variable: its names}: an argument by its path, an observed site by the argument that it
+    observes, which has the same values.
+    """
+    leaves = Leaves(fit.model, fit.args, fit.kwargs).arrays
+    named = {p: names for p, names in fit.names.items() if p in leaves}
+    found = dict(named)
+    for k, site in trace.items():
+        if is_observed(site) and not is_factor(site):
+            same = (n for p, n in named.items() if _same(site["value"], leaves[p]))
+            if (names := next(same, None)) is not None:
+                found[k.removesuffix("_observed")] = names
+    return found
+
+
+def _same(a, b) -> bool:
+    return a is b or (
+        not isinstance(a, jax.core.Tracer)
+        and np.shape(a) == np.shape(b)
+        and bool(np.array_equal(np.asarray(a), np.asarray(b)))
+    )

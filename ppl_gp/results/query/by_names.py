@@ -1,0 +1,33 @@
+"""The arguments of a prediction as plain arrays, held to the names that the fit keeps: the first
+thing that each verb does.
+"""
+
+from typing import Any
+
+from ppl_gp.model.arguments import argument_names
+from ppl_gp.results.record import Record
+
+
+def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """(X_new, args, kwargs) with frames, columns and DataArrays as arrays, categories as the
+    integers of training.
+
+    Raises `DataError` as `frames.names.Names.again`. Plain arrays are as they were; O(M) where they
+    stand for labels.
+    """
+    order = argument_names(fit.model, 1 + len(args))
+    (X_new, *others), kwargs = fit.names.again(order, (X_new, *args), kwargs)
+    return X_new, tuple(others), kwargs
+
+
+def with_observations(
+    fit: Record, X_new, y_new, args: tuple, kwargs: dict
+) -> tuple[Any, Any, tuple, dict]:
+    """(X_new, y_new, args, kwargs), as `by_names`, with y_new as observations of the model's
+    `y`.
+    """
+    if y_new is None:
+        X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
+        return X_new, None, args, kwargs
+    X_new, args, found = by_names(fit, X_new, args, {**kwargs, "y": y_new})
+    return X_new, found["y"], args, {k: found[k] for k in kwargs if k != "y"}
