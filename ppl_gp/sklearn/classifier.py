@@ -81,7 +81,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):
 
     def predict(self, X):
         """The class of largest probability, (M,)."""
-        return self.classes_[np.argmax(self.predict_proba(X), 1)]
+        probs = self.predict_proba(X)
+        return self.classes_[np.argmax(probs, 1)]
 
     def _default_model(self, X, y):
         model = binary if len(self.classes_) == 2 else multiclass

@@ -2,10 +2,11 @@
 
 The parameters are arrays among a model's arguments and no constants of it: compiled code is keyed
 by constants, and other training data (the folds of a cross-validation) shall find it.
+The models are not wrapped by a checker of types: what a wrapper holds would be read with them.
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from ppl_gp import kernels, priors
 from ppl_gp.gp import GP
 
 
+@no_type_check
 def binary(X, y=None, *, lengthscale_prior):
     """Two classes, y (N,) of 0 and 1: l ~ InverseGamma(lengthscale_prior), v ~ LogNormal(1, 1), f ~
     GP(0, v exp(-|x - x'|^2 / (2 l^2))), y_n ~ Bernoulli(sigma(f_n)).
@@ -25,6 +27,7 @@ def binary(X, y=None, *, lengthscale_prior):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
 
+@no_type_check
 def multiclass(X, y=None, *, lengthscale_prior, num_classes):
     """C classes, y (N,) of 0 ... C - 1: f_1 ... f_C with the prior of `binary` each, l and v
     shared, y_n ~ Categorical(softmax(f_1n ... f_Cn)).
@@ -36,6 +39,7 @@ def multiclass(X, y=None, *, lengthscale_prior, num_classes):
         numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
 
 
+@no_type_check
 def regression(X, y=None, *, lengthscale_prior, variance_prior, noise_prior, location):
     """y (N,): l ~ InverseGamma(lengthscale_prior), v ~ LogNormal(variance_prior), s ~
     LogNormal(noise_prior), f ~ GP(location, v exp(-|x - x'|^2 / (2 l^2))), y_n ~ N(f_n, s^2).
@@ -48,6 +52,7 @@ def regression(X, y=None, *, lengthscale_prior, variance_prior, noise_prior, loc
         numpyro.sample("y", dist.Normal(f, noise_scale), obs=y)
 
 
+@no_type_check
 def _of_classes(lengthscale_prior):
     lengthscale = numpyro.sample("lengthscale", dist.InverseGamma(*lengthscale_prior))
     variance = numpyro.sample("variance", dist.LogNormal(1.0, 1.0))

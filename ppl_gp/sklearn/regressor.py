@@ -42,7 +42,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
         it does not fit the model; of the model `None` `DataError` where all rows of X, or all of y,
         are equal.
         """
-        X, y = validate_data(self, X, y, dtype=FLOATS, y_numeric=True)
+        fewest = 2 if self.model is None else 1  # one row has no distances and no variance
+        checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
+        X, y = validate_data(self, X, y, **checks)
         return self._infer(np.asarray(X), y.astype(X.dtype) if self.model is None else y)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):
