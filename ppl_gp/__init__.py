@@ -2,6 +2,8 @@
 matters.
 """
 
+from typing import TYPE_CHECKING
+
 # The site and what it is made of
 from ppl_gp import kernels, means, observations, priors
 
@@ -18,6 +20,7 @@ from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.errors import (
     DataError,
     FitError,
+    MissingPackageError,
     ModelError,
     NotConjugateError,
     NotPointwiseError,
@@ -98,6 +101,7 @@ __all__ = [
     "LocalBound",
     "LocalMethod",
     "LogLikelihood",
+    "MissingPackageError",
     "ModelComparison",
     "ModelError",
     "NotConjugateError",
@@ -131,3 +135,15 @@ __all__ = [
     "register_family",
 ]
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ppl_gp import sklearn as sklearn
+else:
+
+    def __getattr__(name):
+        """`ppl_gp.sklearn` at its first use: scikit-learn is an optional package."""
+        if name != "sklearn":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        return importlib.import_module("ppl_gp.sklearn")

@@ -134,6 +134,10 @@ class StoreError(PplGpError, ValueError):
     help = f"{_PAGE}#storeerror"
 
 
+class MissingPackageError(PplGpError, ImportError):
+    """An optional package that is not installed, or too old; the message has the `pip install`."""
+
+
 class FitError(PplGpError, RuntimeError):
     """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`
     says why, and `help` is about that result.

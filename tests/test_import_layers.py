@@ -86,6 +86,7 @@ LAYERS = [
     "infer.svi",
     "infer.mean_field",
     "infer.checklist",
+    "sklearn",
     "cli",
 ]
 FACTORISATIONS = {"cholesky", "cho_factor", "triangular_solve", "solve_triangular"}

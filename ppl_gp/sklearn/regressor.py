@@ -1,0 +1,108 @@
+"""`GPRegressor`."""
+
+import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import validate_data
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.local.laplace import Laplace
+from ppl_gp.sklearn.base import FLOATS, GPEstimator
+from ppl_gp.sklearn.models import regression, regression_arguments
+
+
+class GPRegressor(RegressorMixin, GPEstimator):
+    """Regression by a declared model and any method, as a scikit-learn estimator.
+
+    **Arguments:**
+
+    - `model`: a function `model(X, y=None, ...)` with one observed site of numbers (N,), of any
+      likelihood: Gaussian, Student-t, Poisson. `None`: y ~ N(f(x), s^2), f ~ GP(mean of y,
+      v exp(-|x - x'|^2 / (2 l^2))); priors of l and v are `priors.lengthscale(X)` and
+      `priors.variance(y)`, that of s is LogNormal(log sd(y) - 1, 1).
+    - `method`: any method of `pg.fit`. `None`: up to 1000 rows `Laplace()`, exact for Gaussian
+      noise, else `SVGP()`.
+    - `arguments`: {name: value} of further arguments of the model, in training and in predictions;
+      of the model `None` `lengthscale_prior` (concentration, rate), `variance_prior` and
+      `noise_prior` (mean and standard deviation of the logarithm), `location`. What has an entry
+      for each row belongs into columns of X, which the model takes apart.
+    - `random_state`: an integer, a `RandomState` or `None`, for the key of the fit.
+
+    **Fitted:** `fit_result_` (the `Fit`), `model_`, `log_evidence_` (nats, `None` where
+    hyperparameters are sampled), `hyper_`, `n_features_in_`, `feature_names_in_`.
+
+    A pickle holds what `fit.save` writes, without the observations, and the model by its name:
+    `StoreError` for a lambda or a function inside of another. Cost: that of the method.
+    """
+
+    def fit(self, X, y):
+        """Fit to X (N, D) and numbers y (N,).
+
+        Raises what `pg.fit` raises: `FitError` where the method did not succeed, `ModelError` where
+        it does not fit the model; of the model `None` `DataError` where all rows of X, or all of y,
+        are equal.
+        """
+        fewest = 2 if self.model is None else 1  # one row has no distances and no variance
+        checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
+        X, y = validate_data(self, X, y, **checks)
+        return self._infer(np.asarray(X), y.astype(X.dtype) if self.model is None else y)
+
+    def predict(self, X, return_std=False, return_cov=False, quantiles=None):
+        """The mean of y, (M,); with `return_std` its standard deviation, (M,); with `return_cov`
+        its covariance, (M, M); with `quantiles` (levels in (0, 1)) its quantiles, (M, Q): a tuple
+        in this order of what is asked for.
+
+        All are of an observation y, noise included, and not of f: what scikit-learn's
+        `GaussianProcessRegressor` gives where its kernel has a `WhiteKernel`. Those of f are in
+        `fit_result_.predict(X)` and `fit_result_.posterior(X)`. The covariance needs y = f + noise,
+        so it is for the model `None` alone; `ModelError` for others. `DataError` for both
+        `return_std` and `return_cov`.
+        """
+        if return_std and return_cov:
+            raise DataError("predict(return_std=True, return_cov=True): ask for one of them.")
+        levels = () if quantiles is None else tuple(quantiles)
+        found = self._predicted(X, quantiles=levels)
+        answer = [self._of_one_site(found.mean, "a mean")]
+        if return_std:
+            answer.append(np.sqrt(self._of_one_site(found.variance, "a variance")))
+        if return_cov:
+            answer.append(self._covariance(X, np.asarray(found.variance, float)))
+        if levels:
+            answer.append(self._of_one_site(found.quantiles, "quantiles").T)
+        return answer[0] if len(answer) == 1 else tuple(answer)
+
+    def sample_y(self, X, n_samples=1, random_state=0):
+        """Draws of y at the rows of X together, (M, n_samples): of f from the posterior process,
+        and of its noise. O(M^3).
+        """
+        X = self._inputs(X)
+        seed = check_random_state(random_state).randint(np.iinfo(np.int32).max)
+        return self._of_one_site(self.fit_result_.sample(seed, X, n_samples).y, "draws").T
+
+    def _covariance(self, X, variance):
+        """Of y = f + noise: that of f off the diagonal, and the variances of y on it."""
+        if self.model_ is not regression:
+            raise ModelError(
+                "predict(return_cov=True) is for GPRegressor(model=None), where y is f and noise; "
+                "fit_result_.posterior(X, joint=True) has the covariance of f, and sample_y(X, "
+                "n_samples) draws y jointly."
+            )
+        covariance = _joint(self.fit_result_.posterior(self._inputs(X), joint=True))
+        np.fill_diagonal(covariance, variance)
+        return covariance
+
+    def _default_model(self, X, y):
+        return regression, regression_arguments(X, y)
+
+    def _default_method(self):
+        return Laplace()
+
+
+def _joint(f) -> np.ndarray:
+    """The covariance (M, M) of a multivariate normal, or of a mixture of them over draws."""
+    if not hasattr(f, "mixing_distribution"):
+        return np.array(f.covariance_matrix, float)
+    weights, normals = np.asarray(f.mixing_distribution.probs), f.component_distribution
+    apart = np.asarray(normals.mean) - weights @ np.asarray(normals.mean)
+    within = np.tensordot(weights, np.asarray(normals.covariance_matrix), 1)
+    return within + (apart.T * weights) @ apart
