@@ -10,7 +10,6 @@ import numpyro.distributions as dist
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
 from ppl_gp.kept import Kept
 from ppl_gp.numerics.host import one_entry
 from ppl_gp.numerics.lapack import cholesky
@@ -122,31 +121,36 @@ class Mixture(eqx.Module):
     O(S (N^3 + M N^2)).
     """
 
-    prior_of: Callable = eqx.field(static=True)  # {site: value} -> GP at the training inputs
-    site: str = eqx.field(static=True)
+    process_of: Callable = eqx.field(static=True)  # an entry of the draws -> its process
     draws: Draws
 
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
         """Marginals: a `MixtureSameFamily` of normals, batch (M,); joint: of multivariate
         normals.
         """
-        kept = self.draws.kept[self.site]
-        if len(kept.mean.shape) > 2:
-            raise ModelError(
-                "a mixture of several functions at one GP site has no one distribution; use "
-                "fit.predict or fit.sample."
-            )
 
         def one(draw):
-            process = draw.kept[self.site].process(self.prior_of(draw.known))
+            process = self.process_of(draw)
             new = process.at(X_new)
             return process.joint(new) if joint else process.marginals(new)
 
         mean, spread = lax.map(one, self.draws)  # (S, M)
-        weights = dist.CategoricalLogits(self.draws.log_weights.astype(mean.dtype))
-        if joint:
-            spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
-            return dist.MixtureSameFamily(
-                weights, dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
-            )
-        return dist.MixtureSameFamily(weights, dist.Normal(mean.T, jnp.sqrt(spread.T)))
+        if not joint:
+            return mixed_normals(self.draws.log_weights, mean, spread)
+        spread = jax.vmap(lambda c: add_diagonal(c, 1e-10 * jnp.mean(jnp.diagonal(c))))(spread)
+        components = dist.MultivariateNormal(mean, scale_tril=jax.vmap(cholesky)(spread))
+        return dist.MixtureSameFamily(_shares(self.draws.log_weights, mean), components)
+
+
+def mixed_normals(
+    log_weights: Float[Array, "S"], mean: Float[Array, "S *B"], variance: Float[Array, "S *B"]
+) -> dist.MixtureSameFamily:
+    """sum_s w_s N(mean_s, variance_s), batch (*B,)."""
+    mean, variance = (jnp.moveaxis(x, 0, -1) for x in (mean, variance))
+    # what a draw leaves no uncertainty about has a variance of zero
+    normals = dist.Normal(mean, jnp.sqrt(variance), validate_args=False)
+    return dist.MixtureSameFamily(_shares(log_weights, mean), normals)
+
+
+def _shares(log_weights, like) -> dist.CategoricalLogits:
+    return dist.CategoricalLogits(log_weights.astype(like.dtype))

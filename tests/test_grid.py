@@ -167,3 +167,88 @@ def test_params_have_no_prior_to_integrate_over():
 
     with pytest.raises(pg.ModelError, match="params without a prior"):
         pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, y=Y)
+
+
+GROUP = np.arange(N) % 5
+FRESH = np.array([0, 3, 4])  # groups of the new rows
+
+
+def grouped(X, group, y=None):
+    """A smooth function and an effect a group, each of a scale that is inferred."""
+    v = numpyro.sample("v", dist.LogNormal(0.0, 0.7))
+    sd = numpyro.sample("sd", dist.LogNormal(-0.5, 0.7))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, 1.0), X))
+    with numpyro.plate("groups", 5):
+        u = numpyro.sample("u", dist.Normal(0.0, sd))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[group], 0.3), obs=y)
+
+
+def _summed(y):
+    """Mean and variance of what each group adds, and of the new rows' f and u, by sums over
+    81 x 81 values of (log v, log sd).
+    """
+    ticks = np.linspace(-4.5, 4.5, 81)
+    log_v, log_sd = (x.ravel() for x in np.meshgrid(0.7 * ticks, -0.5 + 0.7 * ticks))
+    same, all_x = (GROUP[:, None] == np.arange(5)).astype(float), np.concatenate([X, NEW])
+    K = Quadrature.kernel(all_x, X, 1.0, 1.0)
+    log_p, moments = -0.5 * ((log_v / 0.7) ** 2 + ((log_sd + 0.5) / 0.7) ** 2), []
+    for i, (v, s) in enumerate(zip(np.exp(log_v), np.exp(2 * log_sd), strict=True)):
+        S = v * (K[:N] + 1e-8 * np.eye(N)) + s * same @ same.T + 0.09 * np.eye(N)
+        log_p[i] += multivariate_normal(np.zeros(N), S).logpdf(y)
+        C = np.concatenate([s * same.T, v * K[N:]])
+        prior = np.repeat([s, v], [5, len(NEW)])
+        solved = np.linalg.solve(S, C.T)
+        moments.append((solved.T @ y, prior - np.sum(C * solved.T, 1)))
+    w = np.exp(log_p - log_p.max())
+    w /= w.sum()
+    means, variances = (np.array(x) for x in zip(*moments, strict=True))
+    mean = w @ means
+    return mean, w @ (variances + (means - mean) ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hyper", [pg.Grid(), pg.Sample(300, 700, num_chains=1)], ids=lambda h: type(h).__name__
+)
+def test_a_gp_beside_groups_is_as_by_quadrature(hyper):
+    """Means of effects and of the function within a twentieth of their standard deviations under
+    either, so that they agree within a tenth; standard deviations to a tenth.
+    """
+    y = Y + np.array([0.4, -0.7, 0.0, 0.9, -0.3])[GROUP]
+    mean, variance = _summed(y)
+    fit = pg.fit(grouped, pg.Laplace(hyper=hyper), 0, X, GROUP, y=y)
+    parts = [fit.sites["u"], fit.components(NEW, FRESH)["f"]]
+    found = np.concatenate([p.mean for p in parts])
+    np.testing.assert_array_less(np.abs(found - mean), 0.05 * np.sqrt(variance))
+    spread = np.concatenate([p.variance for p in parts])
+    np.testing.assert_allclose(0.5 * np.log(spread / variance), 0.0, atol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [pg.Laplace, pg.EP], ids=lambda m: m.__name__)
+def test_a_gp_beside_groups_under_a_grid_is_as_under_nuts_of_the_hyperparameters(method):
+    """Binary data: means within a tenth of the posterior standard deviations."""
+
+    def model(X, group, y=None):
+        v = numpyro.sample("v", dist.LogNormal(0.0, 0.7))
+        sd = numpyro.sample("sd", dist.LogNormal(-0.5, 0.7))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, 1.0), X))
+        with numpyro.plate("groups", 5):
+            u = numpyro.sample("u", dist.Normal(0.0, sd))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=2.0 * (f + u[group])), obs=y)
+
+    y = (Y + np.array([0.4, -0.7, 0.0, 0.9, -0.3])[GROUP] > 0.0).astype(int)
+    grid, drawn = (
+        pg.fit(model, method(hyper=hyper), 0, X, GROUP, y=y)
+        for hyper in (pg.Grid(), pg.Sample(300, 700, num_chains=1))
+    )
+    for p, q in (
+        [f.sites["u"] for f in (grid, drawn)],
+        [f.components(NEW, FRESH)["total"] for f in (grid, drawn)],
+        [f.posterior(NEW) for f in (grid, drawn)],
+    ):
+        off = np.abs(p.mean - q.mean) / np.sqrt(np.asarray(q.variance))
+        np.testing.assert_array_less(off, 0.1)
+        np.testing.assert_allclose(0.5 * np.log(p.variance / q.variance), 0.0, atol=0.15)

@@ -28,3 +28,10 @@ def test_a_draw_of_a_softmax_is_kept_as_its_own_fit_keeps_it():
     np.testing.assert_allclose(kept.mean[2], one.latent[site].mean[0], atol=1e-5)
     np.testing.assert_allclose(kept.variance[2], one.latent[site].variance[0], atol=1e-5)
     assert np.all(np.isfinite(fit.predict(X[:2]).probs))
+    # the process of a class: the mixture of its own fits'
+    assert set(fit.posterior) == {"f[0]", "f[1]", "f[2]"}
+    mixed, alone = (f.posterior["f[1]"](X[:3] + 0.1) for f in (fit, one))
+    third = mixed.component_distribution
+    np.testing.assert_allclose(third.mean[:, 2], alone.mean, atol=1e-5)
+    np.testing.assert_allclose(third.variance[:, 2], alone.variance, atol=1e-5)
+    np.testing.assert_allclose(mixed.mean, np.mean(third.mean, 1), atol=1e-10)

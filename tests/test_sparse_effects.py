@@ -135,22 +135,62 @@ def test_inducing_variables_of_a_fit_can_be_given_again(fits):
     np.testing.assert_allclose(again.inducing.Z, X)
 
 
-def _rows(X, group, y=None):
+def _own(X, group, y=None):
+    """An effect of each row beside those of the groups, and a level."""
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
-    with numpyro.plate("groups", GROUPS):
-        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    eta = f + level
+    if group is not None:
+        with numpyro.plate("groups", GROUPS):
+            eta = eta + numpyro.sample("u", dist.Normal(0.0, 1.0))[group]
     with numpyro.plate("data", X.shape[0]):
         e = numpyro.sample("e", dist.Normal(0.0, 0.5))
-        numpyro.sample("y", dist.Poisson(jnp.exp(f + u[group] + e)), obs=y)
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta + e)), obs=y)
+
+
+def _classes(X, group, y=None):
+    """Three classes, an effect of each group in each."""
+    spread = numpyro.sample("spread", dist.LogNormal(-1.0, 0.3))
+    with numpyro.plate("classes", 3):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([3, GROUPS]).to_event(2))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=(f + spread * v[:, group]).T), obs=y)
 
 
 @pytest.mark.slow
-def test_effects_that_are_not_integrated_are_told():
-    X, _, group, eta, rng = data()
-    with pytest.warns(UserWarning, match=r"SVGP\(\) takes \['u'\] as hyperparameters"):
+def test_a_single_value_that_is_not_integrated_is_told():
+    X, _, _, eta, rng = data()
+    with pytest.warns(UserWarning, match=r"SVGP\(\) takes \['level'\] as hyperparameters"):
         method = pg.SVGP(num_inducing=8, max_steps=2)
-        fit = pg.fit(_rows, method, 0, X, group, y=rng.poisson(np.exp(eta)))
-    assert set(fit.hyper) == {"u"} and not fit.sites
+        fit = pg.fit(_own, method, 0, X, None, y=rng.poisson(np.exp(eta)))
+    assert set(fit.hyper) == {"level"} and not fit.sites
+
+
+def test_effects_that_would_be_maximised_are_refused():
+    X, _, group, eta, rng = data()
+    method = pg.SVGP(num_inducing=8, max_steps=2)
+    with pytest.raises(pg.ModelError, match=r"maximise \['u'\].*\['e'\] stand one a datum"):
+        pg.fit(_own, method, 0, X, group, y=rng.poisson(np.exp(eta)))
+    with pytest.raises(pg.ModelError, match=r"maximise \['v'\].*several functions.*AutoNormal"):
+        pg.fit(_classes, method, 0, X, group, y=rng.integers(0, 3, N))
+
+
+@pytest.mark.slow
+def test_what_the_refusal_names_fits():
+    """Laplace's method, a guide, and given values."""
+    X, _, group, _, rng = data()
+    y = rng.integers(0, 3, N)
+    local = pg.fit(_classes, pg.Laplace(), 0, X, group, y=y)
+    assert local.result == "converged" and local.sites["v"].mean.shape == (3, GROUPS)
+    guided = pg.SVGP(hyper=AutoNormal, num_inducing=6, max_steps=30)
+    with pytest.warns(UserWarning, match="as hyperparameters"):
+        fit = pg.fit(_classes, guided, 0, X, group, y=y, throw=False)
+    assert fit.hyper["v"].shape[1:] == (3, GROUPS)
+    assert fit.predict(X[:2], group[:2]).probs.shape == (2, 3)
+    held = pg.Fixed({"spread": 0.4, "v": np.zeros((3, GROUPS))})
+    fixed = pg.SVGP(hyper=held, num_inducing=6, max_steps=5)
+    assert np.isfinite(pg.fit(_classes, fixed, 0, X, group, y=y, throw=False).log_evidence)
 
 
 @pytest.mark.parametrize(

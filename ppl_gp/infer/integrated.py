@@ -5,6 +5,8 @@ they enter through one.
 import warnings
 from collections.abc import Mapping
 
+import numpy as np
+
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.hyperparameters import GAUSSIAN
 from ppl_gp.local.method import LocalMethod
@@ -15,27 +17,47 @@ from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 
 
-def with_effects(model: Declared, args: tuple, kwargs: dict, given: Mapping) -> Declared:
+def with_effects(
+    model: Declared, args: tuple, kwargs: dict, given: Mapping, maximised: bool = False
+) -> Declared:
     """The model that `SVGP` sees: effects beside GPs are integrated with them, where a datum sees
     one linear predictor and nothing but GPs stands one a datum. Several GPs alone keep a q(u) each.
+
+    Where it does not integrate them they are hyperparameters, and a warning says so; `maximised`
+    with the others (`MAP`), `ModelError` for effects of several values.
     """
     found = collapse(model, args, kwargs, given)
     if not isinstance(found, Collapsed):
         return model
-    gps = roles(run(model, args, kwargs, dict(given))).gps
+    trace = run(model, args, kwargs, dict(given))
+    gps = roles(trace).gps
     effects = sorted(set(found.plan.sites) - set(gps))
     own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
     if not gps or not effects:
         return model
     if not own and found.plan.functions == 1:
         return found
-    _tell_of_points([k for k in effects if k not in own], own)
+    left = [k for k in effects if k not in own]
+    why = f"{own} stand one a datum" if own else "a datum sees several functions"
+    if maximised:
+        _require_none_of_many([k for k in left if np.size(trace[k]["value"]) > 1], why)
+    _tell_of_points(left, why)
     return model
 
 
-def _tell_of_points(effects: list[str], own: list[str]) -> None:
+def _require_none_of_many(effects: list[str], why: str) -> None:
+    """Raise `ModelError` for effects that would be maximised together with their spread."""
+    if effects:
+        raise ModelError(
+            f"SVGP(hyper=MAP()) would maximise {effects}, effects of several values: {why}, and "
+            "SVGP() integrates effects beside GPs of one function a datum alone. Laplace(), EP() "
+            "and VI() integrate them; SVGP(hyper=AutoNormal), of numpyro.infer.autoguide, gives "
+            "them a Gaussian beside the hyperparameters; or hold them, hyper=Fixed({...})."
+        )
+
+
+def _tell_of_points(effects: list[str], why: str) -> None:
     """Warn that effects are left as hyperparameters, which other methods integrate."""
-    why = f"{own} stand one a datum" if own else "a datum sees several functions"
     if effects:
         warnings.warn(
             f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it "

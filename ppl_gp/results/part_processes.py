@@ -27,23 +27,39 @@ def part_processes(
     found, start = {}, 0
     for k in sorted(train.parts):
         part = train.parts[k]
-        width = part.flat.shape[1] if isinstance(part, Table) else 0
+        width = part.num_unknowns if isinstance(part, Table) else 0
         if k in priors and isinstance(part, Weighted):
             found |= _units(k, part, priors[k], process)
-        elif k in priors and isinstance(part, Table) and priors[k].event_shape == (width,):
-            found[k] = (
-                _of_unknowns(cast(SomeUnknowns, process.root.part(start, width)), priors[k])
-                if isinstance(process.root, Unknowns)
-                else _of_columns(part.flat, priors[k], process)
-            )
+        elif k in priors and isinstance(part, Table):
+            found |= _of_table(k, part, start, priors[k], process)
         start += width
     return found
 
 
+def _named(site: str, units: list) -> dict[str, Any]:
+    """One process, or one a unit of the site's plate."""
+    return {site if len(units) == 1 else f"{site}[{p}]": x for p, x in enumerate(units)}
+
+
 def _units(site: str, part: Weighted, prior: GP, process) -> dict[str, Posterior]:
-    P = part.weights.shape[1]
-    names = [site] if P == 1 else [f"{site}[{p}]" for p in range(P)]
-    return {k: _of_weighted(part.weights[:, p], prior, process) for p, k in enumerate(names)}
+    weights = part.weights
+    of = lambda p: _of_weighted(weights[:, p], prior, process)  # noqa: E731
+    return _named(site, [of(p) for p in range(weights.shape[1])])
+
+
+def _of_table(site: str, part: Table, start: int, prior: GP, process) -> dict[str, SparseProcess]:
+    """Of a GP at a table of places, or of each unit of one; its unknowns begin at `start`, units
+    outermost.
+    """
+
+    def of(first: int) -> SparseProcess:
+        if isinstance(process.root, Unknowns):
+            own = process.root.part(start + first, num)
+            return _of_unknowns(cast(SomeUnknowns, own), prior)
+        return _of_columns(part.flat[:, first : first + num], prior, process)
+
+    (num,) = prior.event_shape
+    return _named(site, [of(first) for first in range(0, part.num_unknowns, num)])
 
 
 def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, SparseProcess]:
@@ -54,12 +70,15 @@ def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, Spa
     found = {}
     for k, prior in priors.items():
         own = Points(prior.X) if k in variables.tables else variables.gps[k]
-        units, start = variables.units.get(k, 1), variables.start(k)
-        for p in range(units):
-            at, name = start + p * own.num, k if units == 1 else f"{k}[{p}]"
-            mean = process.mean[at : at + own.num]
-            reduction = reduction_of_some(process.reduction, at, own.num)
-            found[name] = SparseProcess(prior, own, own.root(prior), mean, reduction)
+        start = variables.start(k)
+
+        def of(first: int, prior=prior, own=own) -> SparseProcess:
+            mean = process.mean[first : first + own.num]
+            reduction = reduction_of_some(process.reduction, first, own.num)
+            return SparseProcess(prior, own, own.root(prior), mean, reduction)
+
+        units = range(start, start + variables.size(k), own.num)
+        found |= _named(k, [of(first) for first in units])
     return found
 
 

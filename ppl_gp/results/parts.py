@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
 
-from ppl_gp.draws import Draws
+from ppl_gp.draws import Draws, mixed_normals
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.model.collapse import collapse
@@ -26,7 +26,7 @@ from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.query.by_names import by_names
-from ppl_gp.results.query.mixture import Moments, mixture
+from ppl_gp.results.query.mixture import Moments, over_draws
 from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables
@@ -37,12 +37,13 @@ TOTAL, OFFSET = "total", "offset"
 
 def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
     """{site: what it adds to the linear predictor at new rows, `Normal` (M,), or (R, M) where a
-    datum sees R functions}, and `"total"`, their sum with what is known (`"offset"`, where it is
-    not zero).
+    datum sees R functions}, and `"total"`, their sum with what is known (`"offset"`, a `Delta`,
+    where it is not zero).
 
     A site whose mean is another site (group effects about a level) counts as what it adds to that.
-    Effects that stand one a datum are new at new rows: their prior. Hyperparameters that were
-    sampled: moments of the mixture. Arguments, errors and cost as `predict`, and O(M N^2) a part.
+    Effects that stand one a datum are new at new rows: their prior. Where the hyperparameters were
+    integrated, by `Sample` or `Grid`, each is the `MixtureSameFamily` over the S weighted draws,
+    O(S M) memory. Arguments, errors and cost as `predict`, and O(M N^2) a part and a draw.
 
     Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each.
     """
@@ -56,12 +57,24 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
             "fit.hyper and fit.latent."
         )
     found, offset = _components(case, _predictor_of_one(record))
+    known = {OFFSET: _known(record, offset)} if bool(jnp.any(offset != 0)) else {}
+    return {**known, **{k: _distribution(record, m) for k, m in found.items()}}
+
+
+def _distribution(record: Record, draws: Moments) -> dist.Distribution:
+    """Of moments of each draw, with a leading axis S."""
+    if record.sampled:
+        return mixed_normals(record.draws.log_weights, draws.mean, draws.variance)
     # a term that is not in every function has a variance of zero in the others
-    normal = {
-        k: dist.Normal(m.mean, jnp.sqrt(m.variance), validate_args=False) for k, m in found.items()
-    }
-    known = {OFFSET: dist.Delta(offset)} if bool(jnp.any(offset != 0)) else {}
-    return {**known, **normal}
+    return dist.Normal(draws.mean[0], jnp.sqrt(draws.variance[0]), validate_args=False)
+
+
+def _known(record: Record, offset: Array) -> dist.Distribution:
+    """What is known given the hyperparameters, (S, ...), which it may depend on."""
+    if bool(jnp.all(offset == offset[0])):
+        return dist.Delta(offset[0])
+    weights = dist.CategoricalLogits(record.draws.log_weights)
+    return dist.MixtureSameFamily(weights, dist.Delta(jnp.moveaxis(offset, 0, -1)))
 
 
 def _of_parts(kept) -> bool:
@@ -82,7 +95,9 @@ def _predictor_of_one(record: Record) -> Collapsed | None:
 
 @quick_jit
 def _components(case: Case, seen: Collapsed | None):
-    """({part: Moments}, the mean offset); `seen`: the predictor of a model of one GP."""
+    """({part: Moments}, the offset), each with a leading axis of the draws; `seen`: the predictor
+    of a model of one GP.
+    """
     (site,) = case.draws.kept
 
     def one(draw: Draws):
@@ -96,21 +111,18 @@ def _components(case: Case, seen: Collapsed | None):
             there = new.kernel.at(new.X)
             return _of_one(site, total, there.parts[site].weights[0, 0], there.offset[0])
         if not isinstance(case.model, Collapsed):
-            return {site: total, TOTAL: total}, Moments(jnp.zeros_like(total.mean), total.variance)
+            return {site: total, TOTAL: total}, jnp.zeros_like(total.mean)
         there = new.kernel.at(new.X)
         parts = _part_moments(prior.kernel.at(prior.X), there, root, kept)
-        offset = jnp.reshape(there.offset, total.mean.shape)
-        return {**parts, TOTAL: total}, Moments(offset, jnp.zeros_like(total.variance))
+        return {**parts, TOTAL: total}, jnp.reshape(there.offset, total.mean.shape)
 
-    found, offset = mixture(one, case.draws, case.draws.log_weights)
-    return found, offset.mean
+    return over_draws(one, case.draws)
 
 
 def _of_one(site: str, f: Moments, weight, offset):
     """({part: Moments}, the offset) of weight_n f_n + offset_n."""
     part = Moments(weight * f.mean, weight**2 * f.variance)
-    known = Moments(offset, jnp.zeros_like(offset))
-    return {site: part, TOTAL: Moments(part.mean + offset, part.variance)}, known
+    return {site: part, TOTAL: Moments(part.mean + offset, part.variance)}, offset
 
 
 def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str, Moments]:
@@ -142,16 +154,17 @@ def _explained(kept, root, C) -> tuple[Array, Array]:
     return C.T @ kept.alpha, root.explained(C)
 
 
-def effects(record: Record) -> dict[str, dist.Normal]:
+def effects(record: Record) -> dict[str, dist.Distribution]:
     """{integrated site that is no GP: its posterior marginals, `Normal` in the site's shape}, but
     for noise that stands one a datum, which `components` has at the rows it is asked for.
 
-    Hyperparameters that were sampled: moments of the mixture. O(N^3) a draw.
+    Where the hyperparameters were integrated, by `Sample` or `Grid`: the `MixtureSameFamily` of
+    these normals over the S weighted draws. O(N^3) a draw.
     """
     if not isinstance(record.model, Collapsed):
         return {}
     found = _effects(record.model, record.draws, record.args, record.kwargs)
-    return {k: dist.Normal(m.mean, jnp.sqrt(m.variance)) for k, m in found.items()}
+    return {k: _distribution(record, m) for k, m in found.items()}
 
 
 @quick_jit
@@ -181,4 +194,4 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
             found[k] = Moments(mean + shaped.mean, shaped.variance)
         return found
 
-    return mixture(one, draws, draws.log_weights)
+    return over_draws(one, draws)

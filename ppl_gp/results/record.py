@@ -110,8 +110,10 @@ class Record:
         """The posterior process, `fit.posterior(X_new)` at the GP site's own inputs; {site:
         process} for several sites.
 
-        Factored once, at the first use: O(N^3). Raises `ModelError` where a kernel is no function
-        of two rows, and of a predictor's parts where the hyperparameters were sampled.
+        Factored once, at the first use: O(N^3). Where the hyperparameters were integrated, by
+        `Sample` or `Grid`, a call mixes over the S weighted draws, O(S (N^3 + M N^2)), and answers
+        with a `MixtureSameFamily`. Raises `ModelError` where a kernel is no function of two rows,
+        and where the model has no GP.
         """
         if not self.latent:
             raise ModelError(
@@ -121,12 +123,14 @@ class Record:
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
             return process
-        if self.sampled:
+        found = (
+            _mixed_parts(self, self.model) if self.sampled else part_processes(self.model, process)
+        )
+        if not found:
             raise ModelError(
-                f"the GPs of this fit are parts of the predictor '{self.model.plan.name}', whose "
-                "hyperparameters were sampled; fit.components(X_new, ...) mixes over the draws."
+                "posterior: the model has no GP site; the effects that were integrated are in "
+                "fit.sites, and what they add at new rows in fit.components(X_new, ...)."
             )
-        found = part_processes(self.model, process)
         return next(iter(found.values())) if len(found) == 1 else found
 
     @functools.cached_property
@@ -232,12 +236,30 @@ def posterior_of(record: Record) -> Process | dict[str, Process]:
 
 def _process(record: Record, site: str) -> Process:
     if record.sampled:
-        return Mixture(lambda known: training_prior(record, site, known), site, record.draws)
+        return Mixture(lambda draw: _of_draw(record, site, draw), record.draws)
     draw = record.draws.at(0)
     root = _root(record.model, site, draw, record.args, record.kwargs)
     # The prior is made outside the compiled function: a mean or kernel may close over the
     # hyperparameters.
     return draw.kept[site].process(training_prior(record, site, draw.known), root)
+
+
+def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
+    """The posterior process at an entry of the draws. O(N^3)."""
+    kept = draw.kept[site]
+    if kept.mean.ndim > 1 and not isinstance(record.model, Collapsed):
+        raise ModelError(
+            "a mixture of several functions at one GP site has no one distribution; use "
+            "fit.predict or fit.sample."
+        )
+    return kept.process(training_prior(record, site, draw.known))
+
+
+def _mixed_parts(record: Record, model: Collapsed) -> dict[str, Mixture]:
+    """As `part_processes`, each mixed over the draws; the first draw says which there are."""
+    parts = lambda draw: part_processes(model, _of_draw(record, model.plan.name, draw))  # noqa: E731
+    of = lambda name: Mixture(lambda draw: parts(draw)[name], record.draws)  # noqa: E731
+    return {name: of(name) for name in parts(record.draws.at(0))}
 
 
 def feeds_another(record: Record) -> bool:

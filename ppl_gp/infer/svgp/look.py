@@ -74,7 +74,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     # a guide of one's own is written for the sites that are declared
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
         held = {**batch.given, **(method.hyper.values if isinstance(method.hyper, Fixed) else {})}
-        model = with_effects(model, batch.args, batch.kwargs, held)
+        point = isinstance(method.hyper, MAP)
+        model = with_effects(model, batch.args, batch.kwargs, held, maximised=point)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):

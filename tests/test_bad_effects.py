@@ -1,0 +1,136 @@
+"""Effects as they should not be, and are: a group that the model does not have, a design of rank
+below its columns, a level with one row, a scale of zero, one class. A right answer, or a typed
+error.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import minimize_scalar
+from scipy.special import expit
+from scipy.stats import norm
+
+import ppl_gp as pg
+
+N, GROUPS = 12, 4
+METHODS = {"laplace": pg.Laplace, "ep": pg.EP}
+every_method = pytest.mark.parametrize("method", METHODS)
+RNG = np.random.default_rng(1)
+X, Y = np.sort(RNG.uniform(-2.0, 2.0, N)), RNG.integers(0, 2, N)
+GROUP = np.array([0] * 4 + [1] * 4 + [2] * 3 + [3])  # the last level has one row
+HALF = RNG.normal(size=(N, 2))
+MIX = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, -2.0]])
+
+
+def _fit(method, model, *args, y=Y, **kwargs):
+    return pg.fit(model, METHODS[method](hyper=pg.Fixed({})), 0, *args, y=y, **kwargs)
+
+
+def groups(X, group, y=None, smooth=True, scale=0.8):
+    """A group effect, beside a GP or alone."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X)) if smooth else 0.0 * X
+    if scale is not None:
+        with numpyro.plate("groups", GROUPS):
+            f = f + numpyro.sample("u", dist.Normal(0.0, scale))[group]
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
+@every_method
+@pytest.mark.parametrize("entry", [GROUPS, -GROUPS - 1])
+def test_a_group_that_the_model_does_not_have(method, entry):
+    wrong = np.where(np.arange(N) == 5, entry, GROUP)
+    with pytest.raises(pg.DataError, match="a level that the model does not have"):
+        _fit(method, groups, X, wrong)
+
+
+def design(W, y=None, of=None):
+    """Coefficients of the columns of W, or others beta with W beta = HALF gamma."""
+    if of is None:
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.5).expand([3]).to_event(1))
+    else:
+        beta = numpyro.sample("beta", dist.MultivariateNormal(jnp.zeros(2), 2.25 * of @ of.T))
+    with numpyro.plate("data", W.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=W @ beta), obs=y)
+
+
+@pytest.mark.one_case
+@every_method
+def test_a_design_of_rank_below_its_columns_is_that_of_its_rank(method):
+    """Three coefficients of three columns that span two dimensions are two, gamma = MIX beta."""
+    three = _fit(method, design, HALF @ MIX)
+    two = _fit(method, design, HALF, of=jnp.asarray(MIX))
+    assert three.result == two.result == "converged"
+    np.testing.assert_allclose(three.log_evidence, two.log_evidence, atol=1e-8)
+    gamma = two.sites["beta"]
+    np.testing.assert_allclose(MIX @ three.sites["beta"].mean, gamma.mean, atol=1e-7)
+    new = RNG.normal(size=(3, 2))
+    found, wanted = three.predict(new @ MIX), two.predict(new)
+    np.testing.assert_allclose(found.f_mean, wanted.f_mean, atol=1e-7)
+    np.testing.assert_allclose(found.f_variance, wanted.f_variance, atol=1e-7)
+
+
+@pytest.mark.one_case
+@every_method
+def test_a_level_with_one_row_has_the_posterior_of_that_row(method):
+    """Without anything shared the levels are independent: EP of one factor is exact, by
+    quadrature; Laplace's method has that factor's mode and curvature.
+    """
+    y = Y.copy()
+    y[-1] = 1
+    fit = _fit(method, groups, X, GROUP, y=y, smooth=False)
+    assert fit.result == "converged"
+    found = np.array([fit.sites["u"].mean[3], fit.sites["u"].variance[3]])
+    density = lambda u: expit(u) * norm(0.0, 0.8).pdf(u)  # noqa: E731
+    if method == "ep":
+        moments = [quad(lambda u, k=k: u**k * density(u), -8.0, 8.0)[0] for k in range(3)]
+        mean = moments[1] / moments[0]
+        wanted, atol = [mean, moments[2] / moments[0] - mean**2], 1e-6
+    else:
+        mode = minimize_scalar(lambda u: -np.log(density(u)), bounds=(0.0, 2.0), method="bounded")
+        p = expit(mode.x)
+        wanted, atol = [mode.x, 1.0 / (p * (1.0 - p) + 1.0 / 0.64)], 1e-5
+    np.testing.assert_allclose(found, wanted, atol=atol)
+
+
+@pytest.mark.one_case
+@every_method
+def test_an_effect_of_scale_zero_is_none(method):
+    zero, without = (_fit(method, groups, X, GROUP, scale=s) for s in (0.0, None))
+    assert zero.result == "converged"
+    np.testing.assert_allclose(zero.log_evidence, without.log_evidence, atol=1e-7)
+    np.testing.assert_allclose(zero.sites["u"].mean, np.zeros(GROUPS), atol=1e-12)
+    np.testing.assert_allclose(zero.sites["u"].variance, np.zeros(GROUPS), atol=1e-12)
+    found, wanted = (f.predict(X[:3], GROUP[:3]) for f in (zero, without))
+    np.testing.assert_allclose(found.f_mean, wanted.f_mean, atol=1e-7)
+    np.testing.assert_allclose(found.f_variance, wanted.f_variance, atol=1e-7)
+
+
+def one_class(X, y=None, probit=False):
+    with numpyro.plate("classes", 1):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    shown = pg.observations.MultinomialProbit(f.T) if probit else dist.Categorical(logits=f.T)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", shown, obs=y)
+
+
+@pytest.mark.one_case
+@every_method
+def test_one_class_is_certain_and_tells_nothing(method):
+    fit = _fit(method, one_class, X, y=np.zeros(N, int))
+    assert fit.result == "converged"
+    np.testing.assert_allclose(fit.log_evidence, 0.0, atol=1e-7)
+    new = np.array([-1.0, 0.5, 3.0])
+    found = fit.predict(new)
+    np.testing.assert_allclose(np.ravel(found.f_mean), np.zeros(3), atol=1e-6)
+    np.testing.assert_allclose(np.ravel(found.f_variance), np.ones(3), atol=1e-6)
+    np.testing.assert_allclose(found.probs, np.ones((3, 1)), atol=1e-9)
+
+
+@every_method
+def test_one_class_of_noisy_functions_is_refused(method):
+    with pytest.raises(pg.DataError, match="C >= 2 classes"):
+        _fit(method, one_class, X, y=np.zeros(N, int), probit=True)
