@@ -49,6 +49,7 @@ LAYERS = [
     "results.predict",
     "results.corrected_draws",
     "results.whole_tree",
+    "results.symmetry",
     "results.datatree",
     "results.cavities",
     "results.left_out",
