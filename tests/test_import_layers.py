@@ -51,6 +51,7 @@ LAYERS = [
     "results.corrected_draws",
     "results.whole_tree",
     "results.named_tree",
+    "results.symmetry",
     "results.datatree",
     "results.cavities",
     "results.left_out",

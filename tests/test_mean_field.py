@@ -322,20 +322,18 @@ def test_nodes_have_the_statistics_of_q(i):
         assert np.all(np.isfinite(value))
 
     # log q itself is affine in t: its natural parameters must come back
-    def log_q(values):
-        joint = [d.log_prob(values[k]) for k, d in q.distributions().items()]
-        return sum(jnp.sum(x) for x in joint)
+    def energy(c):
+        nodes = q.nodes(c)
+        return jnp.sum(nodes.weights * jax.vmap(q.log_prob)(nodes.values))
 
+    again = q.natural(c, jax.grad(energy)(c))
+    for x, y in zip(jax.tree.leaves(q), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(energy(c), -q.entropy(), rtol=1e-9)  # H = -E[log q]
     if len(q.sites) == 1:
-
-        def energy(c):
-            nodes = q.nodes(c)
-            return jnp.sum(nodes.weights * jax.vmap(log_q)(nodes.values))
-
-        again = q.natural(c, jax.grad(energy)(c))
-        for x, y in zip(jax.tree.leaves(q), jax.tree.leaves(again), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
-        np.testing.assert_allclose(energy(c), -q.entropy(), rtol=1e-9)  # H = -E[log q]
+        ((site, d),) = q.distributions().items()
+        z = q.somewhere(random.key(2))
+        np.testing.assert_allclose(q.log_prob(z), jnp.sum(d.log_prob(z[site])), rtol=1e-9)
 
 
 @pytest.mark.one_case

@@ -55,7 +55,7 @@ def single(name: str, site: dict) -> Family:
     if inner == constraints.positive_definite:
         inverted = isinstance(fn, dist.InverseWishart)
         value = jnp.asarray(site["value"])
-        mean = jnp.linalg.inv(value) if inverted else fn.mean
+        mean = jnp.linalg.inv(value) if inverted else _mean_or(fn, value)
         return wishart((name,), shape[:-2], jnp.broadcast_to(mean, shape), inverted)
     raise ModelError(
         f"MeanField() has no family for site '{name}' ({type(fn).__name__} on {support}): it has "
@@ -71,9 +71,18 @@ def _elementwise(support):
 
 
 def _middle(site: dict):
-    """The prior mean where it is finite, else the value drawn."""
-    mean, value = jnp.broadcast_to(unwrap(site["fn"]).mean, site["fn"].shape()), site["value"]
+    """The prior mean where there is one and it is finite, else the value drawn."""
+    value = jnp.asarray(site["value"], jnp.result_type(float))
+    mean = jnp.broadcast_to(_mean_or(unwrap(site["fn"]), value), site["fn"].shape())
     return jnp.where(jnp.isfinite(mean) & (mean > 0), mean, value)
+
+
+def _mean_or(fn, value):
+    """The mean of a distribution that has one, of an improper one the value."""
+    try:
+        return fn.mean
+    except NotImplementedError:
+        return value
 
 
 def _discrete(name: str, site: dict) -> Family:

@@ -48,6 +48,11 @@ class Discrete(Family):
         """
         return {self.sites[0]: dist.Categorical(probs=jnp.exp(self.log_probs))}
 
+    def log_prob(self, values):
+        """Of labels among the categories."""
+        own = values[self.sites[0]][..., None] == jnp.asarray(self.categories)
+        return jnp.sum(jnp.where(own, self.log_probs, 0.0))
+
     def draw(self, key, num):
         """Independent."""
         k = random.categorical(key, self.log_probs, shape=(num, *self.batch))

@@ -57,6 +57,13 @@ class Family(eqx.Module):
     def distributions(self) -> dict[str, dist.Distribution]:
         """{site: its marginal under q}, of the site's own shape."""
 
+    def log_prob(self, values: Values) -> Array:
+        """log q at the sites' values, nats, all elements together. Of a family of several sites, or
+        of matrices: its own.
+        """
+        ((site, q),) = self.distributions().items()
+        return jnp.sum(q.log_prob(values[site]))
+
     @abstractmethod
     def draw(self, key, num: int) -> Values:
         """{site: (num, ...)}."""

@@ -74,6 +74,13 @@ class Gaussian(Family):
                 found[site] = dist.MultivariateNormal(m, S)
         return found
 
+    def log_prob(self, values):
+        """Of all sites together."""
+        mean, _ = self.coordinates()
+        apart = self.together(values) - mean
+        distance = jnp.einsum("...i,...ij,...j->...", apart, self.precision, apart)
+        return 0.5 * jnp.sum(log_det(self.precision) - self.size * LOG_2PI - distance)
+
     def draw(self, key, num):
         """By the root of the precision."""
         mean, covariance = self.coordinates()

@@ -18,6 +18,7 @@ from ppl_gp.conjugate.wishart import (
     from_triangle,
     some_triangles,
     wishart_entropy,
+    wishart_log_prob,
 )
 from ppl_gp.numerics.roots import inverse, log_det, root
 
@@ -81,6 +82,15 @@ class NormalGamma(Family):
         own = a - jnp.log(self.rate) + gammaln(a) + (1.0 - a) * digamma(a)
         normal = 0.5 * (self.size * (1.0 + LOG_2PI - log_w) - log_det(self.P))
         return jnp.sum(own + normal)
+
+    def log_prob(self, values):
+        """log q(w) + log q(m | w)."""
+        m, w = values[self.sites[0]].reshape(*self.batch, self.size), values[self.sites[1]]
+        _, _, mean, _ = self.coordinates()
+        distance = jnp.einsum("...i,...ij,...j->...", m - mean, self.P, m - mean)
+        normal = self.size * (jnp.log(w) - LOG_2PI) + log_det(self.P) - w * distance
+        own = self.shape * jnp.log(self.rate) - gammaln(self.shape) - self.rate * w
+        return jnp.sum(own + (self.shape - 1.0) * jnp.log(w) + 0.5 * normal)
 
     def distributions(self):
         """Student-t (`MultivariateStudentT` of several values) and `Gamma`."""
@@ -184,6 +194,14 @@ class NormalWishart(Family):
         log_W = expected_log_det(self.df, self.rate)
         constant = self.size * (1.0 + LOG_2PI - jnp.log(self.strength))
         return jnp.sum(wishart_entropy(self.df, self.rate) + 0.5 * (constant - log_W))
+
+    def log_prob(self, values):
+        """log q(W) + log q(m | W)."""
+        m, W = values[self.sites[0]], values[self.sites[1]]
+        apart = m - self.linear / self.strength[..., None]
+        distance = self.strength * jnp.einsum("...i,...ij,...j->...", apart, W, apart)
+        normal = self.size * (jnp.log(self.strength) - LOG_2PI) + log_det(W) - distance
+        return jnp.sum(wishart_log_prob(W, self.df, self.rate) + 0.5 * normal)
 
     def distributions(self):
         """`MultivariateStudentT` and `Wishart`."""

@@ -36,6 +36,12 @@ def wishart_entropy(df, rate):
     return log_normaliser(df, rate) - 0.5 * (df - D - 1.0) * log_mean + 0.5 * df * D
 
 
+def wishart_log_prob(W, df, rate):
+    """PRML (B.78)."""
+    own = 0.5 * (df - rate.shape[-1] - 1.0) * log_det(W)
+    return own - 0.5 * jnp.sum(rate * W, (-2, -1)) - log_normaliser(df, rate)
+
+
 def from_triangle(row: Array, size: int) -> Array:
     """L L' of its free entries, the diagonal's logarithms first."""
     L = jnp.diag(jnp.exp(row[:size])).at[jnp.tril_indices(size, -1)].set(row[size:])
@@ -100,6 +106,12 @@ class Wishart(Family):
         """Of the site."""
         volume = (self.size + 1.0) * expected_log_det(self.df, self.rate) if self.inverted else 0.0
         return jnp.sum(wishart_entropy(self.df, self.rate) - volume)
+
+    def log_prob(self, values):
+        """Of the site."""
+        W = self._own(values[self.sites[0]])
+        volume = (self.size + 1.0) * log_det(W) if self.inverted else 0.0
+        return jnp.sum(wishart_log_prob(W, self.df, self.rate) + volume)
 
     def distributions(self):
         """`Wishart` or `InverseWishart`."""

@@ -114,6 +114,11 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
         "local_bounds": list(structure.joint.bounded),
     }
     value = float(state.bound[best])
+    if not np.isfinite(value) and (improper := _improper(q)):
+        stats["caution"] = (
+            f"q of {improper} is no distribution, as where the data do not make up for an improper "
+            "prior; give these sites a proper one"
+        )
     return Fit(
         model=model,
         method=method,
@@ -194,6 +199,13 @@ def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
     # over starts, can wait for each other for ever (`numerics.lapack`).
     return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
+
+
+def _improper(q) -> list[str]:
+    """Sites of blocks whose moments are no numbers."""
+    moments = [jax.tree.leaves(f.coordinates()) for f in q]
+    finite = [all(bool(jnp.all(jnp.isfinite(x))) for x in m) for m in moments]
+    return [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]
 
 
 def _draws(q, trace: dict, key, num: int) -> Draws:

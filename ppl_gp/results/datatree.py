@@ -26,6 +26,7 @@ from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, feeds_another, prior_at
+from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.whole_tree import further_groups
 from ppl_gp.storage.versions import package_versions
 from ppl_gp.wrappers import bare, mask_of
@@ -49,7 +50,8 @@ def to_datatree(
     observed site and datum; 0 where masked; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
-    Attributes: method, result, log_evidence, seconds.
+    Attributes: method, result, log_evidence, seconds; symmetries, where the posterior does not tell
+    the entries of a plate apart (`results.symmetry`: label switching).
 
     `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
@@ -325,5 +327,6 @@ def _attributes(fit) -> dict:
         "result": str(fit.result),
         "log_evidence": fit.log_evidence,
         "seconds": fit.stats.get("seconds"),
+        "symmetries": "; ".join(str(s) for s in symmetries(fit)) or None,
     }
     return {k: v for k, v in known.items() if v is not None}

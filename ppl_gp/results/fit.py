@@ -13,6 +13,7 @@ from ppl_gp.results.predict.infer_latents import infer_latents
 from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save
+from ppl_gp.results.symmetry import Symmetry, symmetries
 from ppl_gp.threads import one_at_a_time
 
 
@@ -77,6 +78,14 @@ class Fit(Record):
     def _is_discrete(self, sites) -> bool:
         (one,) = [q for q in self.blocks if list(q.sites) == sites]
         return isinstance(one, Discrete)
+
+    @functools.cached_property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """Plates whose entries the posterior does not tell apart, a mixture's components, as
+        `ppl_gp.results.symmetry.symmetries`.
+        """
+        require_unchanged(self.model)
+        return symmetries(self)
 
     @_verb
     def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):

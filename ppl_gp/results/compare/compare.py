@@ -26,8 +26,9 @@ class Comparison:
     """Fits of one model to the same data, and their scores. Made by `compare`; `add` takes a
     further fit.
 
-    `print(comparison)` shows one column a method; `table` is a list of {quantity: value}, one a
-    method, `None` where a quantity does not exist, with the reasons in `notes`:
+    `print(comparison)` shows one column a method, and tells of label switching
+    (`fit.symmetries`); `table` is a list of {quantity: value}, one a method, `None` where a
+    quantity does not exist, with the reasons in `notes`:
 
     - `result`, `compile_seconds`, `run_seconds`;
     - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the
@@ -75,9 +76,7 @@ class Comparison:
         log_density = np.asarray(
             fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
         )
-        error = scores.error(prediction, self.y_test)
-        numbers = None if scores.is_classification(prediction) else self._pit(fit)
-        calibration = scores.calibration(prediction, self.y_test, numbers)
+        error, calibration = self._errors(fit, prediction)
         return {
             "method": name,
             "result": str(fit.result),
@@ -92,6 +91,14 @@ class Comparison:
             "calibration_name": calibration.name,
             **self._leave_one_out(name, fit),
         }
+
+    def _errors(self, fit: Fit, prediction) -> tuple[scores.Score, scores.Score]:
+        """(error, calibration); of a model that observes its inputs, none."""
+        if self.y_test is None:
+            return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
+        numbers = None if scores.is_classification(prediction) else self._pit(fit)
+        error = scores.error(prediction, self.y_test)
+        return error, scores.calibration(prediction, self.y_test, numbers)
 
     def _pit(self, fit):
         if isinstance(self.y_test, dict):
@@ -168,7 +175,12 @@ class Comparison:
         if self.reference_error is not None:
             text += (
                 f"{self.reference_name}'s own Monte Carlo error: about "
-                f"{self.reference_error:.2f} sd."
+                f"{self.reference_error:.2f} sd. "
+            )
+        for symmetry in next(iter(self.fits.values())).symmetries if self.fits else ():
+            text += (
+                f"Label switching: the posterior is the same under all orders of {symmetry}; what "
+                "a fit says of one entry is of the order that it, or a draw, has. "
             )
         return text.strip()
 
@@ -189,7 +201,7 @@ class Comparison:
 def compare(
     fits: Mapping[str, Fit],
     X_test,
-    y_test,
+    y_test=None,
     *args,
     reference: str | None = None,
     rng_key=0,
@@ -199,9 +211,10 @@ def compare(
     """Compare fits of one model to the same data.
 
     **Arguments:** `fits`: {name: fit}; `X_test` (M, D), `y_test` (M,), arrays or frames with the
-    columns of training; the model's other arguments
-    at the test inputs (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that
-    distances are taken to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
+    columns of training; `y_test` is left out for models that observe their inputs (a mixture),
+    whose rows are scored by log density alone; the model's other arguments at the test inputs
+    (`exposure=...`) as in `fit.predict`; `reference`: the name of the fit that distances are taken
+    to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
 
     **Returns** a `Comparison`; `print` it. **Raises** `DataError`: no fits, an unknown reference,
     test data of different lengths, fits to different training data; `ModelError`: fits of different
@@ -215,7 +228,7 @@ def compare(
         raise DataError(f"compare(reference={reference!r}) is none of the fits {list(fits)}.")
     X_test, y_test, args, kwargs = _plain(fits, X_test, y_test, args, kwargs)
     X_test, y_test = as_array("X_test", X_test), as_array("y_test", y_test)
-    if np.shape(X_test)[:1] != np.shape(y_test)[:1]:
+    if y_test is not None and np.shape(X_test)[:1] != np.shape(y_test)[:1]:
         raise DataError(
             f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one "
             "observation a row of X_test."

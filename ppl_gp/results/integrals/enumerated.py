@@ -51,13 +51,13 @@ def _support(site: dict, num: int) -> list[int] | None:
     return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
 
 
-def log_density_of_labels(case: Case, draw: Draws, observations: dict, labels):
+def log_density_of_labels(case: Case, hyper: dict, observations: dict, labels):
     """log p(y_n, z_n = labels) of every row, (M,), `labels` (sites,) the same in all rows or
-    (sites, M).
+    (sites, M); `hyper`: {site: value} of what stands in no row.
     """
     names, num = case.layout.local_latents, case.layout.num
     z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, labels, strict=True)}
-    trace = run(case.model, case.new_args, {**case.new_kwargs, **observations}, {**draw.hyper, **z})
+    trace = run(case.model, case.new_args, {**case.new_kwargs, **observations}, {**hyper, **z})
     prior = sum(log_prob_per_datum({**trace[k], "scale": None}) for k in names)
     return prior + log_density_per_datum(trace, case.layout)
 
@@ -65,7 +65,7 @@ def log_density_of_labels(case: Case, draw: Draws, observations: dict, labels):
 def summed_log_density(case: Case, draw: Draws, observations: dict, labels):
     """log p(y_n) at one draw, (M,). K runs of the model."""
     return logsumexp(
-        lax.map(lambda z: log_density_of_labels(case, draw, observations, z), labels), 0
+        lax.map(lambda z: log_density_of_labels(case, draw.hyper, observations, z), labels), 0
     )
 
 
@@ -73,12 +73,12 @@ def summed_log_density(case: Case, draw: Draws, observations: dict, labels):
 def _apart(case: Case, draw: Draws, observations: dict, labels):
     rng, K, num = np.random.default_rng(0), len(labels), case.layout.num
     alone = lax.map(
-        lambda z: log_density_of_labels(case, draw, observations, z), jnp.asarray(labels)
+        lambda z: log_density_of_labels(case, draw.hyper, observations, z), jnp.asarray(labels)
     )
     same = jnp.ones((), bool)
     for _ in range(_PROBES):
         which = rng.integers(0, K, num)
-        mixed = log_density_of_labels(case, draw, observations, jnp.asarray(labels)[which].T)
+        mixed = log_density_of_labels(case, draw.hyper, observations, jnp.asarray(labels)[which].T)
         own = alone[which, np.arange(num)]
         close = jnp.abs(mixed - own) <= 1e-9 * (1.0 + jnp.abs(own))
         same &= jnp.all(close | (mixed == own))

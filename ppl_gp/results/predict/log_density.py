@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
 
+from ppl_gp.conjugate.family import Family
 from ppl_gp.model.concave import is_concave
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.averages import (
@@ -23,6 +24,7 @@ from ppl_gp.results.integrals.averages import (
     trace_above,
 )
 from ppl_gp.results.integrals.enumerated import combinations, summed_log_density
+from ppl_gp.results.integrals.factorised import integrated_log_density
 from ppl_gp.results.integrals.groups import coupled_groups, outer_sites
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
@@ -52,8 +54,10 @@ def log_density_at(
     observations: dict,
     num_draws: int | None,
     effective: float | None,
+    blocks: tuple[Family, ...] = (),
 ) -> LogDensity:
-    """The log density mixed over draws.
+    """The log density mixed over draws; integrated over the `blocks` of mean field where that is
+    exact.
 
     `effective`: how many independent draws of the posterior the fit's are worth, if they are random
     ones; where they are not (one setting, or weighted points) only what is drawn within each counts
@@ -66,6 +70,10 @@ def log_density_at(
         else MIN_DRAWS
     )
     labels = combinations(case, observations) if integration is Integration.layers else None
+    if blocks:
+        exact = integrated_log_density(case, blocks, observations, labels)
+        if exact is not None:
+            return LogDensity(exact, jnp.zeros_like(exact), jnp.zeros_like(exact))
     log_p, nodes, within, between = (
         _log_density(case, integration, groups, observations, num_draws or least)
         if labels is None

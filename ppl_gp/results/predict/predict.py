@@ -202,6 +202,10 @@ def log_density(
     their log densities add up under the integral over f. A row that a mask leaves out scores 0;
     `scale` handlers do not count. The mixture over draws is a logsumexp.
 
+    Under `MeanField()`, labels of new rows are summed, and where a row's density is proved the
+    exponential of statistics of the factors of q, apart from each other, q is integrated exactly (a
+    mixture of Student-t for normal-Wishart factors): its error is zero.
+
     Functions that the likelihood does not couple are integrated apart, by quadrature, and two or
     three that it couples by cubature. What is left is averaged over `num_draws` draws in all (at
     least; default 1000, 4000 of latents): more functions than three (weighted
@@ -233,7 +237,9 @@ def log_density(
     case = case_at(fit, X_new, args, kwargs)
     observations = {} if y_new is None else observations_at(case, y_new)
     integration = plan_integration(case)
-    found = log_density_at(case, integration, observations, num_draws, fit.independent_draws)
+    found = log_density_at(
+        case, integration, observations, num_draws, fit.independent_draws, fit.blocks
+    )
     log_p, error = found.value, jnp.sqrt(found.nodes**2 + found.draws**2)
     if not with_error:
         _warn_of_errors(found)
