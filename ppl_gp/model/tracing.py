@@ -67,10 +67,11 @@ class settle(Messenger):
             return
         fn: Any = unwrap(msg["fn"])
         if isinstance(fn, dist.Gamma | dist.InverseGamma):
-            ratio = fn.concentration / fn.rate
+            shape: Any = fn.concentration
+            ratio = shape / fn.rate
             middle = ratio if isinstance(fn, dist.Gamma) else 1.0 / ratio
             drawn = msg["fn"](*msg["args"], **msg["kwargs"])
-            msg["value"] = jnp.where(fn.concentration < _VAGUE, middle, drawn)
+            msg["value"] = jnp.where(shape < _VAGUE, middle, drawn)
 
 
 class set_gps(Messenger):

@@ -3,8 +3,8 @@
 import json
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from ppl_gp.frames.table import ArrayNames
 from ppl_gp.model.arguments import Leaves
@@ -69,7 +69,7 @@ def _of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 def _same(a, b) -> bool:
     return a is b or (
-        not isinstance(a, jax.core.Tracer)
+        not isinstance(a, Tracer)
         and np.shape(a) == np.shape(b)
         and bool(np.array_equal(np.asarray(a), np.asarray(b)))
     )

@@ -103,7 +103,8 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
     def __getstate__(self):
         """The fit as `fit.save` writes it, without the observations; the model by its name."""
-        state = dict(super().__getstate__())
+        kept: Any = super().__getstate__()
+        state = dict(kept)
         if _FIT in state:
             state[_FIT] = to_bytes(self.fit_result_, self.model_)
         return state

@@ -1,5 +1,7 @@
 """`GPRegressor`."""
 
+from typing import Any, cast
+
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
@@ -43,8 +45,8 @@ class GPRegressor(RegressorMixin, GPEstimator):
         are equal.
         """
         fewest = 2 if self.model is None else 1  # one row has no distances and no variance
-        checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
-        X, y = validate_data(self, X, y, **checks)
+        checks: Any = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
+        X, y = cast(Any, validate_data(self, X, y, **checks))
         return self._infer(np.asarray(X), y.astype(X.dtype) if self.model is None else y)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):

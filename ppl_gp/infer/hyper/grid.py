@@ -102,7 +102,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
     centre, _ = ravel_pytree(ascent.space.unconstrain(mode.hyper))
-    total = logsumexp(log_weights)
+    total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
         log_weights = log_weights - total
     reach = _reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch)
@@ -117,7 +117,7 @@ def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result,
         kwargs=problem.kwargs,
         draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
         log_evidence=None,
-        result=_ended(result, reach, float(total)),
+        result=_ended(result, reach, total),
         stats={
             **mode.stats,
             **tell_of_width(problem.method, ratios, np.exp(log_weights)),

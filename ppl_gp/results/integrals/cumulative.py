@@ -28,7 +28,8 @@ def _cumulative(core: Any, value):
     if isinstance(core, dist.GeometricProbs | dist.GeometricLogits):
         return 1.0 - jnp.exp((jnp.floor(value) + 1.0) * jnp.log1p(-p))
     if isinstance(core, ZeroInflatedProbs | ZeroInflatedLogits):
-        return core.gate * (value >= 0) + (1.0 - core.gate) * _cumulative(core.base_dist, value)
+        gate: Any = core.gate
+        return gate * (value >= 0) + (1.0 - gate) * _cumulative(core.base_dist, value)
     if isinstance(core, dist.TransformedDistribution):
         return _transformed(core, value)
     return _inside(core.cdf(value), core.support, value)
