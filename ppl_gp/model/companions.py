@@ -49,28 +49,17 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
         return kernels
 
     sites = frozenset(k for k, _ in model.reading.axes) - set(kernels)
-
-    def seen(taken, hyper) -> dict:
-        trace = run(
-            handlers.substitute(model, substitute_fn=_of_inputs), *leaves.replaced(taken), hyper
-        )
-        return {k: s for k, s in trace.items() if k in sites}
-
     # Of the training inputs, for all runs: a kernel may refuse inputs that nobody gave it.
     known = {k: x for k, x in hyper.items() if _is_finite(x)}  # a fit may have failed
-    inputs = _leniently(
-        lambda taken, hyper: {
-            k: unwrap(s["fn"]).X for k, s in seen(taken, hyper).items() if is_gp(s)
-        }
-    )
-    probes = {k: _some_rows(X) for k, X in inputs(rows, known).items()}
-    compiled = _leniently(lambda taken, hyper: _by_row(seen(taken, hyper), probes))
+    inputs = _leniently(_inputs, model, sites, *leaves.replaced(rows), known)
+    probes = {k: _some_rows(X) for k, X in inputs.items()}
 
     def at(source) -> dict[str, np.ndarray]:
         """{site: (N, ...)} with the arguments of other rows; a site of a plate that subsamples has
         fewer rows and is left out.
         """
-        told = compiled({p: np.take(x, source, axes[p]) for p, x in rows.items()}, known)
+        taken = leaves.replaced({p: np.take(x, source, axes[p]) for p, x in rows.items()})
+        told = _leniently(_by_row, model, sites, *taken, known, probes)
         return {k: np.asarray(x) for k, x in told.items() if len(x) == len(source)}
 
     everyone, moves = np.arange(num), np.random.default_rng(0).permutation(num) < (num + 1) // 2
@@ -94,17 +83,14 @@ def _of_inputs(site):
     return jnp.broadcast_to(gp.mean + 0.7 + jnp.mean(X / (1.0 + jnp.abs(X)), 1), site["fn"].shape())
 
 
-def _leniently(function: Callable) -> Callable:
-    """Compiled, and as it is where the model reads the values of arrays."""
-    compiled = quick_jit(function)
-
-    def call(*args):
-        try:
-            return compiled(*args)
-        except VALUE_WANTED:
-            return function(*args)
-
-    return call
+def _leniently(compiled: Callable, *args) -> dict:
+    """What a compiled function gives, and the function itself where the model reads the values of
+    arrays.
+    """
+    try:
+        return compiled(*args)
+    except VALUE_WANTED:
+        return compiled.__wrapped__(*args)
 
 
 def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
@@ -144,8 +130,25 @@ def _has_latents(model: Declared, seen: Mapping) -> bool:
     return any(k not in seen for k, _ in model.reading.axes)
 
 
-def _by_row(trace: dict, probes: Mapping[str, np.ndarray]) -> dict[str, jnp.ndarray]:
+def _seen(model, sites: frozenset[str], args: tuple, kwargs: dict, hyper: Mapping) -> dict:
+    trace = run(handlers.substitute(model, substitute_fn=_of_inputs), args, kwargs, hyper)
+    return {k: s for k, s in trace.items() if k in sites}
+
+
+# With the model among their arguments: another fit of it compiles nothing.
+@quick_jit
+def _inputs(model, sites: frozenset[str], args: tuple, kwargs: dict, hyper: Mapping) -> dict:
+    """{GP site: its inputs}."""
+    trace = _seen(model, sites, args, kwargs, hyper)
+    return {k: unwrap(s["fn"]).X for k, s in trace.items() if is_gp(s)}
+
+
+@quick_jit
+def _by_row(
+    model, sites: frozenset[str], args: tuple, kwargs: dict, hyper: Mapping, probes: Mapping
+) -> dict[str, jnp.ndarray]:
     """{site: (N, ...)}."""
+    trace = _seen(model, sites, args, kwargs, hyper)
     found = {}
     for name, site in trace.items():
         if is_gp(site) and site["data_axis"] is not None:
@@ -157,7 +160,7 @@ def _by_row(trace: dict, probes: Mapping[str, np.ndarray]) -> dict[str, jnp.ndar
     return found
 
 
-def _gp_by_row(gp: GP, probe: np.ndarray | None) -> jnp.ndarray:
+def _gp_by_row(gp: GP, probe) -> jnp.ndarray:
     """Inputs, means, and a number that tells of the kernel at the rows of `probe`, (N, columns)."""
     num = gp.X.shape[0]
     columns = [jnp.reshape(gp.X, (num, -1)), jnp.reshape(jnp.moveaxis(gp.mean, -1, 0), (num, -1))]
