@@ -170,6 +170,7 @@ def test_functions_at_a_table_of_places_have_a_process_each(num):
         np.testing.assert_allclose(found.covariance_matrix, wanted, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_effects_alone_have_no_process():
     rows, y = rows_of(9, 3), np.random.default_rng(3).normal(size=9)
     fit = pg.fit(

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from ppl_gp.conjugate.family import Family
@@ -256,10 +257,12 @@ def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
 
 
 def _mixed_parts(record: Record, model: Collapsed) -> dict[str, Mixture]:
-    """As `part_processes`, each mixed over the draws; the first draw says which there are."""
+    """As `part_processes`, each mixed over the draws. Which there are is read off abstractly."""
     parts = lambda draw: part_processes(model, _of_draw(record, model.plan.name, draw))  # noqa: E731
     of = lambda name: Mixture(lambda draw: parts(draw)[name], record.draws)  # noqa: E731
-    return {name: of(name) for name in parts(record.draws.at(0))}
+    names: list[str] = []
+    jax.eval_shape(lambda draw: names.extend(parts(draw)), record.draws.at(0))
+    return {name: of(name) for name in names}
 
 
 def feeds_another(record: Record) -> bool:
