@@ -29,12 +29,13 @@ def _fit(method, model, *args, y=Y, **kwargs):
     return pg.fit(model, METHODS[method](hyper=pg.Fixed({})), 0, *args, y=y, **kwargs)
 
 
-def groups(X, group, y=None, smooth=True, scale=0.8):
-    """A group effect, beside a GP or alone."""
+def groups(X, group, y=None, smooth=True, scale=0.8, checked=None):
+    """A group effect, beside a GP or alone; `checked`: whether its scale is."""
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X)) if smooth else 0.0 * X
     if scale is not None:
         with numpyro.plate("groups", GROUPS):
-            f = f + numpyro.sample("u", dist.Normal(0.0, scale))[group]
+            prior = dist.Normal(0.0, scale, validate_args=checked)
+            f = f + numpyro.sample("u", prior)[group]
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
 
@@ -98,8 +99,8 @@ def test_a_level_with_one_row_has_the_posterior_of_that_row(method):
 
 @pytest.mark.one_case
 @every_method
-def test_an_effect_of_scale_zero_is_none(method):
-    zero, without = (_fit(method, groups, X, GROUP, scale=s) for s in (0.0, None))
+def test_an_effect_of_scale_zero_is_none_where_it_is_not_checked(method):
+    zero, without = (_fit(method, groups, X, GROUP, scale=s, checked=False) for s in (0.0, None))
     assert zero.result == "converged"
     np.testing.assert_allclose(zero.log_evidence, without.log_evidence, atol=1e-7)
     np.testing.assert_allclose(zero.sites["u"].mean, np.zeros(GROUPS), atol=1e-12)
@@ -107,6 +108,19 @@ def test_an_effect_of_scale_zero_is_none(method):
     found, wanted = (f.predict(X[:3], GROUP[:3]) for f in (zero, without))
     np.testing.assert_allclose(found.f_mean, wanted.f_mean, atol=1e-7)
     np.testing.assert_allclose(found.f_variance, wanted.f_variance, atol=1e-7)
+
+
+def unknown_scale(X, group, y=None):
+    groups(X, group, y, scale=numpyro.sample("sd", dist.HalfNormal(1.0)))
+
+
+@every_method
+def test_an_effect_of_scale_zero_is_refused(method):
+    """By NumPyro, with the line of the model; as a hyperparameter by its support."""
+    with pytest.raises(pg.DataError, match="invalid scale parameter.*groups, line"):
+        _fit(method, groups, X, GROUP, scale=0.0)
+    with pytest.raises(pg.DataError, match="'sd'"):
+        pg.fit(unknown_scale, METHODS[method](hyper=pg.Fixed({"sd": 0.0})), 0, X, GROUP, y=Y)
 
 
 def one_class(X, y=None, probit=False):

@@ -178,7 +178,7 @@ def test_effects_that_would_be_maximised_are_refused():
 
 @pytest.mark.slow
 def test_what_the_refusal_names_fits():
-    """Laplace's method, a guide, and given values."""
+    """Laplace's method, and a guide."""
     X, _, group, _, rng = data()
     y = rng.integers(0, 3, N)
     local = pg.fit(_classes, pg.Laplace(), 0, X, group, y=y)
@@ -188,9 +188,15 @@ def test_what_the_refusal_names_fits():
         fit = pg.fit(_classes, guided, 0, X, group, y=y, throw=False)
     assert fit.hyper["v"].shape[1:] == (3, GROUPS)
     assert fit.predict(X[:2], group[:2]).probs.shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_effects_are_held_by_numpy_arrays():
+    X, _, group, _, rng = data()
     held = pg.Fixed({"spread": 0.4, "v": np.zeros((3, GROUPS))})
     fixed = pg.SVGP(hyper=held, num_inducing=6, max_steps=5)
-    assert np.isfinite(pg.fit(_classes, fixed, 0, X, group, y=y, throw=False).log_evidence)
+    fit = pg.fit(_classes, fixed, 0, X, group, y=rng.integers(0, 3, N), throw=False)
+    assert np.isfinite(fit.log_evidence) and set(fit.hyper) == {"spread", "v"}
 
 
 @pytest.mark.parametrize(

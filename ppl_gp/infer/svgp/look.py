@@ -16,6 +16,7 @@ from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.hyper.autoguides import is_auto
+from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
@@ -73,7 +74,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     model = declare(model, batch.args, batch.kwargs)
     # a guide of one's own is written for the sites that are declared
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
-        held = {**batch.given, **(method.hyper.values if isinstance(method.hyper, Fixed) else {})}
+        held = {**batch.given, **_held(method, model, batch)}
         point = isinstance(method.hyper, MAP)
         model = with_effects(model, batch.args, batch.kwargs, held, maximised=point)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
@@ -99,6 +100,14 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         source, model, structure, {**hyper, **batch.given}, trace, batch
     )
     return Subject(model, source, first, trace, names, structure, additive)
+
+
+def _held(method: SVGP, model, batch: Batch) -> dict:
+    """Values of `Fixed` as they are checked: arrays."""
+    if not isinstance(method.hyper, Fixed):
+        return {}
+    trace = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
+    return {k: trace[k]["value"] for k in method.hyper.values if k in trace}
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
