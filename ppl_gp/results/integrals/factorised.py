@@ -24,13 +24,15 @@ from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.arguments import Leaves, argument_of
+from ppl_gp.model.tracing import run
+from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.enumerated import log_density_of_labels
 from ppl_gp.results.query.query import Case
 
 _SURROUNDINGS = 3
-_TOLERANCE = 1e-8  # of the terms' sizes, as the proof of conjugacy
+_TOLERANCE = 1e-9  # of the terms' sizes
 _NUMBERS = 10**7  # that rows worked on side by side may hold
 
 
@@ -44,25 +46,53 @@ def integrated_log_density(
     """
     seen = tuple(q for q in blocks if set(q.sites) <= set(case.draws.hyper))
     known = {k for q in seen for k in q.sites}
-    if case.draws.kept or known != set(case.draws.hyper) or not case.model.reading.grows:
+    if case.draws.kept or known != set(case.draws.hyper) or not case.model.reading.grows:  # pyright: ignore[reportFunctionMemberAccess]
         return None
     if any(isinstance(q, Discrete) for q in seen) or (labels is None and case.layout.local_latents):
         return None
     every = jnp.zeros((1, 0), int) if labels is None else jnp.asarray(labels)
-    found, proved = _integrated(case, seen, observations, every)
+    given = dataclasses.replace(case, new_kwargs={**case.new_kwargs, **observations})
+    if not (_has_rows(given, observations) and _stand_apart(given, seen, every[0])):
+        return None
+    found, proved = _integrated(given, seen, every)
     return found if bool(jnp.all(proved)) else None
 
 
+def _has_rows(case: Case, observations: dict) -> bool:
+    """Whether some argument, and every observation, has a known axis of the rows."""
+    axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    paths = Leaves(case.model, case.new_args, case.new_kwargs).arrays
+    observed = {p for p in paths if argument_of(p) in observations}
+    return not axes.keys().isdisjoint(paths) and observed <= axes.keys()
+
+
+def _stand_apart(case: Case, blocks, labels) -> bool:
+    """Whether no density of a row is computed from two blocks: read off the jaxpr, before anything
+    is compiled.
+    """
+    local, num = case.layout.local_latents, case.layout.num
+    z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(local, labels, strict=True)}
+
+    def densities(hyper):
+        trace = run(case.model, case.new_args, case.new_kwargs, {**hyper, **z})
+        rows = {k: s for k, s in trace.items() if s["type"] == "sample"}
+        own = {k: s for k, s in rows.items() if s["is_scored"] or k in local}
+        return {k: s["fn"].log_prob(s["value"]) for k, s in own.items()}
+
+    seen = sources(densities, dict(case.draws.at(0).hyper))
+    return all(sum(not s.isdisjoint(q.sites) for q in blocks) <= 1 for s in seen.values())
+
+
 @full_jit
-def _integrated(case: Case, blocks: tuple[Family, ...], observations: dict, labels):
+def _integrated(case: Case, blocks: tuple[Family, ...], labels):
     around = [_centre(blocks)]
     around += [_somewhere(blocks, key) for key in random.split(random.key(0), _SURROUNDINGS)]
 
     def of_row(row):
-        one, own = _one_row(case, *row)
+        one = _one_row(case, row)
 
         def log_p(values: Values, z):
-            return log_density_of_labels(one, values, own, z)[0]
+            return log_density_of_labels(one, values, {}, z)[0]
 
         def of_labels(z):
             return _by_bayes(lambda values: log_p(values, z), blocks, around)
@@ -70,7 +100,7 @@ def _integrated(case: Case, blocks: tuple[Family, ...], observations: dict, labe
         values, proved = lax.map(of_labels, labels)
         return logsumexp(values), jnp.all(proved)
 
-    return lax.map(of_row, _rows(case, observations), batch_size=_side_by_side(blocks))
+    return lax.map(of_row, _rows(case), batch_size=_side_by_side(blocks))
 
 
 def _by_bayes(log_p, blocks, around: list[Values]):
@@ -122,22 +152,20 @@ def _somewhere(blocks, key) -> Values:
     return found
 
 
-def _rows(case: Case, observations: dict):
-    """({path: (M, ...)} of the arguments with one entry a row, observations, (M, ...) each)."""
+def _rows(case: Case) -> dict[str, Array]:
+    """{path: (M, ...)} of the arguments, observations among them, with one entry a row."""
     axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
     arrays = Leaves(case.model, case.new_args, case.new_kwargs).arrays
-    own = {p: jnp.moveaxis(x, axes[p], 0) for p, x in arrays.items() if p in axes}
-    return own, observations
+    return {p: jnp.moveaxis(x, axes[p], 0) for p, x in arrays.items() if p in axes}
 
 
-def _one_row(case: Case, arguments: dict, observations: dict) -> tuple[Case, dict]:
-    """The case at one row, and its observations."""
+def _one_row(case: Case, arguments: dict[str, Array]) -> Case:
+    """The case at one row."""
     axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
     own = {p: jnp.expand_dims(x, axes[p]) for p, x in arguments.items()}
     args, kwargs = Leaves(case.model, case.new_args, case.new_kwargs).replaced(own)
     plan = dataclasses.replace(case.layout, num=1)
-    one = dataclasses.replace(case, layout=plan, new_args=args, new_kwargs=kwargs)
-    return one, jax.tree.map(lambda x: x[None], observations)
+    return dataclasses.replace(case, layout=plan, new_args=args, new_kwargs=kwargs)
 
 
 def _side_by_side(blocks) -> int:
