@@ -3,7 +3,6 @@
 import json
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from ppl_gp.frames.table import ArrayNames
@@ -68,8 +67,4 @@ def _of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 
 def _same(a, b) -> bool:
-    return a is b or (
-        not isinstance(a, jax.core.Tracer)
-        and np.shape(a) == np.shape(b)
-        and bool(np.array_equal(np.asarray(a), np.asarray(b)))
-    )
+    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
