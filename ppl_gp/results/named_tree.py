@@ -4,7 +4,6 @@ import json
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jax.core import Tracer
 
 from ppl_gp.frames.table import ArrayNames
 from ppl_gp.model.arguments import Leaves
@@ -68,8 +67,4 @@ def _of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
 
 
 def _same(a, b) -> bool:
-    return a is b or (
-        not isinstance(a, Tracer)
-        and np.shape(a) == np.shape(b)
-        and bool(np.array_equal(np.asarray(a), np.asarray(b)))
-    )
+    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
