@@ -103,11 +103,10 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
     def __getstate__(self):
         """The fit as `fit.save` writes it, without the observations; the model by its name."""
-        kept: Any = super().__getstate__()
-        state = dict(kept)
-        if _FIT in state:
-            state[_FIT] = to_bytes(self.fit_result_, self.model_)
-        return state
+        state: Any = super().__getstate__()  # a copy, or the attributes themselves
+        if _FIT not in state:
+            return state
+        return {**state, _FIT: to_bytes(self.fit_result_, self.model_)}
 
     def __setstate__(self, state):
         super().__setstate__({k: v for k, v in state.items() if k != _FIT})

@@ -1,7 +1,5 @@
 """`GPRegressor`."""
 
-from typing import Any, cast
-
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
@@ -45,9 +43,9 @@ class GPRegressor(RegressorMixin, GPEstimator):
         are equal.
         """
         fewest = 2 if self.model is None else 1  # one row has no distances and no variance
-        checks: Any = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
-        X, y = cast(Any, validate_data(self, X, y, **checks))
-        return self._infer(np.asarray(X), y.astype(X.dtype) if self.model is None else y)
+        checks = {"dtype": FLOATS, "y_numeric": True, "ensure_min_samples": fewest}
+        X, y = map(np.asarray, validate_data(self, X, y, **checks))
+        return self._infer(X, y.astype(X.dtype) if self.model is None else y)
 
     def predict(self, X, return_std=False, return_cov=False, quantiles=None):
         """The mean of y, (M,); with `return_std` its standard deviation, (M,); with `return_cov`
