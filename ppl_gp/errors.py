@@ -137,6 +137,8 @@ class StoreError(PplGpError, ValueError):
 class MissingPackageError(PplGpError, ImportError):
     """An optional package that is not installed, or too old; the message has the `pip install`."""
 
+    help = f"{_PAGE}#missingpackageerror"
+
 
 class FitError(PplGpError, RuntimeError):
     """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`

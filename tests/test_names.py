@@ -288,8 +288,9 @@ def test_xarray_is_the_same():
         names.again(["X"], (labelled(("dose", "age", "ward")),), {})
     with pytest.raises(pg.DataError, match=r"the dimensions .* give .transpose"):
         names.again(["X"], (labelled().T,), {})
+    _, _, turned = arrays(["X"], (labelled(rows=ROWS[::-1]),), {"y": y})
     with pytest.raises(pg.DataError, match="label their rows otherwise"):
-        arrays(["X"], (labelled(rows=ROWS[::-1]),), {"y": y})
+        turned.require_same_rows(("X", "y"))
     bare = xr.DataArray(X[:5], dims=("patient", "measure"))
     same(fitted().predict(bare), fitted(named=False).predict(X[:5]))
 
@@ -322,3 +323,55 @@ def test_pictures_have_the_names():
         WARDS[c] for c in np.unique(WARD)
     ]
     plt.close("all")
+
+
+def effects(X, ward, y=None):
+    """The ward as an argument of its own."""
+    effect = numpyro.sample("effect", dist.Normal(np.zeros(3), 1.0).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 20.0), X))
+    with numpyro.plate("row", X.shape[0]):
+        numpyro.sample("sick", dist.Bernoulli(logits=f + effect[ward]), obs=y)
+
+
+@functools.cache
+def numbered():
+    """A fit whose labels read as numbers: a label and its place are told apart by nothing else."""
+    labels = pd.Series(pd.Categorical(WARD + 1), index=ROWS)
+    ages, answers = pd.DataFrame({"age": AGE}, index=ROWS), pandas_answers()
+    method = pg.Laplace(hyper=pg.Fixed({}))
+    return ages, labels, pg.fit(effects, method, 0, ages, labels, y=answers)
+
+
+@pytest.mark.parametrize("name", [None, "ward"])
+@pytest.mark.parametrize("library", ["pandas", "polars", "frame"])
+def test_a_column_of_numbers_does_not_stand_for_labels(library, name):
+    ages, _, fit = numbered()
+    if library == "polars":
+        codes = pytest.importorskip("polars").Series(name or "", np.ones(2, int))
+    else:
+        codes = pd.Series(np.ones(2, int), name=name, index=ROWS[:2])
+    codes = pd.DataFrame({0: np.ones(2, int)}) if library == "frame" else codes
+    with pytest.raises(pg.DataError, match=r"made with the labels \['1', '2', '3'\]"):
+        fit.predict(ages.iloc[:2], codes)
+
+
+def test_every_argument_with_an_entry_a_row_labels_its_rows_alike():
+    ages, labels, fit = numbered()
+    with pytest.raises(pg.DataError, match="'ward' label their rows otherwise: row 0 is"):
+        fit.predict(ages.iloc[:2], labels.iloc[[1, 0]])
+    turned = labels.set_axis(ROWS[::-1])
+    with pytest.raises(pg.DataError, match="'ward' label their rows otherwise"):
+        pg.fit(effects, pg.Laplace(hyper=pg.Fixed({})), 0, ages, turned, y=pandas_answers())
+    aligned = fit.predict(ages.iloc[[3, 1]], labels.iloc[[3, 1]]).probs
+    np.testing.assert_allclose(aligned, fit.predict(ages, labels).probs[np.array([3, 1])])
+
+
+def test_an_array_has_as_many_columns_as_the_frame_had():
+    with pytest.raises(pg.DataError, match="has shape .* made with the 3 columns"):
+        fitted().predict(X[:2, :2])
+
+
+def test_observations_as_a_list_of_text_are_refused_as_text():
+    ages, labels, fit = numbered()
+    with pytest.raises(pg.DataError, match="U"):
+        fit.log_density(ages.iloc[:2], ["no", "yes"], labels.iloc[:2])

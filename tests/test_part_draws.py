@@ -99,3 +99,25 @@ def test_draws_of_hyperparameters_have_a_draw_of_the_parts_each():
     scale, spread = drawn["sd"].values[0], drawn["u"].values[0].std(1)
     assert np.corrcoef(np.log(scale), np.log(spread))[0, 1] > 0.1
     assert jnp.all(jnp.isfinite(eta))
+
+
+def test_one_datum_has_sites_and_draws_of_them():
+    """Beside an argument with an entry a row; a predictor is traced at two rows or more."""
+
+    def model(X, seen, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.44, 1.0), X))
+        b = numpyro.sample("b", dist.Normal(0.4, 0.6))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + b, 0.5).mask(seen), obs=y)
+
+    arguments = np.array([0.7]), np.array([True])
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, *arguments, y=np.array([1.2]))
+    gain = 0.36 / (1.44 + 0.36 + 0.25)
+    mean, variance = 0.4 + gain * 0.8, 0.36 - gain * 0.36
+    np.testing.assert_allclose(fit.sites["b"].mean, mean, rtol=1e-7)
+    np.testing.assert_allclose(fit.sites["b"].variance, variance, rtol=1e-7)
+    drawn = fit.to_datatree(num_draws=4000).posterior
+    b, f = np.ravel(drawn["b"]), np.ravel(drawn["f"])
+    assert abs(b.mean() - mean) < 4 * np.sqrt(variance / 4000)
+    np.testing.assert_allclose(b.std(), np.sqrt(variance), rtol=0.06)
+    np.testing.assert_allclose(f + b, np.ravel(drawn["eta"]), atol=1e-6)

@@ -35,8 +35,8 @@ def require_columns(path: str, known: ArrayNames, new: ArrayNames, is_y: bool) -
 def settled(path: str, known: ArrayNames, table: Table) -> Table:
     """The table with labels where the fit had labels and numbers where it had numbers.
 
-    Integers may stand for labels where nothing has names (a DataArray without coordinates), and
-    `DataError` where they could be either.
+    Integers may stand for labels in a DataArray without coordinates, which counts as an array;
+    `DataError` where they could be either, as in any frame or column.
     """
     for j, part in enumerate(table.parts):
         where, levels = f"argument '{path}'{table.names.place(j)}", known.level(j)
@@ -46,7 +46,7 @@ def settled(path: str, known: ArrayNames, table: Table) -> Table:
                 "integers. Give numbers, or fit with the labels."
             )
         if levels is not None and not isinstance(part, Labelled):
-            if table.names.columns:
+            if table.names.columns or table.names.dims is None:
                 raise DataError(
                     f"{where} holds {part.dtype} entries, and the fit was made with the labels "
                     f"{list(levels)} there. Give labels (astype('category'), polars.Enum), or "
@@ -63,6 +63,11 @@ def require_codes_of(path: str, known: ArrayNames, value: Any) -> None:
     if not any(known.levels) or not (hasattr(value, "__array__") or isinstance(value, list)):
         return
     array = np.asarray(value)
+    if len(known.levels) > 1 and array.shape[-1:] != (len(known.levels),):
+        raise DataError(
+            f"argument '{path}' has shape {array.shape}, and the fit was made with the "
+            f"{len(known.levels)} columns {list(known.columns or ())}; give as many."
+        )
     for j, levels in enumerate(known.levels):
         column = array[..., j] if len(known.levels) > 1 or array.ndim > 1 else array
         if levels is not None and array.dtype.kind in "biuf":

@@ -3,7 +3,7 @@ fit keeps of them.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from ppl_gp.errors import DataError
@@ -29,12 +29,21 @@ class Names(Mapping[str, ArrayNames]):
     def __len__(self) -> int:
         return len(self.arguments)
 
-    def again(self, order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    def require_same_rows(self, aligned: Container[str]) -> None:
+        """Raise `DataError` where arguments with an entry a row, the paths `aligned`, label their
+        rows otherwise: pandas would align them by their labels, arrays go by their order.
+        """
+        _require_same_rows({p: names for p, names in self.items() if p in aligned})
+
+    def again(
+        self, order: Sequence[str], args: tuple, kwargs: dict, aligned: Container[str] = ()
+    ) -> tuple[tuple, dict]:
         """The arguments of a prediction as plain arrays, the same label as the same integer.
 
-        `order`: names of the positional arguments. Raises `DataError` as `opened` does, for other
-        columns or dimensions than in training, unknown labels, labels in place of numbers, and rows
-        of y in another order than those of the inputs. An array without names is taken for the
+        `order`: names of the positional arguments; `aligned`: paths of those with an entry a row.
+        Raises `DataError` as `opened` does, for other columns or dimensions than in training,
+        unknown labels, labels in place of numbers, and rows labelled otherwise in one aligned
+        argument than in another. An array without names is taken for the
         columns of the fit in their order.
         """
         new: dict[str, ArrayNames] = {}
@@ -50,7 +59,7 @@ class Names(Mapping[str, ArrayNames]):
             return settled(path, known, table).array(f"argument '{path}'", levels)
 
         found = _walked(order, args, kwargs, plain)
-        _require_same_rows(order, new)
+        Names(tuple(new.items())).require_same_rows(aligned)
         return found
 
 
@@ -59,7 +68,7 @@ def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict
     integers, and their names. `order`: names of the positional arguments.
 
     Containers (dictionaries, tuples, lists) are walked through. Raises `DataError` as `opened`
-    does, and where the rows of y are labelled otherwise than those of the inputs.
+    does; whether rows are labelled alike is for `Names.require_same_rows`, which knows the model.
     """
     names: dict[str, ArrayNames] = {}
 
@@ -70,7 +79,6 @@ def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict
         return table.array(f"argument '{path}'", table.names.levels or (None,))
 
     args, kwargs = _walked(order, args, kwargs, plain)
-    _require_same_rows(order, names)
     return args, kwargs, Names(tuple(names.items()))
 
 
@@ -110,12 +118,8 @@ def _is_of(argument: str, path: str) -> bool:
     return path == argument or path.startswith((f"{argument}[", f"{argument}."))
 
 
-def _require_same_rows(order: Sequence[str], names: Mapping[str, ArrayNames]) -> None:
-    """Raise `DataError` where inputs and observations label as many rows otherwise: pandas would
-    align them by their labels, arrays go by their order.
-    """
-    whose = (*order[:1], "y")
-    of = {p: n.rows for p, n in names.items() if n.rows and any(_is_of(k, p) for k in whose)}
+def _require_same_rows(names: Mapping[str, ArrayNames]) -> None:
+    of = {p: n.rows for p, n in names.items() if n.rows}
     for path, rows in of.items():
         first, other = next(iter(of.items()))
         if len(rows) == len(other) and rows != other:
@@ -123,5 +127,6 @@ def _require_same_rows(order: Sequence[str], names: Mapping[str, ArrayNames]) ->
             raise DataError(
                 f"arguments '{first}' and '{path}' label their rows otherwise: row {at} is "
                 f"{other[at]!r} in one and {rows[at]!r} in the other. Bring them into one order "
-                "(y.loc[X.index]), or drop labels that mean nothing (reset_index(drop=True))."
+                f"({path}.loc[{first}.index]), or drop labels that mean nothing "
+                "(reset_index(drop=True))."
             )

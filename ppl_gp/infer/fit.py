@@ -53,6 +53,7 @@ def fit(
     with stopwatch() as watch:
         if not (args and isinstance(args[0], Stream)):
             model = declare(own_function(model), args, kwargs)
+            names.require_same_rows(model.reading.row_axes)
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)

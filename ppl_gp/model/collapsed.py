@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import random
+from jax import lax, random
 from numpyro import handlers
 
 from ppl_gp.errors import DataError
@@ -111,7 +111,7 @@ class Collapsed(Declared):
 
     def loadings(self, X, tables: Mapping, hyper: dict) -> Loadings:
         """Of the predictor at rows; of one row as of the first of two."""
-        rows = X if len(X) > 1 else jnp.concatenate([X, X])
+        rows = _at_least_two(X)
         rest, at = self._at_rows(rows, tables, hyper)
         here, fns = self._traced(rest), self._sites(at, hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
@@ -124,7 +124,7 @@ class Collapsed(Declared):
 
     def mean(self, X, tables: Mapping, hyper: dict) -> jax.Array:
         """Of the predictor at rows, (R, N)."""
-        rows = X if len(X) > 1 else jnp.concatenate([X, X])
+        rows = _at_least_two(X)
         rest, _ = self._at_rows(rows, tables, hyper)
         zero = innovations(self.source, self.skeleton, shapes(rest), self.plan.sites)
         zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in zero.items()}
@@ -150,16 +150,24 @@ class Collapsed(Declared):
         return {k: unwrap(fn) for k, fn in fns.items() if isinstance(unwrap(fn), GP)}
 
     def moved(self, kernel: RowsKernel, X) -> "Moved":
-        """The integrated sites and the predictor at rows as functions of innovations."""
-        rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        """The integrated sites and the predictor at rows as functions of innovations; of one row as
+        of the first of two.
+        """
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        rest, there = self._at_rows(_at_least_two(X), kernel.tables, kernel.hyper)
         here, fns = self._traced(rest), self._sites(at, kernel.hyper)
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        zero, axes = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}, dict(self.plan.axes)
+
+        def wide(e):
+            own = {**zero, **e}
+            twice = {k: jnp.concatenate([own[k]] * 2, axis) for k, axis in axes.items()}
+            return own if len(X) > 1 else {**own, **twice}
 
         def values(e):
-            trace = run(innovate(self.source, {**zero, **e}), *at, kernel.hyper)
-            return {k: trace[k]["value"] for k in fns}
+            trace = run(innovate(self.source, wide(e)), *there, kernel.hyper)
+            return {k: _first(trace[k]["value"], axes.get(k), len(X)) for k in fns}
 
-        return Moved(fns, zero, lambda e: here.eta({**zero, **e}, rest), values)
+        return Moved(fns, zero, lambda e: here.eta(wide(e), rest)[:, : len(X)], values)
 
     def effects(self, kernel: RowsKernel, X) -> dict[str, tuple]:
         """{integrated site that belongs to no datum and is no GP: (mean, {site j: D_j})}: its value
@@ -197,13 +205,26 @@ class Collapsed(Declared):
         ]:
             if isinstance(unwrap(site.fn), dist.Unit):
                 return
-            raise DataError(f"site '{name}' is computed from {lacking}, which is not given.")
+            raise DataError(
+                f"site '{name}' is computed from {lacking}, which is not given; give an array (a "
+                "list is an option, and no array)."
+            )
         with ExitStack() as around:
             for frame in site.frames:
                 around.enter_context(numpyro.plate(frame.name, frame.size, dim=frame.dim))
             if site.scale is not None:
                 around.enter_context(handlers.scale(scale=site.scale))
             numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+
+
+def _first(x, axis: int | None, num: int):
+    """The first rows of a site's value, of one that has rows."""
+    return x if axis is None else lax.slice_in_dim(x, 0, num, axis=axis)
+
+
+def _at_least_two(X):
+    """Rows at which a predictor can be traced: one row twice."""
+    return X if len(X) > 1 else jnp.concatenate([X, X])
 
 
 def _gram(slopes):

@@ -79,9 +79,10 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     Cost: O(N^3), one eigenvalue decomposition a GP site.
     """
     try:
-        args, kwargs, _ = named_arrays(model, args, kwargs)
+        args, kwargs, names = named_arrays(model, args, kwargs)
         args, kwargs = as_arrays(args, kwargs)
         model = declare(own_function(model), args, kwargs)
+        names.require_same_rows(model.reading.row_axes)
         trace = first_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))

@@ -50,8 +50,10 @@ class Prediction(eqx.Module):
       in order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
       of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
       rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
-    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws; `None`
-      where it is exact.
+    - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws of f,
+      latents or layers given the hyperparameters; `None` where that average is exact. The error of
+      the posterior's own draws (samplers, `Sample()`, the 1000 that `MeanField()` takes of q) is
+      not in it, nor in `quantiles_error`.
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
@@ -155,7 +157,10 @@ def predict(
 
 
 def _levels(quantiles) -> tuple[float, ...]:
-    levels = tuple(float(q) for q in np.ravel(np.asarray(quantiles, float)))
+    try:
+        levels = tuple(float(q) for q in np.ravel(np.asarray(quantiles, float)))
+    except (TypeError, ValueError):
+        levels = (float("nan"),)  # of what is no number
     if not all(0.0 < q < 1.0 for q in levels):
         raise DataError(
             f"predict(quantiles={quantiles}): give levels between 0 and 1, as (0.05, 0.95)."

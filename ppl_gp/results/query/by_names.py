@@ -4,6 +4,8 @@ thing that each verb does.
 
 from typing import Any
 
+import numpy as np
+
 from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.record import Record
 
@@ -16,7 +18,8 @@ def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple,
     stand for labels.
     """
     order = argument_names(fit.model, 1 + len(args))
-    (X_new, *others), kwargs = fit.names.again(order, (X_new, *args), kwargs)
+    aligned = fit.model.reading.row_axes
+    (X_new, *others), kwargs = fit.names.again(order, (X_new, *args), kwargs, aligned)
     return X_new, tuple(others), kwargs
 
 
@@ -29,5 +32,7 @@ def with_observations(
     if y_new is None:
         X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
         return X_new, None, args, kwargs
+    if isinstance(y_new, list) and all(isinstance(x, str) for x in y_new):
+        y_new = np.asarray(y_new)  # which is refused as text, where a list would be an option
     X_new, args, found = by_names(fit, X_new, args, {**kwargs, "y": y_new})
     return X_new, found["y"], args, {k: found[k] for k in kwargs if k != "y"}
