@@ -77,12 +77,13 @@ def test_a_mixture_scores_points_without_y(fits):
     found, error = fit.log_density(POINTS[:7], with_error=True)
     weights, t = fit.sites["weights"], fit.sites["mean"]
     precision = fit.sites["precision"]
-    # x | k is Student-t with the marginal of the mean widened by one more observation
+    # x | k is Student-t with the marginal of the mean widened by one more observation; NumPyro's
+    # `covariance_matrix` is that of the scale
     nu = np.asarray(precision.concentration) + 1 - 2
     scatter = np.linalg.inv(np.asarray(precision.scale_matrix))
     count = np.array(
         [
-            np.trace(s) / np.trace(np.asarray(t.covariance_matrix)[k] * (nu[k] - 2))
+            np.trace(s) / np.trace(np.asarray(t.covariance_matrix)[k] * nu[k])
             for k, s in enumerate(scatter)
         ]
     )
