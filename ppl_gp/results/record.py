@@ -120,7 +120,7 @@ class Record:
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
             return process
-        found = (
+        found: dict[str, Any] = (
             _mixed_parts(self, self.model) if self.sampled else part_processes(self.model, process)
         )
         if not found:
