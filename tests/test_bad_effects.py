@@ -58,7 +58,7 @@ def design(W, y=None, of=None):
         numpyro.sample("y", dist.Bernoulli(logits=W @ beta), obs=y)
 
 
-@pytest.mark.one_case
+@pytest.mark.slow
 @every_method
 def test_a_design_of_rank_below_its_columns_is_that_of_its_rank(method):
     """Three coefficients of three columns that span two dimensions are two, gamma = MIX beta."""
@@ -97,7 +97,7 @@ def test_a_level_with_one_row_has_the_posterior_of_that_row(method):
     np.testing.assert_allclose(found, wanted, atol=atol)
 
 
-@pytest.mark.one_case
+@pytest.mark.slow
 @every_method
 def test_an_effect_of_scale_zero_is_none_where_it_is_not_checked(method):
     zero, without = (_fit(method, groups, X, GROUP, scale=s, checked=False) for s in (0.0, None))

@@ -226,7 +226,11 @@ def test_a_gp_beside_groups_is_as_by_quadrature(hyper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pg.Laplace, pg.EP], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "method",
+    [pg.Laplace, pytest.param(pg.EP, marks=pytest.mark.long)],
+    ids=lambda m: m.__name__,
+)
 def test_a_gp_beside_groups_under_a_grid_is_as_under_nuts_of_the_hyperparameters(method):
     """Binary data: means within a tenth of the posterior standard deviations."""
 
