@@ -22,7 +22,6 @@ from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
-    coloured,
     default_jitter,
     half_log_det,
     robust_cholesky,
@@ -103,8 +102,7 @@ class GP(dist.Distribution):
 
     def unwhiten(self, white):
         """m + L v for v = `white`, (..., N): what has this prior where v ~ N(0, I). O(N^3)."""
-        K = self.covariance_matrix
-        return self.mean + coloured(K, _raise(K), white)
+        return self.mean + white @ self.scale_tril.T
 
     @property
     def scale_tril(self):

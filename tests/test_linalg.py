@@ -13,7 +13,6 @@ from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     MAX_RAISES,
     add_diagonal,
-    coloured,
     default_jitter,
     half_log_det,
     robust_cholesky,
@@ -60,26 +59,6 @@ def test_robust_cholesky_gradient(raised):
     difference = (value(step) - value(-step)) / (2 * step)
     np.testing.assert_allclose(jax.grad(value)(0.0), difference, rtol=1e-5)
     np.testing.assert_allclose(jax.jvp(value, (0.0,), (1.0,))[1], difference, rtol=1e-5)
-
-
-@pytest.mark.parametrize("raised", [False, True])
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_coloured_is_the_product_with_the_factor_and_so_are_its_derivatives(raised, batch):
-    base = _spd(5) if not raised else jnp.ones((5, 5)) - 1e-6 * jnp.eye(5)
-    rng, unit = np.random.default_rng(2), jnp.asarray(1e-3)
-    white, direction, moved = (
-        jnp.asarray(rng.normal(size=s)) for s in ((*batch, 5), (5, 5), (*batch, 5))
-    )
-
-    def by(function):
-        def value(K, v):
-            return jnp.sin(function(K, unit, v))
-
-        f, forward = jax.jvp(value, (base, white), (direction, moved))
-        return f, forward, jax.vjp(value, base, white)[1](jnp.cos(f))
-
-    got, want = by(coloured), by(lambda K, unit, v: v @ robust_cholesky(K, unit)[0].T)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), got, want)
 
 
 @pytest.mark.parametrize("n", [1, 5, 300])
