@@ -100,7 +100,8 @@ class Grid(_ByValue):
     Gaussian (a group effect's scale that may be zero, say: means off by a tenth or two of a
     posterior standard deviation), and `Sample()` the better choice. Where an edge has over a tenth,
     a stretch reached a third or three, or the effective number of points is below a fifth of that
-    for a Gaussian (loadings that may be rotated, say), the fit's result is `not_gaussian`.
+    for a Gaussian (loadings that may be rotated, say), the fit's result is `not_gaussian`. Ctrl-C
+    leaves the point that the search for the mode had reached, as of `MAP`, and no weighted points.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 

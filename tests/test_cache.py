@@ -54,6 +54,22 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
         pg.cache(tmp_path / "file" / "below")
 
 
+def test_what_is_no_path_is_refused():
+    with pytest.raises(pg.DataError, match="is no path"):
+        pg.cache("")
+
+
+def test_a_folder_that_takes_no_file_is_refused(tmp_path, monkeypatch):
+    """Asked by writing: the user `root` may write anywhere, and some file systems take nothing."""
+
+    def refused(**options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    with pytest.raises(pg.DataError, match="Permission denied"):
+        pg.cache(tmp_path)
+
+
 def test_importing_leaves_out_what_a_fit_does_not_need():
     heavy = (
         "arviz_base",

@@ -187,7 +187,32 @@ def test_errors_are_one_line(args, words, data, tmp_path):
     assert len([line for line in result.stderr.splitlines() if "is read as" not in line]) == 1
 
 
+def test_a_failed_run_leaves_an_earlier_ones_folder_as_it_was(data, tmp_path):
+    out, three = tmp_path / "out", write(tmp_path / "labels.csv", [7, *y[1:]])
+    out.mkdir()
+    (out / "preparation.json").write_text("earlier")
+    result = run("fit", MODEL, three, "--target", "kind", "--methods", "laplace", "--out", out)
+    assert result.exit_code == 2 and "support" in result.stderr
+    assert [p.name for p in out.iterdir()] == ["preparation.json"]
+    assert (out / "preparation.json").read_text() == "earlier"
+
+
+def test_the_version_is_told():
+    result = run("--version")
+    assert result.exit_code == 0 and result.stdout.strip() == f"ppl-gp {pg.__version__}"
+
+
+def test_a_file_of_any_bytes_is_one_line(tmp_path):
+    for i, content in enumerate((bytes(range(256)), b'a,"b\rc\r\n\xff,1', b"a\rb,c\xff")):
+        (tmp_path / f"{i}.csv").write_bytes(content)
+        result = run("check", MODEL, tmp_path / f"{i}.csv", "--target", "b")
+        assert result.exit_code == 2 and f"{i}.csv" in result.stderr
+        assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+
+
 def test_predict_errors(data, tmp_path):
+    result = run("predict", MODEL, data, "--fit", tmp_path / "none.fit")
+    assert result.exit_code == 2 and "none.fit is no file" in result.stderr
     (tmp_path / "bad.fit").write_bytes(b"PK not a fit")
     result = run("predict", MODEL, data, "--fit", tmp_path / "bad.fit")
     assert result.exit_code == 2 and "preparation.json" in result.stderr

@@ -10,6 +10,7 @@ import small_fits
 
 import ppl_gp as pg
 from ppl_gp.infer import chains
+from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper import map as map_run
 from ppl_gp.infer.hyper import restarts as map_restarts
 from ppl_gp.infer.svgp import collapsed
@@ -49,6 +50,27 @@ def test_map_before_its_first_step_has_its_start(monkeypatch):
     assert fit.result == "interrupted" and fit.stats["map_steps"] == 0
     for name, value in small_fits.HYPER.items():
         np.testing.assert_allclose(fit.hyper[name], value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("call", [1, 3, 4])
+def test_a_grid_keeps_the_point_that_its_search_had_reached(call, monkeypatch):
+    """In the search for the mode, at the curvature and at the points: 30 calls or so in all."""
+    real, calls = map_restarts.evaluate, []
+
+    def stopping(*args):
+        calls.append(args)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(map_restarts, "evaluate", stopping)
+    monkeypatch.setattr(grid, "evaluate", stopping)
+    method = pg.Laplace(hyper=pg.Grid(init=small_fits.HYPER, max_steps=1))
+    fit = pg.fit(small_fits.classifier, method, 0, X, y=Y)
+    assert fit.result == "interrupted" and not fit.sampled
+    assert fit.predict(X).mean.shape == Y.shape
+    if call == 1:
+        np.testing.assert_allclose(fit.hyper["variance"], small_fits.HYPER["variance"], rtol=1e-12)
 
 
 def regression(X, y=None):

@@ -8,6 +8,7 @@ import jax
 import typer
 from threadpoolctl import threadpool_limits
 
+from ppl_gp import __version__
 from ppl_gp.cache import cache
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
@@ -24,8 +25,6 @@ from ppl_gp.infer.checklist.check import check as check_model
 from ppl_gp.results.load import load
 
 app = typer.Typer(
-    help="Gaussian-process models declared in NumPyro, fitted by every method and compared. "
-    "Computes in float64.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -62,6 +61,24 @@ Setting = Annotated[
     list[str],
     typer.Option("--set", metavar="NAME=VALUE", help="An option of the model, link=probit."),
 ]
+
+
+def _tell_version(asked: bool) -> bool:
+    if asked:
+        print(f"ppl-gp {__version__}")
+        raise typer.Exit()
+    return asked
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Version.")
+    ] = False,
+):
+    """Gaussian-process models declared in NumPyro, fitted by every method and compared. Computes in
+    float64.
+    """
 
 
 def _keep_compiled() -> None:
@@ -144,11 +161,14 @@ def fit(
     if plot is not None:
         require_drawable(plot, problem)
     files = Files(out)
-    preparation.save(files.path("preparation.json"))
+
+    def keep(name, fitted):
+        # with the first fit: a run without one leaves an earlier run's files as they fit each other
+        preparation.save(files.path("preparation.json"))
+        write_fit(files, name, fitted, save=True)
+
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
-    outcome = fit_methods(
-        problem, names, effort, seed, lambda name, fitted: write_fit(files, name, fitted, save=True)
-    )
+    outcome = fit_methods(problem, names, effort, seed, keep)
     if plot is not None and outcome.fits:
         write_picture(plot, outcome.fits, problem, preparation)
         print(plot)
@@ -167,6 +187,8 @@ def predict(
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
 ):
     """Predict at every row of DATA.csv from a saved fit; the training data are not needed."""
+    if not saved.is_file():
+        raise DataError(f"--fit {saved} is no file; give METHOD.fit as `ppl-gp fit` wrote it.")
     preparation = Preparation.load(saved.parent / "preparation.json")
     fitted, columns = load(saved, load_model(model)), read_table(data)
     if preparation.digest and preparation.digest not in map(digest, fitted.args[:1]):

@@ -103,12 +103,20 @@ def _decoded(path) -> str:
     except UnicodeDecodeError as error:
         before = content[: error.start]
         line, start = before.count(b"\n") + 1, before.rfind(b"\n") + 1
-        column = len(next(csv.reader([before[start:].decode("latin-1")]), [""]))
+        column = _num_cells(before[start:].decode("latin-1"))
         raise DataError(
             f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not "
             "UTF-8; save the file as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's "
             "own format)."
         ) from error
+
+
+def _num_cells(text: str) -> int:
+    """Of the beginning of a line, of a file that may be anything."""
+    try:
+        return len(next(csv.reader([text.replace("\r", "")]), [""]))
+    except csv.Error:
+        return text.count(",") + 1
 
 
 def is_number(cell: str) -> bool:

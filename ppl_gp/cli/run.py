@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ppl_gp.cli.methods import Effort, configured
-from ppl_gp.errors import PplGpError, Result
+from ppl_gp.errors import DataError, PplGpError, Result
 from ppl_gp.frames.names import Names
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.compare.compare import Comparison
@@ -125,7 +125,10 @@ class Files:
 
     def __init__(self, out: Path):
         self.out, self.written = out, []
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise DataError(f"--out {out} is a file; give a folder for the results.") from error
 
     def path(self, name: str) -> Path:
         """A file of this run, remembered."""

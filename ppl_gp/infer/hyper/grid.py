@@ -5,7 +5,12 @@ In unconstrained coordinates theta: the mode of log evidence + log prior + log |
 central differences of exact gradients, a design in the rotated and scaled coordinates
 (`design.py`), stretched along half axes where the posterior is skewed, and one evaluation of the
 log evidence at each of its points, in one compiled call.
+
+Ctrl-C leaves the point that the search had reached, or the mode: one draw of the hyperparameters.
 """
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +32,11 @@ from ppl_gp.infer.hyper.design import (
     stretched,
 )
 from ppl_gp.infer.hyper.map import maximise
-from ppl_gp.infer.hyper.point import Point
+from ppl_gp.infer.hyper.point import Point, fit_at
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.width import tell_of_width
+from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.local.natural import as_general
 from ppl_gp.results.fit import Fit
@@ -48,15 +54,40 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     _require_priors(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
+    if mode.result is Result.interrupted:  # no mode, and so nothing to lay points about
+        return fit_at(problem, mode)
+    laid, interrupted = interruptible(_lay(ascent, mode), label, 3, problem.progress)
+    if laid is None or interrupted:
+        return fit_at(problem, mode._replace(result=Result.interrupted))
+    return _fit(problem, ascent, mode, laid)
+
+
+class _Laid(NamedTuple):
+    """The points (n, d) about the mode, what they stand for, and what was found there."""
+
+    thetas: np.ndarray
+    log_design: np.ndarray
+    scales: np.ndarray  # S of the covariance S S^T
+    stretch: np.ndarray | None
+    result: Result
+    rebuild: Callable
+    at: Evaluation
+
+
+def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
+    """The curvature, the half axes and the points, one after another."""
+    yield Stage(None, 0)
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     scales, result = _scales(ascent, centre, rebuild, mode)
+    yield Stage(None, 1)
     (points, log_design), stretch = design(centre.size), None
     if not is_regular(centre.size):
         stretch = _widths(ascent, centre, scales, rebuild, mode)
         points, log_design = stretched(points, log_design, stretch)
+        yield Stage(None, 2)
     thetas = centre + points @ scales.T
     at = _at(ascent, thetas, rebuild, mode)
-    return _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result, stretch)
+    yield Stage(_Laid(thetas, log_design, scales, stretch, result, rebuild, at), 3)
 
 
 def _widths(ascent: Ascent, centre, scales, rebuild, mode: Point) -> np.ndarray:
@@ -97,7 +128,8 @@ def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
     return evaluate(ascent, points, many, jnp.zeros(len(thetas), bool))
 
 
-def _fit(problem, ascent, mode, thetas, rebuild, log_design, scales, at, result, stretch) -> Fit:
+def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit:
+    thetas, log_design, scales, stretch, result, rebuild, at = laid
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
