@@ -165,7 +165,7 @@ def test_containers_paths_and_dtypes():
     np.testing.assert_array_equal(kwargs["y"], [[1, 0.5, 1], [2, 1.5, 0]])
     unnamed = pd.DataFrame(np.eye(2))
     assert arrays(["X"], (unnamed,), {})[2]["X"].columns is None
-    again, _ = Names(tuple(names.items())).again(["X", "o"], found, {})
+    again, _, _ = Names(tuple(names.items())).again(["X", "o"], found, {})
     assert again[0]["a"] is found[0]["a"]
     with pytest.raises(pg.DataError, match=r"argument 'X\['a'\]' lacks the columns \['a'\]"):
         names.again(["X", "o"], ({**args[0], "a": pd.Series([1, 2], name="c")}, "option"), {})

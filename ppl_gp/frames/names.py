@@ -37,8 +37,9 @@ class Names(Mapping[str, ArrayNames]):
 
     def again(
         self, order: Sequence[str], args: tuple, kwargs: dict, aligned: Container[str] = ()
-    ) -> tuple[tuple, dict]:
-        """The arguments of a prediction as plain arrays, the same label as the same integer.
+    ) -> tuple[tuple, dict, "Names"]:
+        """The arguments of a prediction as plain arrays, the same label as the same integer, and
+        their names: columns and labels of the fit, rows of their own.
 
         `order`: names of the positional arguments; `aligned`: paths of those with an entry a row.
         Raises `DataError` as `opened` does, for other columns or dimensions than in training,
@@ -58,9 +59,17 @@ class Names(Mapping[str, ArrayNames]):
             levels = known.levels or (None,) * len(table.parts)
             return settled(path, known, table).array(f"argument '{path}'", levels)
 
-        found = _walked(order, args, kwargs, plain)
+        args, kwargs = _walked(order, args, kwargs, plain)
         Names(tuple(new.items())).require_same_rows(aligned)
-        return found
+        return args, kwargs, self._at(new)
+
+    def _at(self, new: Mapping[str, ArrayNames]) -> "Names":
+        """The names that are kept, with the rows of `new` in place of those of training."""
+        bare = {p: dataclasses.replace(known, rows=None) for p, known in self.items()}
+        own = {
+            p: dataclasses.replace(bare.get(p, names), rows=names.rows) for p, names in new.items()
+        }
+        return Names(tuple({**bare, **own}.items()))
 
 
 def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:
