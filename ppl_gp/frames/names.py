@@ -63,9 +63,13 @@ class Names(Mapping[str, ArrayNames]):
         Names(tuple(new.items())).require_same_rows(aligned)
         return args, kwargs, self._at(new)
 
+    def without_rows(self) -> "Names":
+        """Columns and labels alone."""
+        return Names(tuple((p, dataclasses.replace(n, rows=None)) for p, n in self.arguments))
+
     def _at(self, new: Mapping[str, ArrayNames]) -> "Names":
         """The names that are kept, with the rows of `new` in place of those of training."""
-        bare = {p: dataclasses.replace(known, rows=None) for p, known in self.items()}
+        bare = dict(self.without_rows())
         own = {
             p: dataclasses.replace(bare.get(p, names), rows=names.rows) for p, names in new.items()
         }

@@ -8,6 +8,7 @@ import numpy as np
 from jax import random
 
 from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.frames.names import Names
 from ppl_gp.frames.one_column import explained
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
@@ -60,7 +61,7 @@ def fit(
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
-    result.names = names
+    result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
