@@ -24,6 +24,7 @@ from ppl_gp.results.named_tree import (
     TRAINING,
     names_of_variables,
     own_coordinates,
+    with_columns,
     with_levels,
 )
 from ppl_gp.results.part_draws import draw_parts
@@ -80,7 +81,8 @@ def to_datatree(
     `psense`), and deterministic sites in `posterior`. `coords`: {dimension: labels}, such as
     {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
-    as the attribute `levels`.
+    as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
+    `plot_lm(tree, x="age")`, where nothing else has their name.
 
     `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
     {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
@@ -109,8 +111,8 @@ def to_datatree(
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     hyper, f, parts = draws_with_parts(fit, key, num_draws)
     sites = training_sites(fit)
-    dims, named = dimensions(fit, sites), names_of_variables(fit, sites)
     groups = _groups_of_training(fit, sites, hyper, f, parts)
+    dims = dimensions(fit, sites)
     if whole:
         found = further_groups(fit, {**hyper, **parts, **f}, key, num_draws)
         further = found.pop("deterministic")
@@ -118,6 +120,9 @@ def to_datatree(
         groups["posterior"] |= by_chain(further, _chains(fit))
         before = ("prior", "prior_predictive")  # draws that stand in no chain
         groups |= {k: by_chain(v, 1 if k in before else _chains(fit)) for k, v in found.items()}
+    groups["constant_data"], named, dims = with_columns(
+        groups["constant_data"], names_of_variables(fit, sites), dims
+    )
     groups, given = {k: v for k, v in groups.items() if v}, dict(coords or {})
     require_known("coords", given, sizes_of(groups, dims))
     options: dict = {"coords": own_coordinates(named, dims, sizes_of(groups, dims)) | given}

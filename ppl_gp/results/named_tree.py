@@ -32,6 +32,25 @@ def own_coordinates(named: Mapping[str, ArrayNames], dims: dict, sizes: dict[str
     return {d: labels for d, labels in found.items() if sizes.get(d) == len(labels)}
 
 
+def with_columns(
+    inputs: dict, named: Mapping[str, ArrayNames], dims: dict
+) -> tuple[dict, dict[str, ArrayNames], dict]:
+    """(inputs, names, dimensions) with the columns of tables as variables of their own, before the
+    tables: what ArviZ's pictures put along an axis. A name that something else has is left out.
+    """
+    taken = {*dims, *(d for own in dims.values() for d in own)}
+    columns, labels, along = {}, {}, {}
+    for path, names in named.items():
+        if path not in inputs or not names.columns or np.ndim(inputs[path]) != 2:
+            continue
+        for j, column in enumerate(names.columns):
+            if column not in taken and column not in columns:
+                columns[column] = inputs[path][:, j]
+                labels[column] = ArrayNames((column,), (names.level(j),))
+                along[column] = dims[path][:1]
+    return {**columns, **inputs}, {**named, **labels}, {**dims, **along}
+
+
 def with_levels(
     tree: "xr.DataTree", named: Mapping[str, ArrayNames], groups: Iterable[str]
 ) -> "xr.DataTree":

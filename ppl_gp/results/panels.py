@@ -33,23 +33,27 @@ def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
     return {type(fits.method).__name__: fits} if isinstance(fits, Fit) else dict(fits)
 
 
-def mean_and_interval(fit: Fit, X_new, kwargs: dict, observed: bool):
-    """(mean (M,), the central 95 % interval (2, M)) of y or f."""
+def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
+    """(mean (M,), the central 95 % interval (2, M)) of y or f. Raises `DataError` where the fit
+    called `name` predicts anything but one number a row.
+    """
     if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
         p = fit.predict(X_new, **kwargs)
+        _require_rows(name, p.f_mean, len(X_new))
         half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
         return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
     p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
     mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
+    _require_rows(name, mean, len(X_new))
     return np.asarray(mean), np.asarray(ends)
 
 
-def require_rows(name: str, mean: np.ndarray, num: int) -> None:
-    """Raise `DataError` where a fit predicts anything but one number a row."""
+def _require_rows(name: str, mean, num: int) -> None:
     if np.shape(mean) != (num,):
+        told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
         raise DataError(
-            f"'{name}' predicts shape {np.shape(mean)} at {num} rows, and a band is of one number "
-            "a row; draw each function or site by matplotlib from fit.predict(...)."
+            f"'{name}' predicts {told} at {num} rows, and a band is of one number a row; draw each "
+            "function or site by matplotlib from fit.predict(...)."
         )
 
 

@@ -62,7 +62,7 @@ def plot_band(
         list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
     for name, ax in axes.items():
-        draw_band(ax, X_new[:, 0], *mean_and_interval(fits[name], X_new, kwargs, observed))
+        draw_band(ax, X_new[:, 0], *mean_and_interval(name, fits[name], X_new, kwargs, observed))
         draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")

@@ -12,7 +12,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.table import ArrayNames
 from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.integrals.compiled import joint_sites
-from ppl_gp.results.named_tree import own_coordinates
+from ppl_gp.results.named_tree import own_coordinates, with_columns
 from ppl_gp.results.query.by_names import named_at
 from ppl_gp.results.query.query import case_at
 from ppl_gp.results.record import Record
@@ -30,13 +30,12 @@ from ppl_gp.results.tree_dimensions import (
 
 class Predicted(NamedTuple):
     """`groups`: {group: {variable: array}}, draws (S, ...) in `predictions`; `dims`: {variable:
-    dimensions after chain and draw}; `named`: {variable: names}; `plate`: the axis of the data.
+    dimensions after chain and draw}; `named`: {variable: names}.
     """
 
     groups: dict[str, dict]
     dims: dict[str, list[str]]
     named: dict[str, ArrayNames]
-    plate: str | None
 
     def options(self, shared: Mapping[str, Sequence], coords: Mapping[str, Sequence]) -> dict:
         """`pred_dims` and `pred_coords` of ArviZ's `from_dict`: the coordinates that the names
@@ -72,12 +71,13 @@ def predicted_groups(
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
     dims |= deterministic_dimensions(fit, further, plate)
     dims |= input_dimensions(fit.model, inputs, plate)
+    labelled = {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
+    inputs, named, dims = with_columns(inputs, {**names, **labelled}, without_clashes(dims))
     groups = {
         "predictions": jax.tree.map(np.asarray, {**further, **f, **y}),
         "predictions_constant_data": inputs,
     }
-    labelled = {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
-    return Predicted(groups, without_clashes(dims), {**names, **labelled}, plate)
+    return Predicted(groups, dims, named)
 
 
 def _arguments(fit: Record, predictions) -> tuple[Any, dict]:

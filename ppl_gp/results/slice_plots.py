@@ -17,7 +17,6 @@ from ppl_gp.results.panels import (
     draw_rug,
     mean_and_interval,
     panels,
-    require_rows,
 )
 from ppl_gp.results.shown import shown
 from ppl_gp.results.slices import Inputs, Slice, inputs_in_columns, slice_through
@@ -72,8 +71,7 @@ def plot_slice(
     x = _in_units(inputs, along, units)
     for name, ax in axes.items():
         for colour, (label, cut) in zip(_colours(len(slices)), slices.items(), strict=False):
-            mean, ends = mean_and_interval(fits[name], cut.X, kwargs, observed)
-            require_rows(name, mean, len(cut.X))
+            mean, ends = mean_and_interval(name, fits[name], cut.X, kwargs, observed)
             draw = draw_band if cut.along.labels is None else draw_bars
             draw(ax, cut.along.values, mean, ends, colour, label)
         _data(ax, x, data.y, cut, observed)
