@@ -48,9 +48,12 @@ class Names(Mapping[str, ArrayNames]):
         columns of the fit in their order.
         """
         new: dict[str, ArrayNames] = {}
+        kept = dict(self.without_rows(aligned))  # an argument that is left out is as it was
 
         def plain(path, value):
             known = self.get(path, ArrayNames())
+            if path in kept and value is not None:
+                kept[path] = dataclasses.replace(known, rows=None)
             if (table := opened(f"argument '{path}'", value)) is None:
                 require_codes_of(path, known, value)
                 return value
@@ -61,19 +64,14 @@ class Names(Mapping[str, ArrayNames]):
 
         args, kwargs = _walked(order, args, kwargs, plain)
         Names(tuple(new.items())).require_same_rows(aligned)
-        return args, kwargs, self._at(new)
+        own = {p: dataclasses.replace(self.get(p, n), rows=n.rows) for p, n in new.items()}
+        return args, kwargs, Names(tuple({**kept, **own}.items()))
 
-    def without_rows(self) -> "Names":
-        """Columns and labels alone."""
-        return Names(tuple((p, dataclasses.replace(n, rows=None)) for p, n in self.arguments))
-
-    def _at(self, new: Mapping[str, ArrayNames]) -> "Names":
-        """The names that are kept, with the rows of `new` in place of those of training."""
-        bare = dict(self.without_rows())
-        own = {
-            p: dataclasses.replace(bare.get(p, names), rows=names.rows) for p, names in new.items()
-        }
-        return Names(tuple({**bare, **own}.items()))
+    def without_rows(self, paths: Container[str] | None = None) -> "Names":
+        """Columns and labels alone, of these arguments, by default of all."""
+        bare = lambda n: dataclasses.replace(n, rows=None)  # noqa: E731
+        some = ((p, bare(n) if paths is None or p in paths else n) for p, n in self.items())
+        return Names(tuple(some))
 
 
 def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:

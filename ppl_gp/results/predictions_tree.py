@@ -57,8 +57,7 @@ def predicted_groups(
     of the posterior's draw s.
 
     `predictions`: the new inputs, or {argument: value} with them among others; `trained`: {variable
-    of the training data: names}. Raises `DataError`
-    as `predict`. O(S M^3) for M rows.
+    of the training data: names}. Raises `DataError` as `predict`. O(S M^3) for M rows.
     """
     X_new, kwargs = _arguments(fit, predictions)
     X_new, args, kwargs, names = named_at(fit, X_new, (), kwargs)
@@ -71,8 +70,9 @@ def predicted_groups(
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
     dims |= deterministic_dimensions(fit, further, plate)
     dims |= input_dimensions(fit.model, inputs, plate)
-    labelled = {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
-    inputs, named, dims = with_columns(inputs, {**names, **labelled}, without_clashes(dims))
+    own = {p: found for p, found in names.items() if p in inputs}
+    own |= {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
+    inputs, named, dims = with_columns(inputs, own, without_clashes(dims))
     groups = {
         "predictions": jax.tree.map(np.asarray, {**further, **f, **y}),
         "predictions_constant_data": inputs,
