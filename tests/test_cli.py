@@ -359,7 +359,7 @@ def test_csv_that_cannot_be_used(text, words, tmp_path):
         ("x,kind\n1,0\n".encode("utf-16"), "line 1: a byte is zero, as in UTF-16"),
         (b"x,z,kind\r\n1,2,0\r\n1\r\n", "line 3: data row 2 has 1 cells.*column 'z' is the first"),
         (b"x,kind\n1,0\n1,2,1\n", "line 3: .* 3 cells, the header 2; cell 3, '1', has no column"),
-        (b'x,z,kind\n1,"a\nb",0\n2,a,\n', "line 4: column 'kind' has ''"),
+        (b'x,z,kind\n1,"a\nb",0\n2,"a\nb",\n', "line 4: column 'kind' has ''"),
         (b'x,z,kind\n1,"a\nb",0\n"2\n",,1\n', "line 4: column 'z' has ''"),
         (b"x,ward,kind\n1,north,0\n2,south,1\n", "line 2: column 'ward'.*no word .* occurs twice"),
         (b"x,ward,kind\n1,north,0\n2,3,1\n", "line 3: column 'ward' has '3'.*words only"),

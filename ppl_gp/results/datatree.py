@@ -52,6 +52,7 @@ from ppl_gp.wrappers import bare, mask_of
 if TYPE_CHECKING:
     import xarray as xr
 
+_BEFORE = ("prior", "prior_predictive")  # draws that stand in no chain
 _NEW = 2  # folded into the key: other draws than those of the posterior and the prior
 
 
@@ -118,11 +119,9 @@ def to_datatree(
         further = found.pop("deterministic")
         dims |= deterministic_dimensions(fit, further, data_plate(sites))
         groups["posterior"] |= by_chain(further, _chains(fit))
-        before = ("prior", "prior_predictive")  # draws that stand in no chain
-        groups |= {k: by_chain(v, 1 if k in before else _chains(fit)) for k, v in found.items()}
-    groups["constant_data"], named, dims = with_columns(
-        groups["constant_data"], names_of_variables(fit, sites), dims
-    )
+        groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
+    named = names_of_variables(fit, sites)
+    groups["constant_data"], named, dims = with_columns(groups["constant_data"], named, dims)
     groups, given = {k: v for k, v in groups.items() if v}, dict(coords or {})
     require_known("coords", given, sizes_of(groups, dims))
     options: dict = {"coords": own_coordinates(named, dims, sizes_of(groups, dims)) | given}

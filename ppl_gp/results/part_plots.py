@@ -77,7 +77,13 @@ def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
     found = {}
     for term, values in along.items():
         if isinstance(values, str):
-            cut = slice_through(inputs_in_columns(fit, X_new), values, at, num, {})
+            inputs = inputs_in_columns(fit, X_new)
+            held = {
+                k: v
+                for k, v in at.items()
+                if inputs.place("at", k) != inputs.place("along", values)
+            }
+            cut = slice_through(inputs, values, held, num, {})
             terms, along_it, held = fit.components(cut.X, *args, **kwargs), cut.along, cut.held
         else:
             along_it = variable(f"plot_components(along={{{term!r}: ...}})", values)
