@@ -663,44 +663,42 @@ def test_a_parquet_file_is_the_csv_file(data, tmp_path, monkeypatch):
         read_table(path)
 
 
-@pytest.mark.parametrize("engine", ["polars", "pyarrow", "fastparquet"])
-def test_engines_read_the_same(engine, tmp_path, monkeypatch):
-    pd, path = pytest.importorskip("pandas"), tmp_path / "data.parquet"
-    pytest.importorskip(engine)
-    written = engine if engine != "polars" else "auto"
-    if engine == "polars" and not _can_write_parquet(pd, tmp_path):
-        pytest.skip("nothing that writes an index")
-    frame = pd.DataFrame(
-        {
-            "count": pd.array([3, None, 2**53 + 1], dtype="Int64"),
-            "well": [True, False, True],
-            "size": [0.1, 1e300, 2.0],
-            "ward": pd.Categorical(["south", "north", "south"], categories=["south", "north"]),
-        },
-        index=pd.Index(["a", "b", "a"], name="who"),
-    )
-    frame.to_parquet(path, engine=written)
-    if engine != "polars":
+AS_CELLS = [
+    ["3", "1", "0.1", "south", "a"],
+    ["", "0", "1e+300", "north", "b"],
+    ["9007199254740993", "1", "2.0", "south", "a"],
+]
+
+
+def test_polars_reads_numbers_labels_and_gaps(tmp_path):
+    pl, path = pytest.importorskip("polars"), tmp_path / "data.parquet"
+    ward = pl.Series(["south", "north", "south"], dtype=pl.Enum(["south", "north"]))
+    columns = {"count": [3, None, 2**53 + 1], "well": [True, False, True]}
+    columns |= {"size": [0.1, 1e300, 2.0], "ward": ward, "who": ["a", "b", "a"]}
+    pl.DataFrame(columns).write_parquet(path)
+    found = read_table(path)
+    assert (found.names, found.rows) == (list(columns), AS_CELLS)
+
+
+@pytest.mark.parametrize("reader", ["polars", "pandas"])
+def test_what_pandas_writes_is_read_alike(reader, tmp_path, monkeypatch):
+    """Its index too, and whole numbers with gaps beyond 2^53."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip(reader)
+    import pandas as pd
+
+    count = pd.array([3, None, 2**53 + 1], dtype="Int64")
+    ward = pd.Categorical(["south", "north", "south"], categories=["south", "north"])
+    columns = {"count": count, "well": [True, False, True], "size": [0.1, 1e300, 2.0], "ward": ward}
+    path, index = tmp_path / "data.parquet", pd.Index(["a", "b", "a"], name="who")
+    pd.DataFrame(columns, index=index).to_parquet(path)
+    if reader == "pandas":
         monkeypatch.setitem(sys.modules, "polars", None)
-        pd.set_option("io.parquet.engine", engine)
-    try:
-        found = read_table(path)
-    finally:
-        pd.reset_option("io.parquet.engine")
-    assert found.names == ["count", "well", "size", "ward", "who"]
-    assert found.rows == [
-        ["3", "1", "0.1", "south", "a"],
-        ["", "0", "1e+300", "north", "b"],
-        ["9007199254740993", "1", "2.0", "south", "a"],
-    ]
-
-
-def _can_write_parquet(pd, folder) -> bool:
-    try:
-        pd.DataFrame({"a": [1]}).to_parquet(folder / "any.parquet")
-    except ImportError:
-        return False
-    return True
+    found = read_table(path)
+    assert (found.names, found.rows) == ([*columns, "who"], AS_CELLS)
+    pd.DataFrame(columns, index=["a", "b", "a"]).to_parquet(path)
+    with pytest.raises(DataError, match="column 5 is named '__index_level_0__', as pandas"):
+        prepare(read_table(path), "size", True)
 
 
 def test_parquet_entries_that_are_no_numbers_and_no_text(tmp_path):

@@ -22,8 +22,7 @@ def read_parquet(path: Path) -> Columns:
     """Numbers as the shortest text that reads as the same float64, truth values as 0 and 1, labels
     as they are; missing entries as empty cells. An index that pandas wrote is columns too.
 
-    Raises `DataError` where neither polars, nor pandas with an engine for Parquet, is installed,
-    where the file cannot be read, and for entries that are neither numbers nor text.
+    Raises `DataError` where neither polars, nor pandas with pyarrow, is installed, where the file cannot be read, and for entries that are neither numbers nor text.
     """
     columns = _columns(path)
     cells = [
@@ -66,7 +65,8 @@ def _read_by_pandas(path: Path) -> dict[str, list]:
     """
     import pandas
 
-    frame: Any = pandas.read_parquet(path, dtype_backend="numpy_nullable")
+    kinds = {"engine": "pyarrow", "dtype_backend": "numpy_nullable"}
+    frame: Any = pandas.read_parquet(path, **kinds)
     columns = {str(k): frame[k] for k in frame.columns}
     if not isinstance(frame.index, pandas.RangeIndex):
         for i, name in enumerate(frame.index.names):
