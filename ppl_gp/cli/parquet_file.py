@@ -22,7 +22,8 @@ def read_parquet(path: Path) -> Columns:
     """Numbers as the shortest text that reads as the same float64, truth values as 0 and 1, labels
     as they are; missing entries as empty cells. An index that pandas wrote is columns too.
 
-    Raises `DataError` where neither polars, nor pandas with pyarrow, is installed, where the file cannot be read, and for entries that are neither numbers nor text.
+    Raises `DataError` where neither polars, nor pandas with pyarrow, is installed, where the file
+    cannot be read, and for entries that are neither numbers nor text.
     """
     columns = _columns(path)
     cells = [
