@@ -378,6 +378,17 @@ def test_csv_that_cannot_be_used(text, words, tmp_path):
             "line 3, column 2: the byte 0xe7 is not UTF-8",
         ),
         (b'x,kind\n1,no\n2,"yes\n3,no\n', "line 4: unexpected end of data"),
+        (b"x;kind\n1;0\n2;1\n", "line 1: one column, named 'x;kind'.*separated by semicolons"),
+        (b"x;kind\r\n1,5;0\r\n", "line 1: one column.*decimal points"),
+        (b"x\tkind\n1\t0\n", "line 1.*separated by tabs"),
+        ("x,kind\n1,0\n".encode("utf-16"), "line 1: a byte is zero, as in UTF-16"),
+        (b"x,z,kind\r\n1,2,0\r\n1\r\n", "line 3: data row 2 has 1 cells.*column 'z' is the first"),
+        (b"x,kind\n1,0\n1,2,1\n", "line 3: .* 3 cells, the header 2; cell 3, '1', has no column"),
+        (b'x,z,kind\n1,"a\nb",0\n2,"a\nb",\n', "line 4: column 'kind' has ''"),
+        (b'x,z,kind\n1,"a\nb",0\n"2\n",,1\n', "line 4: column 'z' has ''"),
+        (b"x,ward,kind\n1,north,0\n2,south,1\n", "line 2: column 'ward'.*no word .* occurs twice"),
+        (b"x,ward,kind\n1,north,0\n2,3,1\n", "line 3: column 'ward' has '3'.*words only"),
+        (b"x,ward,kind\n1,north,0\n2,NA,1\n", "line 3: column 'ward' has 'NA'.*fill it in"),
     ],
 )
 def test_files_that_would_be_misread(content, words, tmp_path):
@@ -398,6 +409,65 @@ def test_byte_order_mark_and_big_or_constant_numbers(tmp_path):
     np.testing.assert_array_equal(found.X(columns)[:, 1], 0.0)
     path.write_bytes(b"kind,x,same\n0,1,0.3\n")
     np.testing.assert_allclose(found.X(read_csv(path))[0, 1], 0.2, rtol=1e-12)
+
+
+def test_words_are_labels_with_integers(tmp_path):
+    path = tmp_path / "wards.csv"
+    path.write_text("ward,age,kind\nwest,30,0\nnorth,40,1\nwest,50,1\nnorth,20,0\n")
+    found, kept = prepare(columns := read_csv(path), "kind", True), tmp_path / "preparation.json"
+    np.testing.assert_array_equal(found.X(columns)[:, 0], [1, 0, 1, 0])  # not scaled
+    np.testing.assert_allclose(found.X(columns)[:, 1].std(), 1.0)
+    assert found.names("X")["X"].levels == (("north", "west"), None)
+    found.save(kept)
+    assert Preparation.load(kept) == found
+    path.write_text("age,ward\n20,west\n30,east\n")
+    with pytest.raises(DataError, match=r"line 3: column 'ward' has 'east'.*\['north', 'west'\]"):
+        found.X(read_csv(path))
+    path.write_text("age\n20\n")
+    with pytest.raises(DataError, match=r"wards.csv, line 1 lacks the columns \['ward'\]"):
+        found.X(read_csv(path))
+    told = json.loads(kept.read_text())
+    for levels in ([["north"]], [["a", "a"], None], ["ab", 3]):
+        kept.write_text(json.dumps(told | {"levels": levels}))
+        with pytest.raises(DataError, match="does not hold"):
+            Preparation.load(kept)
+
+
+WARDS = """
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+import ppl_gp as pg
+
+
+def wards(X, y=None):
+    effect = numpyro.sample("effect", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X[:, :1]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + effect[X[:, 1].astype(int)], 0.5), obs=y)
+"""
+
+
+@pytest.mark.slow
+def test_labels_from_a_file_to_a_picture_and_a_prediction(tmp_path):
+    model, path, out = tmp_path / "wards.py", tmp_path / "wards.csv", tmp_path / "out"
+    model.write_text(WARDS)
+    path.write_text("age,ward,y\n" + "".join(f"{i},{'ab'[i % 2]},{i % 5}\n" for i in range(12)))
+    options = ["--target", "y", "--methods", "laplace", "--out", out]
+    picture = ["--plot", tmp_path / "p.png", "--along"]
+    result = run("fit", f"{model}:wards", path, *options, "--plot", tmp_path / "p.png")
+    assert result.exit_code == 2 and "Give --along with one of them" in result.stderr
+    result = run("fit", f"{model}:wards", path, *options, *picture, "age")
+    assert result.exit_code == 0, result.output
+    assert "'ward': words, read as integers, a 0, b 1" in result.stderr
+    assert (tmp_path / "p.png").stat().st_size > 5000
+    fitted = pg.load(out / "laplace.fit", load_model(f"{model}:wards"))
+    assert fitted.names["X"].levels == (None, ("a", "b"))
+    predictions = tmp_path / "p.csv"
+    saved = ["--fit", out / "laplace.fit", "--out", predictions]
+    result = run("predict", f"{model}:wards", path, *saved)
+    assert result.exit_code == 0 and len(rows(predictions)) == 12, result.output
 
 
 def normal(X, y=None, scale=1.0):
@@ -618,6 +688,57 @@ def test_a_parquet_file_is_the_csv_file(data, tmp_path, monkeypatch):
         read_table(path)
 
 
+AS_CELLS = [
+    ["3", "1", "0.1", "south", "a"],
+    ["", "0", "1e+300", "north", "b"],
+    ["9007199254740993", "1", "2.0", "south", "a"],
+]
+
+
+def test_polars_reads_numbers_labels_and_gaps(tmp_path):
+    pl, path = pytest.importorskip("polars"), tmp_path / "data.parquet"
+    ward = pl.Series(["south", "north", "south"], dtype=pl.Enum(["south", "north"]))
+    columns = {"count": [3, None, 2**53 + 1], "well": [True, False, True]}
+    columns |= {"size": [0.1, 1e300, 2.0], "ward": ward, "who": ["a", "b", "a"]}
+    pl.DataFrame(columns).write_parquet(path)
+    found = read_table(path)
+    assert (found.names, found.rows) == (list(columns), AS_CELLS)
+
+
+@pytest.mark.parametrize("reader", ["polars", "pandas"])
+def test_what_pandas_writes_is_read_alike(reader, tmp_path, monkeypatch):
+    """Its index too, and whole numbers with gaps beyond 2^53."""
+    pytest.importorskip("pyarrow")
+    pytest.importorskip(reader)
+    import pandas as pd
+
+    count = pd.array([3, None, 2**53 + 1], dtype="Int64")
+    ward = pd.Categorical(["south", "north", "south"], categories=["south", "north"])
+    columns = {"count": count, "well": [True, False, True], "size": [0.1, 1e300, 2.0], "ward": ward}
+    path, index = tmp_path / "data.parquet", pd.Index(["a", "b", "a"], name="who")
+    pd.DataFrame(columns, index=index).to_parquet(path)
+    if reader == "pandas":
+        monkeypatch.setitem(sys.modules, "polars", None)
+    found = read_table(path)
+    assert (found.names, found.rows) == ([*columns, "who"], AS_CELLS)
+    pd.DataFrame(columns, index=["a", "b", "a"]).to_parquet(path)
+    with pytest.raises(DataError, match="column 5 is named '__index_level_0__', as pandas"):
+        prepare(read_table(path), "size", True)
+
+
+def test_parquet_entries_that_are_no_numbers_and_no_text(tmp_path):
+    import datetime
+
+    pl, path = pytest.importorskip("polars"), tmp_path / "data.parquet"
+    day = datetime.date(2020, 1, 2)
+    pl.DataFrame({"x": [1.0], "day": [day], "kind": [0]}).write_parquet(path)
+    with pytest.raises(DataError, match="row 1: column 'day' has datetime.date.*days since"):
+        read_table(path)
+    pl.DataFrame({"__index_level_0__": [0], "x": [1.0], "kind": [0]}).write_parquet(path)
+    with pytest.raises(DataError, match="column 1 is named '__index_level_0__', as pandas"):
+        prepare(read_table(path), "kind", True)
+
+
 def test_a_picture_that_shows_nothing_is_refused_before_the_work():
     names = Preparation("y", ["a", "b"], [0.0, 0.0], [1.0, 1.0]).names("X")
     problem = cli_run.Problem(load_model(MODEL), X, y + 0.5, X, y, names=names)
@@ -625,3 +746,8 @@ def test_a_picture_that_shows_nothing_is_refused_before_the_work():
         require_drawable(Path("p.png"), problem)
     with pytest.raises(DataError, match="p.pdf: give the name of a PNG"):
         require_drawable(Path("p.pdf"), problem)
+    with pytest.raises(DataError, match=r"--along c: the inputs are \['a', 'b'\]"):
+        require_drawable(Path("p.png"), problem, "c")
+    with pytest.raises(DataError, match="--along a: give the name of the picture"):
+        require_drawable(None, problem, "a")
+    require_drawable(Path("p.png"), problem, "a")

@@ -3,6 +3,7 @@ kept, checked and given back.
 """
 
 import functools
+import itertools
 import json
 import zipfile
 
@@ -16,6 +17,7 @@ import xarray as xr
 
 import ppl_gp as pg
 from ppl_gp.frames.names import Names, arrays
+from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.timing import stopwatch
 from ppl_gp.results import part_plots, plots
 
@@ -165,7 +167,7 @@ def test_containers_paths_and_dtypes():
     np.testing.assert_array_equal(kwargs["y"], [[1, 0.5, 1], [2, 1.5, 0]])
     unnamed = pd.DataFrame(np.eye(2))
     assert arrays(["X"], (unnamed,), {})[2]["X"].columns is None
-    again, _ = Names(tuple(names.items())).again(["X", "o"], found, {})
+    again, _, _ = Names(tuple(names.items())).again(["X", "o"], found, {})
     assert again[0]["a"] is found[0]["a"]
     with pytest.raises(pg.DataError, match=r"argument 'X\['a'\]' lacks the columns \['a'\]"):
         names.again(["X", "o"], ({**args[0], "a": pd.Series([1, 2], name="c")}, "option"), {})
@@ -375,3 +377,80 @@ def test_observations_as_a_list_of_text_are_refused_as_text():
     ages, labels, fit = numbered()
     with pytest.raises(pg.DataError, match="U"):
         fit.log_density(ages.iloc[:2], ["no", "yes"], labels.iloc[:2])
+
+
+def test_rows_left_out_are_called_as_they_were():
+    left_out = fitted().loo().elpd_i
+    assert left_out.coords["row"].values.tolist() == ROWS
+    np.testing.assert_array_equal(left_out, fitted(named=False).loo().elpd_i)
+    assert fitted(named=False).loo().elpd_i.coords["row"].values.tolist() == list(range(NUM))
+
+
+def test_a_frame_of_one_column_is_told_from_the_column():
+    ages, labels, _ = numbered()
+    method = pg.Laplace(hyper=pg.Fixed({}))
+    for column in (labels.to_frame("ward"), pd.DataFrame({"ward": WARD}, index=ROWS)):
+        with pytest.raises(pg.DataError, match=r"shape.*'ward' came as a frame of one column"):
+            pg.fit(effects, method, 0, ages, column, y=pandas_answers())
+    with pytest.raises(pg.DataError, match=r"shape.*'y' came as a frame of one column"):
+        pg.fit(effects, method, 0, ages, labels, y=pandas_answers().to_frame())
+
+
+def inducing(X, y=None):
+    """As `curve`, with the place of a ward in the second column."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 20.0), X[:, :1]))
+    with numpyro.plate("row", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + 0.1 * X[:, 1], 0.3), obs=y)
+
+
+def batches(wards_of=wards, columns=("age", "ward")):
+    whole = pd.DataFrame({"age": AGE, "ward": wards_of(WARD)}, index=ROWS)[list(columns)]
+    y = pd.Series(np.sin(AGE), index=ROWS, name="pulse")
+    return [(whole.iloc[i : i + 6], y.iloc[i : i + 6]) for i in (0, 6)]
+
+
+def test_names_of_a_streams_batches():
+    source = StreamSource(pg.Stream(batches(), num_data=NUM), inducing)
+    first = source.peek()
+    np.testing.assert_array_equal(first.args[0], np.stack([AGE, WARD], 1)[:6])
+    assert source.names["X"].columns == ("age", "ward") and source.names["X"].rows is None
+    assert source.names["X"].levels == (None, tuple(WARDS)) and source.names["y"].columns == (
+        "pulse",
+    )
+    turned = batches(lambda codes: wards(codes, WARDS[::-1]))
+    mixed = StreamSource(pg.Stream([batches()[0], turned[1]], num_data=NUM), inducing)
+    second = list(itertools.islice(mixed.batches(0), 2))[1]
+    np.testing.assert_array_equal(second.args[0], np.stack([AGE, WARD], 1)[6:])
+    for other, told in (
+        (batches(columns=("ward", "age"))[1], "another order"),
+        (batches(lambda codes: ["east"] * NUM)[1], r"has \['east'\]"),
+        ((batches()[1][0], batches()[1][1].iloc[::-1]), "label their rows otherwise"),
+    ):
+        source = StreamSource(pg.Stream([batches()[0], other], num_data=NUM), inducing)
+        with pytest.raises(pg.DataError, match=told):
+            list(itertools.islice(source.batches(0), 2))
+
+
+@pytest.mark.slow
+def test_a_fit_of_a_stream_has_its_names():
+    method = pg.SVGP(num_inducing=3, max_steps=4, hyper=pg.Fixed({}))
+    fit = pg.fit(inducing, method, 0, pg.Stream(batches(), num_data=NUM), throw=False)
+    assert fit.names["X"].columns == ("age", "ward")
+    new = pd.DataFrame({"age": AGE[:2], "ward": ["west", "north"]})
+    found = fit.predict(new).f_mean
+    np.testing.assert_array_equal(found, fit.predict(np.stack([AGE[:2], [2.0, 0.0]], 1)).f_mean)
+    with pytest.raises(pg.DataError, match="another order"):
+        fit.predict(new[["ward", "age"]])
+
+
+def test_components_along_a_column():
+    import matplotlib.pyplot as plt
+
+    along, at = {"effect": "ward", "f": "age"}, {"dose": 1}
+    panels = part_plots.plot_components(fitted(), pandas_frame(), along=along, at=at, num=5).axes
+    assert [ax.get_xlabel() for ax in panels] == ["ward", "age"]
+    assert [t.get_text() for t in panels[0].get_xticklabels()] == WARDS
+    assert "dose = 1" in panels[0].get_title() and "age = " in panels[0].get_title()
+    with pytest.raises(pg.DataError, match="names the column 'height'"):
+        part_plots.plot_components(fitted(), pandas_frame(), along={"f": "height"})
+    plt.close("all")

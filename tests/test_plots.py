@@ -2,21 +2,31 @@
 there.
 """
 
+import functools
+
 import matplotlib
 
 matplotlib.use("Agg")
 
+import jax.numpy as jnp  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+import numpyro  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+import pandas as pd  # noqa: E402
 import pytest  # noqa: E402
 from scipy.stats import norm  # noqa: E402
 from small_fits import HYPER, classification, classifier, made_fit  # noqa: E402
 
+import ppl_gp as pg  # noqa: E402
 from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
+from ppl_gp.frames.names import arrays  # noqa: E402
 from ppl_gp.results import plots  # noqa: E402
 from ppl_gp.results.compare import scores  # noqa: E402
 from ppl_gp.results.compare.compare import compare  # noqa: E402
+from ppl_gp.results.slice_plots import plot_slice  # noqa: E402
+from ppl_gp.results.slices import inputs_in_columns, slice_through  # noqa: E402
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])
@@ -133,3 +143,80 @@ def test_surface_is_for_binary_observations():
     fit = made_fit(regression, hyper, X, y=np.sin(X[:, 0]))
     with pytest.raises(DataError, match="binary observations"):
         plots.plot_surface(fit, X, y, num=4)
+
+
+HELD = pd.DataFrame(
+    {
+        "dose": X[:, 0],
+        "age": 40.0 + 10.0 * X[:, 1],
+        "ward": pd.Categorical.from_codes(np.arange(25) % 3, ["north", "south", "west"]),
+    }
+)
+
+
+def on_wards(X, y=None):
+    """A GP over two columns, and a known effect of the third, whose integers are labels."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, np.array([1.0, 10.0])), X[:, :2]))
+    shift = jnp.asarray([0.0, 1.0, 2.0])[X[:, 2].astype(int)]
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + shift, 0.5), obs=y)
+
+
+@functools.cache
+def on_wards_fit():
+    codes = np.column_stack([HELD["dose"], HELD["age"], np.arange(25) % 3])
+    fit = made_fit(on_wards, {}, codes, y=np.sin(X[:, 0]))
+    fit.names = arrays(["X"], (HELD,), {})[2]
+    return fit, codes
+
+
+def test_a_slice_holds_the_other_inputs():
+    fit, codes = on_wards_fit()
+    cut = slice_through(inputs_in_columns(fit, HELD), "dose", {"ward": "south"}, 7, {})
+    middle = np.sort(codes[:, 1])[12]
+    want = np.column_stack([np.linspace(X[:, 0].min(), X[:, 0].max(), 7), [middle] * 7, [1.0] * 7])
+    np.testing.assert_array_equal(cut.X, want)
+    assert cut.held == {"age": f"{middle:.4g}", "ward": "south"} and cut.along.name == "dose"
+    by_label = slice_through(inputs_in_columns(fit, codes), 2, {0: 0.5}, 7, {"dose": (1.0, 2.0)})
+    np.testing.assert_array_equal(by_label.X[:, 2], [0, 1, 2])
+    np.testing.assert_allclose(by_label.X[:, 0], -0.25)
+    assert by_label.held["dose"] == "0.5" and by_label.along.labels == ("north", "south", "west")
+    assert slice_through(inputs_in_columns(fit, HELD), "dose", {}, 7, {}).held["ward"] == "north"
+    scaled = slice_through(inputs_in_columns(fit, HELD), "dose", {}, 7, {"dose": (1.0, 2.0)})
+    np.testing.assert_allclose(scaled.along.values, 1.0 + 2.0 * scaled.X[:, 0])
+    for along, at, told in (
+        ("sex", {}, r"names the column 'sex'; the inputs are \['dose', 'age', 'ward'\]"),
+        ("dose", {"ward": "east"}, r"the labels are \['north', 'south', 'west'\]"),
+        ("dose", {"dose": 1.0}, "'dose', which varies"),
+        ("dose", {"age": "old"}, "holds numbers"),
+        ("dose", {7: 1.0}, "names the column 7"),
+    ):
+        with pytest.raises(DataError, match=told):
+            slice_through(inputs_in_columns(fit, HELD), along, at, 7, {})
+    with pytest.raises(DataError, match=r"'X' is of shape \(25,\)"):
+        inputs_in_columns(made_fit(regression_of_one, {}, X[:, 0], y=y), X[:, 0])
+
+
+def regression_of_one(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def test_slices():
+    fit, _ = on_wards_fit()
+    figure = plot_slice({"ep": fit}, HELD, X[:, 0], along="dose", at={"age": 41.5}, num=9)
+    (line, *_) = figure.axes[0].lines
+    rows = pd.DataFrame({"dose": line.get_xdata(), "age": 41.5, "ward": ["north"] * 9})
+    np.testing.assert_allclose(line.get_ydata(), fit.predict(rows).f_mean)
+    assert "at age = 41.5, ward = north" in words(figure) and "dose" in words(figure)
+    both = plot_slice(fit, HELD, X[:, 0], along="dose", at={"ward": ["north", "west"]}, num=9)
+    assert {"ward = north", "ward = west"} <= {t.get_text() for t in both.axes[0].texts} | {
+        t.get_text() for t in both.axes[0].get_legend().get_texts()
+    }
+    assert "at age" in words(both) and "at age = 41.5" not in words(both)
+    labels = plot_slice(fit, HELD, X[:, 0], along="ward", observed=True)
+    ticks = [t.get_text() for t in labels.axes[0].get_xticklabels()]
+    assert ticks == ["north", "south", "west"]
+    with pytest.raises(DataError, match="one column may have several"):
+        plot_slice(fit, HELD, y, along="dose", at={"ward": ["north"], "age": [1.0, 2.0]})

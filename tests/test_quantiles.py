@@ -237,7 +237,7 @@ def test_many_rows_come_in_chunks():
     np.testing.assert_allclose(found.quantiles[:, -3:], part.quantiles, rtol=1e-7)
 
 
-@pytest.mark.parametrize("levels", [(0.0, 0.5), (1.0,), (float("nan"),)])
+@pytest.mark.parametrize("levels", [(0.0, 0.5), (1.0,), (float("nan"),), ()])
 def test_levels_are_checked(levels):
     with pytest.raises(pg.DataError, match="quantiles="):
         fitted("normal").predict(NEW, likelihood="normal", quantiles=levels)

@@ -55,7 +55,16 @@ Standardise = Annotated[
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.png", help="Draw the fits: one input, or two of a binary target."),
+    typer.Option(
+        metavar="FILE.png",
+        help="Draw the fits: over one input, two of a binary target, or --along one of several.",
+    ),
+]
+Along = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="The input that varies in --plot, the others held at their medians."
+    ),
 ]
 Setting = Annotated[
     list[str],
@@ -151,6 +160,7 @@ def fit(
     seed: Seed = 0,
     standardise: Standardise = True,
     plot: Plot = None,
+    along: Along = None,
     settings: Setting = [],  # noqa: B006
 ):
     """Fit by each method; write METHOD.fit (for `predict`), METHOD.nc (the posterior) and
@@ -158,8 +168,8 @@ def fit(
     """
     names = parse(methods)
     problem, preparation = read_problem(model, data, target, standardise, 0.0, seed, settings)
-    if plot is not None:
-        require_drawable(plot, problem)
+    if plot is not None or along is not None:
+        require_drawable(plot, problem, along)
     files = Files(out)
 
     def keep(name, fitted):
@@ -170,7 +180,7 @@ def fit(
     effort = Effort(restarts, num_warmup, num_samples, num_chains, sample_hyper)
     outcome = fit_methods(problem, names, effort, seed, keep)
     if plot is not None and outcome.fits:
-        write_picture(plot, outcome.fits, problem, preparation)
+        write_picture(plot, outcome.fits, problem, preparation, along)
         print(plot)
     files.tell()
     return outcome.exit_code

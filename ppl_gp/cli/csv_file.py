@@ -24,8 +24,9 @@ _MISSING = set(
         "|"
     )
 )
-# How pandas names, when it reads a file, the index column that it wrote without a name.
-_PANDAS_INDEX = re.compile(r"Unnamed: \d+")
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+# How pandas names, when it reads a CSV file or writes a Parquet file, an index without a name.
+_PANDAS_INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 class Columns(NamedTuple):
@@ -68,6 +69,7 @@ def read_csv(path: str | Path) -> Columns:
     lines, rows = _parsed(path)
     if not rows:
         raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
+    _require_commas(path, lines[0], rows[0])
     if all(map(is_number, rows[0])):
         header, lines = [f"x{i}" for i in range(len(rows[0]))], [0, *lines]
     else:
@@ -76,18 +78,39 @@ def read_csv(path: str | Path) -> Columns:
         raise DataError(f"{path} has a header and no rows.")
     for i, row in enumerate(rows):
         if len(row) != len(header):
-            place = f"{path}, line {lines[i + 1]}"
             raise DataError(
-                f"{place}: data row {i + 1} has {len(row)} cells, the header {len(header)}."
+                f"{path}, line {lines[i + 1]}: data row {i + 1} has {len(row)} cells, the header "
+                f"{len(header)}; {_ragged(row, header)}"
             )
     return Columns(str(path), header, rows, lines)
+
+
+def _ragged(row: list[str], header: list[str]) -> str:
+    if len(row) < len(header):
+        return f"column '{header[len(row)]}' is the first without one."
+    extra = row[len(header)]
+    return f"cell {len(header) + 1}, {extra!r}, has no column (quote a cell that holds a comma)."
+
+
+def _require_commas(path, line: int, first: list[str]) -> None:
+    """`DataError` where one cell holds what looks like the whole header."""
+    found = [name for sign, name in _SEPARATORS.items() if len(first) == 1 and sign in first[0]]
+    if found:
+        raise DataError(
+            f"{path}, line {line}: one column, named {first[0]!r}: the cells are separated by "
+            f"{found[0]}; save the file with commas between cells and decimal points in numbers."
+        )
 
 
 def _parsed(path) -> tuple[list[int], list[list[str]]]:
     """(lines of the file, rows of stripped cells), blank rows left out."""
     reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
+    found, before = [], 0  # a row stands on the line after the one before it, and may go on
     try:
-        found = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+        for row in reader:
+            if row:
+                found.append((before + 1, [cell.strip() for cell in row]))
+            before = reader.line_num
     except csv.Error as error:
         raise DataError(
             f"{path}, line {reader.line_num}: {error}; close and escape its quotation marks."
@@ -98,6 +121,11 @@ def _parsed(path) -> tuple[list[int], list[list[str]]]:
 def _decoded(path) -> str:
     """The file's text without the byte-order mark that spreadsheets begin a file with."""
     content = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+    if b"\0" in content:
+        raise DataError(
+            f"{path}, line {content[: content.index(0)].count(10) + 1}: a byte is zero, as in "
+            "UTF-16 or a spreadsheet's own format; save the file as CSV in UTF-8."
+        )
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -161,7 +189,6 @@ def require_names(columns: Columns) -> None:
         if not name or _PANDAS_INDEX.fullmatch(name):
             raise DataError(
                 f"{columns.header}: column {i + 1} is named '{name}', as "
-                "pandas leaves its index; write the file with to_csv(path, index=False), or name "
-                "the column."
+                "pandas leaves its index; write the file with index=False, or name the column."
             )
         columns.cells(name)

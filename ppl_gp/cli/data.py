@@ -1,4 +1,4 @@
-"""Data for the command line: columns to arrays, labels to 0 and 1, inputs standardised, and all of
+"""Data for the command line: columns to arrays, labels to integers, inputs standardised, and all of
 it remembered.
 """
 
@@ -31,6 +31,8 @@ class Preparation:
     labels: list[str] | None = None  # the labels for y = 0 and y = 1, where they were recoded
     # of the training inputs, so that a fit of another run is not taken for one of this
     digest: str = ""
+    # of each input the labels, whose integers are their places, or None where it holds numbers
+    levels: list[list[str] | None] | None = None
 
     def X(self, columns: Columns) -> np.ndarray:
         """Inputs, (N, D), shifted and scaled."""
@@ -38,7 +40,7 @@ class Preparation:
             raise DataError(
                 f"{columns.header} lacks the columns {missing}; it has {columns.names}."
             )
-        given = np.stack([numbers(columns, name) for name in self.inputs], 1)
+        given = np.stack([self._column(columns, name) for name in self.inputs], 1)
         with np.errstate(over="ignore", invalid="ignore"):
             X = (given - self.shift) / self.scale
         for i, j in np.argwhere(~np.isfinite(X)):
@@ -46,6 +48,19 @@ class Preparation:
                 self.inputs[j], i, "that is beyond float64 when scaled as in training."
             )
         return X
+
+    def of(self, name: str) -> list[str] | None:
+        """The labels of an input, `None` where it holds numbers."""
+        return self.levels[self.inputs.index(name)] if self.levels else None
+
+    def _column(self, columns: Columns, name: str) -> np.ndarray:
+        if (levels := self.of(name)) is None:
+            return numbers(columns, name)
+        place = {label: float(i) for i, label in enumerate(levels)}
+        for i, cell in enumerate(cells := columns.cells(name)):
+            if cell not in place:
+                raise columns.refusal(name, i, remedy(cell) or f"the labels are {levels}.")
+        return np.array([place[cell] for cell in cells])
 
     def y(self, columns: Columns) -> np.ndarray:
         """Observations, (N,), labels recoded."""
@@ -61,7 +76,8 @@ class Preparation:
     def names(self, inputs: str) -> Names:
         """What a fit keeps of the file: the columns of the argument `inputs`, the labels of y."""
         y = ArrayNames((self.target,), (None if self.labels is None else tuple(self.labels),))
-        return Names(((inputs, ArrayNames(tuple(self.inputs))), ("y", y)))
+        levels = tuple(tuple(x) if (x := self.of(name)) else None for name in self.inputs)
+        return Names(((inputs, ArrayNames(tuple(self.inputs), levels)), ("y", y)))
 
     def save(self, path: Path) -> None:
         """Write as JSON."""
@@ -91,6 +107,11 @@ class Preparation:
             raise ValueError(f"{len(self.inputs)} inputs need as many shifts and positive scales.")
         if labels is not None and not (isinstance(labels, list) and len(set(labels)) == 2):
             raise ValueError(f"its labels are {labels}, and two are needed.")
+        if self.levels is not None and len(self.levels) != len(self.inputs):
+            raise ValueError(f"{len(self.inputs)} inputs need as many entries of levels.")
+        for found in filter(None, self.levels or ()):
+            if not all(isinstance(s, str) for s in found) or len(set(found)) < len(found):
+                raise ValueError(f"its levels {found} are no labels that differ.")
 
 
 def digest(X) -> str:
@@ -109,8 +130,9 @@ def prepare(
     standardise: bool,
     is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier,
 ) -> Preparation:
-    """Inputs are all columns but the target, standardised on request; two labels may be recoded to
-    0 and 1.
+    """Inputs are all columns but the target: numbers, standardised on request, or words, which
+    become the integers of their labels in alphabetical order. Two labels of the target may be
+    recoded to 0 and 1.
 
     `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers
     other than 0 and 1 are recoded only then: counts of 1 and 4 are counts. Two words are recoded,
@@ -124,23 +146,39 @@ def prepare(
     inputs = [name for name in columns.names if name != target]
     if not inputs:
         raise DataError(f"{columns.path} has the target '{target}' and no inputs.")
-    X = np.stack([numbers(columns, name) for name in inputs], 1)
-    shift, scale = (
-        _standard(columns, inputs, X)
-        if standardise
-        else (np.zeros(X.shape[1]), np.ones(X.shape[1]))
-    )
-    found = Preparation(target, inputs, shift.tolist(), scale.tolist())
+    levels = [_levels(columns, name) for name in inputs]
+    plain = [0.0] * len(inputs), [1.0] * len(inputs)
+    found = Preparation(target, inputs, *plain, levels=levels if any(levels) else None)
+    X = found.X(columns)
+    if standardise:
+        shift, scale = _standard(columns, found, X)
+        found = dataclasses.replace(found, shift=shift.tolist(), scale=scale.tolist())
     return dataclasses.replace(found, labels=_labels(columns, found, is_binary))
 
 
-def _standard(columns, inputs, X):
-    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros,
-    rounding or not.
+def _levels(columns: Columns, name: str) -> list[str] | None:
+    """The labels of an input of words; `DataError` where each row has another, so that they tell
+    rows apart and nothing of new ones.
     """
+    if not _words(columns, name, "drop the column, "):
+        return None
+    found = sorted(set(cells := columns.cells(name)))
+    if len(found) == len(cells) > 1:
+        raise columns.refusal(
+            name, 0, "no word of the column occurs twice: drop it, or give numbers."
+        )
+    return found
+
+
+def _standard(columns, found: Preparation, X):
+    """(mean, standard deviation) of each column; a constant one says nothing and becomes zeros,
+    rounding or not. Labels are left as they are.
+    """
+    inputs, labels = found.inputs, np.array([found.of(name) is not None for name in found.inputs])
     constant = X.max(0) == X.min(0)
     with np.errstate(over="ignore", invalid="ignore"):
         shift, scale = np.where(constant, X[0], X.mean(0)), np.where(constant, 1.0, X.std(0))
+    shift, scale = np.where(labels, 0.0, shift), np.where(labels, 1.0, scale)
     for name, a, b in zip(inputs, shift, scale, strict=True):
         if not (np.isfinite(a) and np.isfinite(b) and b > 0):
             raise DataError(
@@ -176,17 +214,19 @@ def _labels(columns: Columns, found: Preparation, is_binary) -> list[str] | None
     return labels if recoded else None
 
 
-def _words(columns: Columns, target: str) -> bool:
-    """Whether the target holds words rather than numbers; `DataError` where it has both, or a cell
+def _words(columns: Columns, name: str, else_: str = "") -> bool:
+    """Whether a column holds words rather than numbers; `DataError` where it has both, or a cell
     that is neither.
     """
-    cells = columns.cells(target)
+    cells = columns.cells(name)
     for i, cell in enumerate(cells):
         if advice := remedy(cell):
-            raise columns.refusal(target, i, advice)
+            raise columns.refusal(name, i, advice)
         if is_number(cell) != is_number(cells[0]):
             raise columns.refusal(
-                target, i, f"data row 1 has {cells[0]!r}: give numbers only, or words only."
+                name,
+                i,
+                f"data row 1 has {cells[0]!r}: {else_}give numbers only, or words only.",
             )
     return not is_number(cells[0])
 

@@ -8,9 +8,11 @@ import numpy as np
 from ppl_gp.cli.data import Preparation
 from ppl_gp.cli.run import Files, Problem, Recorder
 from ppl_gp.errors import DataError
+from ppl_gp.frames.table import ArrayNames
 from ppl_gp.results import plots
 from ppl_gp.results.compare.scores import is_classification
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.slice_plots import plot_slice
 
 
 def write_pictures(
@@ -28,24 +30,50 @@ def write_pictures(
         _save(figure, recorder.files.path(name), title)
 
 
-def require_drawable(path: Path, problem: Problem) -> None:
+def require_drawable(path: Path | None, problem: Problem, along: str | None = None) -> None:
     """Raise `DataError`, before any work, where no picture shows the inputs."""
-    inputs = next(iter(problem.names.values())).columns
+    inputs = list(next(iter(problem.names.values())).columns or ())
+    if path is None:
+        raise DataError(f"--along {along}: give the name of the picture too, --plot FILE.png.")
     if path.suffix != ".png":
         raise DataError(f"--plot {path}: give the name of a PNG file, FILE.png.")
-    binary = set(np.unique(problem.y).tolist()) <= {0, 1}
-    if problem.X.shape[1] > 2 or (problem.X.shape[1] == 2 and not binary):
+    if along is not None and along not in inputs:
+        raise DataError(f"--along {along}: the inputs are {inputs}; give one.")
+    if along is None and not _can_be_seen_whole(problem):
         raise DataError(
-            f"--plot shows one input, or two with a target of two outcomes; the inputs are "
-            f"{list(inputs or ())}. Leave it out, or draw terms by ppl_gp.results.part_plots."
+            f"--plot shows one input of numbers, or two with a target of two outcomes; the inputs "
+            f"are {inputs}. Give --along with one of them: the others are held at their medians."
         )
 
 
+def _can_be_seen_whole(problem: Problem) -> bool:
+    num, binary = problem.X.shape[1], set(np.unique(problem.y).tolist()) <= {0, 1}
+    return not _holds_words(problem) and (num == 1 or (num == 2 and binary))
+
+
+def _holds_words(problem: Problem) -> bool:
+    """Whether an input is the integers of labels, between which there is nothing to draw."""
+    return any(next(iter(problem.names.values()), ArrayNames()).levels)
+
+
 def write_picture(
-    path: Path, fits: Mapping[str, Fit], problem: Problem, preparation: Preparation
+    path: Path,
+    fits: Mapping[str, Fit],
+    problem: Problem,
+    preparation: Preparation,
+    along: str | None = None,
 ) -> None:
-    """The fits over one input or two, on the file's own scale, one panel a method."""
+    """The fits over one input or two, or a slice along one of several, on the file's own scale, one
+    panel a method.
+    """
     _without_display()
+    if along is not None:
+        scales = zip(preparation.shift, preparation.scale, strict=True)
+        units = dict(zip(preparation.inputs, scales, strict=True))
+        X, y = problem.X, problem.y
+        figure = plot_slice(fits, X, y, along=along, units=units, **problem.kwargs)
+        _save(figure, path, "")
+        return
     draw = plots.plot_band if problem.X.shape[1] == 1 else plots.plot_surface
     figure = draw(fits, problem.X, problem.y, **problem.kwargs)
     for ax in figure.axes[: len(fits)]:
@@ -96,12 +124,14 @@ def _figures(recorder: Recorder, problem: Problem, inputs, labels):
         yield "evidence.png", plots.plot_evidence(comparison)
     yield "forest.png", plots.plot_forest(fits)
     yield "calibration.png", plots.plot_calibration(fits, X_test, y_test, **kwargs)
-    if problem.X.shape[1] == 1:
+    words = _holds_words(problem)
+    if problem.X.shape[1] == 1 and not words:
         yield "band.png", plots.plot_band(fits, problem.X, problem.y, xlabel=inputs[0], **kwargs)
     prediction = next(iter(fits.values())).predict(X_test, **kwargs)
-    if problem.X.shape[1] == 2 and is_classification(prediction) and prediction.probs.ndim == 1:
-        words = labels or ("y = 0", "y = 1")
+    binary = is_classification(prediction) and prediction.probs.ndim == 1
+    if problem.X.shape[1] == 2 and binary and not words:
+        both = labels or ("y = 0", "y = 1")
         yield (
             "surface.png",
-            plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=words, **kwargs),
+            plots.plot_surface(fits, problem.X, problem.y, labels=inputs, classes=both, **kwargs),
         )

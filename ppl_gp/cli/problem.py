@@ -40,6 +40,11 @@ def read_problem(
     )
     if preparation.labels is not None:
         say(f"'{target}': {preparation.labels[0]} is read as 0, {preparation.labels[1]} as 1.")
+    for name in preparation.inputs:
+        if levels := preparation.of(name):
+            told = ", ".join(f"{label} {i}" for i, label in enumerate(levels[:10]))
+            more = f" ... ({len(levels)} labels)" if len(levels) > 10 else ""
+            say(f"'{name}': words, read as integers, {told}{more}; they reach the model unscaled.")
     X, y = preparation.X(columns), preparation.y(columns)
     test, train = _split(len(y), test_fraction, seed)
     _trace(function, options, X[train], y[train])

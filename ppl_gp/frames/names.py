@@ -37,8 +37,9 @@ class Names(Mapping[str, ArrayNames]):
 
     def again(
         self, order: Sequence[str], args: tuple, kwargs: dict, aligned: Container[str] = ()
-    ) -> tuple[tuple, dict]:
-        """The arguments of a prediction as plain arrays, the same label as the same integer.
+    ) -> tuple[tuple, dict, "Names"]:
+        """The arguments of a prediction as plain arrays, the same label as the same integer, and
+        their names: columns and labels of the fit, rows of their own.
 
         `order`: names of the positional arguments; `aligned`: paths of those with an entry a row.
         Raises `DataError` as `opened` does, for other columns or dimensions than in training,
@@ -47,9 +48,12 @@ class Names(Mapping[str, ArrayNames]):
         columns of the fit in their order.
         """
         new: dict[str, ArrayNames] = {}
+        kept = dict(self.without_rows(aligned))  # an argument that is left out is as it was
 
         def plain(path, value):
             known = self.get(path, ArrayNames())
+            if path in kept and value is not None:
+                kept[path] = dataclasses.replace(known, rows=None)
             if (table := opened(f"argument '{path}'", value)) is None:
                 require_codes_of(path, known, value)
                 return value
@@ -58,9 +62,16 @@ class Names(Mapping[str, ArrayNames]):
             levels = known.levels or (None,) * len(table.parts)
             return settled(path, known, table).array(f"argument '{path}'", levels)
 
-        found = _walked(order, args, kwargs, plain)
+        args, kwargs = _walked(order, args, kwargs, plain)
         Names(tuple(new.items())).require_same_rows(aligned)
-        return found
+        own = {p: dataclasses.replace(self.get(p, n), rows=n.rows) for p, n in new.items()}
+        return args, kwargs, Names(tuple({**kept, **own}.items()))
+
+    def without_rows(self, paths: Container[str] | None = None) -> "Names":
+        """Columns and labels alone, of these arguments, by default of all."""
+        bare = lambda n: dataclasses.replace(n, rows=None)  # noqa: E731
+        some = ((p, bare(n) if paths is None or p in paths else n) for p, n in self.items())
+        return Names(tuple(some))
 
 
 def arrays(order: Sequence[str], args: tuple, kwargs: dict) -> tuple[tuple, dict, Names]:

@@ -8,9 +8,11 @@ import numpy as np
 from jax import random
 
 from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.frames.names import Names
+from ppl_gp.frames.one_column import explained
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
-from ppl_gp.model.arguments import as_arrays, named_arrays
+from ppl_gp.model.arguments import Leaves, argument_names, as_arrays, named_arrays
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
 from ppl_gp.model.user_errors import of_the_model
@@ -50,14 +52,16 @@ def fit(
     key = random.key(int(rng_key)) if isinstance(rng_key, int | np.integer) else rng_key
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
-    with stopwatch() as watch:
+    arrays = Leaves(model, args, kwargs).arrays
+    others = [p for p in names if p != argument_names(model, 1)[0]]
+    with stopwatch() as watch, explained(others, arrays):
         if not (args and isinstance(args[0], Stream)):
             model = declare(own_function(model), args, kwargs)
             names.require_same_rows(model.reading.row_axes)
         result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
-    result.names = names
+    result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(

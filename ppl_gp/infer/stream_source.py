@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.frames.names import plain_numbers
+from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
+from ppl_gp.model.arguments import argument_names
 
 _INPUTS = "positional argument 0"
 
@@ -22,7 +23,8 @@ class StreamSource:
 
     Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the
     rows, and however small the last batch, the bounds of a pass average to that of all data.
-    `common`: the model's arguments by name that the batches do not hold.
+    `common`: the model's arguments by name that the batches do not hold. `names`: what the first
+    batch calls columns and labels, to which the others are held.
     """
 
     plate = None
@@ -40,6 +42,12 @@ class StreamSource:
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
         self.axes: Any = None
         self._peeked: list = []
+        self._names: Names | None = None
+
+    @property
+    def names(self) -> Names:
+        """Columns and labels; rows are a batch's own."""
+        return (self._names or Names()).without_rows()
 
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""
@@ -74,7 +82,7 @@ class StreamSource:
                 return
 
     def _rows(self, item) -> Rows:
-        args, kwargs = bind(self.model, item, self.common)
+        args, kwargs = self._plain(*bind(self.model, item, self.common))
         args = tuple(_arrays(_INPUTS, a, None) for a in args)
         num = num_rows(args) or 0
         kwargs = {k: _arrays(k, v, num) for k, v in kwargs.items()}
@@ -88,6 +96,17 @@ class StreamSource:
         args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
         weights = np.where(np.arange(size) < num, float(math.ceil(self.num_data / size)), 0.0)
         return Rows(args, kwargs, weights, {})
+
+    def _plain(self, args, kwargs) -> tuple[tuple, dict]:
+        """Frames and labelled arrays as arrays, a label as the same integer in every batch."""
+        order = argument_names(self.model, len(args))
+        aligned = (order[0], "y")
+        if self._names is not None:
+            args, kwargs, _ = self._names.again(order, args, kwargs, aligned)
+            return args, kwargs
+        args, kwargs, self._names = arrays(order, args, kwargs)
+        self._names.require_same_rows(aligned)
+        return args, kwargs
 
     def _require_form(self, args, kwargs, num) -> None:
         if self.axes is None:
@@ -146,7 +165,6 @@ def _array(name, x, num):
     """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is
     finite is told later.
     """
-    x = plain_numbers(f"{name} in a batch of the stream", x)
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)

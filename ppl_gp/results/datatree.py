@@ -5,7 +5,7 @@ ArviZ 0.8 and 1.x. Dimensions are named after the model's plates.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +14,46 @@ from jax import lax, random
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.roles import data_plates, is_factor, is_gp, is_observed
+from ppl_gp.model.roles import is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
 from ppl_gp.results.layer_draws import draw_layers
-from ppl_gp.results.named_tree import own_coordinates, with_levels
+from ppl_gp.results.named_tree import (
+    NEW,
+    TRAINING,
+    names_of_variables,
+    own_coordinates,
+    with_columns,
+    with_levels,
+)
 from ppl_gp.results.part_draws import draw_parts
+from ppl_gp.results.predictions_tree import predicted_groups
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.symmetry import symmetries
+from ppl_gp.results.tree_dimensions import (
+    data_plate,
+    deterministic_dimensions,
+    input_dimensions,
+    inputs_of,
+    label_of,
+    require_known,
+    site_dimensions,
+    sizes_of,
+    without_clashes,
+)
 from ppl_gp.results.whole_tree import further_groups
 from ppl_gp.storage.versions import package_versions
 from ppl_gp.wrappers import bare, mask_of
 
 if TYPE_CHECKING:
     import xarray as xr
+
+_BEFORE = ("prior", "prior_predictive")  # draws that stand in no chain
+_NEW = 2  # folded into the key: other draws than those of the posterior and the prior
 
 
 def to_datatree(
@@ -42,6 +63,8 @@ def to_datatree(
     rng_key=0,
     whole: bool = False,
     coords: Mapping[str, Sequence] | None = None,
+    predictions: Any = None,
+    pred_coords: Mapping[str, Sequence] | None = None,
 ) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
@@ -59,7 +82,15 @@ def to_datatree(
     `psense`), and deterministic sites in `posterior`. `coords`: {dimension: labels}, such as
     {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
-    as the attribute `levels`.
+    as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
+    `plot_lm(tree, x="age")`, where nothing else has their name.
+
+    `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
+    {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
+    deterministic sites there, drawn jointly over the rows at each draw of the hyperparameters in
+    `posterior`; f given these is drawn anew; where sites were integrated into a predictor, y and
+    the predictor) and `predictions_constant_data` (the new inputs). `pred_coords`: as `coords`, of
+    these groups, whose axis of the data has the row labels of the new inputs.
 
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
     approximation q(f), jointly, and the hyperparameters are repeated. With `Sample` f is drawn once
@@ -69,8 +100,9 @@ def to_datatree(
     `log_likelihood` and `observed_data`.
 
     Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
-    often. Raises `DataError` for num_draws < 1, and for coordinates of dimensions that the tree
-    does not have, or of another length.
+    often; `predictions` of M rows O(S (M^3 + M N^2)). Raises `DataError` for num_draws < 1, for
+    coordinates of dimensions that the tree does not have, or of another length, and for new inputs
+    as `predict`.
     """
     import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
 
@@ -78,51 +110,48 @@ def to_datatree(
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
     require_whole_data(fit, "to_datatree")
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
-    chains = 1 if fit.draws.is_weighted() else fit.num_chains
     hyper, f, parts = draws_with_parts(fit, key, num_draws)
     sites = training_sites(fit)
-    groups = {
-        "posterior": by_chain({**hyper, **parts, **f}, chains),
-        "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), chains),
-        "observed_data": {
-            label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)
-        },
-        "constant_data": _inputs(fit),
-        "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
-    }
+    groups = _groups_of_training(fit, sites, hyper, f, parts)
     dims = dimensions(fit, sites)
     if whole:
         found = further_groups(fit, {**hyper, **parts, **f}, key, num_draws)
-        groups["posterior"] |= by_chain(found.pop("deterministic"), chains)
-        before = ("prior", "prior_predictive")  # draws that stand in no chain
-        groups |= {k: by_chain(v, 1 if k in before else chains) for k, v in found.items()}
-    groups = {k: v for k, v in groups.items() if v}
-    sizes, given = _sizes(groups, dims), dict(coords or {})
-    _require_known(given, sizes)
-    named = own_coordinates(fit, sites, dims, sizes)
-    tree = arviz_base.from_dict(
-        groups, dims=dims, coords={**named, **given}, attrs={"/": _attributes(fit)}
-    )
-    return with_levels(fit, sites, tree)
+        further = found.pop("deterministic")
+        dims |= deterministic_dimensions(fit, further, data_plate(sites))
+        groups["posterior"] |= by_chain(further, _chains(fit))
+        groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
+    named = names_of_variables(fit, sites)
+    groups["constant_data"], named, dims = with_columns(groups["constant_data"], named, dims)
+    groups, given = {k: v for k, v in groups.items() if v}, dict(coords or {})
+    require_known("coords", given, sizes_of(groups, dims))
+    options: dict = {"coords": own_coordinates(named, dims, sizes_of(groups, dims)) | given}
+    if predictions is not None:
+        num = np.shape(next(iter({**hyper, **f}.values())))[0]
+        new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named)
+        groups |= new.groups | {"predictions": by_chain(new.groups["predictions"], _chains(fit))}
+        shared = {d: labels for d, labels in given.items() if d != data_plate(sites)}
+        options |= new.options(shared, pred_coords or {})
+    elif pred_coords:
+        raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
+    tree = arviz_base.from_dict(groups, dims=dims, attrs={"/": _attributes(fit)}, **options)
+    tree = with_levels(tree, named, TRAINING)
+    return tree if predictions is None else with_levels(tree, new.named, NEW)
 
 
-def _sizes(groups: dict, dims: dict) -> dict[str, int]:
-    """{dimension: its length}."""
-    sizes = {}
-    for group, values in groups.items():
-        first = 0 if group in ("observed_data", "constant_data") else 2  # chain and draw
-        for k, v in values.items():
-            sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
-    return sizes
+def _chains(fit: Record) -> int:
+    """Draws that were resampled by their weights stand in no order."""
+    return 1 if fit.draws.is_weighted() else fit.num_chains
 
 
-def _require_known(coords: dict, sizes: dict[str, int]) -> None:
-    for name, labels in coords.items():
-        if sizes.get(name) != len(labels):
-            raise DataError(
-                f"to_datatree(coords={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
-                f"are {sizes}."
-            )
+def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: dict) -> dict:
+    observed = {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)}
+    return {
+        "posterior": by_chain({**hyper, **parts, **f}, _chains(fit)),
+        "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), _chains(fit)),
+        "observed_data": observed,
+        "constant_data": inputs_of(fit.model, fit.args, fit.kwargs),
+        "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
+    }
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
@@ -244,12 +273,6 @@ def scored_names(trace: dict) -> list[str]:
     return [k for k, site in trace.items() if site["type"] == "sample" and site["is_scored"]]
 
 
-def label_of(name: str, trace: dict) -> str:
-    """A site's name for the user: without the "_observed" that obs_mask adds."""
-    stem = name.removesuffix("_observed")
-    return stem if f"{stem}_unobserved" in trace else name
-
-
 def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
     """{variable: names of its dimensions after chain and draw}: plates by name, else
     `<variable>_dim_<i>`.
@@ -260,16 +283,10 @@ def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
         if s["type"] == "sample" and (k in (*fit.hyper, *fit.local) or is_gp(s) or is_observed(s))
     ]
     plate = data_plate(trace)
-    named = {
-        label_of(k, trace): _site_dimensions(label_of(k, trace), trace[k], plate) for k in kept
-    }
+    named = {label_of(k, trace): site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
     named |= _part_dimensions(fit)
-    for path, array in _inputs(fit).items():
-        own = [f"{path}_dim_{i}" for i in range(array.ndim)]
-        axis = fit.model.reading.axis_of(path)
-        named[path] = own if axis is None or not plate else [*own[:axis], plate, *own[axis + 1 :]]
-    taken = set(named)
-    return {k: [f"{d}_dim" if d in taken else d for d in dims] for k, dims in named.items()}
+    inputs = inputs_of(fit.model, fit.args, fit.kwargs)
+    return without_clashes({**named, **input_dimensions(fit.model, inputs, plate)})
 
 
 def _part_dimensions(fit: Record) -> dict[str, list[str]]:
@@ -277,7 +294,7 @@ def _part_dimensions(fit: Record) -> dict[str, list[str]]:
         return {}
     trace = run(fit.model.source, fit.args, fit.kwargs, fit.draws.at(0).known)
     plate = data_plate(trace)
-    return {k: _site_dimensions(k, trace[k], plate) for k in fit.model.plan.sites}
+    return {k: site_dimensions(k, trace[k], plate) for k in fit.model.plan.sites}
 
 
 def num_data(fit: Record) -> int:
@@ -285,38 +302,9 @@ def num_data(fit: Record) -> int:
     return num_rows(fit, fit.args) or next(iter(fit.latent.values())).mean.shape[-1]
 
 
-def data_plate(trace: dict) -> str | None:
-    """The name of the data's plate, if there is one; of several the first."""
-    plates = data_plates(trace)
-    frames = [
-        f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]
-    ]
-    return next((name for name in frames if name in plates), None)
-
-
-def _site_dimensions(name, site, plate) -> list[str]:
-    shape, batch = site["fn"].shape(), len(site["fn"].batch_shape)
-    dims = [f"{name}_dim_{i}" for i in range(len(shape))]
-    # also where `to_event`, or a GP, took the axis for an event
-    if plate and site["data_axis"] is not None:
-        dims[batch + site["data_axis"]] = plate
-    for frame in site["cond_indep_stack"]:
-        dims[batch + frame.dim] = frame.name
-    return dims if not is_factor(site) else dims[:batch]
-
-
 def by_chain(values: dict, chains: int) -> dict:
     """(S, ...) -> (chain, draw, ...)."""
     return {k: np.reshape(np.asarray(v), (chains, -1, *np.shape(v)[1:])) for k, v in values.items()}
-
-
-def _inputs(fit) -> dict:
-    arrays = Leaves(fit.model, fit.args, fit.kwargs).arrays
-    return {
-        p: np.asarray(v)
-        for p, v in arrays.items()
-        if p in fit.model.reading.shaping and np.ndim(v) > 0
-    }
 
 
 def _attributes(fit) -> dict:

@@ -29,7 +29,6 @@ from ppl_gp.model.per_datum import data_axis
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
-    data_plate,
     num_data,
     posterior_draws,
     require_whole_data,
@@ -38,6 +37,8 @@ from ppl_gp.results.datatree import (
 )
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.record import Record
+from ppl_gp.results.row_names import row_names
+from ppl_gp.results.tree_dimensions import data_plate
 from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def loo(fit: Record) -> "ELPDData":
     for each of an autoguide's 100 draws (`None` for a local method at one setting of the
     hyperparameters, which needs no weights). Several observed sites of one datum are left out
     together; masked data do not count. A datum that a `scale` handler weighs is left out whole, and
-    scored unweighed. ArviZ's `compare` takes the result.
+    scored unweighed. `elpd_i` and `pareto_k` have the labels of the rows for coordinates, where the
+    fit has some that tell the rows apart, else their numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
     loaded fit (no observations), `ModelError` where observed sites have no log density for each
@@ -184,7 +186,8 @@ def _tree(fit, sites, densities, posterior):
     keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
     named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
     groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
-    return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords={dim: keep})
+    coords = {dim: _names(fit, keep, densities.shape[-1])}
+    return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords=coords)
 
 
 def _elpd(fit, sites, left_out, lpd):
@@ -193,7 +196,7 @@ def _elpd(fit, sites, left_out, lpd):
     from arviz_stats import utils as arviz_utils
 
     keep, dim = _counted(sites, left_out.size), _dimension(fit, sites)
-    elpd_i = left_out[keep]
+    elpd_i, names = left_out[keep], _names(fit, keep, left_out.size)
     figures = {
         "elpd": float(np.sum(elpd_i)),
         "se": float(np.sqrt(keep.size * np.var(elpd_i))),
@@ -203,7 +206,7 @@ def _elpd(fit, sites, left_out, lpd):
         "scale": "log",
         "warning": bool(np.any(np.isnan(elpd_i))),
         "good_k": None,
-        "elpd_i": xr.DataArray(elpd_i, dims=[dim], coords={dim: keep}, name=_LABEL),
+        "elpd_i": xr.DataArray(elpd_i, dims=[dim], coords={dim: names}, name=_LABEL),
     }
     # ArviZ 1.x has a class for each estimator, 0.8 one class with the estimator's name.
     if (estimator := getattr(arviz_utils, "ELPDDataLOO", None)) is not None:
@@ -217,6 +220,12 @@ MAX_DATA = 20_000
 
 def _dimension(fit, sites) -> str:
     return data_plate(sites) or f"{_LABEL}_dim_0"
+
+
+def _names(fit, keep, num: int) -> list:
+    """Of the data that count."""
+    rows = row_names(fit, num)
+    return [rows[i] for i in keep]
 
 
 def _counted(sites, num):

@@ -1,6 +1,7 @@
 """What a fit's names say in a tree: coordinates of dimensions, and the labels of integers."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,15 +14,16 @@ from ppl_gp.results.record import Record
 if TYPE_CHECKING:
     import xarray as xr
 
-_OBSERVED = ("observed_data", "posterior_predictive", "prior_predictive")
+TRAINING = ("constant_data", "observed_data", "posterior_predictive", "prior_predictive")
+NEW = ("predictions", "predictions_constant_data")
 
 
-def own_coordinates(fit: Record, trace: dict, dims: dict, sizes: dict[str, int]) -> dict:
-    """{dimension: labels} of columns and rows that have names. `dims`: {variable: dimensions};
-    `sizes`: {dimension: length}.
+def own_coordinates(named: Mapping[str, ArrayNames], dims: dict, sizes: dict[str, int]) -> dict:
+    """{dimension: labels} of columns and rows that have names. `named`: {variable: names}; `dims`:
+    {variable: dimensions}; `sizes`: {dimension: length}.
     """
     found: dict = {}
-    for variable, names in _of_variables(fit, trace).items():
+    for variable, names in named.items():
         own = dims.get(variable, ())
         if names.columns and len(own) > 1:
             found.setdefault(own[-1], list(names.columns))
@@ -30,14 +32,35 @@ def own_coordinates(fit: Record, trace: dict, dims: dict, sizes: dict[str, int])
     return {d: labels for d, labels in found.items() if sizes.get(d) == len(labels)}
 
 
-def with_levels(fit: Record, trace: dict, tree: "xr.DataTree") -> "xr.DataTree":
-    """The tree with the attribute `levels` on variables of labels: a list of them, the integers
-    being their places; of a frame, JSON of {column: list}.
+def with_columns(
+    inputs: dict, named: Mapping[str, ArrayNames], dims: dict
+) -> tuple[dict, dict[str, ArrayNames], dict]:
+    """(inputs, names, dimensions) with the columns of tables as variables of their own, before the
+    tables: what ArviZ's pictures put along an axis. A name that something else has is left out.
     """
-    for variable, names in _of_variables(fit, trace).items():
+    taken = {*dims, *(d for own in dims.values() for d in own)}
+    columns, labels, along = {}, {}, {}
+    for path, names in named.items():
+        if path not in inputs or not names.columns or np.ndim(inputs[path]) != 2:
+            continue
+        for j, column in enumerate(names.columns):
+            if column not in taken and column not in columns:
+                columns[column] = inputs[path][:, j]
+                labels[column] = ArrayNames((column,), (names.level(j),))
+                along[column] = dims[path][:1]
+    return {**columns, **inputs}, {**named, **labels}, {**dims, **along}
+
+
+def with_levels(
+    tree: "xr.DataTree", named: Mapping[str, ArrayNames], groups: Iterable[str]
+) -> "xr.DataTree":
+    """The tree with the attribute `levels` on variables of labels in these groups: a list of them,
+    the integers being their places; of a frame, JSON of {column: list}.
+    """
+    for variable, names in named.items():
         if not any(names.levels):
             continue
-        for group in ("constant_data", *_OBSERVED):
+        for group in groups:
             if group in tree.children and variable in tree[group].data_vars:
                 tree[group][variable].attrs["levels"] = _told(names)
     return tree
@@ -51,7 +74,7 @@ def _told(names: ArrayNames) -> list[str] | str:
     return json.dumps({k: labels for k, labels in pairs if labels})
 
 
-def _of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
+def names_of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
     """{variable: its names}: an argument by its path, an observed site by the argument that it
     observes, which has the same values.
     """

@@ -5,8 +5,7 @@ Matplotlib is imported when a picture is made, not with the package. Close a fig
 `matplotlib.pyplot.close` when many are made.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,38 +13,24 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.panels import (
+    CLASS_COLOURS,
+    as_fits,
+    draw_band,
+    draw_points,
+    draw_rug,
+    mean_and_interval,
+    panels,
+)
 from ppl_gp.results.predict.pit import pit
 from ppl_gp.results.query.by_names import by_names, with_observations
-from ppl_gp.results.shown import row_names, shown
+from ppl_gp.results.row_names import row_names
+from ppl_gp.results.shown import shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ppl_gp.results.compare.compare import Comparison
-
-_CLASS_COLOURS = ("tab:blue", "tab:orange")
-_PANEL = (3.6, 3.2)  # inches
-
-
-def _panels(names: Sequence[str], title: str, **kwargs):
-    """(figure, {name: axes}): one panel a method, at most three in a row."""
-    import matplotlib.pyplot as plt
-
-    columns = min(3, len(names))
-    rows = math.ceil(len(names) / columns)
-    size = (max(_PANEL[0] * columns, 5.0) + 0.8, _PANEL[1] * rows + 0.6)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", **kwargs
-    )
-    figure.suptitle(title)
-    for unused in axes.ravel()[len(names) :]:
-        unused.set_axis_off()
-    return figure, dict(zip(names, axes.ravel(), strict=False))
-
-
-def _as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
-    """{name: fit}; a single fit is named after its method."""
-    return {type(fits.method).__name__: fits} if isinstance(fits, Fit) else dict(fits)
 
 
 def plot_band(
@@ -60,71 +45,28 @@ def plot_band(
     (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
     X has one.
     """
-    fits = _as_fits(fits)
+    fits = as_fits(fits)
     first = next(iter(fits.values()))
     data = shown(first, X, y)
     X, y = data.X.reshape(len(data.y), -1), data.y
     if X.shape[1] != 1:
         raise DataError(
-            f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two."
+            f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two, and "
+            "slice_plots.plot_slice one of several, the others held."
         )
     given = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else X_new
     X_new = np.asarray(by_names(first, given, (), {})[0])
     what = (data.response or "y") if observed else flabel
     xlabel = xlabel or (data.columns or ("x",))[0]
-    figure, axes = _panels(
+    figure, axes = panels(
         list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
     for name, ax in axes.items():
-        _band(ax, X_new[:, 0], *_mean_and_interval(fits[name], X_new, kwargs, observed))
-        _points(ax, X[:, 0], y) if observed else _rug(ax, X[:, 0], y)
+        draw_band(ax, X_new[:, 0], *mean_and_interval(name, fits[name], X_new, kwargs, observed))
+        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
-
-
-def _mean_and_interval(fit: Fit, X_new, kwargs: dict, observed: bool):
-    """(mean (M,), the central 95 % interval (2, M)) of y or f."""
-    if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
-        p = fit.predict(X_new, **kwargs)
-        half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
-        return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
-    p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
-    mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
-    return np.asarray(mean), np.asarray(ends)
-
-
-def _band(ax, x, mean, ends):
-    ax.plot(x, mean, color="black", label="mean")
-    ax.fill_between(x, *ends, color="black", alpha=0.15, linewidth=0, label="95 % interval")
-
-
-def _points(ax, x, y):
-    ax.plot(x, y, "o", color=_CLASS_COLOURS[0], markersize=3, alpha=0.7, label="data")
-
-
-def _rug(ax, x, y):
-    transform = ax.get_xaxis_transform()
-    if set(np.unique(y).tolist()) <= {0, 1}:
-        for label, height in ((0, 0.02), (1, 0.98)):
-            at = x[y == label]
-            ax.plot(
-                at,
-                np.full(at.size, height),
-                "|",
-                color=_CLASS_COLOURS[label],
-                transform=transform,
-                label=f"y = {label}",
-            )
-    else:
-        ax.plot(
-            x,
-            np.full(x.size, 0.02),
-            "|",
-            color=_CLASS_COLOURS[0],
-            transform=transform,
-            label="data",
-        )
 
 
 def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwargs) -> "Figure":
@@ -133,7 +75,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units;
     `classes`: of y = 0, 1; by default what the fit, or X and y, call them.
     """
-    fits = _as_fits(fits)
+    fits = as_fits(fits)
     data = shown(next(iter(fits.values())), X, y)
     X, y, labels = data.X, data.y, labels or data.columns or ("x1", "x2")
     classes = classes or data.levels or ("y = 0", "y = 1")
@@ -147,7 +89,7 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
         for low, high in zip(X.min(0) - margin, X.max(0) + margin, strict=True)
     ]
     grid = np.stack([side.ravel() for side in np.meshgrid(*sides)], 1)
-    figure, axes = _panels(
+    figure, axes = panels(
         list(fits), f"Probability of {classes[1]}, and its boundary 1/2", sharex=True, sharey=True
     )
     for name, ax in axes.items():
@@ -175,7 +117,7 @@ def _classes(ax, X, y, classes):
             *at.T,
             s=14,
             marker=marker,
-            color=_CLASS_COLOURS[label],
+            color=CLASS_COLOURS[label],
             edgecolors="white",
             linewidths=0.4,
             label=classes[label],
@@ -316,7 +258,7 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
 
     figure, ax = plt.subplots(figsize=(5.6, 5.2), layout="constrained")
     ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
-    for (name, fit), marker in zip(_as_fits(fits).items(), "osD^vP*X", strict=False):
+    for (name, fit), marker in zip(as_fits(fits).items(), "osD^vP*X", strict=False):
         X, y_test, others, named = with_observations(fit, X_test, y_test, args, kwargs)
         prediction = fit.predict(X, *others, **named)
         discrete = scores.is_classification(prediction)

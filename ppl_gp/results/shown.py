@@ -55,12 +55,3 @@ def variable(what: str, values: Any) -> Variable:
     labels = part.labels if isinstance(part, Labelled) else None
     array = table.array(what, names.levels or (None,))
     return Variable(array, names.columns[0] if names.columns else "", labels)
-
-
-def row_names(fit: Record, num: int) -> tuple[str | int, ...]:
-    """A name for each of `num` training rows: the labels of the inputs' rows where these tell them
-    apart, else their numbers.
-    """
-    inputs = fit.names.get(argument_names(fit.model, 1)[0], ArrayNames())
-    rows = inputs.rows or ()
-    return rows if len(rows) == len(set(rows)) == num else tuple(range(num))

@@ -60,14 +60,13 @@ class GPRegressor(RegressorMixin, GPEstimator):
         """
         if return_std and return_cov:
             raise DataError("predict(return_std=True, return_cov=True): ask for one of them.")
-        levels = () if quantiles is None else tuple(quantiles)
-        found = self._predicted(X, quantiles=levels)
+        found = self._predicted(X, quantiles=quantiles)
         answer = [self._of_one_site(found.mean, "a mean")]
         if return_std:
             answer.append(np.sqrt(self._of_one_site(found.variance, "a variance")))
         if return_cov:
             answer.append(self._covariance(X, np.asarray(found.variance, float)))
-        if levels:
+        if quantiles is not None:
             answer.append(self._of_one_site(found.quantiles, "quantiles").T)
         return answer[0] if len(answer) == 1 else tuple(answer)
 

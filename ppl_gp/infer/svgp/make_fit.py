@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws
+from ppl_gp.frames.names import Names
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject
@@ -45,6 +46,7 @@ def make_fit(
         stats=stats | {k: v for k, v in told.items() if v is not None},
         sampled=sampled,
         local=eqx.combine(state.variational.latents, problem.frozen),
+        names=subject.source.names if isinstance(subject.source, StreamSource) else Names(),
     )
 
 

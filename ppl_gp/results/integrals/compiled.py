@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws
+from ppl_gp.model.arguments import is_array
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.integrals.averages import (
     LAYER_NODES,
@@ -173,6 +174,16 @@ def joint_draws(case: Case, key, num_samples: int):
     """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws'
     weights.
     """
+    return _joint_draws(case, key, *_places(case, num_samples), False)[:2]
+
+
+def joint_sites(case: Case, key, num_samples: int):
+    """As `joint_draws`, and {deterministic site: (num_samples, ...)}."""
+    return _joint_draws(case, key, *_places(case, num_samples), True)
+
+
+def _places(case: Case, num_samples: int):
+    """(the draws that are used, the places of the samples among `each` samples of them, each)."""
     of_sample = case.draws.resampled(num_samples)
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
     # Of every posterior draw the first sample, then the second: a part of the samples is spread
@@ -181,15 +192,13 @@ def joint_draws(case: Case, key, num_samples: int):
     rank[np.argsort(which, kind="stable")] = np.arange(which.size) - np.repeat(
         np.cumsum(counts) - counts, counts
     )
-    return _joint_draws(
-        case, key, jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max())
-    )
+    return jnp.asarray(chosen), (jnp.asarray(which), jnp.asarray(rank)), int(counts.max())
 
 
 @full_jit
-def _joint_draws(case: Case, key, chosen, place, each: int):
+def _joint_draws(case: Case, key, chosen, place, each: int, further: bool):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample)
-    are kept.
+    are kept; `further`: deterministic sites too.
     """
 
     def component(entry):
@@ -199,10 +208,12 @@ def _joint_draws(case: Case, key, chosen, place, each: int):
         def one(key):
             trace, _ = drawn_trace(case, draw, conditionals, key, joint=True)
             f = {k: trace[k]["value"] for k in draw.kept}
-            return f, {s.label: trace[s.name]["value"] for s in case.layout.sites}
+            known = {k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"}
+            y = {s.label: trace[s.name]["value"] for s in case.layout.sites}
+            return f, y, {k: v for k, v in known.items() if further and is_array(v)}
 
         return jax.vmap(one)(keys)
 
     keys = random.split(key, (chosen.shape[0], each))
-    f_and_y = lax.map(component, (case.draws.part(chosen), keys))
-    return jax.tree.map(lambda x: x[place], f_and_y)
+    found = lax.map(component, (case.draws.part(chosen), keys))
+    return jax.tree.map(lambda x: x[place], found)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_gp.frames.names import Names
 from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.record import Record
 
@@ -17,10 +18,15 @@ def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple,
     Raises `DataError` as `frames.names.Names.again`. Plain arrays are as they were; O(M) where they
     stand for labels.
     """
+    return named_at(fit, X_new, args, kwargs)[:3]
+
+
+def named_at(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict, Names]:
+    """As `by_names`, and what the arguments are called there."""
     order = argument_names(fit.model, 1 + len(args))
     aligned = fit.model.reading.row_axes
-    (X_new, *others), kwargs = fit.names.again(order, (X_new, *args), kwargs, aligned)
-    return X_new, tuple(others), kwargs
+    (X_new, *others), kwargs, names = fit.names.again(order, (X_new, *args), kwargs, aligned)
+    return X_new, tuple(others), kwargs, names
 
 
 def with_observations(

@@ -1,0 +1,101 @@
+"""What pictures of several fits share: a panel a fit, a mean with its band, the data beneath."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.results.fit import Fit
+
+CLASS_COLOURS = ("tab:blue", "tab:orange")
+_PANEL = (3.6, 3.2)  # inches
+
+
+def panels(names: Sequence[str], title: str, **kwargs):
+    """(figure, {name: axes}): one panel a method, at most three in a row."""
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(names))
+    rows = math.ceil(len(names) / columns)
+    size = (max(_PANEL[0] * columns, 5.0) + 0.8, _PANEL[1] * rows + 0.6)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", **kwargs
+    )
+    figure.suptitle(title)
+    for unused in axes.ravel()[len(names) :]:
+        unused.set_axis_off()
+    return figure, dict(zip(names, axes.ravel(), strict=False))
+
+
+def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
+    """{name: fit}; a single fit is named after its method."""
+    return {type(fits.method).__name__: fits} if isinstance(fits, Fit) else dict(fits)
+
+
+def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
+    """(mean (M,), the central 95 % interval (2, M)) of y or f. Raises `DataError` where the fit
+    called `name` predicts anything but one number a row.
+    """
+    if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
+        p = fit.predict(X_new, **kwargs)
+        _require_rows(name, p.f_mean, len(X_new))
+        half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
+        return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
+    p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
+    mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
+    _require_rows(name, mean, len(X_new))
+    return np.asarray(mean), np.asarray(ends)
+
+
+def _require_rows(name: str, mean, num: int) -> None:
+    if np.shape(mean) != (num,):
+        told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
+        raise DataError(
+            f"'{name}' predicts {told} at {num} rows, and a band is of one number a row; draw each "
+            "function or site by matplotlib from fit.predict(...)."
+        )
+
+
+def draw_band(ax, x, mean, ends, color="black", label="mean"):
+    """A line and its band. x (M,), mean (M,), ends (2, M)."""
+    ax.plot(x, mean, color=color, label=label)
+    told = "95 % interval" if label == "mean" else None
+    ax.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0, label=told)
+
+
+def draw_bars(ax, x, mean, ends, color="black", label="mean"):
+    """A point and a bar at each of a few values, x (M,), mean (M,), ends (2, M)."""
+    bars = np.abs(np.stack([mean - ends[0], ends[1] - mean]))
+    told = "mean, 95 % interval" if label == "mean" else label
+    ax.errorbar(x, mean, bars, fmt="o", color=color, capsize=3, label=told)
+
+
+def draw_points(ax, x, y, label="data"):
+    """The data on y's own axis."""
+    ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
+
+
+def draw_rug(ax, x, y):
+    """Where the data are along x, by class where y is 0 or 1."""
+    transform = ax.get_xaxis_transform()
+    if set(np.unique(y).tolist()) <= {0, 1}:
+        for label, height in ((0, 0.02), (1, 0.98)):
+            at = x[y == label]
+            ax.plot(
+                at,
+                np.full(at.size, height),
+                "|",
+                color=CLASS_COLOURS[label],
+                transform=transform,
+                label=f"y = {label}",
+            )
+    else:
+        ax.plot(
+            x,
+            np.full(x.size, 0.02),
+            "|",
+            color=CLASS_COLOURS[0],
+            transform=transform,
+            label="data",
+        )

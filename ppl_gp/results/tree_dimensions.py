@@ -1,0 +1,133 @@
+"""What the variables of a tree are called, and their dimensions: plates by name, else
+`<variable>_dim_<i>`.
+"""
+
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.declared import Declared
+from ppl_gp.model.roles import data_plates, is_factor
+from ppl_gp.model.tracing import run
+from ppl_gp.results.record import Record
+from ppl_gp.results.whole_tree import source_of
+
+_DATA = ("observed_data", "constant_data", "predictions_constant_data")  # no chains, no draws
+
+
+def label_of(name: str, trace: dict) -> str:
+    """A site's name for the user: without the "_observed" that obs_mask adds."""
+    stem = name.removesuffix("_observed")
+    return stem if f"{stem}_unobserved" in trace else name
+
+
+def data_plate(trace: dict) -> str | None:
+    """The name of the data's plate, if there is one; of several the first."""
+    plates = data_plates(trace)
+    frames = [
+        f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]
+    ]
+    return next((name for name in frames if name in plates), None)
+
+
+def site_dimensions(name: str, site: dict, plate: str | None) -> list[str]:
+    """Of a site of a trace; `plate`: the name of the axis of the data."""
+    shape, batch = site["fn"].shape(), len(site["fn"].batch_shape)
+    dims = [f"{name}_dim_{i}" for i in range(len(shape))]
+    # also where `to_event`, or a GP, took the axis for an event
+    if plate and site["data_axis"] is not None:
+        dims[batch + site["data_axis"]] = plate
+    for frame in site["cond_indep_stack"]:
+        dims[batch + frame.dim] = frame.name
+    return dims if not is_factor(site) else dims[:batch]
+
+
+def deterministic_dimensions(
+    fit: Record, values: Mapping, plate: str | None
+) -> dict[str, list[str]]:
+    """{deterministic site: dimensions} of draws (S, ...). The axis of the data is the one that is
+    longer where the model is run with a row more: O(N).
+    """
+    grown = _with_a_row_more(fit) if values and plate and fit.model.reading.grows else {}
+    return {
+        k: [
+            plate if plate and n < m else f"{k}_dim_{i}"
+            for i, (n, m) in enumerate(zip(*grown.get(k, (v.shape[1:],) * 2), strict=True))
+        ]
+        for k, v in values.items()
+    }
+
+
+def _with_a_row_more(fit: Record) -> dict[str, tuple]:
+    """{deterministic site: (its shape in training, and with the first row once more at the
+    end)}.
+    """
+    model, hyper = source_of(fit), fit.draws.at(0).hyper
+    leaves, axes = Leaves(model, fit.args, fit.kwargs), model.reading.row_axes
+    own = {p: x for p, x in leaves.arrays.items() if p in axes}
+    more = {
+        p: jnp.concatenate([x, jnp.take(x, jnp.arange(1), axes[p])], axes[p])
+        for p, x in own.items()
+    }
+    before, after = (run(model, *leaves.replaced(x), hyper) for x in (own, more))
+    return {
+        k: (jnp.shape(s["value"]), jnp.shape(after[k]["value"]))
+        for k, s in before.items()
+        if s["type"] == "deterministic"
+    }
+
+
+def _with_its_first(x, axis: int):
+    return jnp.concatenate([x, jnp.take(x, jnp.arange(1), axis)], axis)
+
+
+def inputs_of(model: Declared, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
+    """{path: array} of the arguments that distributions are computed from; plain numbers are
+    options.
+    """
+    arrays = Leaves(model, args, kwargs).arrays
+    return {
+        p: np.asarray(v) for p, v in arrays.items() if p in model.reading.shaping and np.ndim(v) > 0
+    }
+
+
+def input_dimensions(model: Declared, inputs: Mapping, plate: str | None) -> dict[str, list[str]]:
+    """{path: dimensions} of arguments."""
+    named = {}
+    for path, array in inputs.items():
+        own = [f"{path}_dim_{i}" for i in range(array.ndim)]
+        axis = model.reading.axis_of(path)
+        named[path] = own if axis is None or not plate else [*own[:axis], plate, *own[axis + 1 :]]
+    return named
+
+
+def without_clashes(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The same with `_dim` behind a dimension that is called as a variable, which xarray takes for
+    its coordinate.
+    """
+    return {k: [f"{d}_dim" if d in named else d for d in dims] for k, dims in named.items()}
+
+
+def sizes_of(groups: Mapping[str, Mapping], dims: Mapping, draws: int = 2) -> dict[str, int]:
+    """{dimension: its length} in these groups, whose draws have `draws` leading axes."""
+    sizes = {}
+    for group, values in groups.items():
+        first = 0 if group in _DATA else draws
+        for k, v in values.items():
+            sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
+    return sizes
+
+
+def require_known(option: str, coords: Mapping, sizes: Mapping[str, int]) -> None:
+    """Raise `DataError` for coordinates of a dimension that is not there, or is of another
+    length.
+    """
+    for name, labels in coords.items():
+        if sizes.get(name) != len(labels):
+            raise DataError(
+                f"to_datatree({option}={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
+                f"are {dict(sizes)}."
+            )

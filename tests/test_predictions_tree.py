@@ -1,0 +1,147 @@
+"""Trees with what is drawn at new inputs: ArviZ's groups predictions and predictions_constant_data,
+their numbers by a second route, and their names.
+"""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pandas as pd
+import pytest
+
+import ppl_gp as pg
+
+N, M, DRAWS, WARDS = 12, 5, 400, ["north", "south", "west"]
+rng = np.random.default_rng(0)
+AGE, WARD = np.linspace(20.0, 70.0, N), rng.integers(0, 3, N)
+EXPOSURE, Y = np.ones(N), rng.poisson(3.0, N)
+NEW_AGE, NEW_WARD, NEW_EXPOSURE = np.linspace(15.0, 80.0, M), np.arange(M) % 3, np.full(M, 2.0)
+
+
+def frame(age, ward, rows):
+    labels = pd.Categorical.from_codes(ward, WARDS)
+    return pd.DataFrame({"age": age, "ward": labels}, index=rows)
+
+
+TRAIN = frame(AGE, WARD, [f"patient {i}" for i in range(N)])
+NEW = frame(NEW_AGE, NEW_WARD, list("abcde"))
+
+
+def counts(X, exposure, y=None):
+    level = numpyro.sample("level", dist.Normal(1.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(0.3, 15.0), X[:, :1]))
+    rate = numpyro.deterministic("rate", exposure * jnp.exp(level + f))
+    with numpyro.plate("patient", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def test_groups_names_and_numbers():
+    fit = pg.fit(counts, pg.Laplace(hyper=pg.Fixed({"level": 1.0})), 0, TRAIN, EXPOSURE, y=Y)
+    given = {"X": NEW, "exposure": NEW_EXPOSURE}
+    tree = fit.to_datatree(num_draws=DRAWS, predictions=given)
+    found, inputs = tree["predictions"], tree["predictions_constant_data"]
+    assert found["y"].dims == found["f"].dims == found["rate"].dims == ("chain", "draw", "patient")
+    assert found.coords["patient"].values.tolist() == list("abcde")
+    assert tree["posterior"].coords["patient"].values.tolist() == list(TRAIN.index)
+    assert inputs.coords["X_dim_1"].values.tolist() == ["age", "ward"]
+    assert json.loads(inputs["X"].attrs["levels"]) == {"ward": WARDS}
+    np.testing.assert_array_equal(inputs["X"], np.stack([NEW_AGE, NEW_WARD], 1))
+    np.testing.assert_array_equal(inputs["exposure"], NEW_EXPOSURE)
+    assert inputs["ward"].dims == ("patient",) and inputs["ward"].attrs["levels"] == WARDS
+    np.testing.assert_array_equal(tree["constant_data"]["age"], AGE)
+    np.testing.assert_allclose(found["rate"], 2.0 * np.exp(1.0 + found["f"]), rtol=1e-12)
+    want, f = fit.predict(NEW, NEW_EXPOSURE), found["f"].values[0]
+    assert np.all(np.abs(f.mean(0) - want.f_mean) < 5 * np.sqrt(want.f_variance / DRAWS))
+    excess = np.abs(found["y"].values[0].mean(0) - want.mean)
+    assert np.all(excess < 5 * np.sqrt(want.variance / DRAWS))
+    rows = fit.to_datatree(num_draws=2, predictions=given, pred_coords={"patient": range(M)})
+    assert rows["predictions"].coords["patient"].values.tolist() == list(range(M))
+    for bad, words in (
+        ({"predictions": {"exposure": NEW_EXPOSURE}}, r"\{'X': the new inputs, \.\.\.\}"),
+        ({"predictions": given | {"y": Y[:M]}}, "without y"),
+        ({"predictions": NEW}, "predicting needs 'exposure'"),
+        ({"predictions": given | {"X": NEW[["ward", "age"]]}}, "another order"),
+        ({"predictions": given, "pred_coords": {"patient": ["a"]}}, "pred_coords="),
+        ({"pred_coords": {"patient": list("abcde")}}, "give both"),
+    ):
+        with pytest.raises(pg.DataError, match=words):
+            fit.to_datatree(num_draws=2, **bad)
+
+
+CHAIN = {"num_warmup": 60, "num_samples": 100}
+METHODS = {
+    "ep": pg.EP(hyper=pg.Fixed({"level": 1.0})),
+    "vi": pg.VI(hyper=pg.Fixed({"level": 1.0})),
+    "sample": pg.Laplace(hyper=pg.Sample(**CHAIN)),
+    "grid": pg.Laplace(hyper=pg.Grid()),
+    "svgp": pg.SVGP(num_inducing=6, max_steps=60),
+    "nuts": pg.NUTS(**CHAIN, num_chains=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_draws_go_with_the_posteriors(name):
+    """Draw s of the rate is of the level of the posterior's draw s, whatever the method."""
+    fit = pg.fit(counts, METHODS[name], 0, TRAIN, EXPOSURE, y=Y, throw=False)
+    tree = fit.to_datatree(num_draws=100, predictions={"X": NEW, "exposure": NEW_EXPOSURE})
+    found, posterior = tree["predictions"], tree["posterior"]
+    assert found.sizes["chain"] == posterior.sizes["chain"] == (2 if name == "nuts" else 1)
+    if "rate" in found:  # elsewhere the level is integrated into the predictor
+        level = posterior["level"].values[..., None]
+        np.testing.assert_allclose(found["rate"], 2.0 * np.exp(level + found["f"]), rtol=1e-9)
+    want = fit.predict(NEW, NEW_EXPOSURE)
+    spread = np.sqrt(np.asarray(want.variance) / found["y"][..., 0].size)
+    assert np.all(np.abs(found["y"].values.mean((0, 1)) - want.mean) < 6 * spread)
+
+
+def line(X, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    mean = numpyro.deterministic("mean", slope * X)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, mean, 0.5), obs=y)
+
+
+def classes(X, y=None):
+    with numpyro.plate("class", 3):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 15.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+
+@pytest.mark.slow
+def test_without_a_gp_and_with_several_functions(tmp_path):
+    x = (AGE - 45.0) / 25.0
+    fit = pg.fit(line, pg.NUTS(60, 100), 0, x, y=x, throw=False)
+    tree = fit.to_datatree(whole=True, predictions=np.array([0.5, 2.0]))
+    slope = tree["posterior"]["slope"].values[..., None]
+    assert tree["posterior"]["mean"].dims == ("chain", "draw", "data")
+    np.testing.assert_allclose(tree["predictions"]["mean"], slope * [0.5, 2.0], rtol=1e-12)
+    several = pg.fit(classes, pg.Laplace(), 0, AGE, y=WARD)
+    labels = {"class": WARDS}
+    found = several.to_datatree(num_draws=50, predictions=NEW_AGE, coords=labels)["predictions"]
+    assert found["f"].dims == ("chain", "draw", "class", "data")
+    assert found["f"].sizes["data"] == M and found.coords["class"].values.tolist() == WARDS
+    loaded = pg.load(several.save(tmp_path / "several.fit"), classes)
+    again = loaded.to_datatree(num_draws=50, predictions=NEW_AGE)["predictions"]
+    assert again["y"].dims == ("chain", "draw", "data")
+    np.testing.assert_allclose(again["f"], found["f"], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_arviz_draws_the_predictions():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    azp = pytest.importorskip("arviz_plots")
+    fit = pg.fit(counts, pg.Laplace(), 0, TRAIN, EXPOSURE, y=Y)
+    given = {"X": NEW, "exposure": NEW_EXPOSURE}
+    tree = fit.to_datatree(num_draws=200, whole=True, predictions=given)
+    some = {"x": "age", "y_obs": "y", "smooth": False, "backend": "matplotlib"}
+    for group, y in (("posterior_predictive", "y"), ("predictions", "y"), ("posterior", "rate")):
+        drawn = azp.plot_lm(tree, y=y, group=group, **some)
+        assert drawn is not None
+    azp.plot_ppc_dist(tree, backend="matplotlib")
+    matplotlib.pyplot.close("all")
