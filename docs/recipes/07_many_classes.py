@@ -35,18 +35,12 @@ probs = np.asarray(fit.predict(grid).probs)
 
 # %%
 colours = ["#0072B2", "#E69F00", "#009E73"]  # told apart by the colour-blind, and by their shapes
-plt.contourf(
-    side,
-    side,
-    probs.argmax(1).reshape(30, 30),
-    levels=[-0.5, 0.5, 1.5, 2.5],
-    colors=colours,
-    alpha=0.2,
-)
 plt.contour(
     side, side, probs.max(1).reshape(30, 30), levels=[0.5, 0.7, 0.9], colors="grey", linewidths=0.6
 )
 for k, marker in enumerate("o^s"):
+    here = 1.0 * (probs.argmax(1) == k).reshape(30, 30)
+    plt.contourf(side, side, here, levels=[0.5, 1.5], colors=colours[k], alpha=0.2)
     plt.plot(*X[y == k].T, marker, c=colours[k], ms=5)
     place = [(-3.2, -2.2), (3.2, -2.2), (0.0, 3.6)][k]
     plt.text(*place, f"class {k}", c=colours[k], weight="bold", ha="center")

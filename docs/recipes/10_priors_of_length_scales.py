@@ -41,11 +41,13 @@ for k, (name, prior) in enumerate(priors.items()):
     plt.semilogx(ell, density, c=f"C{k}")
     plt.text(ell[density.argmax()], density.max() + 0.01, name, c=f"C{k}", ha="center")
 plt.axvspan(np.median(np.diff(metres)), np.ptp(metres), color="grey", alpha=0.15)
-plt.text(np.ptp(metres), 0.005, "from the nearest row to the farthest ", ha="right")
+middle = np.sqrt(np.median(np.diff(metres)) * np.ptp(metres))
+plt.text(middle, 0.49, "nearest to farthest row", ha="center")
 plt.gca().set(
     title="Only one of the two priors lies between the data's distances",
     xlabel="length scale (m)",
     ylabel="density of its logarithm",
+    ylim=(0.0, 0.53),
 )
 
 # %%

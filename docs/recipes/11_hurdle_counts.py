@@ -40,9 +40,8 @@ top.plot(new, above, label="its probability")
 top.set(title="A hurdle ...", ylabel="probability")
 bottom.plot(x, y, "k.", label="counts")
 bottom.plot(new, found.mean, label="expected count")
-bottom.set(title="... and the counts, of which those above zero follow a curve of their own")
-bottom.set(xlabel="x", ylabel="count")
-top.legend(loc="center right")
+bottom.set(title="... and the counts behind it", xlabel="x", ylabel="count")
+top.legend(loc=(0.36, 0.5))
 bottom.legend()
 
 

@@ -44,10 +44,10 @@ top.plot(x, y, "k|")
 top.set(title="Five ordered ratings, and the probability of each", ylabel="rating", yticks=range(5))
 probs = np.asarray(found.probs).T
 bottom.stackplot(new, probs, colors=plt.get_cmap("cividis")(np.linspace(0.0, 1.0, 5)), alpha=0.8)
-for k, height in enumerate(np.cumsum(probs[:, -1]) - 0.5 * probs[:, -1]):
-    if probs[k, -1] > 0.04:
-        bottom.text(10.1, height, f"{k}", va="center")
-bottom.set(xlabel="x", ylabel="probability, summed from rating 0 up", xlim=(0.0, 10.0))
+for k, middle in enumerate(np.cumsum(probs, 0) - 0.5 * probs):
+    at = probs[k].argmax()  # where the rating is likeliest
+    bottom.text(new[at], middle[at], f"{k}", c="k" if k > 2 else "w", ha="center", va="center")
+bottom.set(xlabel="x", ylabel="cumulative probability", xlim=(0.0, 10.0), ylim=(0.0, 1.0))
 
 # %%
 mean, sd = np.asarray(found.f_mean), np.sqrt(1.0 + np.asarray(found.f_variance))
