@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import ppl_gp as pg
@@ -37,8 +38,32 @@ def test_a_recipe_runs(path, tmp_path):
 def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
     text = path.read_text()
     assert len(text.splitlines()) < 85 and text.startswith("# %% [markdown]\n# # ")
-    assert "plt." in text and re.search(r"title=|plot_components", text)
+    assert "plt." in text and re.search(r"title=|plot_components|plot_band", text)
     assert re.search(r"^assert ", text, re.MULTILINE)
+
+
+def ours(page):
+    """(what stands before, [our half of every pair]) of the page on other libraries."""
+    first, *blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return first, [block for block in blocks if block.startswith("# ppl_gp\n")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", range(6))
+def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
+    first, blocks = ours(ROOT / "docs" / "coming-from.md")
+    assert len(blocks) == 6
+    model, uses = blocks[pair].split("\n\n\n")
+    names = {"__name__": "pair"}
+    exec(first + model, names)
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 20)
+    more = (rng.normal(size=20), rng.integers(0, 8, 20)) if "group" in model else ()
+    found = pg.check(names["model"], np.linspace(0.0, 3.0, 20), *more, y=y)
+    (methods,) = [item.message for item in found.items if item.name == "methods"]
+    used = re.findall(r"pg\.fit\(model, pg\.(\w+)", uses)
+    assert found.ok and used and all(method in methods for method in used), found
+    compile(uses, "uses", "exec")
 
 
 def test_every_recipe_and_every_notebook_is_a_page():

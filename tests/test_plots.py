@@ -130,6 +130,15 @@ def test_calibration():
     assert "coverage" in words(figure)
 
 
+def test_at_most_seven_methods_share_a_panel():
+    fit = made_fit(classifier, HYPER, X, y=y)
+    figure = plots.plot_calibration({f"method {i}": fit for i in range(9)}, X_test, y_test)
+    drawn = [ax.lines[1:] for ax in figure.axes]
+    assert [len(lines) for lines in drawn] == [7, 2] and "method 8" in words(figure)
+    assert len({line.get_color() for line in drawn[0]}) == 7
+    assert len({line.get_marker() for line in drawn[0]}) == 7
+
+
 def test_wrong_dimensions():
     fit = made_fit(classifier, HYPER, X, y=y)
     with pytest.raises(DataError, match="has 2 columns"):

@@ -39,7 +39,9 @@ found = fit.predict(new, quantiles=(0.05, 0.95))
 plt.fill_between(new, *found.quantiles, step="mid", alpha=0.2, label="90 % of new counts")
 plt.plot(new, found.mean, label="expected count")
 plt.plot(x, y, "k.", label="data")
-plt.gca().set(title="A negative binomial whose mean is a function", xlabel="x", ylabel="count")
+plt.gca().set(
+    title="Counts that scatter more than a Poisson: 90 % of new ones", xlabel="x", ylabel="count"
+)
 plt.legend()
 
 # %%

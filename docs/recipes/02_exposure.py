@@ -38,7 +38,11 @@ plt.fill_between(new, *np.exp(eta.f_quantiles), alpha=0.2, label="95 % of its po
 plt.plot(new, np.exp(np.asarray(eta.f_mean)), label="rate")
 plt.plot(new, np.exp(-1.0 + np.cos(new)), "k--", label="truth")
 plt.scatter(x, y / exposure, s=exposure, c="grey", alpha=0.4, label="count / exposure")
-plt.gca().set(title="A rate from counts of different exposure", xlabel="x", ylabel="events a unit")
+plt.gca().set(
+    title="A rate from counts of different exposure (area of the dots)",
+    xlabel="x",
+    ylabel="events a unit",
+)
 plt.legend()
 
 # %%

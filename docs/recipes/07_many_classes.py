@@ -34,16 +34,19 @@ grid = np.stack([a.ravel() for a in np.meshgrid(side, side)], 1)
 probs = np.asarray(fit.predict(grid).probs)
 
 # %%
-plt.contourf(side, side, probs.argmax(1).reshape(30, 30), levels=[-0.5, 0.5, 1.5, 2.5], alpha=0.25)
+colours = ["#0072B2", "#E69F00", "#009E73"]  # told apart by the colour-blind, and by their shapes
 plt.contour(
     side, side, probs.max(1).reshape(30, 30), levels=[0.5, 0.7, 0.9], colors="grey", linewidths=0.6
 )
 for k, marker in enumerate("o^s"):
-    plt.plot(*X[y == k].T, marker, label=f"class {k}")
+    here = 1.0 * (probs.argmax(1) == k).reshape(30, 30)
+    plt.contourf(side, side, here, levels=[0.5, 1.5], colors=colours[k], alpha=0.2)
+    plt.plot(*X[y == k].T, marker, c=colours[k], ms=5)
+    place = [(-3.2, -2.2), (3.2, -2.2), (0.0, 3.6)][k]
+    plt.text(*place, f"class {k}", c=colours[k], weight="bold", ha="center")
 plt.gca().set(
     title="The likeliest class, and how sure of it (0.5, 0.7, 0.9)", xlabel="x1", ylabel="x2"
 )
-plt.legend()
 
 # %%
 test = rng.integers(0, 3, 300)

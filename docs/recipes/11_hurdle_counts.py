@@ -34,11 +34,15 @@ found = fit.predict(new)
 above = 1.0 / (1.0 + np.exp(-np.asarray(fit.posterior["f"](new).mean)))
 
 # %%
-plt.plot(x, y, "k.", label="counts")
-plt.plot(new, found.mean, label="expected count")
-plt.plot(new, above, label="probability of a count above zero")
-plt.gca().set(title="A hurdle and the counts behind it", xlabel="x", ylabel="count")
-plt.legend()
+figure, (top, bottom) = plt.subplots(2, 1, sharex=True, layout="constrained")
+top.plot(x, y > 0, "k|", label="above zero or not")
+top.plot(new, above, label="its probability")
+top.set(title="A hurdle ...", ylabel="probability")
+bottom.plot(x, y, "k.", label="counts")
+bottom.plot(new, found.mean, label="expected count")
+bottom.set(title="... and the counts behind it", xlabel="x", ylabel="count")
+top.legend(loc=(0.36, 0.5))
+bottom.legend()
 
 
 # %%

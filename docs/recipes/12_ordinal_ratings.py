@@ -39,10 +39,15 @@ cuts = float(fit.hyper["first"]) + np.append(0.0, np.cumsum(fit.hyper["gaps"]))
 print("cuts", cuts.round(2), "truth -1.5 -0.5 0.5 1.5")
 
 # %%
-plt.stackplot(new, np.asarray(found.probs).T, labels=[f"p(y = {k})" for k in range(5)], alpha=0.7)
-plt.plot(x, (y + 0.5) / 5, "k.", ms=3, label="ratings")
-plt.gca().set(title="Five ordered ratings", xlabel="x", ylabel="probability")
-plt.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+figure, (top, bottom) = plt.subplots(2, 1, sharex=True, height_ratios=(1, 2), layout="constrained")
+top.plot(x, y, "k|")
+top.set(title="Five ordered ratings, and the probability of each", ylabel="rating", yticks=range(5))
+probs = np.asarray(found.probs).T
+bottom.stackplot(new, probs, colors=plt.get_cmap("cividis")(np.linspace(0.0, 1.0, 5)), alpha=0.8)
+for k, middle in enumerate(np.cumsum(probs, 0) - 0.5 * probs):
+    at = probs[k].argmax()  # where the rating is likeliest
+    bottom.text(new[at], middle[at], f"{k}", c="k" if k > 2 else "w", ha="center", va="center")
+bottom.set(xlabel="x", ylabel="cumulative probability", xlim=(0.0, 10.0), ylim=(0.0, 1.0))
 
 # %%
 mean, sd = np.asarray(found.f_mean), np.sqrt(1.0 + np.asarray(found.f_variance))

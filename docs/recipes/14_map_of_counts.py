@@ -40,13 +40,17 @@ found = fit.predict(cells, np.ones(len(cells)), quantiles=(0.05, 0.95))  # one p
 # %%
 raw = np.full(len(cells), np.nan)
 raw[visited] = y / exposure
-panels = {"events a person, where counted": raw, "expected": found.mean, "truth": np.exp(truth)}
+panels = {
+    "counted, where anyone was": raw,
+    "expected everywhere": found.mean,
+    "truth": np.exp(truth),
+}
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, layout="constrained")
 for ax, (title, rate) in zip(axes, panels.items(), strict=True):
     image = ax.imshow(np.asarray(rate).reshape(14, 14), origin="lower", vmin=0.0, vmax=1.0)
     ax.set(title=title, xlabel="east")
 axes[0].set_ylabel("north")
-figure.colorbar(image, ax=axes)
+figure.colorbar(image, ax=axes, label="events a person")
 
 # %%
 rate = exposure * np.exp(np.asarray(fit.latent["eta"].mean))

@@ -46,7 +46,9 @@ x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
 plt.plot(x, y, ".", c="0.8", ms=2, label="data")
 plt.fill_between(new, *found.quantiles, alpha=0.2, label="90 % of new observations")
 plt.plot(new, found.f_mean, label="mean of f")
-plt.gca().set(title="Fifteen files, read ten times", xlabel="x", ylabel="y")
+plt.gca().set(
+    title="Fifteen files, read ten times: 90 % of new observations", xlabel="x", ylabel="y"
+)
 plt.legend()
 
 # %%

@@ -51,11 +51,11 @@ fits = {name: pg.fit(scale, method, 0, x, y=y) for name, method in methods.items
 
 # %%
 new = np.linspace(0.0, 10.0, 120)
-for name, fit in fits.items():
-    plt.plot(new, fit.posterior(new).mean, label=name)
-plt.plot(new, 1.2 * np.sin(new), "k--", label="truth")
+for (name, fit), style in zip(fits.items(), ("-", "--", ":"), strict=True):
+    plt.plot(new, fit.posterior(new).mean, style, label=name)
+plt.plot(new, 1.2 * np.sin(new), c="0.5", lw=0.8, label="truth")
 plt.plot(x, y, "k.", label="as shown")
-plt.gca().set(title="What a scale of whole numbers tells", xlabel="x", ylabel="value")
+plt.gca().set(title="Whole numbers tell the curve between them", xlabel="x", ylabel="value")
 plt.legend()
 
 # %%

@@ -30,7 +30,8 @@ def draw(names: dict, path: Path) -> None:
     )
     axes.plot(names["new"], names["found"].mean, label="expected count")
     axes.plot(names["x"], names["y"], "k.", ms=4, label="data")
-    axes.set(xlabel="x", ylabel="count")
+    title = "One declared model: a count's expectation, and 90 % of new counts"
+    axes.set(title=title, xlabel="x", ylabel="count")
     axes.legend(frameon=False)
     figure.savefig(path, dpi=90, metadata={"Software": None})
 

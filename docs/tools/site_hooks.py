@@ -1,5 +1,5 @@
 """What the site has beside the pages of docs/: the executed notebooks, as pages, and for the gallery
-a small picture of each, from its own outputs.
+a small picture of each, from its own outputs; the release notes, and what a contribution needs.
 
 On the forge a page in docs/ reaches a notebook as `../notebooks/NAME.ipynb`, and the table of methods
 in the README; in the site both stand inside of it.
@@ -19,12 +19,17 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 WIDTH = 480
 _TABLE_LINK = "[The table of methods](../README.md#methods) says what each of them is."
+# Files of the repository that are pages of the site, by the names that pages reach them by
+_BESIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
 
 
 @event_priority(100)  # before the plugin that makes pages of notebooks
 def on_files(files, config):
-    """The notebooks and their pictures join the files of the site."""
+    """The notebooks, their pictures and the pages from beside docs/ join the files of the site."""
+    for name, place in _BESIDE.items():
+        text = (ROOT / name).read_text().replace("](docs/", "](")
+        files.append(File.generated(config, place, content=text))
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         place = f"notebooks/{path.name}"
         files.append(File(place, str(ROOT), config.site_dir, config.use_directory_urls))
@@ -34,11 +39,13 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links to notebooks stay in the site, the gallery's headings get their pictures, and the
-    README's table stands where a page links to it.
+    """Links to notebooks and to the files above stay in the site, the gallery's headings get their
+    pictures, and the README's table stands where a page links to it.
     """
     pictured = _HEADING.sub(r"\g<0>\n\n![\1](gallery/\2.png)", markdown)
     inside = pictured.replace("](../notebooks/", "](notebooks/")
+    for name, place in _BESIDE.items():
+        inside = inside.replace(f"](../{name})", f"]({place})")
     return inside.replace(_TABLE_LINK, methods()) if _TABLE_LINK in inside else inside
 
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.palette import COLOURS
 
-CLASS_COLOURS = ("tab:blue", "tab:orange")
+CLASS_COLOURS = COLOURS[:2]
 _PANEL = (3.6, 3.2)  # inches
 
 

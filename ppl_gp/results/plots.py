@@ -13,6 +13,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.palette import COLOURS, MARKERS, sevens
 from ppl_gp.results.panels import (
     CLASS_COLOURS,
     as_fits,
@@ -198,30 +199,37 @@ def plot_forest(
     panels = [
         p for p in ([k for k in labels if not k.startswith(f"{site}[")], labels[-num_latents:]) if p
     ]
-    rows = len(fits) + 1
-    heights = [len(p) for p in panels]
+    groups, heights = sevens(draws), [len(p) for p in panels]
+    rows = len(groups[0]) + 1
     figure, axes = plt.subplots(
         len(panels),
-        1,
+        len(groups),
         squeeze=False,
-        figsize=(8.0, 1.0 + 0.16 * rows * sum(heights)),
+        sharex="row",
+        figsize=(8.0 * len(groups), 1.0 + 0.16 * rows * sum(heights)),
         height_ratios=heights,
         layout="constrained",
     )
-    for ax, panel in zip(axes[:, 0], panels, strict=True):
-        for j, name in enumerate(fits):
-            for i, label in enumerate(panel):
-                _interval(ax, draws[name][label], -rows * i - j, f"C{j}", name if i == 0 else None)
-        ax.set_yticks([-rows * i - 0.5 * (len(fits) - 1) for i in range(len(panel))], panel)
-        if panel is not labels[-num_latents:] and all(
-            np.min(d[k]) > 0 for d in draws.values() for k in panel
-        ):
-            ax.set_xscale("log")
-        ax.grid(axis="x", alpha=0.3)
-    axes[-1, 0].set_xlabel(f"latent value of {site} at a training row")
-    axes[0, 0].set_title("Hyperparameters and latents: median, 50 % and 94 % intervals")
-    axes[0, 0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for column, group in zip(axes.T, groups, strict=True):
+        for ax, panel in zip(column, panels, strict=True):
+            _forest(ax, group, panel, rows)
+            if panel is not labels[-num_latents:] and all(
+                np.min(d[k]) > 0 for d in draws.values() for k in panel
+            ):
+                ax.set_xscale("log")
+        column[-1].set_xlabel(f"latent value of {site} at a training row")
+        column[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle("Hyperparameters and latents: median, 50 % and 94 % intervals")
     return figure
+
+
+def _forest(ax, group: Mapping[str, dict], panel: Sequence[str], rows: int) -> None:
+    """One panel: a block of lines a quantity, one a method."""
+    for j, (name, draws) in enumerate(group.items()):
+        for i, label in enumerate(panel):
+            _interval(ax, draws[label], -rows * i - j, j, name if i == 0 else None)
+    ax.set_yticks([-rows * i - 0.5 * (len(group) - 1) for i in range(len(panel))], panel)
+    ax.grid(axis="x", alpha=0.3)
 
 
 def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str, np.ndarray]:
@@ -241,11 +249,12 @@ def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str,
     return flat | {f"{site}[{names[i]}]": f[:, i] for i in chosen}
 
 
-def _interval(ax, draws, y, colour, label):
+def _interval(ax, draws, y, method: int, label):
     low, quarter, median, three_quarters, high = np.quantile(draws, [0.03, 0.25, 0.5, 0.75, 0.97])
+    colour, marker = COLOURS[method], MARKERS[method]
     ax.plot([low, high], [y, y], color=colour, lw=1)
     ax.plot([quarter, three_quarters], [y, y], color=colour, lw=3)
-    ax.plot(median, y, "o", color=colour, ms=4, label=label)
+    ax.plot(median, y, marker, color=colour, ms=5, label=label)
 
 
 def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
@@ -256,44 +265,36 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
     """
     import matplotlib.pyplot as plt
 
-    figure, ax = plt.subplots(figsize=(5.6, 5.2), layout="constrained")
-    ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
-    for (name, fit), marker in zip(as_fits(fits).items(), "osD^vP*X", strict=False):
-        X, y_test, others, named = with_observations(fit, X_test, y_test, args, kwargs)
-        prediction = fit.predict(X, *others, **named)
-        discrete = scores.is_classification(prediction)
-        if discrete:
-            score = scores.calibration(prediction, y_test)
-            x, y = scores.reliability(prediction, y_test)[:2]
-        else:
-            found = pit(fit, X, y_test, *others, **named)
-            if found is None:
-                raise DataError(
-                    "plot_calibration shows one observed site of numbers or classes; the model "
-                    "observes vectors or several sites."
-                )
-            score = scores.calibration(prediction, y_test, found)
-            x, y = scores.LEVELS, scores.coverage(found)
-        ax.plot(
-            x,
-            y,
-            marker=marker,
-            markersize=5,
-            linewidth=1.2,
-            alpha=0.8,
-            label=f"{name} ({score.name} {score.value:.3f})",
-        )
-    names = (
-        ("predicted probability", "observed frequency")
-        if discrete
-        else ("nominal coverage", "observed coverage")
+    groups = sevens(as_fits(fits))
+    figure, axes = plt.subplots(
+        1, len(groups), figsize=(5.6 * len(groups), 5.2), squeeze=False, layout="constrained"
     )
-    ax.set(
-        title=f"Calibration on {len(y_test)} test rows",
-        xlabel=names[0],
-        ylabel=names[1],
-        xlim=(0, 1),
-        ylim=(0, 1),
-    )
-    ax.legend(fontsize="small")
+    for ax, group in zip(axes[0], groups, strict=True):
+        ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
+        for j, (name, fit) in enumerate(group.items()):
+            stated, observed, score, words = _calibration(fit, X_test, y_test, args, kwargs)
+            style = {"marker": MARKERS[j], "color": COLOURS[j], "markersize": 5, "linewidth": 1.2}
+            label = f"{name} ({score.name} {score.value:.3f})"
+            ax.plot(stated, observed, alpha=0.8, label=label, **style)
+        ax.set(xlabel=words[0], ylabel=words[1], xlim=(0, 1), ylim=(0, 1))
+        ax.legend(fontsize="small")
+    figure.suptitle(f"Calibration on {len(y_test)} test rows: on the dashed line it is right")
     return figure
+
+
+def _calibration(fit: Fit, X_test, y_test, args, kwargs):
+    """(stated frequencies, observed ones, the score, what both are called)."""
+    X, y, others, named = with_observations(fit, X_test, y_test, args, kwargs)
+    prediction = fit.predict(X, *others, **named)
+    if scores.is_classification(prediction):
+        stated, observed = scores.reliability(prediction, y)[:2]
+        words = ("predicted probability", "observed frequency")
+        return stated, observed, scores.calibration(prediction, y), words
+    found = pit(fit, X, y, *others, **named)
+    if found is None:
+        raise DataError(
+            "plot_calibration shows one observed site of numbers or classes; the model "
+            "observes vectors or several sites."
+        )
+    words = ("nominal coverage", "observed coverage")
+    return scores.LEVELS, scores.coverage(found), scores.calibration(prediction, y, found), words
