@@ -57,6 +57,16 @@ class Family(eqx.Module):
     def distributions(self) -> dict[str, dist.Distribution]:
         """{site: its marginal under q}, of the site's own shape."""
 
+    def eta(self) -> Any:
+        """An affine function of q's natural parameters that determines them, a tree of arrays: the
+        fields themselves, where they are one.
+        """
+        return tuple(jax.tree.leaves(self))
+
+    def at_eta(self, eta) -> "Family":
+        """The q of the same sites with this `eta`."""
+        return jax.tree.unflatten(jax.tree.structure(self), eta)
+
     def log_prob(self, values: Values) -> Array:
         """log q at the sites' values, nats, all elements together. Of a family of several sites, or
         of matrices: its own.
@@ -89,14 +99,10 @@ class Family(eqx.Module):
 
 def blend(old: Family, new: Family, rate) -> Family:
     """(1 - rate) eta_old + rate eta_new: a natural-gradient step (Hoffman et al. 2013, eq. 26)."""
-    return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old, new)
+    mixed = jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old.eta(), new.eta())
+    return old.at_eta(mixed)
 
 
 def symmetric(x: Array) -> Array:
     """The symmetric part of matrices."""
     return 0.5 * (x + jnp.swapaxes(x, -1, -2))
-
-
-def tiled(x: Array, num: int) -> Array:
-    """(num, ...) copies."""
-    return jnp.broadcast_to(x, (num, *x.shape))

@@ -102,6 +102,14 @@ class Gaussian(Family):
         """(z, z z')."""
         return jnp.concatenate([row, jnp.outer(row, row)[jnp.tril_indices(len(row))]])
 
+    def whole(self) -> "Gaussian":
+        """The same q of one site as one Gaussian of all elements' values. O((E D)^2) memory."""
+        P = self.precision.reshape(-1, self.size, self.size)
+        blocks = jnp.einsum("eij,ef->eifj", P, jnp.eye(len(P), dtype=P.dtype))
+        n = len(P) * self.size
+        shapes = ((*self.batch, *self.shapes[0]),)
+        return Gaussian(self.sites, (), shapes, self.linear.reshape(n), blocks.reshape(n, n))
+
     def apart(self, z: Array) -> Values:
         """{site: value} of (..., batch, D)."""
         found, start = {}, 0
