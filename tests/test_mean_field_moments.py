@@ -1,5 +1,5 @@
-"""Predictive means and variances under mean field: exact over q where that is proved, against closed
-forms; of draws elsewhere, with an error.
+"""Predictive means and variances under mean field: exact over q where that is proved, against
+closed forms; of draws elsewhere, with an error.
 """
 
 import jax
@@ -13,7 +13,7 @@ from jax import random
 import ppl_gp as pg
 from models.linear_regression import linear_regression
 from ppl_gp.conjugate.moment_rules import moment_rules
-from tests.conjugate_families import NAMES, families
+from tests.conjugate_families import families
 
 RNG = np.random.default_rng(8)
 MOMENTS = {

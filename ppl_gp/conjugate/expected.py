@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.conjugate.log_joint import LogJoint, logistic
+from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.errors import ModelError
 
 _AT_ONCE = 256  # nodes that one call of a term evaluates side by side
@@ -86,14 +86,11 @@ def _bound(joint: LogJoint, term: Term, seen, rest: Values) -> Array:
     nodes, xi^2 = E[eta^2].
     """
 
-    def site(values):
-        return logistic(joint.trace(values)[term.site])
-
     def moment(power):
-        return lambda v: site(v).eta ** power
+        return lambda v: joint.logistic(term.site, v).eta ** power
 
     mean, second = (_elementwise(moment(p), seen, rest) for p in (1, 2))
-    form = site(rest)
+    form = joint.logistic(term.site, rest)
     xi = jnp.sqrt(lax.stop_gradient(second))
     rate = lam(xi)
     bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - rate * (second - xi**2)
