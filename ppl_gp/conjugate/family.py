@@ -10,6 +10,7 @@ sites the categories are the nodes, and the probabilities their weights. Differe
 by the coordinates of q gives the message: the coefficients of t (Winn & Bishop 2005, eq. 23).
 """
 
+import math
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
@@ -92,6 +93,12 @@ class Family(eqx.Module):
     def statistics(self, row) -> Array:
         """t of one element at unconstrained coordinates (d,)."""
 
+    def expectations(self, coordinates) -> Array | None:
+        """E[t] of each element, (E, T), in the order of `statistics`; `None` where a family has no
+        closed form of them, and terms are summed over nodes.
+        """
+        return None
+
     def somewhere(self, key, spread=1.0) -> Values:
         """Values far apart, anywhere in the support."""
         return self.at(self.free(key, spread))
@@ -106,3 +113,15 @@ def blend(old: Family, new: Family, rate) -> Family:
 def symmetric(x: Array) -> Array:
     """The symmetric part of matrices."""
     return 0.5 * (x + jnp.swapaxes(x, -1, -2))
+
+
+def lower(A: Array) -> Array:
+    """The lower triangles of matrices, row by row, as the last axis."""
+    i, j = jnp.tril_indices(A.shape[-1])
+    return A[..., i, j]
+
+
+def by_element(batch: tuple[int, ...], *parts: Array) -> Array:
+    """(E, T) of parts (*batch, T_i), one after another."""
+    num = math.prod(batch)
+    return jnp.concatenate([x.reshape(num, -1) for x in parts], 1)

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, Values, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, Values, by_element, lower, symmetric
 from ppl_gp.numerics.roots import inverse, log_det, root
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -101,6 +101,12 @@ class Gaussian(Family):
     def statistics(self, row):
         """(z, z z')."""
         return jnp.concatenate([row, jnp.outer(row, row)[jnp.tril_indices(len(row))]])
+
+    def expectations(self, coordinates):
+        """(m, S + m m')."""
+        mean, covariance = coordinates
+        square = covariance + mean[..., :, None] * mean[..., None, :]
+        return by_element(self.batch, mean, lower(square))
 
     def whole(self) -> "Gaussian":
         """The same q of one site as one Gaussian of all elements' values. O((E D)^2) memory."""

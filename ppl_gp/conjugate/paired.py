@@ -10,7 +10,7 @@ from jax import random
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, by_element, lower, symmetric
 from ppl_gp.conjugate.gaussian import LOG_2PI
 from ppl_gp.conjugate.positive import two_factors
 from ppl_gp.conjugate.wishart import (
@@ -148,6 +148,14 @@ class NormalGamma(Family):
         m = free[:, 1:].reshape(*self.batch, *self.tail)
         return {self.sites[0]: m, self.sites[1]: jnp.exp(free[:, 0]).reshape(self.batch)}
 
+    def expectations(self, coordinates):
+        """E[w m m'] = E[w] mean mean' + P^-1."""
+        mean_w, log_w, mean, C = coordinates
+        moved = mean_w[..., None] * mean
+        square = C + moved[..., :, None] * mean[..., None, :]
+        own = jnp.stack([mean_w, log_w], -1)
+        return by_element(self.batch, own, moved, lower(square))
+
     def statistics(self, row):
         """(w, log w, w m, w m m')."""
         w, m = jnp.exp(row[0]), row[1:]
@@ -275,6 +283,14 @@ class NormalWishart(Family):
         W = jax.vmap(lambda row: from_triangle(row, D))(free[:, :-D])
         m = free[:, -D:].reshape(*self.batch, D)
         return {self.sites[0]: m, self.sites[1]: W.reshape(*self.batch, D, D)}
+
+    def expectations(self, coordinates):
+        """E[m' W m] = mean' E[W] mean + D / strength."""
+        mean_W, log_W, mean, c = coordinates
+        moved = jnp.einsum("...ij,...j->...i", mean_W, mean)
+        square = jnp.sum(mean * moved, -1) + self.size * c
+        rest = jnp.stack([log_W, square], -1)
+        return by_element(self.batch, lower(mean_W), moved, rest)
 
     def statistics(self, row):
         """(W, log|W|, W m, m' W m)."""

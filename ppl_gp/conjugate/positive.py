@@ -77,6 +77,11 @@ class Gamma(Family):
         """(w, log w)."""
         return jnp.concatenate([jnp.exp(row), row])
 
+    def expectations(self, coordinates):
+        """(E[w], E[log w])."""
+        mean, log_mean = coordinates
+        return jnp.stack([mean.reshape(-1), log_mean.reshape(-1)], 1)
+
     def of(self, w) -> Values:
         """The site's values at values of w."""
         return {self.sites[0]: 1.0 / w if self.inverted else w}

@@ -89,6 +89,10 @@ class Dirichlet(Family):
         """log p."""
         return log_softmax(row)
 
+    def expectations(self, coordinates):
+        """E[log p]."""
+        return coordinates.reshape(-1, self.size)
+
     def of(self, p) -> Values:
         """The site's values at probabilities p."""
         return {self.sites[0]: p[..., 0] if self.is_beta else p}

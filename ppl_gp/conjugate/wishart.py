@@ -10,7 +10,7 @@ from jax import random
 from jax.scipy.special import digamma, multigammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, Values, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, Values, by_element, lower, symmetric
 from ppl_gp.conjugate.positive import two_factors
 from ppl_gp.numerics.roots import inverse, log_det, root
 
@@ -140,6 +140,11 @@ class Wishart(Family):
         """(W, log|W|)."""
         W = from_triangle(row, self.size)
         return jnp.append(W[jnp.tril_indices(self.size)], 2.0 * jnp.sum(row[: self.size]))
+
+    def expectations(self, coordinates):
+        """(E[W], E log|W|)."""
+        mean, log_mean = coordinates
+        return by_element(self.batch, lower(mean), log_mean[..., None])
 
     def of(self, W) -> Values:
         """The site's values at values of W."""

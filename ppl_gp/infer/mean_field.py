@@ -12,6 +12,7 @@ from jax import random
 
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.conjugate.structure import Structure, find_structure
+from ppl_gp.conjugate.sufficient import with_forms
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method
@@ -145,6 +146,7 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     require_no_subsampling(trace, "MeanField()")
     joint = log_joint_of(model, trace, args, kwargs)
     structure = find_structure(joint, trace, method.factors, method.bounds)
+    structure = with_forms(structure, trace)
     keys = random.split(rng_key, method.restarts + 1)
     starts = [start_of(method.init, structure, trace, key) for key in keys[1:]]
     stages = _stages(structure, starts, method)
