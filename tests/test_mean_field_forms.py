@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from ppl_gp.conjugate import sufficient
+from ppl_gp.conjugate import forms
 from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.conjugate.sweep import bound, updated
 from ppl_gp.infer.mean_field_parts import log_joint_of, start_of
@@ -104,14 +104,14 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "X"), CASES, ids=[k.__name__ for k, _ in CASES])
 def test_forms_are_the_sums_over_nodes(kind, X, monkeypatch):
-    monkeypatch.setattr(sufficient, "worth", lambda *_: True)
-    monkeypatch.setattr(sufficient, "_FEW", 0)
+    monkeypatch.setattr(forms, "worth", lambda *_: True)
+    monkeypatch.setattr(forms, "_FEW", 0)
     structure, trace, q = looked_at(kind, X)
-    quick = sufficient.with_forms(structure, trace)
-    forms = {t.site: t.form for t in quick.terms}
+    quick = forms.with_forms(structure, trace)
+    found = {t.site: t.form for t in quick.terms}
     without = {"share"} | ({"tau"} if kind is gamma else set())  # blocks of one element
-    assert {k for k, form in forms.items() if form is None} == without
-    assert forms["z"].rows.shape == (40, 1)  # the same of every row
+    assert {k for k, form in found.items() if form is None} == without
+    assert found["z"].rows.shape == (40, 1)  # the same of every row
     joint = structure.joint
 
     @quick_jit
@@ -128,8 +128,8 @@ def test_forms_are_the_sums_over_nodes(kind, X, monkeypatch):
 def test_rows_without_sufficient_statistics_keep_their_nodes(monkeypatch):
     """log y! is no product of entries; a batch of few evaluations is not looked at."""
     structure, trace, _ = looked_at(poisson, COUNTS)
-    assert all(t.form is None for t in sufficient.with_forms(structure, trace).terms)
-    monkeypatch.setattr(sufficient, "worth", lambda *_: True)
-    forms = {t.site: t.form for t in sufficient.with_forms(structure, trace).terms}
-    assert forms["x"] is None and forms["z"] is not None and forms["rate"] is None
+    assert all(t.form is None for t in forms.with_forms(structure, trace).terms)
+    monkeypatch.setattr(forms, "worth", lambda *_: True)
+    found = {t.site: t.form for t in forms.with_forms(structure, trace).terms}
+    assert found["x"] is None and found["z"] is not None and found["rate"] is None
     jax.clear_caches()

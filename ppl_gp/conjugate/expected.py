@@ -22,7 +22,7 @@ MAX_NODES = 10_000
 
 class Term(NamedTuple):
     """A site and the blocks that its density sees; whether the local bound stands for it; its form
-    by sufficient statistics (`sufficient`), where it has one.
+    by coefficients (`forms`), where it has one.
     """
 
     site: str

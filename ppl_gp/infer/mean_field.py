@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
+from ppl_gp.conjugate.forms import with_forms
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.conjugate.structure import Structure, find_structure
-from ppl_gp.conjugate.sufficient import with_forms
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method

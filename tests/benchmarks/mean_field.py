@@ -19,8 +19,8 @@ from sklearn.mixture import BayesianGaussianMixture
 
 import ppl_gp as pg
 from models.mixture import mixture
+from ppl_gp.conjugate.forms import with_forms
 from ppl_gp.conjugate.structure import find_structure
-from ppl_gp.conjugate.sufficient import with_forms
 from ppl_gp.conjugate.sweep import begin
 from ppl_gp.infer.mean_field import _climb
 from ppl_gp.infer.mean_field_parts import log_joint_of, start_of
