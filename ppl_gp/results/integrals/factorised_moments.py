@@ -54,7 +54,10 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
     if case.draws.kept or case.local or known != set(case.draws.hyper):
         return None
     labels = all_labels(case)
-    if labels is None or not bool(_labels_apart(case, seen, labels)):
+    if labels is None:
+        return None
+    labels = jnp.asarray(labels)
+    if case.layout.local_latents and not bool(_labels_apart(case, seen, labels)):
         return None
     rules = _proved_rules(case, seen, labels)
     if rules is None or len(labels) * math.prod(_num_nodes(r) for r in rules) > MAX_NODES:
@@ -67,8 +70,8 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
             log_probs[site.label] = jnp.log(first[site.label])
             y[site.label] = outcome_moments(site.support, log_probs[site.label])
         else:
-            known = site.label in second
-            y[site.label] = Moments(first[site.label], second[site.label]) if known else None
+            has = site.label in second
+            y[site.label] = Moments(first[site.label], second[site.label]) if has else None
     return {}, y, log_probs, {}
 
 
@@ -123,8 +126,6 @@ def _labels_apart(case: Case, blocks, labels):
     """Whether a row sees its own labels alone: what it has under random labels of all rows is what
     it has where all rows have its own.
     """
-    if not case.layout.local_latents:
-        return jnp.ones((), bool)
     values, num = anywhere(blocks, random.key(5)), case.layout.num
     alone = lax.map(lambda z: _given(case, values, z), labels)
     which = random.randint(random.key(6), (num,), 0, len(labels))
