@@ -185,7 +185,7 @@ def waiting(X, y=None):
         numpyro.sample("y", dist.Exponential(rate * X[:, 0]), obs=y)
 
 
-@pytest.mark.one_case
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [counts, waiting])
 def test_rates_have_negative_binomial_and_lomax_moments(model):
     X = RNG.uniform(0.5, 2.0, (9, 1))

@@ -48,7 +48,8 @@ def all_labels(case: Case) -> np.ndarray | None:
     supports = [_support(trace[k], case.layout.num) for k in names]
     if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
         return None
-    return np.array(list(itertools.product(*supports)), int).reshape(-1, len(names))  # pyright: ignore[reportArgumentType]
+    found = list(itertools.product(*supports))  # pyright: ignore[reportArgumentType]
+    return np.array(found, int).reshape(len(found), len(names))
 
 
 def _support(site: dict, num: int) -> list[int] | None:
