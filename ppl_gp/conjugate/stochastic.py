@@ -172,8 +172,10 @@ def of_rows(q: Family, axis: int, num: int) -> Family:
 
 def joined(parts: list[Family], axis: int) -> Family:
     """The factors of several batches of rows as one."""
-    whole = jax.tree.map(lambda *x: jnp.concatenate(x, axis), *parts)
-    return _with_rows(whole, axis, sum(q.batch[axis] for q in parts))
+    leaves = zip(*(jax.tree.leaves(q) for q in parts), strict=True)
+    whole = [jnp.concatenate(x, axis) for x in leaves]  # trees of other batch shapes are others
+    num = sum(q.batch[axis] for q in parts)
+    return _with_rows(jax.tree.unflatten(jax.tree.structure(parts[0]), whole), axis, num)
 
 
 def _with_rows(q: Family, axis: int, num: int) -> Family:
