@@ -91,6 +91,8 @@ LAYERS = [
     "infer.approximate",
     "infer.elbo",
     "infer.svi",
+    "infer.mean_field_parts",
+    "infer.stochastic",
     "infer.mean_field",
     "infer.checklist",
     "sklearn",

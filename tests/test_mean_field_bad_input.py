@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln, logsumexp, multigammaln
 
 import ppl_gp as pg
 from models.mixture import mixture
@@ -86,6 +86,23 @@ def test_a_flat_precision_has_a_gamma_posterior():
     np.testing.assert_allclose(fit.log_evidence, exact, atol=1e-9)
     q = fit.sites["tau"]
     np.testing.assert_allclose([q.concentration, q.rate], [3.0, half], rtol=1e-9)
+
+
+def flat_precision_matrix(x):
+    W = numpyro.sample("W", dist.ImproperUniform(constraints.positive_definite, (), (2, 2)))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("x", dist.MultivariateNormal(jnp.zeros(2), precision_matrix=W), obs=x)
+
+
+@pytest.mark.slow
+def test_a_flat_precision_matrix_has_a_wishart_posterior():
+    """integral of |W|^(n / 2) exp(-tr(S W) / 2) dW: a Wishart's normaliser (PRML B.79)."""
+    x = np.random.default_rng(4).normal(size=(6, 2))
+    fit, df = pg.fit(flat_precision_matrix, pg.MeanField(), 0, x), 6.0 + 3.0
+    exact = -6.0 * np.log(2 * np.pi) + df * np.log(2.0) + multigammaln(0.5 * df, 2)
+    exact -= 0.5 * df * np.linalg.slogdet(x.T @ x)[1]
+    np.testing.assert_allclose(fit.log_evidence, exact, atol=1e-9)
+    np.testing.assert_allclose(fit.sites["W"].mean, df * np.linalg.inv(x.T @ x), rtol=1e-8)
 
 
 def no_density(y=None):

@@ -13,7 +13,7 @@ from jax import random
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.expected import bound
 from ppl_gp.conjugate.structure import find_structure
-from ppl_gp.infer.mean_field import _log_joint
+from ppl_gp.infer.mean_field_parts import log_joint_of
 from ppl_gp.infer.probes.observed import first_trace
 
 MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(53)]
@@ -49,7 +49,7 @@ def _moved(x, square, key, step):
 def check_is_a_maximum(net, fit):
     """Every block alone, moved either way, has a lower bound."""
     trace = first_trace(net.model, (net.y,), {})
-    joint = _log_joint(net.model, trace, (net.y,), {})
+    joint = log_joint_of(net.model, trace, (net.y,), {})
     structure = find_structure(joint, trace, net.apart, True)
     value = jax.jit(lambda q: bound(structure.joint, structure.terms, q))
     q = list(fit.blocks)

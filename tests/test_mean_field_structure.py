@@ -9,7 +9,7 @@ from gaussian_graphs import SITES, Graph, K, random_graph, separated
 
 from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.conjugate.sweep import updated
-from ppl_gp.infer.mean_field import _log_joint
+from ppl_gp.infer.mean_field_parts import log_joint_of
 from ppl_gp.infer.probes.observed import first_trace
 
 Y = np.random.default_rng(0).normal(size=(SITES, K))
@@ -19,7 +19,7 @@ MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(10, 210)]
 def found(graph: Graph, factors):
     """The blocks; operation by operation, which compiles little for many graphs."""
     trace = first_trace(graph.model, (Y,), {})
-    return find_structure(_log_joint(graph.model, trace, (Y,), {}), trace, factors, True)
+    return find_structure(log_joint_of(graph.model, trace, (Y,), {}), trace, factors, True)
 
 
 def check_blankets(graph: Graph, structure):

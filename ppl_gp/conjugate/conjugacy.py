@@ -47,21 +47,31 @@ def somewhere(families: list[Family], key) -> Values:
 
 @quick_jit
 def _general(joint: LogJoint, names, family: Family, around: Values, key):
+    def log_p(own: Values):
+        return joint.sums(names, {**around, **own})
+
+    return affine_in(log_p, family, family.statistics, key)
+
+
+def affine_in(function, family: Family, statistics_of, key):
+    """(terms,): whether function(values of the family's sites), (terms,), is affine in
+    `statistics_of`(unconstrained coordinates of an element), with a coefficient an element.
+    """
     key_own = random.fold_in(key, 1)
     first = family.free(key_own, 0.0)
-    T = family.statistics(first[0]).shape[0]
+    T = statistics_of(first[0]).shape[0]
     num = 3 + -(-T // first.shape[1])  # equations: at least two more points than unknowns need
     spreads = jnp.asarray([_SPREADS[i % len(_SPREADS)] for i in range(num)])
     keys = random.split(key_own, num)
     theta = jax.vmap(family.free)(keys, spreads)  # (points, E, d)
 
-    def log_p(theta):
-        return joint.sums(names, {**around, **family.at(theta)})
+    def at(theta):
+        return function(family.at(theta))
 
-    values = jax.vmap(log_p)(theta)  # (points, terms)
-    slopes = jax.vmap(jax.jacrev(log_p))(theta)  # (points, terms, E, d)
-    statistics = jax.vmap(jax.vmap(family.statistics))(theta)  # (points, E, T)
-    jacobians = jax.vmap(jax.vmap(jax.jacfwd(family.statistics)))(theta)  # (points, E, T, d)
+    values = jax.vmap(at)(theta)  # (points, terms)
+    slopes = jax.vmap(jax.jacrev(at))(theta)  # (points, terms, E, d)
+    statistics = jax.vmap(jax.vmap(statistics_of))(theta)  # (points, E, T)
+    jacobians = jax.vmap(jax.vmap(jax.jacfwd(statistics_of)))(theta)  # (points, E, T, d)
     return jax.vmap(lambda g, G: _fits(g, G, statistics, jacobians), in_axes=1)(values, slopes)
 
 
@@ -89,10 +99,19 @@ def _fits(values, slopes, statistics, jacobians):
 
 @quick_jit
 def _gaussian(joint: LogJoint, names, family: Gaussian, around: Values, key):
-    """g is quadratic, and its Hessian has no entry between two elements of the batch."""
+    def log_p(own: Values):
+        return joint.sums(names, {**around, **own})
+
+    return quadratic_in(log_p, family, key)
+
+
+def quadratic_in(function, family: Gaussian, key):
+    """(terms,): whether function(values of the family's sites), (terms,), is quadratic, and its
+    Hessian has no entry between two elements of the batch.
+    """
 
     def log_p(z):
-        return joint.sums(names, {**around, **family.at(z)})
+        return function(family.at(z))
 
     def at_scale(scale, key):
         keys = random.split(key, 4)

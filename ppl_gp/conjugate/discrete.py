@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.family import Family, Nodes
 
+_LEAST = -1e300  # of log q: (1 - rate) times it is a number at a rate of one too
+
 
 class Discrete(Family):
     """q(z_n = values_k) of each element; t = one-hot.
@@ -35,6 +37,15 @@ class Discrete(Family):
     def natural(self, coordinates, gradient):
         """q_k in proportion to exp E[log p at k] (PRML 10.49)."""
         log_probs = jax.nn.log_softmax(gradient)
+        return Discrete(self.sites, self.batch, self.categories, log_probs)
+
+    def eta(self):
+        """log q, whose constant does not matter; a category that cannot be has a finite one."""
+        return jnp.maximum(self.log_probs, _LEAST)
+
+    def at_eta(self, eta):
+        """Normalised."""
+        log_probs = jax.nn.log_softmax(eta)
         return Discrete(self.sites, self.batch, self.categories, log_probs)
 
     def entropy(self):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.conjugate.log_joint import LogJoint, logistic
+from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.errors import ModelError
 
 _AT_ONCE = 256  # nodes that one call of a term evaluates side by side
@@ -20,20 +21,34 @@ MAX_NODES = 10_000
 
 
 class Term(NamedTuple):
-    """A site and the blocks that its density sees; whether the local bound stands for it."""
+    """A site and the blocks that its density sees; whether the local bound stands for it; its form
+    by coefficients (`forms`), where it has one.
+    """
 
     site: str
     blocks: tuple[int, ...]
     bounded: bool = False
+    form: Any = None
 
 
 def expected(joint: LogJoint, term: Term, q: list[Family], coordinates: list) -> Array:
     """E_q[log p(site | parents)], nats, or its local bound."""
+    if term.form is not None:
+        return _by_form(term, q, coordinates)
     rest = _any_values(q)
     seen = [(q[j], coordinates[j]) for j in term.blocks]
     if term.bounded:
         return _bound(joint, term, seen, rest)
     return _over_nodes(lambda v: joint.term(term.site, v), seen, rest, ())
+
+
+def _by_form(term: Term, q: list[Family], coordinates: list) -> Array:
+    if len(term.blocks) == 1:
+        (j,) = term.blocks
+        return term.form.mean(q[j].expectations(coordinates[j]))
+    a, b = term.blocks
+    labels, other = (a, b) if isinstance(q[a], Discrete) else (b, a)
+    return term.form.mean(coordinates[labels], q[other].expectations(coordinates[other]))
 
 
 def _any_values(q: list[Family]) -> Values:
@@ -86,14 +101,11 @@ def _bound(joint: LogJoint, term: Term, seen, rest: Values) -> Array:
     nodes, xi^2 = E[eta^2].
     """
 
-    def site(values):
-        return logistic(joint.trace(values)[term.site])
-
     def moment(power):
-        return lambda v: site(v).eta ** power
+        return lambda v: joint.logistic(term.site, v).eta ** power
 
     mean, second = (_elementwise(moment(p), seen, rest) for p in (1, 2))
-    form = site(rest)
+    form = joint.logistic(term.site, rest)
     xi = jnp.sqrt(lax.stop_gradient(second))
     rate = lam(xi)
     bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - rate * (second - xi**2)

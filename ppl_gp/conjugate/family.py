@@ -10,6 +10,7 @@ sites the categories are the nodes, and the probabilities their weights. Differe
 by the coordinates of q gives the message: the coefficients of t (Winn & Bishop 2005, eq. 23).
 """
 
+import math
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
@@ -57,6 +58,16 @@ class Family(eqx.Module):
     def distributions(self) -> dict[str, dist.Distribution]:
         """{site: its marginal under q}, of the site's own shape."""
 
+    def eta(self) -> Any:
+        """An affine function of q's natural parameters that determines them, a tree of arrays: the
+        fields themselves, where they are one.
+        """
+        return tuple(jax.tree.leaves(self))
+
+    def at_eta(self, eta) -> "Family":
+        """The q of the same sites with this `eta`."""
+        return jax.tree.unflatten(jax.tree.structure(self), eta)
+
     def log_prob(self, values: Values) -> Array:
         """log q at the sites' values, nats, all elements together. Of a family of several sites, or
         of matrices: its own.
@@ -82,6 +93,12 @@ class Family(eqx.Module):
     def statistics(self, row) -> Array:
         """t of one element at unconstrained coordinates (d,)."""
 
+    def expectations(self, coordinates) -> Array | None:
+        """E[t] of each element, (E, T), in the order of `statistics`; `None` where a family has no
+        closed form of them, and terms are summed over nodes.
+        """
+        return None
+
     def somewhere(self, key, spread=1.0) -> Values:
         """Values far apart, anywhere in the support."""
         return self.at(self.free(key, spread))
@@ -89,7 +106,8 @@ class Family(eqx.Module):
 
 def blend(old: Family, new: Family, rate) -> Family:
     """(1 - rate) eta_old + rate eta_new: a natural-gradient step (Hoffman et al. 2013, eq. 26)."""
-    return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old, new)
+    mixed = jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, old.eta(), new.eta())
+    return old.at_eta(mixed)
 
 
 def symmetric(x: Array) -> Array:
@@ -97,6 +115,13 @@ def symmetric(x: Array) -> Array:
     return 0.5 * (x + jnp.swapaxes(x, -1, -2))
 
 
-def tiled(x: Array, num: int) -> Array:
-    """(num, ...) copies."""
-    return jnp.broadcast_to(x, (num, *x.shape))
+def lower(A: Array) -> Array:
+    """The lower triangles of matrices, row by row, as the last axis."""
+    i, j = jnp.tril_indices(A.shape[-1])
+    return A[..., i, j]
+
+
+def by_element(batch: tuple[int, ...], *parts: Array) -> Array:
+    """(E, T) of parts (*batch, T_i), one after another."""
+    num = math.prod(batch)
+    return jnp.concatenate([x.reshape(num, -1) for x in parts], 1)

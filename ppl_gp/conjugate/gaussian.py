@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, Values, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, Values, by_element, lower, symmetric
 from ppl_gp.numerics.roots import inverse, log_det, root
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -101,6 +101,20 @@ class Gaussian(Family):
     def statistics(self, row):
         """(z, z z')."""
         return jnp.concatenate([row, jnp.outer(row, row)[jnp.tril_indices(len(row))]])
+
+    def expectations(self, coordinates):
+        """(m, S + m m')."""
+        mean, covariance = coordinates
+        square = covariance + mean[..., :, None] * mean[..., None, :]
+        return by_element(self.batch, mean, lower(square))
+
+    def whole(self) -> "Gaussian":
+        """The same q of one site as one Gaussian of all elements' values. O((E D)^2) memory."""
+        P = self.precision.reshape(-1, self.size, self.size)
+        blocks = jnp.einsum("eij,ef->eifj", P, jnp.eye(len(P), dtype=P.dtype))
+        n = len(P) * self.size
+        shapes = ((*self.batch, *self.shapes[0]),)
+        return Gaussian(self.sites, (), shapes, self.linear.reshape(n), blocks.reshape(n, n))
 
     def apart(self, z: Array) -> Values:
         """{site: value} of (..., batch, D)."""

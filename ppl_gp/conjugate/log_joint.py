@@ -18,6 +18,9 @@ LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 class LogJoint(NamedTuple):
     """`latents`: what is inferred. `terms`: the sites that have a density: latents and
     observations. `bounded`: logistic ones that the local bound stands for.
+
+    `weights`: how often each row counts, (B,), where not once. `axes`: (site, axis of the rows in
+    its batch shape, negative) of terms that have one.
     """
 
     model: Any
@@ -26,14 +29,27 @@ class LogJoint(NamedTuple):
     latents: tuple[str, ...]
     terms: tuple[str, ...]
     bounded: tuple[str, ...] = ()
+    weights: Any = None
+    axes: tuple[tuple[str, int], ...] = ()
 
     def trace(self, values: Values) -> dict:
         """One run of the model."""
         return bare_trace(self.model, self.args, self.kwargs, values, values)
 
     def term(self, name: str, values: Values) -> Array:
-        """log p of a site given all latents, of its batch shape, nats."""
-        return scored(self.trace(values)[name])
+        """log p of a site given all latents, of its batch shape, nats; rows by their weights."""
+        return self._weighed(name, scored(self.trace(values)[name]))
+
+    def logistic(self, name: str, values: Values) -> "Logistic":
+        """A bounded site's logits, rows by their weights."""
+        form = logistic(self.trace(values)[name])
+        return form._replace(weight=self._weighed(name, form.weight))
+
+    def _weighed(self, name: str, x: Array) -> Array:
+        axis = dict(self.axes).get(name)
+        if self.weights is None or axis is None:
+            return x
+        return self.weights.reshape(-1, *(1 for _ in range(-axis - 1))) * x
 
     def sums(self, names: tuple[str, ...], values: Values) -> Array:
         """(terms,): each summed; of bounded ones the quadratic in the logits that takes their

@@ -10,7 +10,7 @@ from jax import random
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, by_element, lower, symmetric
 from ppl_gp.conjugate.gaussian import LOG_2PI
 from ppl_gp.conjugate.positive import two_factors
 from ppl_gp.conjugate.wishart import (
@@ -52,9 +52,17 @@ class NormalGamma(Family):
     def nodes(self, coordinates):
         """4 D."""
         mean_w, log_w, mean, C = coordinates
+        return self._nodes(two_factors(jnp.log(mean_w) - log_w), mean_w, mean, C)
+
+    def nodes_at(self, factors) -> Nodes:
+        """4 D, at w of these factors of its mean, which are one on average."""
+        mean_w, _, mean, C = self.coordinates()
+        return self._nodes(factors, mean_w, mean, C)
+
+    def _nodes(self, factors, mean_w, mean, C):
         columns = jnp.moveaxis(root(C), -1, 0) * math.sqrt(self.size)
         m, w = [], []
-        for factor in two_factors(jnp.log(mean_w) - log_w):
+        for factor in factors:
             one = factor * mean_w
             away = columns / jnp.sqrt(one)[..., None]
             m += [mean + away, mean - away]
@@ -75,6 +83,19 @@ class NormalGamma(Family):
         shape = by_log + 1.0 - 0.5 * self.size
         # rate b and mean c: -b - c' P c / 2 is the coefficient of w; linear stays P c
         return NormalGamma(self.sites, self.batch, self.tail, shape, -by_w - half, linear, P)
+
+    def eta(self):
+        """(shape, rate + mean' P mean / 2, P mean, P): minus the coefficient of w has the mean's
+        square in it.
+        """
+        half = 0.5 * jnp.einsum("...i,...ij,...j->...", self.linear, inverse(self.P), self.linear)
+        return self.shape, self.rate + half, self.linear, self.P
+
+    def at_eta(self, eta):
+        """By completing the square."""
+        shape, by_w, linear, P = eta
+        half = 0.5 * jnp.einsum("...i,...ij,...j->...", linear, inverse(P), linear)
+        return NormalGamma(self.sites, self.batch, self.tail, shape, by_w - half, linear, P)
 
     def entropy(self):
         """H[w] + E[H[m | w]]."""
@@ -127,6 +148,14 @@ class NormalGamma(Family):
         m = free[:, 1:].reshape(*self.batch, *self.tail)
         return {self.sites[0]: m, self.sites[1]: jnp.exp(free[:, 0]).reshape(self.batch)}
 
+    def expectations(self, coordinates):
+        """E[w m m'] = E[w] mean mean' + P^-1."""
+        mean_w, log_w, mean, C = coordinates
+        moved = mean_w[..., None] * mean
+        square = C + moved[..., :, None] * mean[..., None, :]
+        own = jnp.stack([mean_w, log_w], -1)
+        return by_element(self.batch, own, moved, lower(square))
+
     def statistics(self, row):
         """(w, log w, w m, w m m')."""
         w, m = jnp.exp(row[0]), row[1:]
@@ -162,10 +191,18 @@ class NormalWishart(Family):
     def nodes(self, coordinates):
         """4 D."""
         mean_W, log_W, mean, c = coordinates
+        return self._nodes(two_factors((log_det(mean_W) - log_W) / self.size), mean_W, mean, c)
+
+    def nodes_at(self, factors) -> Nodes:
+        """4 D, at W of these factors of its mean, which are one on average."""
+        mean_W, _, mean, c = self.coordinates()
+        return self._nodes(factors, mean_W, mean, c)
+
+    def _nodes(self, factors, mean_W, mean, c):
         m, W = [], []
         spread = root(inverse(mean_W) * (self.size * c)[..., None, None])
         columns = jnp.moveaxis(spread, -1, 0)
-        for factor in two_factors((log_det(mean_W) - log_W) / self.size):
+        for factor in factors:
             away = columns / jnp.sqrt(factor)[..., None]
             m += [mean + away, mean - away]
             one = factor[..., None, None] * mean_W
@@ -184,9 +221,18 @@ class NormalWishart(Family):
         outer = linear[..., :, None] * mean[..., None, :]
         square = mean[..., :, None] * mean[..., None, :]
         coefficient = by_W - outer + 0.5 * strength[..., None, None] * square
-        half = linear[..., :, None] * linear[..., None, :] / strength[..., None, None]
-        rate = -2.0 * symmetric(coefficient) - half
+        rate = -2.0 * symmetric(coefficient) - _square(linear, strength)
         df = 2.0 * by_log + self.size
+        return NormalWishart(self.sites, self.batch, df, rate, strength, linear)
+
+    def eta(self):
+        """(df, rate + strength mean mean', strength, strength mean)."""
+        return self.df, self.rate + _square(self.linear, self.strength), self.strength, self.linear
+
+    def at_eta(self, eta):
+        """By completing the square."""
+        df, by_W, strength, linear = eta
+        rate = by_W - _square(linear, strength)
         return NormalWishart(self.sites, self.batch, df, rate, strength, linear)
 
     def entropy(self):
@@ -238,6 +284,14 @@ class NormalWishart(Family):
         m = free[:, -D:].reshape(*self.batch, D)
         return {self.sites[0]: m, self.sites[1]: W.reshape(*self.batch, D, D)}
 
+    def expectations(self, coordinates):
+        """E[m' W m] = mean' E[W] mean + D / strength."""
+        mean_W, log_W, mean, c = coordinates
+        moved = jnp.einsum("...ij,...j->...i", mean_W, mean)
+        square = jnp.sum(mean * moved, -1) + self.size * c
+        rest = jnp.stack([log_W, square], -1)
+        return by_element(self.batch, lower(mean_W), moved, rest)
+
     def statistics(self, row):
         """(W, log|W|, W m, m' W m)."""
         D = self.size
@@ -245,3 +299,8 @@ class NormalWishart(Family):
         log_det_W = 2.0 * jnp.sum(row[:D])
         moved = W @ m
         return jnp.concatenate([W[jnp.tril_indices(D)], moved, jnp.stack([log_det_W, m @ moved])])
+
+
+def _square(linear, strength):
+    """strength mean mean'."""
+    return linear[..., :, None] * linear[..., None, :] / strength[..., None, None]

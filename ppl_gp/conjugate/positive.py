@@ -7,7 +7,7 @@ from jax import random
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes
+from ppl_gp.conjugate.family import Family, Nodes, Values
 
 
 def two_factors(gap: Array) -> tuple[Array, Array]:
@@ -40,7 +40,7 @@ class Gamma(Family):
         """Two."""
         mean, log_mean = coordinates
         w = jnp.stack([mean * c for c in two_factors(jnp.log(mean) - log_mean)])
-        return Nodes({self.sites[0]: self._own(w)}, jnp.full(2, 0.5, w.dtype))
+        return Nodes(self.of(w), jnp.full(2, 0.5, w.dtype))
 
     def natural(self, coordinates, gradient):
         """log q = (shape - 1) log w - rate w + const; of x = 1 / w, dx = w^-2 dw."""
@@ -62,7 +62,7 @@ class Gamma(Family):
     def draw(self, key, num):
         """Independent."""
         w = random.gamma(key, self.shape, (num, *self.batch)) / self.rate
-        return {self.sites[0]: self._own(w)}
+        return self.of(w)
 
     def free(self, key, spread):
         """log w, about the mean."""
@@ -71,14 +71,20 @@ class Gamma(Family):
 
     def at(self, free):
         """The site's values."""
-        return {self.sites[0]: self._own(jnp.exp(free).reshape(self.batch))}
+        return self.of(jnp.exp(free).reshape(self.batch))
 
     def statistics(self, row):
         """(w, log w)."""
         return jnp.concatenate([jnp.exp(row), row])
 
-    def _own(self, w):
-        return 1.0 / w if self.inverted else w
+    def expectations(self, coordinates):
+        """(E[w], E[log w])."""
+        mean, log_mean = coordinates
+        return jnp.stack([mean.reshape(-1), log_mean.reshape(-1)], 1)
+
+    def of(self, w) -> Values:
+        """The site's values at values of w."""
+        return {self.sites[0]: 1.0 / w if self.inverted else w}
 
 
 def gamma(sites, batch, mean, inverted: bool = False) -> Gamma:

@@ -9,7 +9,7 @@ from jax.nn import log_softmax, logsumexp
 from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes
+from ppl_gp.conjugate.family import Family, Nodes, Values
 
 _LARGEST = 200.0  # of a node's log probability: far from what float64 rounds to zero
 _STEPS = 60  # Newton steps from the right of a convex function: the last dozen change rounding
@@ -42,7 +42,7 @@ class Dirichlet(Family):
     def nodes(self, coordinates):
         """Three; of one category, which is sure, one."""
         if self.size == 1:
-            return Nodes(self._own(jnp.exp(coordinates)[None]), jnp.ones(1))
+            return Nodes(self.of(jnp.exp(coordinates)[None]), jnp.ones(1))
         centre = -jnp.log(jnp.asarray(float(self.size), coordinates.dtype))
         far = jnp.max(jnp.abs(lax.stop_gradient(coordinates)))
         M = jnp.maximum(1.0, far / _LARGEST)
@@ -52,7 +52,7 @@ class Dirichlet(Family):
         log_p = jnp.stack(
             [log_softmax(inner + step), log_softmax(inner - step), jnp.full_like(inner, centre)]
         )
-        return Nodes(self._own(jnp.exp(log_p)), jnp.stack([0.5 * M, 0.5 * M, 1.0 - M]))
+        return Nodes(self.of(jnp.exp(log_p)), jnp.stack([0.5 * M, 0.5 * M, 1.0 - M]))
 
     def natural(self, coordinates, gradient):
         """log q = sum (alpha - 1) log p + const."""
@@ -75,7 +75,7 @@ class Dirichlet(Family):
     def draw(self, key, num):
         """Independent, in logarithms first: a small alpha has draws below the smallest number."""
         w = random.loggamma(key, self.alpha, (num, *self.alpha.shape))
-        return self._own(jnp.exp(log_softmax(w)))
+        return self.of(jnp.exp(log_softmax(w)))
 
     def free(self, key, spread):
         """Logits."""
@@ -83,13 +83,18 @@ class Dirichlet(Family):
 
     def at(self, free):
         """The site's values."""
-        return self._own(jax.nn.softmax(free).reshape(*self.batch, self.size))
+        return self.of(jax.nn.softmax(free).reshape(*self.batch, self.size))
 
     def statistics(self, row):
         """log p."""
         return log_softmax(row)
 
-    def _own(self, p):
+    def expectations(self, coordinates):
+        """E[log p]."""
+        return coordinates.reshape(-1, self.size)
+
+    def of(self, p) -> Values:
+        """The site's values at probabilities p."""
         return {self.sites[0]: p[..., 0] if self.is_beta else p}
 
 

@@ -10,7 +10,7 @@ from jax import random
 from jax.scipy.special import digamma, multigammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.family import Family, Nodes, symmetric
+from ppl_gp.conjugate.family import Family, Nodes, Values, by_element, lower, symmetric
 from ppl_gp.conjugate.positive import two_factors
 from ppl_gp.numerics.roots import inverse, log_det, root
 
@@ -91,7 +91,7 @@ class Wishart(Family):
         mean, log_mean = coordinates
         factors = two_factors((log_det(mean) - log_mean) / self.size)
         W = jnp.stack([c[..., None, None] * mean for c in factors])
-        return Nodes({self.sites[0]: self._own(W)}, jnp.full(2, 0.5, W.dtype))
+        return Nodes(self.of(W), jnp.full(2, 0.5, W.dtype))
 
     def natural(self, coordinates, gradient):
         """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; of W^-1, the volume is
@@ -109,7 +109,7 @@ class Wishart(Family):
 
     def log_prob(self, values):
         """Of the site."""
-        W = self._own(values[self.sites[0]])
+        W = self.of(values[self.sites[0]])[self.sites[0]]
         volume = (self.size + 1.0) * log_det(W) if self.inverted else 0.0
         return jnp.sum(wishart_log_prob(W, self.df, self.rate) + volume)
 
@@ -125,7 +125,7 @@ class Wishart(Family):
     def draw(self, key, num):
         """Independent."""
         W = dist.Wishart(self.df, rate_matrix=self.rate).sample(key, (num,))
-        return {self.sites[0]: self._own(W)}
+        return self.of(W)
 
     def free(self, key, spread):
         """Roots about the mean's; matrices of large condition would show rounding alone."""
@@ -134,15 +134,21 @@ class Wishart(Family):
     def at(self, free):
         """The site's values."""
         W = jax.vmap(lambda row: from_triangle(row, self.size))(free)
-        return {self.sites[0]: self._own(W.reshape(*self.batch, self.size, self.size))}
+        return self.of(W.reshape(*self.batch, self.size, self.size))
 
     def statistics(self, row):
         """(W, log|W|)."""
         W = from_triangle(row, self.size)
         return jnp.append(W[jnp.tril_indices(self.size)], 2.0 * jnp.sum(row[: self.size]))
 
-    def _own(self, W):
-        return inverse(W) if self.inverted else W
+    def expectations(self, coordinates):
+        """(E[W], E log|W|)."""
+        mean, log_mean = coordinates
+        return by_element(self.batch, lower(mean), log_mean[..., None])
+
+    def of(self, W) -> Values:
+        """The site's values at values of W."""
+        return {self.sites[0]: inverse(W) if self.inverted else W}
 
 
 def wishart(sites, batch, mean, inverted: bool = False) -> Wishart:

@@ -1,7 +1,7 @@
 """`MeanField`: variational message passing on a declared model, by coordinate ascent."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,21 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
+from ppl_gp.conjugate.forms import with_forms
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.start import start
 from ppl_gp.conjugate.structure import Structure, find_structure
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
-from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.mean_field_parts import caution_of, draws_of, log_joint_of, start_of
 from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.kept import FromDraws
-from ppl_gp.model.roles import is_missing_part, require_no_subsampling, roles
-from ppl_gp.model.tracing import bare_trace
+from ppl_gp.infer.sources import Stream
+from ppl_gp.infer.stochastic.fit import fit_by_steps
+from ppl_gp.model.roles import require_no_subsampling
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.sparse.svgp import Checkpoint
 
 CHUNK = 10  # sweeps between two looks at Ctrl-C
 
@@ -49,11 +50,22 @@ class MeanField:
       `stats["restart_bounds"]` has all.
     - `bounds`: Bernoulli and binomial sites with logits affine in Gaussian sites take the local
       bound of Jaakkola and Jordan, `stats["local_bounds"]` says which.
-    - `tol`: nats that a sweep must gain to go on; `max_steps`: sweeps. `num_draws`: of q, kept for
-      predictions.
+    - `tol`: nats that a sweep must gain to go on; `max_steps`: sweeps, or steps on batches.
+      `num_draws`: of q, kept for predictions.
+    - `batch_size`: rows a step, of arrays in memory or memory maps; a `Stream` has batches of its
+      own. Stochastic variational inference (Hoffman et al. 2013): the factors of a batch's rows are
+      brought to their optimum, then each other block goes a step rho from its natural parameters
+      towards its maximum, rows counted N / B times. `natural_rate`: rho, a number in (0, 1] or a
+      function of the step; `None`: (t + delay)^-forgetting at step t = 1, 2, ... `checkpoint`: a
+      `Checkpoint`. Rows must be independent given the sites that stand in none of them, which is
+      checked on the first batch.
 
-    `log_evidence` is the bound, nats, exact in every constant; `fit.sites` are NumPyro
-    distributions, `fit.factors` the blocks. Results: converged; max_steps; nonfinite; interrupted.
+    `log_evidence` is the bound, nats, exact in every constant, of steps on batches too: all data
+    are read once at their end (`None` for a stream that cannot be read again). Then
+    `stats["bounds"]` has each batch's estimate of it, and `fit.sites` the factors of all rows, of a
+    stream those of its first batch. `fit.sites` are NumPyro distributions, `fit.factors` the
+    blocks. Results: converged; max_steps; nonfinite; interrupted; of steps on batches completed
+    (all made), stream_ended, nonfinite, interrupted.
     A bound has several maxima where labels can be exchanged (`fit.symmetries`), and others: take
     restarts. `fit.log_density` integrates q exactly where its blocks stand apart in a row's
     density, and else takes draws. A sweep costs, for each block, a gradient of the densities it
@@ -74,10 +86,17 @@ class MeanField:
     tol: float = 1e-11
     max_steps: int = 1000
     num_draws: int = 1000
+    batch_size: int | None = None
+    natural_rate: float | Callable | None = None
+    delay: float = 1.0
+    forgetting: float = 0.7
+    checkpoint: Checkpoint | None = None
 
     def __post_init__(self):
-        for name in ("restarts", "max_steps", "num_draws"):
+        for name in ("restarts", "max_steps", "num_draws", "batch_size"):
             value = getattr(self, name)
+            if name == "batch_size" and value is None:
+                continue
             if not isinstance(value, int | np.integer) or value < 1:
                 raise DataError(f"MeanField({name}={value!r}): give a whole number of at least 1.")
         if not self.tol > 0:
@@ -89,6 +108,29 @@ class MeanField:
             )
         if self.init is not None and not isinstance(self.init, dict):
             raise DataError(f"MeanField(init={self.init!r}): give {{site: value}}.")
+        if not (self.delay >= 0.0 and 0.5 < self.forgetting <= 1.0):
+            raise DataError(
+                f"MeanField(delay={self.delay!r}, forgetting={self.forgetting!r}): the steps (t + "
+                "delay)^-forgetting settle for a delay of at least 0 and a forgetting in (0.5, 1]."
+            )
+        rate = self.natural_rate
+        if not (rate is None or callable(rate) or 0.0 < rate <= 1.0):
+            raise DataError(
+                f"MeanField(natural_rate={rate!r}): give a number in (0, 1], or a function of the "
+                "step."
+            )
+
+    def rate(self, step: int) -> float:
+        """rho of a step, counted from 0. `DataError` where a schedule leaves (0, 1]."""
+        given = self.natural_rate
+        if given is None:
+            return (step + 1.0 + self.delay) ** -self.forgetting
+        rate = float(given(step) if callable(given) else given)
+        if not 0.0 < rate <= 1.0:
+            raise DataError(
+                f"MeanField(natural_rate=...) is {rate} at step {step}; it has to be in (0, 1]."
+            )
+        return rate
 
 
 @run_method.register
@@ -98,12 +140,15 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
             "MeanField() proves conjugacy to rounding, which float32 has too much of: switch "
             'float64 on, jax.config.update("jax_enable_x64", True).'
         )
+    if method.batch_size is not None or (args and isinstance(args[0], Stream)):
+        return fit_by_steps(method, model, rng_key, args, kwargs, progress)
     trace = first_trace(model, args, kwargs)
     require_no_subsampling(trace, "MeanField()")
-    joint = _log_joint(model, trace, args, kwargs)
+    joint = log_joint_of(model, trace, args, kwargs)
     structure = find_structure(joint, trace, method.factors, method.bounds)
+    structure = with_forms(structure, trace)
     keys = random.split(rng_key, method.restarts + 1)
-    starts = [_start(method, structure, trace, key) for key in keys[1:]]
+    starts = [start_of(method.init, structure, trace, key) for key in keys[1:]]
     stages = _stages(structure, starts, method)
     (state, bounds), stopped = interruptible(stages, "MeanField", method.max_steps, progress)
     best = int(np.argmax(np.where(np.isnan(state.bound), -np.inf, np.asarray(state.bound))))
@@ -115,17 +160,13 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
         "local_bounds": list(structure.joint.bounded),
     }
     value = float(state.bound[best])
-    if not np.isfinite(value) and (improper := _improper(q)):
-        stats["caution"] = (
-            f"q of {improper} is no distribution, as where the data do not make up for an improper "
-            "prior; give these sites a proper one"
-        )
+    stats |= {} if np.isfinite(value) else caution_of(q)
     return Fit(
         model=model,
         method=method,
         args=args,
         kwargs=kwargs,
-        draws=_draws(q, trace, keys[0], method.num_draws),
+        draws=draws_of(q, trace, keys[0], method.num_draws),
         log_evidence=value,
         result=_result(value, bool(is_open(state, method.tol)[best]), stopped),
         stats=stats,
@@ -138,43 +179,10 @@ def is_conjugate(model, trace: dict, args, kwargs) -> bool:
     """Whether `MeanField()` fits a model; its proof is run, some seconds of compiling."""
     try:
         require_no_subsampling(trace, "MeanField()")
-        find_structure(_log_joint(model, trace, args, kwargs), trace, None, True)
+        find_structure(log_joint_of(model, trace, args, kwargs), trace, None, True)
     except ModelError:
         return False
     return jnp.result_type(float) == jnp.float64
-
-
-def _log_joint(model, trace: dict, args, kwargs) -> LogJoint:
-    found = roles(trace)
-    if found.params:
-        raise ModelError(
-            f"site '{found.params[0]}' is a numpyro.param, which has no distribution: MeanField() "
-            "would leave it at its initial value. Declare it by numpyro.sample, with a prior."
-        )
-    if state := [k for k, s in trace.items() if s["type"] == "mutable"]:
-        raise ModelError(f"MeanField() cannot follow the state of numpyro.mutable sites {state}.")
-    latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
-    if not latents:
-        raise ModelError("MeanField(): nothing in the model is random but the observations.")
-    if empty := [k for k in latents if 0 in trace[k]["fn"].shape()]:
-        raise ModelError(f"MeanField(): sites {empty} have no elements (a plate of size zero).")
-    terms = tuple(
-        k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
-    )
-    return LogJoint(model, args, kwargs, latents, terms)
-
-
-def _start(method: MeanField, structure: Structure, trace: dict, key):
-    """Of one restart: latents drawn by its key."""
-    seed = int(np.asarray(random.key_data(key)).ravel()[-1])
-    joint = structure.joint
-    drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
-    with_values = {
-        k: {**s, "value": drawn[k]["value"]} if k in joint.latents else s
-        for k, s in trace.items()
-        if k in drawn
-    }
-    return start(structure, with_values, method.init or {}, np.random.default_rng(seed))
 
 
 def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
@@ -200,22 +208,6 @@ def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
     # over starts, can wait for each other for ever (`numerics.lapack`).
     return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
-
-
-def _improper(q) -> list[str]:
-    """Sites of blocks whose moments are no numbers."""
-    moments = [jax.tree.leaves(f.coordinates()) for f in q]
-    finite = [all(bool(jnp.all(jnp.isfinite(x))) for x in m) for m in moments]
-    return [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]
-
-
-def _draws(q, trace: dict, key, num: int) -> Draws:
-    values = {}
-    for family, k in zip(q, random.split(key, len(q)), strict=True):
-        values |= family.draw(k, num)
-    gps = roles(trace).gps
-    known = {k: x for k, x in values.items() if k not in gps}
-    return Draws.equal(known, {k: FromDraws(values[k]) for k in gps})
 
 
 def _result(bound: float, still_open: bool, stopped: bool) -> Result:

@@ -39,43 +39,49 @@ from ppl_gp.wrappers import bare
 _LITTLE = 5000  # draws x rows, of 96 nodes each, that take less time than it takes to compile well
 
 
-def predictive(case: Case, integration: Integration, link_approximation: str | None):
+def predictive(
+    case: Case, integration: Integration, link_approximation: str | None, judged: bool = False
+):
     """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard
     error of the mean of y}).
 
     Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies
-    below it.
+    below it; `judged`: of all, the draws of the posterior, which are independent, included.
     """
     entries = entries_of(case) if integration is Integration.functions else {}
     drawn = tuple(k for k, v in entries.items() if v.functions is None)
     little = integration is Integration.quadrature and case.draws.num * case.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full
-    return compiled(case, integration, link_approximation, tuple(entries.items()), drawn)
+    return compiled(case, integration, link_approximation, tuple(entries.items()), drawn, judged)
 
 
 @quick_jit
-def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn):
-    num = case.draws.effective * repeats(case, MIN_DRAWS)
+def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn, judged):
+    # what is drawn several times for a draw of the posterior counts as often as that, at the least
+    num = case.draws.effective * (1 if judged else repeats(case, MIN_DRAWS))
+
+    def judge(predicted):  # what is exact given a draw
+        return _with_mean(case, predicted) if judged else (*predicted, {})
+
     if integration is Integration.given:
-        f, y, log_probs = case.mixture(
-            lambda draw: _predict_given_draw(case, case.trace(draw, {}), {})
+        f, y, log_probs, between = case.mixture(
+            lambda draw: judge(_predict_given_draw(case, case.trace(draw, {}), {}))
         )
-        between = {}
     elif integration is Integration.quadrature:
-        f, y, log_probs = case.mixture(
-            lambda draw: _predict_by_quadrature(case, draw, link_approximation)
+        f, y, log_probs, between = case.mixture(
+            lambda draw: judge(_predict_by_quadrature(case, draw, link_approximation))
         )
-        between = {}
     elif integration is Integration.functions:
 
         def component(draw):
             f = all_marginals(case, draw)
             effort = effort_of(case, MIN_DRAWS)
-            return {k: plain(v) for k, v in f.items()}, *outcomes_over(
+            y, log_probs = outcomes_over(
                 case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort
             )
+            return judge(({k: plain(v) for k, v in f.items()}, y, log_probs))
 
-        f, y, log_probs = case.mixture(component)
+        f, y, log_probs, exact = case.mixture(component)
         between = {}
         if drawn:
             given_draw = lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f))  # noqa: E731
@@ -83,6 +89,7 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
             between = {k: between[k] for k in drawn if k in between}
             y |= {k: more[k] for k in drawn if k in more}
             log_probs |= {k: more_probs[k] for k in drawn if k in more_probs}
+        between = {**exact, **between}
     elif integration is Integration.layers and case.site is not None:
 
         def given_below(trace, f):
@@ -102,7 +109,7 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
         )
     missing = {site.label: None for site in case.layout.sites}
     moments = {
-        s.label: _outcome_moments(s.support, log_probs[s.label])
+        s.label: outcome_moments(s.support, log_probs[s.label])
         for s in case.layout.sites
         if s.label in log_probs
     }
@@ -117,7 +124,7 @@ def _with_mean(case: Case, predicted):
     f, y, log_probs = predicted
     supports = {s.label: s.support for s in case.layout.sites}
     means = {k: v.mean for k, v in y.items()} | {
-        k: _outcome_moments(supports[k], v).mean for k, v in log_probs.items()
+        k: outcome_moments(supports[k], v).mean for k, v in log_probs.items()
     }
     return f, y, log_probs, {k: Moments(m, jnp.zeros_like(m)) for k, m in means.items()}
 
@@ -160,7 +167,7 @@ def _predict_given_draw(case: Case, trace, f):
     return f, y, log_probs
 
 
-def _outcome_moments(support, log_probs) -> Moments:
+def outcome_moments(support, log_probs) -> Moments:
     """Of an outcome as a number; the variance about the mean, with p(y = k) along the first
     axis.
     """

@@ -31,16 +31,25 @@ def combinations(case: Case, observations: dict) -> np.ndarray | None:
     """(K, sites) labels of the latents, `case.layout.local_latents` in order, where they can be
     summed.
     """
-    names = case.layout.local_latents
-    if case.draws.kept or case.local or not names:
+    if case.draws.kept or case.local or not case.layout.local_latents:
         return None
-    first = case.draws.at(0)
-    sites = [run(case.model, case.new_args, case.new_kwargs, first.hyper)[k] for k in names]
-    supports = [_support(s, case.layout.num) for s in sites]
+    found = all_labels(case)
+    if found is None or not bool(_apart(case, case.draws.at(0), observations, found)):
+        return None
+    return found
+
+
+def all_labels(case: Case) -> np.ndarray | None:
+    """(K, sites) labels of the rows' latents, (1, 0) where there are none; `None` where some latent
+    has no short list of categories.
+    """
+    names, hyper = case.layout.local_latents, case.draws.at(0).hyper
+    trace = run(case.model, case.new_args, case.new_kwargs, hyper) if names else {}
+    supports = [_support(trace[k], case.layout.num) for k in names]
     if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
         return None
-    found = np.array(list(itertools.product(*supports)), int)  # pyright: ignore[reportArgumentType]
-    return found if bool(_apart(case, first, observations, found)) else None
+    found = list(itertools.product(*supports))  # pyright: ignore[reportArgumentType]
+    return np.array(found, int).reshape(len(found), len(names))
 
 
 def _support(site: dict, num: int) -> list[int] | None:

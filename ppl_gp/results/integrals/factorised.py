@@ -85,8 +85,8 @@ def _stand_apart(case: Case, blocks, labels) -> bool:
 
 @full_jit
 def _integrated(case: Case, blocks: tuple[Family, ...], labels):
-    around = [_centre(blocks)]
-    around += [_somewhere(blocks, key) for key in random.split(random.key(0), _SURROUNDINGS)]
+    around = [centre_of(blocks)]
+    around += [anywhere(blocks, key) for key in random.split(random.key(0), _SURROUNDINGS)]
 
     def of_row(row):
         one = _one_row(case, row)
@@ -138,14 +138,16 @@ def _updated(log_p, q: Family, values: Values) -> Family:
     return jax.tree.map(lambda x, a, b: x + (b - a), q, first, second)
 
 
-def _centre(blocks) -> Values:
+def centre_of(blocks) -> Values:
+    """Values of all sites in the middle of q: the first node of each block."""
     found: Values = {}
     for q in blocks:
         found |= {k: x[0] for k, x in q.nodes(q.coordinates()).values.items()}
     return found
 
 
-def _somewhere(blocks, key) -> Values:
+def anywhere(blocks, key) -> Values:
+    """Values of all sites, far apart, anywhere in their supports."""
     found: Values = {}
     for q, k in zip(blocks, random.split(key, len(blocks)), strict=True):
         found |= q.somewhere(k)

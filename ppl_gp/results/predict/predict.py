@@ -22,6 +22,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
+from ppl_gp.results.integrals.factorised_moments import integrated_moments
 from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.integrals.mackay import check_link_approximation
 from ppl_gp.results.integrals.quantiles import quantiles_at
@@ -52,8 +53,8 @@ class Prediction(eqx.Module):
       rows of X_new, whose outcomes are not the same, and for more than 1000 outcomes.
     - `mean_error`: standard error of `mean`, in its shape, where y was averaged over draws of f,
       latents or layers given the hyperparameters; `None` where that average is exact. The error of
-      the posterior's own draws (samplers, `Sample()`, the 1000 that `MeanField()` takes of q) is
-      not in it, nor in `quantiles_error`.
+      the posterior's own draws (samplers, `Sample()`) is not in it, nor in `quantiles_error`. Under
+      `MeanField()` it is `None` where q was integrated exactly, and else has the draws of q in it.
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
@@ -138,7 +139,10 @@ def predict(
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
     check_link_approximation(case, integration, link_approximation)
-    f, y, log_probs, errors = predictive(case, integration, link_approximation)
+    exact = integrated_moments(case, fit.blocks) if fit.blocks else None
+    f, y, log_probs, errors = exact or predictive(
+        case, integration, link_approximation, judged=bool(fit.blocks)
+    )
     found = quantiles_at(case, integration, levels, y, log_probs) if levels else None
     sites = {site.label: site for site in case.layout.sites}
     probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}

@@ -1,0 +1,83 @@
+"""What every fit by mean field needs: the log joint of a model, a start, draws of q."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.log_joint import LogJoint
+from ppl_gp.conjugate.start import start
+from ppl_gp.conjugate.structure import Structure
+from ppl_gp.draws import Draws
+from ppl_gp.errors import ModelError
+from ppl_gp.kept import FromDraws
+from ppl_gp.model.roles import is_missing_part, roles
+from ppl_gp.model.tracing import bare_trace
+
+
+def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
+    """Of all latents and observations of a trace. `ModelError` for params, mutable state, and sites
+    without elements.
+    """
+    found = roles(trace)
+    if found.params:
+        raise ModelError(
+            f"site '{found.params[0]}' is a numpyro.param, which has no distribution: MeanField() "
+            "would leave it at its initial value. Declare it by numpyro.sample, with a prior."
+        )
+    if state := [k for k, s in trace.items() if s["type"] == "mutable"]:
+        raise ModelError(f"MeanField() cannot follow the state of numpyro.mutable sites {state}.")
+    latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
+    if not latents:
+        raise ModelError("MeanField(): nothing in the model is random but the observations.")
+    if empty := [k for k in latents if 0 in trace[k]["fn"].shape()]:
+        raise ModelError(f"MeanField(): sites {empty} have no elements (a plate of size zero).")
+    terms = tuple(
+        k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
+    )
+    return LogJoint(model, args, kwargs, latents, terms)
+
+
+def start_of(init: dict | None, structure: Structure, trace: dict, key) -> list[Family]:
+    """A first q: latents drawn by this key, values of `init` where given."""
+    joint = structure.joint
+    drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
+    with_values = {
+        k: {**s, "value": drawn[k]["value"]} if k in joint.latents else s
+        for k, s in trace.items()
+        if k in drawn
+    }
+    return start(structure, with_values, init or {}, np.random.default_rng(number_of(key)))
+
+
+def number_of(key) -> int:
+    """A seed for what the host draws."""
+    return int(np.asarray(random.key_data(key)).ravel()[-1])
+
+
+def caution_of(q) -> dict[str, str]:
+    """What a bound that is no number comes from, where it is known."""
+    if not (improper := _improper(q)):
+        return {}
+    return {
+        "caution": f"q of {improper} is no distribution, as where the data do not make up for an "
+        "improper prior; give these sites a proper one"
+    }
+
+
+def _improper(q) -> list[str]:
+    """Sites of blocks whose moments are no numbers."""
+    moments = [jax.tree.leaves(f.coordinates()) for f in q]
+    finite = [all(bool(jnp.all(jnp.isfinite(x))) for x in m) for m in moments]
+    return [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]
+
+
+def draws_of(q: list[Family], trace: dict, key, num: int) -> Draws:
+    """Independent draws of q, those of GP sites apart."""
+    values = {}
+    for family, k in zip(q, random.split(key, len(q)), strict=True):
+        values |= family.draw(k, num)
+    gps = roles(trace).gps
+    known = {k: x for k, x in values.items() if k not in gps}
+    return Draws.equal(known, {k: FromDraws(values[k]) for k in gps})

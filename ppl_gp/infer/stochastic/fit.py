@@ -1,0 +1,120 @@
+"""`MeanField(batch_size=...)` and streams: look at a first batch, prove its blocks, run the steps,
+sum the bound over all data, make a `Fit`.
+"""
+
+from typing import Any
+
+import numpy as np
+from jax import random
+
+from ppl_gp.conjugate.stochastic import split
+from ppl_gp.conjugate.structure import find_structure
+from ppl_gp.errors import DataError, Result
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.mean_field_parts import (
+    caution_of,
+    draws_of,
+    log_joint_of,
+    number_of,
+    start_of,
+)
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.stochastic.ends import over_all_data, shared_from
+from ppl_gp.infer.stochastic.problem import Problem, first_rows, require_rows_apart, source_of
+from ppl_gp.infer.stochastic.run import run
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
+from ppl_gp.model.declared import declare
+from ppl_gp.model.roles import require_no_subsampling, roles
+from ppl_gp.quick import FEW_DATA
+from ppl_gp.results.fit import Fit
+
+_MOST_DRAWN = 2 * 10**8  # numbers that draws of the rows' latents may hold
+
+
+def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
+    """The fit by `method`, a `MeanField`. Raises what it raises, and `NotPointwiseError` where rows
+    depend on each other.
+    """
+    _require_one_start(method)
+    keys = random.split(rng_key, 2)
+    source = source_of(model, method.batch_size, args, kwargs, number_of(keys[0]))
+    first = first_rows(source)
+    batch = as_batch(first, keys[0])
+    model = declare(model, batch.args, batch.kwargs)
+    trace = first_trace(model, batch.args, batch.kwargs)
+    require_no_subsampling(trace, "MeanField()")
+    joint = log_joint_of(model, trace, batch.args, batch.kwargs)
+    _require_shared(method, trace)
+    structure = find_structure(joint, trace, method.factors, method.bounds)
+    joint, parts = split(structure, trace)
+    few = (source.batch_size or 0) <= FEW_DATA
+    problem = Problem(joint, parts, source, structure.blocks, few)
+    require_rows_apart(problem, first)
+    _require_room(method, problem)
+    checkpoints = None
+    if method.checkpoint is not None:
+        data = (batch.args, batch.kwargs) if isinstance(source, StreamSource) else (args, kwargs)
+        same = identity(method, model, data, source.num_data, rng_key)
+        checkpoints = Checkpoints(method.checkpoint, same)
+    q = shared_from(problem, first, start_of(method.init, structure, trace, keys[1]))
+    q, bounds, result, message = run(
+        problem, q, method.rate, method.max_steps, checkpoints, progress
+    )
+    q, value = over_all_data(problem, first, q)
+    stats = {
+        "bounds": bounds,
+        "steps": len(bounds),
+        "batch_size": int(source.batch_size or 0),
+        "num_data": source.num_data,
+        "local_bounds": list(joint.bounded),
+    }
+    told = {"bad_batch": message, "checkpoint_error": checkpoints and checkpoints.error}
+    stats |= {k: v for k, v in told.items() if v is not None}
+    if isinstance(source, StreamSource):
+        stats["first_batch_only"] = True  # is kept of the data
+        args, kwargs = batch.args, batch.kwargs
+    if value is not None and not np.isfinite(value):
+        result, stats = Result.nonfinite, stats | caution_of(q)
+    return Fit(
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=draws_of(q, trace, keys[0], method.num_draws),
+        log_evidence=value,
+        result=result,
+        stats=stats,
+        sampled=True,
+        blocks=tuple(q),
+    )
+
+
+def _require_one_start(method: Any) -> None:
+    if method.restarts > 1:
+        raise DataError(
+            f"MeanField(restarts={method.restarts}) climbs from several starts on all data; with "
+            "batches there is one. Fit with several keys, and keep the best log_evidence."
+        )
+
+
+def _require_shared(method: Any, trace: dict) -> None:
+    local = sorted(set(method.init or {}) & set(roles(trace).local_latents))
+    if local:
+        raise DataError(
+            f"MeanField(init=...): {local} stand one a datum, and with batches each begins anew; "
+            "give values of the other sites."
+        )
+
+
+def _require_room(method: Any, problem: Problem) -> None:
+    """Draws of what stands one a datum are kept for all rows of arrays."""
+    if isinstance(problem.source, StreamSource):
+        return
+    rows = len(problem.parts.local) * problem.source.num_data
+    if rows * method.num_draws > _MOST_DRAWN:
+        raise DataError(
+            f"MeanField(num_draws={method.num_draws}) would keep that many draws of {rows} latents "
+            f"of rows; give num_draws of at most {max(1, _MOST_DRAWN // rows)}, or a Stream, which "
+            "keeps those of its first batch."
+        )

@@ -1,0 +1,120 @@
+"""Mean field on batches: what is climbed, where batches come from, and whether rows stand alone."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+from jaxtyping import Array
+
+from ppl_gp.conjugate.conjugacy import somewhere
+from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.log_joint import LogJoint
+from ppl_gp.conjugate.stochastic import Split
+from ppl_gp.errors import DataError, NotPointwiseError
+from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
+from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.quick import quick_jit
+
+Source = ArraySource | StreamSource
+
+
+class Problem(NamedTuple):
+    """What is climbed: the log joint of any batch, its parts, where batches come from, and local
+    factors of a batch's rows to begin each with.
+    """
+
+    joint: LogJoint
+    parts: Split
+    source: Source
+    begin: list[Family]  # all blocks; of those in no row only their places count
+    few: bool  # rows, so that compiling is most of the work
+
+    def at(self, rows: Rows) -> LogJoint:
+        """The log joint of a batch, its rows weighted."""
+        batch = as_batch(rows, random.key(0))
+        return self.joint._replace(args=batch.args, kwargs=batch.kwargs, weights=batch.weights)
+
+    def with_rows(self, q: list[Family]) -> list[Family]:
+        """q with the local factors that a batch begins with."""
+        local = {j for j, _ in self.parts.local}
+        return [self.begin[j] if j in local else q[j] for j in range(len(q))]
+
+    def compiled(self, function: Any) -> Callable:
+        """As it is worth."""
+        return function if self.few else function.full
+
+
+def source_of(model, batch_size: int | None, args, kwargs, seed: int) -> Source:
+    """Batches of a stream, or of arrays. `DataError` where rows cannot be told."""
+    if args and isinstance(args[0], Stream):
+        if len(args) > 1:
+            raise DataError(
+                "a Stream is the only positional argument: its batches hold the model's arguments."
+            )
+        return StreamSource(args[0], model, kwargs)
+    num = num_rows(args)
+    if num is None:
+        raise DataError(
+            f"MeanField(batch_size={batch_size}) needs inputs as the first positional argument: an "
+            "array with one row a datum, or a Stream."
+        )
+    size = cast(int, batch_size)
+    if not model.reading.grows and size < num:
+        raise DataError(
+            f"MeanField(batch_size={size}) needs every array with one entry a datum as an argument "
+            "of the model, which holds arrays of its own (in a closure, a partial or a global); "
+            "pass them, or take all rows, batch_size=None."
+        )
+    axes = model.reading.axes_of(Leaves(model, args, kwargs))
+    return ArraySource(args, kwargs, size, seed, axes=axes)
+
+
+def first_rows(source: Source) -> Rows:
+    """The first batch, which has to be finite."""
+    first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
+    if not is_finite(first):
+        raise DataError(f"{where_not_finite(first, 0, source)}.")
+    return first
+
+
+def require_rows_apart(problem: Problem, first: Rows) -> None:
+    """Raise `NotPointwiseError` where a row's densities depend on which rows its batch holds, or a
+    density of no row on the batch: rows are drawn anew, with repetitions, and have to keep theirs.
+    """
+    joint, num = problem.at(first), len(first.weights)
+    rows = np.random.default_rng(3).integers(0, num, num)
+    values = dict(somewhere(problem.begin, random.key(4)))
+    before = _by_row(joint, values)
+    for j, axis in problem.parts.local:
+        for site in problem.begin[j].sites:
+            values[site] = jnp.take(values[site], rows, axis)
+    args, kwargs = take(first.args, first.kwargs, rows, problem.source.axes)
+    after = _by_row(problem.at(first._replace(args=args, kwargs=kwargs)), values)
+    for name, x in before.items():
+        x = np.asarray(x)[rows] if jnp.ndim(x) else np.asarray(x)
+        scale = max(np.max(np.abs(x), initial=0.0), np.finfo(x.dtype).tiny)
+        if not np.all(np.abs(x - np.asarray(after[name])) <= 1e-8 * scale):
+            raise NotPointwiseError(
+                f"batches would read wrong rows: the density of '{name}' depends on which other "
+                "rows are in a datum's batch. An array that has as many rows as there are data and "
+                "is none of them (a table that is looked up), x[order], or a mean over the rows "
+                "does that. Take all rows, MeanField(batch_size=None), or compute what depends on "
+                "all rows before the fit."
+            )
+
+
+@quick_jit
+def _by_row(joint: LogJoint, values) -> dict[str, Array]:
+    """{term: its log density, (B,) where it has an entry a row}."""
+    plain, axes, found = joint._replace(weights=None), dict(joint.axes), {}
+    for name in joint.terms:
+        x = plain.term(name, values)
+        if name in axes:
+            x = jnp.moveaxis(x, axes[name], 0)
+            x = jnp.sum(x.reshape(len(x), -1), 1)
+        found[name] = x if name in axes else jnp.sum(x)
+    return found
