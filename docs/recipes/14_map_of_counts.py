@@ -45,7 +45,7 @@ panels = {
     "expected everywhere": found.mean,
     "truth": np.exp(truth),
 }
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(11, 4.0), sharey=True, layout="constrained")
 for ax, (title, rate) in zip(axes, panels.items(), strict=True):
     image = ax.imshow(np.asarray(rate).reshape(14, 14), origin="lower", vmin=0.0, vmax=1.0)
     ax.set(title=title, xlabel="east")

@@ -46,10 +46,8 @@ x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
 plt.plot(x, y, ".", c="0.8", ms=2, label="data")
 plt.fill_between(new, *found.quantiles, alpha=0.2, label="90 % of new observations")
 plt.plot(new, found.f_mean, label="mean of f")
-plt.gca().set(
-    title="Fifteen files, read ten times: 90 % of new observations", xlabel="x", ylabel="y"
-)
-plt.legend()
+plt.gca().set(title="Fifteen files, read ten times", xlabel="x", ylabel="y", ylim=(-2.0, 2.6))
+plt.legend(loc="upper center", ncols=3)
 
 # %%
 whole = pg.fit(curve, pg.Laplace(), 0, x, y=y)  # exact: the noise is Gaussian

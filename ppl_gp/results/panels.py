@@ -58,18 +58,18 @@ def _require_rows(name: str, mean, num: int) -> None:
         )
 
 
-def draw_band(ax, x, mean, ends, color="black", label="mean"):
+def draw_band(ax, x, mean, ends, color="black", dashes="-", label="mean"):
     """A line and its band. x (M,), mean (M,), ends (2, M)."""
-    ax.plot(x, mean, color=color, label=label)
+    ax.plot(x, mean, dashes, color=color, label=label)
     told = "95 % interval" if label == "mean" else None
     ax.fill_between(x, *ends, color=color, alpha=0.15, linewidth=0, label=told)
 
 
-def draw_bars(ax, x, mean, ends, color="black", label="mean"):
+def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
     """A point and a bar at each of a few values, x (M,), mean (M,), ends (2, M)."""
     bars = np.abs(np.stack([mean - ends[0], ends[1] - mean]))
     told = "mean, 95 % interval" if label == "mean" else label
-    ax.errorbar(x, mean, bars, fmt="o", color=color, capsize=3, label=told)
+    ax.errorbar(x, mean, bars, fmt=marker, color=color, capsize=3, label=told)
 
 
 def draw_points(ax, x, y, label="data"):

@@ -24,6 +24,9 @@ from ppl_gp.results.slices import Inputs, Slice, inputs_in_columns, slice_throug
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LINES = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#D55E00", "#0072B2")  # Okabe, Ito
+_DASHES, _MARKS = ("-", "--", ":", "-."), "osD^vP*X"
+
 
 def plot_slice(
     fits: Fit | Mapping[str, Fit],
@@ -70,14 +73,14 @@ def plot_slice(
     )
     x = _in_units(inputs, along, units)
     for name, ax in axes.items():
-        for colour, (label, cut) in zip(_colours(len(slices)), slices.items(), strict=False):
+        for i, (label, cut) in enumerate(slices.items()):
             mean, ends = mean_and_interval(name, fits[name], cut.X, kwargs, observed)
-            draw = draw_band if cut.along.labels is None else draw_bars
-            draw(ax, cut.along.values, mean, ends, colour, label)
+            _draw(ax, cut, mean, ends, label, i, len(slices))
         _data(ax, x, data.y, cut, observed)
         ax.set(title=name, xlabel=cut.along.name, ylabel=what)
         if cut.along.labels is not None:
             ax.set_xticks(cut.along.values, cut.along.labels)
+            ax.set_xlim(-0.6, len(cut.along.labels) - 0.4)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
 
@@ -103,8 +106,14 @@ def _held(slices: Mapping[str, Slice]) -> str:
     return f"\nat {told}" if told else ""
 
 
-def _colours(num: int) -> list[str]:
-    return ["black"] if num == 1 else [f"C{i}" for i in range(num)]
+def _draw(ax, cut: Slice, mean, ends, label: str, i: int, num: int) -> None:
+    """Line i of `num`, told from the others by dashes or marks too; bars stand side by side."""
+    colour = "black" if num == 1 else _LINES[i % len(_LINES)]
+    if cut.along.labels is None:
+        draw_band(ax, cut.along.values, mean, ends, colour, _DASHES[i % len(_DASHES)], label)
+    else:
+        x = cut.along.values + 0.5 * (i - 0.5 * (num - 1)) / num
+        draw_bars(ax, x, mean, ends, colour, _MARKS[i % len(_MARKS)], label)
 
 
 def _in_units(inputs: Inputs, along, units) -> np.ndarray:
