@@ -9,15 +9,16 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
-from ppl_gp.local.factor import Root
+from ppl_gp.local.factor import PredictionRoot, Root
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.predictor_prior import blocks_of, covariance_of, loads_of
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
-from ppl_gp.numerics.linalg import tril_inverse
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
 from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import LowRank
 
@@ -32,7 +33,7 @@ class Posterior(Conditioned):
     """
 
     alpha: Float[Array, "N"]
-    root: Root
+    root: PredictionRoot
 
     def marginals(self, new: GP):
         """(mean, variance), (M,) each; rounding below zero is raised to zero."""
@@ -165,6 +166,13 @@ class OfFunctions(Conditioned):
         if isinstance(self.root, Unknowns):
             return loads_of(new).array().T
         return new.kernel(self.prior.X, new.X)
+
+    def sample(self, key, new, num: int) -> Float[Array, "num R M"]:
+        """Joint draws. O((R M)^3 + num (R M)^2), and what `joint` costs."""
+        mean, covariance = self.joint(new)
+        L, _ = robust_cholesky(covariance, default_jitter(new.variance))
+        white = random.normal(key, (num, mean.size), mean.dtype)
+        return jnp.reshape(mean + white @ L.T, (num, *new.shape()))
 
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:

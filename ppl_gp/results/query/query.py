@@ -156,6 +156,8 @@ class Conditional(eqx.Module):
             # The same number for all rows, each of which is judged alone: its answer may not depend
             # on its companions.
             return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
+        if isinstance(self.kept, FromFunctions):
+            return self.kept.process(self.prior, self.root).sample(key, new, 1)[0]
         unit = default_jitter(new.variance)
 
         def factored(posterior, new):
