@@ -1,0 +1,70 @@
+"""A scale that a MAP search runs after without end is named, with a remedy that helps."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+
+import ppl_gp as pg
+from ppl_gp.infer.hyper.space import Space
+from ppl_gp.infer.hyper.vanishing import vanishing
+
+X = np.linspace(0.0, 6.0, 12)
+
+
+def model(X, y=None):
+    """A prior of the noise whose density has no bound at zero."""
+    noise = numpyro.sample("noise", dist.Gamma(0.5, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.Matern52(1.0, 2.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def hyper():
+    numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.sample("scales", dist.Pareto(2.0, 1.5).expand([2]).to_event(1))
+    numpyro.sample("share", dist.Uniform(0.0, 1.0))
+    numpyro.sample("shift", dist.Normal(0.0, 1.0))
+
+
+SPACE = Space(hyper, ("noise", "scales", "share", "shift"), (), {}, {})
+BEGUN = {"noise": 0.0, "scales": np.zeros(2), "share": 0.0, "shift": 0.0}
+
+
+@pytest.mark.parametrize(
+    "site, end, slope, said",
+    [
+        ("noise", -25.0, 0.5, "'noise' fell from 1 to 1e-11"),
+        ("noise", -25.0, -0.5, None),  # it comes back
+        ("noise", -25.0, 1e-3, None),  # flat
+        ("noise", -3.0, 0.5, None),
+        ("noise", 25.0, -0.5, None),
+        ("scales", np.array([0.0, -9.0]), np.array([0.0, 2.0]), "'scales' fell from 1 to 0.0001"),
+        ("scales", np.array([-9.0, 0.0]), np.array([0.0, 2.0]), None),
+        ("share", -25.0, 0.5, None),  # `at_bound` says so
+        ("shift", -25.0, 0.5, None),
+    ],
+)
+def test_what_fell_and_still_rises_is_named(site, end, slope, said):
+    begun, ended, slopes = (
+        {k: jnp.asarray(v) for k, v in x.items()}
+        for x in (
+            BEGUN,
+            {**BEGUN, site: end},
+            {**{k: 0.0 * v for k, v in BEGUN.items()}, site: slope},
+        )
+    )
+    with handlers.block():
+        found = vanishing(SPACE, begun, ended, slopes)
+    assert found is None if said is None else said in found
+
+
+@pytest.mark.slow
+def test_a_fit_of_data_without_noise_names_it():
+    with pytest.raises(pg.FitError, match="max_steps.*'noise' fell from .* LogNormal") as caught:
+        pg.fit(model, pg.Laplace(), 0, X, y=np.sin(X))
+    assert "'noise'" in caught.value.fit.stats["caution"]
+    proper = handlers.substitute(model, data={"noise": 1e-3})
+    assert pg.fit(proper, pg.Laplace(), 0, X, y=np.sin(X)).result == "converged"
