@@ -141,15 +141,17 @@ class OfFunctions(Conditioned):
         shaped = lambda x: jnp.reshape(x, new.shape())  # noqa: E731
         return new.mean + shaped(centred), jnp.maximum(shaped(variance), 0.0)
 
-    def within(self, new) -> Float[Array, "M R R"]:
-        """The covariances of the functions of each row. O(M N^2 R^3)."""
+    def within(self, new) -> tuple[Array, Array, Array]:
+        """(mean, variance, (R, M) each; the covariances of the functions of each row, (M, R, R)).
+        O(M N^2 R^3).
+        """
         k, like = self._columns(new), blocks_of(new)
         if isinstance(self.root, Unknowns):
             blocks = gram_blocks(self.root.gram.half() @ k, like)
         else:
             seen = gram_blocks(self.root.W @ k, like) * self.root.sign
             blocks = like - seen - product_blocks(k, times(self.root.diagonal, k), like)
-        return jnp.moveaxis(blocks, -1, 0)
+        return *self.marginals(new), jnp.moveaxis(blocks, -1, 0)
 
     def joint(self, new):
         """(mean (R M,), covariance (R M, R M))."""

@@ -38,12 +38,16 @@ class OfSoftmax(Conditioned):
         variance = prior - explained + jnp.sum(G**2, 1)
         return self._mean(new, k), jnp.maximum(variance, 0.0)
 
-    def within(self, new) -> Float[Array, "M R R"]:
-        """The covariances of the functions of each row."""
-        explained, G = self.root.separately(self._columns(new))
+    def within(self, new) -> tuple[Array, Array, Array]:
+        """(mean, variance, (R, M) each; the covariances of the functions of each row, (M, R,
+        R)).
+        """
+        k = self._columns(new)
+        explained, G = self.root.separately(k)
         own = jnp.eye(len(explained), dtype=explained.dtype)[:, :, None] * explained
         blocks = blocks_of(new) - own + jnp.einsum("anm,bnm->abm", G, G)
-        return jnp.moveaxis(blocks, -1, 0)
+        variance = jnp.maximum(jnp.einsum("aam->am", blocks), 0.0)
+        return self._mean(new, k), variance, jnp.moveaxis(blocks, -1, 0)
 
     def joint(self, new):
         """(mean (R M,), covariance (R M, R M))."""

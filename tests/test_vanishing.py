@@ -10,6 +10,7 @@ from numpyro import handlers
 import ppl_gp as pg
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.hyper.vanishing import vanishing
+from ppl_gp.model.declared import declare
 
 X = np.linspace(0.0, 6.0, 12)
 
@@ -22,14 +23,22 @@ def model(X, y=None):
         numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
-def hyper():
-    numpyro.sample("noise", dist.HalfNormal(1.0))
+def hyper(X, y=None):
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     numpyro.sample("scales", dist.Pareto(2.0, 1.5).expand([2]).to_event(1))
     numpyro.sample("share", dist.Uniform(0.0, 1.0))
-    numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + shift, noise), obs=y)
 
 
-SPACE = Space(hyper, ("noise", "scales", "share", "shift"), (), {}, {})
+@pytest.fixture(scope="module")
+def where():
+    args, kwargs = (jnp.asarray(X),), {"y": jnp.asarray(X)}
+    return Space(declare(hyper, args, kwargs), tuple(BEGUN), args, kwargs, {})
+
+
 BEGUN = {"noise": 0.0, "scales": np.zeros(2), "share": 0.0, "shift": 0.0}
 
 
@@ -47,17 +56,11 @@ BEGUN = {"noise": 0.0, "scales": np.zeros(2), "share": 0.0, "shift": 0.0}
         ("shift", -25.0, 0.5, None),
     ],
 )
-def test_what_fell_and_still_rises_is_named(site, end, slope, said):
-    begun, ended, slopes = (
-        {k: jnp.asarray(v) for k, v in x.items()}
-        for x in (
-            BEGUN,
-            {**BEGUN, site: end},
-            {**{k: 0.0 * v for k, v in BEGUN.items()}, site: slope},
-        )
-    )
-    with handlers.block():
-        found = vanishing(SPACE, begun, ended, slopes)
+def test_what_fell_and_still_rises_is_named(where, site, end, slope, said):
+    zero = {k: 0.0 * np.asarray(v) for k, v in BEGUN.items()}
+    points = (BEGUN, {**BEGUN, site: end}, {**zero, site: slope})
+    begun, ended, slopes = ({k: jnp.asarray(v) for k, v in x.items()} for x in points)
+    found = vanishing(where, begun, ended, slopes)
     assert found is None if said is None else said in found
 
 

@@ -140,7 +140,7 @@ class Conditional(eqx.Module):
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
         if isinstance(self.kept, FromFunctions):
             process = self.kept.process(self.prior, self.root)
-            return JointMoments.of(*process.marginals(new), process.within(new))
+            return JointMoments.of(*process.within(new))
         return Moments(
             *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
         )
