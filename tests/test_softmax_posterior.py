@@ -108,6 +108,21 @@ def in_blocks(fit):
     return dataclasses.replace(fit, draws=draws)
 
 
+def asked_of(fit, new, order):
+    """Moments, covariances within rows and jointly of the scores, and of each class's process."""
+    ((site, _),) = fit.latent.items()
+    case = case_at(fit, X_new=new, args=(), kwargs={"order": order})
+    parts = fit.posterior
+
+    @jax.jit
+    def found(new):
+        prior = unwrap(case.trace(fit.draws.at(0), {})[site]["fn"])
+        scores = [getattr(fit.process, ask)(prior) for ask in ("within", "joint", "marginals")]
+        return scores, {k: p.joint(pg.GP(p.prior.kernel, new)) for k, p in parts.items()}
+
+    return found(new)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [(0, 1), (0, 1, 2), (2, 0, 1)], ids=["two", "three", "permuted"])
 def test_a_fit_predicts_as_with_the_blocks_written_out(order):
@@ -117,26 +132,44 @@ def test_a_fit_predicts_as_with_the_blocks_written_out(order):
     given = {"mask": np.arange(9) % 4 != 1, "order": order}
     fit = pg.fit(classes, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y, **given)
     slow = in_blocks(fit)
-    ((site, kept),) = fit.latent.items()
+    (kept,) = fit.latent.values()
     assert type(kept.sites) is MinusRankOne
     assert type(fit.process) is OfSoftmax and type(slow.process) is OfFunctions
-    for new in (X, rng.normal(size=(5, 2)), rng.normal(size=(1, 2))):
-        at = {"order": order}
-        ours, theirs = (f.predict(new, **at) for f in (fit, slow))
-        for name in ("f_mean", "f_variance", "probs"):
-            np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-10)
-        case = case_at(fit, X_new=new, args=(), kwargs=at)
-        prior = unwrap(case.trace(fit.draws.at(0), {})[site]["fn"])
-        for ask in ("within", "joint", "marginals"):
-            a, b = (jax.tree.leaves(getattr(f.process, ask)(prior)) for f in (fit, slow))
-            for one, other in zip(a, b, strict=True):
-                np.testing.assert_allclose(one, other, atol=1e-10)
-    for k, process in fit.posterior.items():
-        for joint in (False, True):
-            a, b = process(X[:4] + 0.1, joint), slow.posterior[k](X[:4] + 0.1, joint)
-            np.testing.assert_allclose(a.mean, b.mean, atol=1e-10)
-            np.testing.assert_allclose(a.variance, b.variance, atol=1e-10)
-    parts, others = (f.components(X[:3] + 0.1, order=order) for f in (fit, slow))
-    for k in parts:
-        np.testing.assert_allclose(parts[k].variance, others[k].variance, atol=1e-10)
-    np.testing.assert_allclose(*(f.loo().elpd_i for f in (fit, slow)), atol=1e-8)
+    new = rng.normal(size=(9, 2))
+    for at in (X, new, new[:1]):
+        ours, theirs = (jax.tree.leaves(asked_of(f, jnp.asarray(at), order)) for f in (fit, slow))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-10)
+    ours, theirs = (f.predict(new, order=order) for f in (fit, slow))
+    for name in ("f_mean", "f_variance", "probs"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-9)
+
+
+@pytest.mark.slow
+def test_what_else_asks_for_the_root(tmp_path):
+    """Terms of the predictor, cavities, and a file, which keeps the form."""
+    rng = np.random.default_rng(2)
+    X, y = rng.normal(size=(9, 2)), rng.integers(0, 3, 9)
+    fit = pg.fit(classes, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)
+    slow = in_blocks(fit)
+    ours, theirs = (f.components(X[:4]) for f in (fit, slow))
+    for k in ours:
+        np.testing.assert_allclose(ours[k].mean, theirs[k].mean, atol=1e-10)
+        np.testing.assert_allclose(ours[k].variance, theirs[k].variance, atol=1e-10)
+    np.testing.assert_allclose(*(f.loo().elpd_i for f in (fit, slow)), atol=1e-9)
+    loaded = pg.load(fit.save(tmp_path / "softmax.fit"), classes)
+    (kept,) = loaded.latent.values()
+    assert type(kept.sites) is MinusRankOne
+    np.testing.assert_allclose(loaded.components(X[:4])["total"].variance, ours["total"].variance)
+
+
+@pytest.mark.slow
+def test_draws_at_the_training_rows_are_of_the_dense_covariance():
+    rng = np.random.default_rng(4)
+    X, y = rng.normal(size=(6, 2)), rng.integers(0, 3, 6)
+    fit = pg.fit(classes, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)
+    found, exact = (
+        np.cov(np.reshape(f.sample(5, X, 20_000).f, (20_000, -1)).T) for f in (fit, in_blocks(fit))
+    )
+    se = np.sqrt(2.0 * (np.outer(np.diag(exact), np.diag(exact)) + exact**2) / 20_000)
+    assert np.all(np.abs(found - exact) < 5.0 * se)
