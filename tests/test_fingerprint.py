@@ -136,9 +136,11 @@ def test_a_function_of_the_package_counts_by_its_name(monkeypatch):
     """Also from a checkout, outside of site-packages: what it reads itself is no value of the
     user's.
     """
+    plain = inspect.unwrap(lengthscale)  # the suite's checks of types stand around it
+    assert Path(plain.__code__.co_filename).name == "priors.py"
 
     def model(X, y=None):
-        return lengthscale(X)
+        return plain(X)
 
     before = reads(model)
     told = [name for name in before if name.startswith("code of ")]
