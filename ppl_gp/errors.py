@@ -15,6 +15,10 @@ _PAGE = "docs/symptoms.md"
 class Result(enum.StrEnum):
     """How an inference ended. The members are the messages: `fit.result == "converged"` holds as
     well.
+
+    `not_pointwise` is for a method of one's own that finds it on the way: the package's methods
+    refuse a likelihood that couples values of f before any work, by `NotPointwiseError`, and no fit
+    of theirs ends so.
     """
 
     converged = "converged"
@@ -23,7 +27,6 @@ class Result(enum.StrEnum):
     negative_curvature = "negative_curvature"
     negative_cavity = "negative_cavity"
     not_pointwise = "not_pointwise"
-    not_affine = "not_affine"
     interrupted = "interrupted"
     not_mixed = "not_mixed"
     completed = "completed"
@@ -64,8 +67,6 @@ _MESSAGES = {
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
     Result.not_pointwise: "the likelihood couples several values of f; use NUTS() or "
     "EllipticalSlice().",
-    Result.not_affine: "the likelihood is not logistic with logits affine in f, which "
-    "LocalBound() needs; use EP() or VI().",
     Result.interrupted: "interrupted by the user; what was reached is kept.",
     Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
     "than 10 effective draws a chain, or divergences); run more warm-up and "

@@ -21,8 +21,9 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
-from ppl_gp.local.factor import Root
+from ppl_gp.local.factor import PredictionRoot
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
+from ppl_gp.local.softmax import SoftmaxRoot
 from ppl_gp.model.predictor_prior import covariance_of, loads_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
@@ -36,13 +37,14 @@ from ppl_gp.posterior import (
     root_of_values,
     unknowns,
 )
+from ppl_gp.softmax_posterior import OfSoftmax, coloured
 from ppl_gp.sparse.families import Basis
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root as SparseRoot
 
-Process = Posterior | OfUnknowns | OfFunctions | SparseProcess
+Process = Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess
 
 
 class Kept(eqx.Module):
@@ -81,7 +83,7 @@ class Kept(eqx.Module):
         """
 
     @abstractmethod
-    def root(self, prior: GP) -> Root | Unknowns | SparseRoot:
+    def root(self, prior: GP) -> PredictionRoot | Unknowns | SparseRoot:
         """The factor that the process needs, O(N^3) or O(M^3)."""
 
     @abstractmethod
@@ -171,15 +173,21 @@ class FromFunctions(BehindSites):
     sites: PseudoLikelihood
 
     def process(self, prior, root=None):
-        return OfFunctions(prior, self.alpha, self.root(prior) if root is None else root)
+        root = self.root(prior) if root is None else root
+        kind = OfSoftmax if isinstance(root, SoftmaxRoot) else OfFunctions
+        return kind(prior, self.alpha, root)  # pyright: ignore[reportArgumentType]
 
     def sample(self, prior, key, num):
-        """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2)."""
-        if isinstance(q := self.root(prior), Unknowns):
-            centred = _drawn(q, prior, key, num)
+        """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2), of a softmax O(R N^3 + num R N^2)."""
+        root, unit = self.root(prior), default_jitter(prior.variance)
+        if isinstance(root, Unknowns):
+            centred = _drawn(root, prior, key, num)
+        elif isinstance(root, SoftmaxRoot):
+            K = covariance_of(prior).parts  # pyright: ignore[reportAttributeAccessIssue]
+            centred = coloured(*root.left(K, K), unit, key, num)
         else:
             K = prior.covariance_matrix
-            L, _ = robust_cholesky(K - q.quadratic(K), default_jitter(prior.variance))
+            L, _ = robust_cholesky(K - root.quadratic(K), unit)
             centred = random.normal(key, (num, len(K)), self.mean.dtype) @ L.T
         return self.mean + jnp.reshape(centred, (num, *self.mean.shape))
 

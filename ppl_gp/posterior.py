@@ -9,15 +9,16 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.condition import prediction_root
-from ppl_gp.local.factor import Root
+from ppl_gp.local.factor import PredictionRoot, Root
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.predictor_prior import blocks_of, covariance_of, loads_of
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
-from ppl_gp.numerics.linalg import tril_inverse
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
 from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import LowRank
 
@@ -32,7 +33,7 @@ class Posterior(Conditioned):
     """
 
     alpha: Float[Array, "N"]
-    root: Root
+    root: PredictionRoot
 
     def marginals(self, new: GP):
         """(mean, variance), (M,) each; rounding below zero is raised to zero."""
@@ -140,15 +141,17 @@ class OfFunctions(Conditioned):
         shaped = lambda x: jnp.reshape(x, new.shape())  # noqa: E731
         return new.mean + shaped(centred), jnp.maximum(shaped(variance), 0.0)
 
-    def within(self, new) -> Float[Array, "M R R"]:
-        """The covariances of the functions of each row. O(M N^2 R^3)."""
+    def within(self, new) -> tuple[Array, Array, Array]:
+        """(mean, variance, (R, M) each; the covariances of the functions of each row, (M, R, R)).
+        O(M N^2 R^3).
+        """
         k, like = self._columns(new), blocks_of(new)
         if isinstance(self.root, Unknowns):
             blocks = gram_blocks(self.root.gram.half() @ k, like)
         else:
             seen = gram_blocks(self.root.W @ k, like) * self.root.sign
             blocks = like - seen - product_blocks(k, times(self.root.diagonal, k), like)
-        return jnp.moveaxis(blocks, -1, 0)
+        return *self.marginals(new), jnp.moveaxis(blocks, -1, 0)
 
     def joint(self, new):
         """(mean (R M,), covariance (R M, R M))."""
@@ -165,6 +168,13 @@ class OfFunctions(Conditioned):
         if isinstance(self.root, Unknowns):
             return loads_of(new).array().T
         return new.kernel(self.prior.X, new.X)
+
+    def sample(self, key, new, num: int) -> Float[Array, "num R M"]:
+        """Joint draws. O((R M)^3 + num (R M)^2), and what `joint` costs."""
+        mean, covariance = self.joint(new)
+        L, _ = robust_cholesky(covariance, default_jitter(new.variance))
+        white = random.normal(key, (num, mean.size), mean.dtype)
+        return jnp.reshape(mean + white @ L.T, (num, *new.shape()))
 
 
 def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:

@@ -18,7 +18,9 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from ppl_gp import priors
 from ppl_gp.model.fingerprint import changed, digest, fingerprint, keyed, reads, settle
+from ppl_gp.priors import lengthscale
 
 TEXT = """
 import functools
@@ -128,6 +130,23 @@ def test_what_is_not_read_changes_nothing(cell):
     key = keyed(made.scope["model"])
     made.scope["UNREAD"], made.settings.UNREAD, made.scope["shape"] = 2, 2, 3
     assert keyed(key) == key and not changed(key)
+
+
+def test_a_function_of_the_package_counts_by_its_name(monkeypatch):
+    """Also from a checkout, outside of site-packages: what it reads itself is no value of the
+    user's.
+    """
+    plain = inspect.unwrap(lengthscale)  # the suite's checks of types stand around it
+    assert Path(plain.__code__.co_filename).name == "priors.py"
+
+    def model(X, y=None):
+        return plain(X)
+
+    before = reads(model)
+    told = [name for name in before if name.startswith("code of ")]
+    assert told == [f"code of '{model.__qualname__}'"]
+    monkeypatch.setattr(priors, "_ROWS", 7)
+    assert reads(model) == before
 
 
 def test_a_cell_that_is_run_again_finds_its_compiled_code(cell):

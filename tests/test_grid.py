@@ -171,9 +171,13 @@ def test_params_have_no_prior_to_integrate_over():
 
 GROUP = np.arange(N) % 5
 FRESH = np.array([0, 3, 4])  # groups of the new rows
+LIKELIHOODS = {
+    "normal": lambda eta: dist.Normal(eta, 0.3),
+    "binary": lambda eta: dist.Bernoulli(logits=2.0 * eta),
+}
 
 
-def grouped(X, group, y=None):
+def grouped(X, group, y=None, likelihood="normal"):
     """A smooth function and an effect a group, each of a scale that is inferred."""
     v = numpyro.sample("v", dist.LogNormal(0.0, 0.7))
     sd = numpyro.sample("sd", dist.LogNormal(-0.5, 0.7))
@@ -181,7 +185,7 @@ def grouped(X, group, y=None):
     with numpyro.plate("groups", 5):
         u = numpyro.sample("u", dist.Normal(0.0, sd))
     with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(f + u[group], 0.3), obs=y)
+        numpyro.sample("y", LIKELIHOODS[likelihood](f + u[group]), obs=y)
 
 
 def _summed(y):
@@ -233,19 +237,9 @@ def test_a_gp_beside_groups_is_as_by_quadrature(hyper):
 )
 def test_a_gp_beside_groups_under_a_grid_is_as_under_nuts_of_the_hyperparameters(method):
     """Binary data: means within a tenth of the posterior standard deviations."""
-
-    def model(X, group, y=None):
-        v = numpyro.sample("v", dist.LogNormal(0.0, 0.7))
-        sd = numpyro.sample("sd", dist.LogNormal(-0.5, 0.7))
-        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(v, 1.0), X))
-        with numpyro.plate("groups", 5):
-            u = numpyro.sample("u", dist.Normal(0.0, sd))
-        with numpyro.plate("data", X.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(logits=2.0 * (f + u[group])), obs=y)
-
     y = (Y + np.array([0.4, -0.7, 0.0, 0.9, -0.3])[GROUP] > 0.0).astype(int)
     grid, drawn = (
-        pg.fit(model, method(hyper=hyper), 0, X, GROUP, y=y)
+        pg.fit(grouped, method(hyper=hyper), 0, X, GROUP, y=y, likelihood="binary")
         for hyper in (pg.Grid(), pg.Sample(300, 700, num_chains=1))
     )
     for p, q in (

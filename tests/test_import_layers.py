@@ -37,6 +37,7 @@ LAYERS = [
     "conjugate",
     "deep",
     "posterior",
+    "softmax_posterior",
     "kept",
     "draws",
     "storage",

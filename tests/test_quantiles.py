@@ -285,5 +285,20 @@ def test_inversion_of_flat_steep_and_stepped_functions():
     np.testing.assert_array_equal(k, [0, 0, 3])
 
 
+def test_a_bracket_closes_once_one_end_is_the_root():
+    """Regula falsi went back to that end, and bisections alone closed the bracket: 132 steps."""
+    m, sd, p = jnp.array([0.0, 3.0, -5.0]), jnp.array([1.0, 0.1, 4.0]), jnp.array([0.5, 0.05, 0.95])
+    calls = []
+
+    def F(x):
+        calls.append(x)
+        return norm_cdf((x - m) / sd)
+
+    with jax.disable_jit():
+        found = invert(F, p, m, sd)
+    np.testing.assert_allclose(found, m + sd * norm.ppf(p), rtol=1e-8, atol=1e-8)
+    assert len(calls) <= 16
+
+
 def norm_cdf(x):
     return jax.scipy.special.ndtr(x)

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import pulled_back
-from ppl_gp.local.factor import Factor, Root
+from ppl_gp.local.factor import Factor, PredictionRoot
 from ppl_gp.local.forms import asked
 from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat, flat_as
 from ppl_gp.numerics.blocks import diagonal_of, outer, pulled_to, times
@@ -133,6 +133,8 @@ def _if_proper(proper, init: PseudoLikelihood, q, prior):
     return jax.tree.map(lambda a, b: jnp.where(proper, a, b), (init, q), (flat_as(init), prior))
 
 
-def prediction_root(K: Covariance, sites: PseudoLikelihood) -> Root:
-    """The factor of (K + T^-1)^-1 behind predictive variances: k** - k*^T R k*. O(N^3)."""
-    return asked(K, sites, lambda factor: factor.inverse().root())
+def prediction_root(K: Covariance, sites: PseudoLikelihood) -> PredictionRoot:
+    """The factor of (K + T^-1)^-1 behind predictive variances: k** - k*^T R k*. O(N^3), of R
+    functions O((R N)^3), and O(R N^3) of a softmax of independent ones.
+    """
+    return asked(K, sites, lambda factor: factor.root())

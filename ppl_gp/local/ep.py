@@ -17,6 +17,8 @@ precision: nothing is clipped. Of several functions a datum, a step that leads t
 is halved, and a run that fails is tried from its start again, twice, with 0.3 of the damping.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -267,5 +269,5 @@ class EP(LocalMethod):
 
 def _precision_times(K, sites):
     """(K + T^-1)^-1 K."""
-    root = prediction_root(K, sites)
+    root: Any = prediction_root(K, sites)  # of one function
     return root.diagonal[:, None] * K + root.sign * root.W.T @ (root.W @ K)

@@ -44,23 +44,40 @@ from ppl_gp.numerics.low_rank import Covariance, LowRank
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
 
 
-class Root(eqx.Module):
-    """(K + T^-1)^-1 = diagonal + sign W^T W: what a prediction needs. W (N, N), or (U, N);
-    `diagonal` has the form of T.
-    """
+class PredictionRoot(eqx.Module):
+    """R = (K + T^-1)^-1 as a prediction asks for it."""
+
+    @abc.abstractmethod
+    def explained(self, C: Float[Array, "RN M"]) -> Float[Array, "M"]:
+        """diag(C^T R C)."""
+
+    @abc.abstractmethod
+    def quadratic(self, C: Float[Array, "RN M"]) -> Float[Array, "M M"]:
+        """C^T R C."""
+
+    @abc.abstractmethod
+    def of_sum(self, a: Float[Array, "R N"]) -> "PredictionRoot":
+        """A^T R A, (N, N), A f = (a_1 f, ..., a_R f): of an f that enters the functions so."""
+
+
+class Root(PredictionRoot):
+    """(K + T^-1)^-1 = diagonal + sign W^T W. W (N, N), or (U, N); `diagonal` has the form of T."""
 
     W: Float[Array, "U RN"]
     diagonal: Float[Array, "..."]
     sign: Float[Array, ""]
 
-    def explained(self, C: Float[Array, "RN M"]) -> Float[Array, "M"]:
-        """diag(C^T R C)."""
+    def explained(self, C):
         return jnp.sum((self.W @ C) ** 2, 0) * self.sign + jnp.sum(C * times(self.diagonal, C), 0)
 
-    def quadratic(self, C: Float[Array, "RN M"]) -> Float[Array, "M M"]:
-        """C^T R C."""
+    def quadratic(self, C):
         WC = self.W @ C
         return self.sign * WC.T @ WC + C.T @ times(self.diagonal, C)
+
+    def of_sum(self, a):
+        diagonal = self.diagonal if len(a) > 1 else self.diagonal[None, None]
+        W = jnp.sum(a * jnp.reshape(self.W, (len(self.W), *a.shape)), 1)
+        return Root(W, jnp.einsum("an,abn,bn->n", a, diagonal, a), self.sign)
 
 
 class Inverse(eqx.Module):
@@ -77,7 +94,7 @@ class Inverse(eqx.Module):
         """R = (K + T^-1)^-1, (N, N), or a `Precision`."""
 
     @abc.abstractmethod
-    def root(self) -> Root:
+    def root(self) -> PredictionRoot:
         """R as a root."""
 
 
@@ -99,6 +116,10 @@ class Factor(eqx.Module):
     @abc.abstractmethod
     def inverse(self) -> Inverse:
         """What more than one vector is asked of."""
+
+    def root(self) -> PredictionRoot:
+        """R as a root, where nothing else is asked of the inverse."""
+        return self.inverse().root()
 
 
 class _PositiveInverse(Inverse):

@@ -10,7 +10,7 @@ from jax import lax
 from ppl_gp.local.factor import Factor, low_rank, positive, signed
 from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood
 from ppl_gp.local.softmax import SoftmaxFactor
-from ppl_gp.numerics.blocks import is_positive
+from ppl_gp.numerics.blocks import as_blocks, is_positive
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
@@ -19,11 +19,13 @@ def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) 
     """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
     else both are compiled.
     """
+    if isinstance(sites, MinusRankOne):
+        if isinstance(K, Independent):
+            return ask(SoftmaxFactor.of(K, sites.nat2))
+        sites = Positive(sites.nat1, as_blocks(sites.nat2))
     if isinstance(K, LowRank):
         return ask(low_rank(K, sites.nat2))
     if isinstance(K, Independent):
-        if isinstance(sites, MinusRankOne):
-            return ask(SoftmaxFactor.of(K, sites.nat2))
         K = K.dense()
     if isinstance(sites, Positive):
         return ask(positive(K, sites.nat2))

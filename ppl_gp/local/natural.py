@@ -129,6 +129,19 @@ def as_general(tree: Any) -> Any:
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, PseudoLikelihood))
 
 
+def as_kept(sites: PseudoLikelihood) -> PseudoLikelihood:
+    """As a fit keeps it, in one form whatever was known of the signs: of a softmax d, else nat2."""
+    return sites if isinstance(sites, MinusRankOne) else as_general(sites)
+
+
+def of_arrays(nat1: Float[Array, "S RN"], nat2: Float[Array, "S ..."]) -> PseudoLikelihood:
+    """`as_kept` of S draws, from its arrays: nat2 of a softmax has one axis more than nat1, and
+    blocks have two.
+    """
+    form = MinusRankOne if jnp.ndim(nat2) == jnp.ndim(nat1) + 1 else PseudoLikelihood
+    return form(nat1, nat2)
+
+
 def site_weights(q: Marginals, sites: PseudoLikelihood) -> PseudoLikelihood:
     """Weights that turn a change of the sites into (about) posterior standard deviations."""
     sd = jnp.sqrt(diagonal_of(q.variance))

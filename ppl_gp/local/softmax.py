@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.local.factor import Factor, Inverse, Root
+from ppl_gp.local.factor import Factor, Inverse, PredictionRoot
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_gram, tril_inverse
@@ -37,12 +37,83 @@ class SoftmaxPrecision(eqx.Module):
         return jax.lax.map(lambda pair: pair[0] - pair[1].T @ pair[1], (self.E, self.half))
 
 
+class SoftmaxRoot(PredictionRoot):
+    """(K + T^-1)^-1 as E and the inverse of chol(M): 2 N^3 / 3 more than the factor, and (R + 1)
+    N^2 numbers, where a root of the whole matrix has (R N)^2.
+    """
+
+    E: Float[Array, "R N N"]
+    whiten: Float[Array, "N N"]  # chol(M)^-1
+
+    def explained(self, C):
+        C, EC, G = self._seen(C)
+        return jnp.sum(C * EC, (0, 1)) - jnp.sum(G**2, 0)
+
+    def quadratic(self, C):
+        C, EC, G = self._seen(C)
+        return jnp.einsum("rnl,rnm->lm", C, EC) - G.T @ G
+
+    def _seen(self, C):
+        """(C, E C, chol(M)^-1 1^T E C) of columns (R N, M), the first two as (R, N, M)."""
+        split = jnp.reshape(C, (*self.E.shape[:2], -1))
+        EC = jax.lax.map(lambda pair: pair[0] @ pair[1], (self.E, split))
+        return split, EC, self.whiten @ jnp.sum(EC, 0)
+
+    def of_sum(self, a):
+        E = jnp.einsum("rn,rnm,rm->nm", a, self.E, a)
+        return Difference(E, self.whiten @ jnp.einsum("rnm,rm->nm", self.E, a))
+
+    def separately(self, k: Float[Array, "R N M"]) -> tuple[Array, Array]:
+        """(diag(k_r^T E_r k_r), G_r = chol(M)^-1 E_r k_r) of covariances that each function has
+        with itself alone, (R, M) and (R, N, M): the posterior's are k** - k^T E k within a function
+        and G_r^T G_s between any two. O(R N^2 M).
+        """
+
+        def function(entry):
+            k, E = entry
+            Ek = E @ k
+            return jnp.sum(k * Ek, 0), self.whiten @ Ek
+
+        return jax.lax.map(function, (k, self.E))
+
+    def left(self, K: Float[Array, "R M M"], k: Float[Array, "R N M"]) -> tuple[Array, Array]:
+        """(A, G): a posterior covariance as diag(A_1, ..., A_R) + G^T G with A_r = K_r - k_r^T E_r
+        k_r, (R, M, M), from the prior's K. O(R (N^2 M + N M^2)).
+        """
+
+        def function(entry):
+            K, k, E = entry
+            Ek = E @ k
+            return K - k.T @ Ek, self.whiten @ Ek
+
+        return jax.lax.map(function, (K, k, self.E))
+
+
+class Difference(PredictionRoot):
+    """E - H^T H: what a softmax leaves of the precision of one function, or of a sum of them."""
+
+    E: Float[Array, "N N"]
+    H: Float[Array, "N N"]
+
+    def explained(self, C):
+        return jnp.sum(C * (self.E @ C), 0) - jnp.sum((self.H @ C) ** 2, 0)
+
+    def quadratic(self, C):
+        HC = self.H @ C
+        return C.T @ (self.E @ C) - HC.T @ HC
+
+    def of_sum(self, a):
+        (a,) = a
+        return Difference(a[:, None] * self.E * a, self.H * a)
+
+
 class SoftmaxInverse(Inverse):
     """Of a `SoftmaxFactor`."""
 
     K: Independent
     d: Float[Array, "R N"]
     precise: SoftmaxPrecision
+    L: Float[Array, "N N"]  # of M
 
     def variance(self):
         def function(entry):
@@ -56,8 +127,8 @@ class SoftmaxInverse(Inverse):
     def precision(self):
         return self.precise
 
-    def root(self) -> Root:
-        raise NotImplementedError("predictions take the blocks of a softmax written out.")
+    def root(self):
+        return SoftmaxRoot(self.precise.E, tril_inverse(self.L))
 
 
 class SoftmaxFactor(Factor):
@@ -100,4 +171,7 @@ class SoftmaxFactor(Factor):
 
     def inverse(self):
         half = jax.lax.map(lambda E: solve_lower(self.L, E), self.E)
-        return SoftmaxInverse(self.K, self.d, SoftmaxPrecision(self.E, half))
+        return SoftmaxInverse(self.K, self.d, SoftmaxPrecision(self.E, half), self.L)
+
+    def root(self):
+        return SoftmaxRoot(self.E, tril_inverse(self.L))  # without the halves

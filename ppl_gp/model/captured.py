@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ppl_gp.model.contents import Entry, state_of
 
 _PACKAGE = __name__.partition(".")[0]
+_PACKAGE_ROOT = Path(__file__).parents[1]  # where it is installed editable, no library
 _CLASS_STATE = {"_abc_impl"}  # caches of `abc`
 
 
@@ -59,9 +60,7 @@ def loads(code: types.CodeType) -> Loads:
 def _installed_roots() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     folders = [paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple(
-        {Path(p).resolve() for p in (*folders, *site.getsitepackages(), Path(__file__).parent)}
-    )
+    return tuple({Path(p).resolve() for p in (*folders, *site.getsitepackages(), _PACKAGE_ROOT)})
 
 
 @functools.lru_cache(maxsize=4096)

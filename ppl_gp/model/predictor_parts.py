@@ -125,10 +125,10 @@ class Weighted(Part):
         rows, columns = (w.shape[0] * w.shape[2] for w in (self.weights, other.weights))
         return jnp.reshape(same * k[:, None, :], (rows, columns))
 
-    def separate(self) -> Float[Array, "R n n"]:
-        """Covariances of each function with itself."""
-        k = self.prior.kernel(self.prior.X, self.prior.X)
-        return jnp.einsum("rpn,rpm->rnm", self.weights, self.weights) * k
+    def separate(self, other: "Weighted") -> Float[Array, "R n m"]:
+        """Covariances of each function with itself, at these rows and at others."""
+        k = self.prior.kernel(self.prior.X, other.prior.X)
+        return jnp.einsum("rpn,rpm->rnm", self.weights, other.weights) * k
 
     def blocks(self):
         return self._same() * self.prior.kernel.diag(self.prior.X)

@@ -50,6 +50,10 @@ class RowsKernel(Kernel):
         """k(X, X) of functions that are independent a priori, jitter included."""
         return _separate(self, X)
 
+    def separate_cross(self, X1, X2) -> Float[Array, "R N M"]:
+        """k(X1, X2) of such functions, a block each."""
+        return _separate_cross(self, X1, None if X2 is X1 else X2)
+
 
 class PredictorGP(GP):
     """The prior of eta at rows of a model's arguments, (N,), or (R, N) where a datum sees R
@@ -103,8 +107,19 @@ def _cross(kernel: RowsKernel, X1, X2):
 @eqx.filter_jit
 def _separate(kernel: RowsKernel, X):
     whole = kernel.at(X)
-    K = added([p.separate() for p in whole.parts.values() if isinstance(p, Weighted)])
-    return jax.vmap(add_diagonal)(K, jnp.einsum("rrn->rn", whole.jitter()))
+    return jax.vmap(add_diagonal)(_each(whole, whole), jnp.einsum("rrn->rn", whole.jitter()))
+
+
+@eqx.filter_jit
+def _separate_cross(kernel: RowsKernel, X1, X2):
+    first = kernel.at(X1)
+    return _each(first, first if X2 is None else kernel.at(X2))
+
+
+def _each(first: Loadings, second: Loadings) -> Float[Array, "R n m"]:
+    """Covariances of each function with itself, without `jitter`."""
+    parts = {k: p for k, p in first.parts.items() if isinstance(p, Weighted)}
+    return added([p.separate(second.parts[k]) for k, p in parts.items()])  # pyright: ignore[reportArgumentType]
 
 
 @eqx.filter_jit

@@ -1,5 +1,7 @@
 """The cavity q_{-n} = q / site_n of every datum, from what a fit keeps of a pseudo-likelihood."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from ppl_gp.gp import GP
@@ -7,6 +9,7 @@ from ppl_gp.kept import FromFunctions, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics import small
+from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.results.query.mixture import JointMoments, Moments
 
 
@@ -17,7 +20,7 @@ def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments,
     """
     sites, shape = latent.sites, latent.mean.shape
     q = condition(covariance_of(prior), jnp.ravel(prior.mean), sites)
-    Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, sites.nat2))
+    Sigma, T = (jnp.moveaxis(x, -1, 0) for x in (q.variance, as_blocks(sites.nat2)))
     # Sigma = L L^T: the cavity's is L (I - L^T T L)^-1 L^T
     L = small.lower_root(Sigma)
     left = jnp.eye(shape[0]) - jnp.swapaxes(L, -1, -2) @ T @ L
@@ -41,7 +44,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     cancel. mean = mu - variance alpha, as alpha_n = nat1_n - nat2_n mu_n.
     """
     v, sites = latent.variance, latent.sites
-    root = prediction_root(covariance_of(prior), sites)
+    root: Any = prediction_root(covariance_of(prior), sites)  # of one function
     R = root.sign * jnp.sum(root.W**2, 0) + root.diagonal
     share = sites.nat2 * v
     variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))

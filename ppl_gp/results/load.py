@@ -16,7 +16,7 @@ from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, StoreError
 from ppl_gp.kept import FromDraws, FromFunctions, FromPseudo, Kept
-from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.local.natural import of_arrays
 from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading
@@ -287,7 +287,7 @@ def _kept(name: str, fields) -> Kept:
         return FromDraws(mean)
     if sites is None or alpha is None:
         raise StoreError(f"is damaged: q of '{name}' lacks a part.")
-    pseudo = PseudoLikelihood(sites["nat1"], sites["nat2"])
+    pseudo = of_arrays(sites["nat1"], sites["nat2"])
     if np.ndim(pseudo.nat2) > 2:
         return FromFunctions(mean, variance, alpha, pseudo)
     for part in (mean, variance):

@@ -19,6 +19,8 @@ from ppl_gp.gp import GP
 from ppl_gp.kept import MAX_JOINT, FromInducing
 from ppl_gp.model.collapsed import Collapsed, Moved
 from ppl_gp.model.gaussian_sites import root_of
+from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
@@ -69,11 +71,11 @@ def _of_unknowns(w, here: Moved) -> dict:
 
 def _given_predictor(kept, prior, here: Moved, key, num: int) -> dict:
     roots = {k: root_of(fn) for k, fn in here.fns.items()}
-    L, centre = prior.scale_tril, here.eta({})
+    solve, centre = _solver(prior), here.eta({})
 
     def toward(e, residual):
         """Cov[e, eta] K^-1 residual is added."""
-        alpha = jnp.reshape(cho_solve((L, True), jnp.ravel(residual)), centre.shape)
+        alpha = jnp.reshape(solve(jnp.ravel(residual)), centre.shape)
         (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha)
         return {k: x + _covariance(roots[k], slopes[k]) for k, x in e.items()}
 
@@ -81,6 +83,18 @@ def _given_predictor(kept, prior, here: Moved, key, num: int) -> dict:
     eta = jnp.reshape(kept.sample(prior, key_eta, num), (num, *centre.shape))
     e = _from_prior(here, key_e, num)
     return jax.vmap(lambda e, eta: toward(e, eta - here.eta(e)))(e, eta)
+
+
+def _solver(prior):
+    """r -> K^-1 r, (R N,): of functions that are independent a priori each by its own factor."""
+    K = covariance_of(prior)
+    if not isinstance(K, Independent):
+        L = prior.scale_tril
+        return lambda r: cho_solve((L, True), r)
+    unit = default_jitter(prior.variance)
+    factors = lax.map(lambda part: robust_cholesky(part, unit)[0], K.parts)
+    solve = jax.vmap(lambda L, r: cho_solve((L, True), r))
+    return lambda r: jnp.ravel(solve(factors, jnp.reshape(r, factors.shape[:2])))
 
 
 def _covariance(root, x):

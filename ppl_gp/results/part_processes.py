@@ -5,18 +5,18 @@ from typing import Any, cast
 import jax.numpy as jnp
 
 from ppl_gp.gp import GP
-from ppl_gp.local.factor import Root
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.loadings import Loadings
 from ppl_gp.model.predictor_parts import Table, Weighted
 from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, SomeUnknowns, Unknowns
+from ppl_gp.softmax_posterior import OfSoftmax
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import reduction_of_some
 
 
 def part_processes(
-    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions | SparseProcess
+    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ..."""
     prior: Any = process.prior
@@ -84,11 +84,8 @@ def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, Spa
 
 def _of_weighted(a, prior: GP, process) -> Posterior:
     """Of f in eta_r = a_r f + ..., a (R, N): Cov[eta_r, f*] = a_r k."""
-    root, R = process.root, len(a)
-    summed = lambda x: jnp.sum(a * jnp.reshape(x, (*x.shape[:-1], R, -1)), -2)  # noqa: E731
-    diagonal = root.diagonal if R > 1 else root.diagonal[None, None]
-    weighed = jnp.einsum("an,abn,bn->n", a, diagonal, a)
-    return Posterior(prior, summed(process.alpha), Root(summed(root.W), weighed, root.sign))
+    alpha = jnp.sum(a * jnp.reshape(process.alpha, a.shape), 0)
+    return Posterior(prior, alpha, process.root.of_sum(a))
 
 
 def _of_columns(F, prior: GP, process: Any) -> SparseProcess:

@@ -21,6 +21,7 @@ from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
+from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.model.roles import is_gp
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
@@ -105,12 +106,14 @@ def _(kept: FromFunctions, name, draws, shape) -> None:
         "variance": (draws, R, N),
         "alpha": (draws, R * N),
         "nat1": (draws, R * N),
-        "nat2": (draws, R, R, N),
+        "nat2": (draws, R, N) if isinstance(kept.sites, MinusRankOne) else (draws, R, R, N),
     }
     parts = {**vars(kept), "nat1": kept.sites.nat1, "nat2": kept.sites.nat2}
     for part, right in wanted.items():
         found = np.shape(parts[part])
         require(found == right, f"q of '{name}' has a part of shape {found}.")
+    proper = not isinstance(kept.sites, MinusRankOne) or np.all(np.asarray(kept.sites.nat2) >= 0)
+    require(bool(proper), f"q of '{name}' has a negative weight.")
     require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
 
 

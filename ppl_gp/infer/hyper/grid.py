@@ -38,7 +38,7 @@ from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import require_bounded
-from ppl_gp.local.natural import as_general
+from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.results.fit import Fit
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
@@ -121,11 +121,19 @@ def _scales(ascent: Ascent, centre, rebuild, mode: Point):
 
 
 def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
-    """Loss, gradient and solution at points (n, d), each from the mode's pseudo-likelihood."""
-    sites = as_general(mode.solution.sites)
-    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(thetas), *x.shape)), sites)
+    """Loss, gradient and solution at points (n, d), each from the mode's pseudo-likelihood: of a
+    softmax in its own form, unless a point fails in it.
+    """
     points = jax.vmap(rebuild)(jnp.asarray(thetas))
-    return evaluate(ascent, points, many, jnp.zeros(len(thetas), bool))
+
+    def ask(sites):
+        many = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(thetas), *x.shape)), sites)
+        return evaluate(ascent, points, many, jnp.zeros(len(thetas), bool))
+
+    kept, general = as_kept(mode.solution.sites), as_general(mode.solution.sites)
+    at = ask(kept)
+    solved = np.all(np.asarray(at.loss) < UNUSABLE)
+    return at if solved or type(kept) is type(general) else ask(general)
 
 
 def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit:

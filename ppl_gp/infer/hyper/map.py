@@ -26,6 +26,7 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import Space, space
+from ppl_gp.infer.hyper.vanishing import vanishing
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.numerics.host import entry
@@ -39,9 +40,10 @@ def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
     if not problem.names:
         return fit_at(problem, point_at(problem, {}))
     _, best = maximise(hyper, problem)
-    caution = perhaps_unbounded(problem.trace, problem.model.reading)
-    if best.result is not Result.converged and caution:
-        best = best._replace(stats={**best.stats, "caution": caution})
+    unbounded = perhaps_unbounded(problem.trace, problem.model.reading)
+    cautions = [x for x in (best.stats.get("caution"), unbounded) if x]
+    if best.result is not Result.converged and cautions:
+        best = best._replace(stats={**best.stats, "caution": "; and ".join(cautions)})
     return fit_at(problem, best)
 
 
@@ -57,10 +59,11 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     ascent = Ascent(problem.model, method, where, args, kwargs, jacobian)
     runs = start(ascent, problem.rng_key, config.restarts, _checked_init(config, where))
     _require_inside(runs, config)
+    begun = runs.point
     label = f"{type(method).__name__} MAP"
     stages = _stages(ascent, runs, config)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    return ascent, _best(ascent, runs, interrupted)
+    return ascent, _best(ascent, begun, runs, interrupted)
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
@@ -75,14 +78,14 @@ def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
             return
 
 
-def _best(ascent: Ascent, runs: Run, interrupted: bool) -> Point:
-    """The best of the restarts, solved once more at its point."""
+def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool) -> Point:
+    """The best of the restarts, solved once more at its point; `begun`: where they began."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     hyper, bounds = constrained(ascent, runs, best)
     others = jnp.asarray(np.arange(len(losses)) != best)
     _, last = asked_for(ascent, runs._replace(asked=runs.point, done=others))
-    _, _, value, solution = entry(last, best)
+    _, slopes, value, solution = entry(last, best)
     stats = {
         "map_steps": int(np.asarray(runs.steps)[best]),
         "map_gradient": float(np.asarray(runs.slope)[best]),
@@ -93,6 +96,10 @@ def _best(ascent: Ascent, runs: Run, interrupted: bool) -> Point:
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
     result = Result.interrupted if interrupted else _result(runs, best)
+    if result in (Result.max_steps, Result.nonfinite):
+        ends = (entry(x, best) for x in (begun, runs.point))
+        if caution := vanishing(ascent.space, *ends, slopes):
+            stats["caution"] = caution
     return Point(hyper, result, stats, value, solution)
 
 

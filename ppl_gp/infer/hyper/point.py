@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
@@ -21,10 +22,12 @@ from ppl_gp.kept import from_sites
 from ppl_gp.local import several
 from ppl_gp.local.condition import condition
 from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
-from ppl_gp.local.natural import Positive, as_general
+from ppl_gp.local.natural import Positive, as_kept
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
+from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import FEW_DATA, quick_jit
@@ -110,14 +113,14 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
     prior = read(model, *args, hyper=hyper, **kwargs).prior
     K = covariance_of(prior)
     q = condition(K, jnp.ravel(prior.mean), solution.sites)
-    kept = jax.tree.map(lambda x: x[None], from_sites(q, as_general(solution.sites)))
+    kept = jax.tree.map(lambda x: x[None], from_sites(q, as_kept(solution.sites)))
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
     # none. F F^T is semi-definite, and has no jitter.
     variance = diagonal_of(q.variance)
     proper, raised = jnp.all(variance >= 0), jnp.zeros(())
     if not isinstance(K, LowRank):
-        L, raised = prior.factor()
-        proper = jnp.isfinite(L[-1, -1]) & jnp.all(variance > 0)
+        factorises, raised = _factorised(prior, K)
+        proper = factorises & jnp.all(variance > 0)
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )
@@ -130,6 +133,16 @@ def _kept(model, hyper, args, kwargs, solution: Solution):
             widest(prior, variance),
         ),
     )
+
+
+def _factorised(prior, K):
+    """(whether the prior covariance has a factor, what its diagonal was raised by for it)."""
+    if not isinstance(K, Independent):
+        L, raised = prior.factor()
+        return jnp.isfinite(L[-1, -1]), raised
+    unit = default_jitter(prior.variance)
+    L, raised = lax.map(lambda part: robust_cholesky(part, unit), K.parts)
+    return jnp.all(jnp.isfinite(L[:, -1, -1])), jnp.max(raised)
 
 
 def _quadrature_error(solution, code, method) -> dict:

@@ -20,9 +20,9 @@ from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
 from ppl_gp.local.condition import condition
-from ppl_gp.local.natural import PseudoLikelihood
+from ppl_gp.local.natural import of_arrays
 from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.numerics.blocks import as_blocks, diagonal_of
+from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.record import prior_at
@@ -66,9 +66,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     if result is Result.converged and codes.any():
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
-    # the draws of a softmax are written out: their class is not among the values
-    nat2 = as_blocks(values[f"{name}_nat2"], draws=1)
-    sites = PseudoLikelihood(values[f"{name}_nat1"], nat2)
+    sites = of_arrays(values[f"{name}_nat1"], values[f"{name}_nat2"])
     kept, ratios = kept_of_draws(model, name, hyper, sites, args, kwargs)
     stats |= tell_of_width(method, ratios)
     return Fit(

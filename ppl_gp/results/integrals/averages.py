@@ -3,6 +3,7 @@ how finely integrals are taken.
 """
 
 import math
+from typing import Any
 
 from jax import random
 
@@ -84,11 +85,12 @@ def average(
 
     def component(draw, keys):
         conditionals = case.conditionals(draw)
+        # once for all draws of f
+        known = all_marginals(case, draw) if integration is Integration.functions else None
+        how: dict[str, Any] = {"joint": joint, "marginals": known, **observations}
 
         def given_f(key):
-            return quantity(
-                *drawn_trace(case, draw, conditionals, key, joint=joint, **observations)
-            )
+            return quantity(*drawn_trace(case, draw, conditionals, key, **how))
 
         return finish(mixture(given_f, keys))
 

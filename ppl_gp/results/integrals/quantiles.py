@@ -35,9 +35,7 @@ class Quantiles(NamedTuple):
 def quantiles_at(
     case: Case, integration: Integration, levels: tuple[float, ...], y: dict, log_probs: dict
 ) -> Quantiles:
-    """At these levels; y and log_probs are what `predictive` found. 10 to 25 times the cost of one
-    prediction.
-    """
+    """At these levels; y and log_probs are what `predictive` found."""
     p = jnp.asarray(levels)
     seen = _functions(case, integration)
     f, log_weights = predictive_cdf.marginals_of_draws(case, integration)
@@ -136,7 +134,7 @@ def _of_outcomes(support, log_probs, p):
 
 
 def _start(kind: Kind, moments: Moments | None):
-    """(u, scale) where the search begins, from the moments of y where it has any."""
+    """(u, scale) about which the search begins, from the moments of y where it has any."""
     if moments is None:
         return jnp.zeros(()), jnp.ones(())
     mean, sd = moments.mean, jnp.sqrt(moments.variance)
@@ -153,10 +151,12 @@ def _start(kind: Kind, moments: Moments | None):
 
 
 def _search(kind: Kind, F, p, start) -> Float[Array, "Q ..."]:
-    """F: t -> p(y <= t), both (Q, ...)."""
+    """F: t -> p(y <= t), both (Q, ...); it begins at the quantile of a Gaussian."""
+    centre, scale = start
+    first = centre + scale * ndtri(p)
     if kind.integers:
-        return invert(F, p, *start, low=kind.low - 1.0, integers=True)
-    return kind.value(invert(lambda u: F(kind.value(u)), p, *start))
+        return invert(F, p, first, scale, low=kind.low - 1.0, integers=True)
+    return kind.value(invert(lambda u: F(kind.value(u)), p, first, scale))
 
 
 @full_jit

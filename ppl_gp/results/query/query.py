@@ -140,22 +140,15 @@ class Conditional(eqx.Module):
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
         if isinstance(self.kept, FromFunctions):
             process = self.kept.process(self.prior, self.root)
-            return JointMoments.of(*process.marginals(new), process.within(new))
+            return JointMoments.of(*process.within(new))
         return Moments(
             *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
         )
 
-    def draw(self, key, new: GP, joint: bool):
-        """One draw of f at the rows of `new`: jointly, O(M^3) for a factor, or row by row from the
-        marginals.
-        """
-        if not joint:
-            if isinstance(found := self.marginals(new), JointMoments):
-                return found.at(random.normal(key, (len(found.mean), 1), found.mean.dtype))
-            mean, variance = found
-            # The same number for all rows, each of which is judged alone: its answer may not depend
-            # on its companions.
-            return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
+    def draw(self, key, new: GP):
+        """One joint draw of f at the rows of `new`, O(M^3) for a factor."""
+        if isinstance(self.kept, FromFunctions):
+            return self.kept.process(self.prior, self.root).sample(key, new, 1)[0]
         unit = default_jitter(new.variance)
 
         def factored(posterior, new):
@@ -171,6 +164,16 @@ class Conditional(eqx.Module):
         return jnp.reshape(drawn, new.shape()) if isinstance(new, PredictorGP) else drawn
 
 
+def _draw_rows(found: Moments | JointMoments, key):
+    """A draw of f row by row, from the marginals."""
+    if isinstance(found, JointMoments):
+        return found.at(random.normal(key, (len(found.mean), 1), found.mean.dtype))
+    mean, variance = found
+    # The same number for all rows, each of which is judged alone: its answer may not depend on its
+    # companions.
+    return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
+
+
 def drawn_trace(
     case: Case,
     draw: Draws,
@@ -179,19 +182,23 @@ def drawn_trace(
     *,
     joint: bool,
     latents: dict | None = None,
+    marginals: dict | None = None,
     **observations,
 ) -> tuple[dict, dict]:
     """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset
     data drawn.
 
-    `latents`: values of local latents to take instead.
+    `latents`: values of local latents to take instead; `marginals`: those of the GP sites, where
+    nothing that is drawn moves their inputs, so that draws need not make them anew.
     """
     key_gps, key_rest = random.split(key)
     names, moments = list(conditionals), {}
 
     def value(name, new: GP):
-        moments[name] = plain(conditionals[name].marginals(new))
-        return conditionals[name].draw(random.fold_in(key_gps, names.index(name)), new, joint)
+        known = marginals is not None
+        found = marginals[name] if known else conditionals[name].marginals(new)
+        moments[name], own = plain(found), random.fold_in(key_gps, names.index(name))
+        return conditionals[name].draw(own, new) if joint else _draw_rows(found, own)
 
     with handlers.block():
         known = draw.hyper | (case.draw_latents(draw, key_rest) if latents is None else latents)

@@ -18,6 +18,7 @@ from ppl_gp.deep.encoders import MLPEncoder
 from ppl_gp.deep.latents import Encoded
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
+from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.model.declared import own_function
 from ppl_gp.model.fingerprint import reads
@@ -31,9 +32,9 @@ from ppl_gp.results.store.predictors import encode_predictor, source_of
 from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
 
-# 2: draws have weights. 3: sites were integrated into a predictor. A file without these is written
-# as version 1.
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 3
+# 2: draws have weights. 3: sites were integrated into a predictor. 4: a softmax's precisions are
+# kept as minus rank one. A file without these is written as version 1.
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 4
 
 
 def save(fit: Record, path) -> Path:
@@ -50,7 +51,7 @@ def save(fit: Record, path) -> Path:
     predictor = encode_predictor(fit.model)
     header = {
         "format": FORMAT,
-        "version": 3 if predictor else 2 if weighted else 1,
+        "version": 4 if _has_softmax(fit) else 3 if predictor else 2 if weighted else 1,
         "packages": package_versions(),
         "model": qualified_name(fit.model),
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
@@ -93,6 +94,11 @@ def save(fit: Record, path) -> Path:
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
     return path
+
+
+def _has_softmax(fit: Record) -> bool:
+    kept = fit.latent.values()
+    return any(isinstance(v, FromFunctions) and isinstance(v.sites, MinusRankOne) for v in kept)
 
 
 def reading_digest(reading: dict) -> str:

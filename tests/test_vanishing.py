@@ -1,0 +1,72 @@
+"""A scale that a MAP search runs after without end is named, with a remedy that helps."""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+from ppl_gp.infer.hyper.space import Space
+from ppl_gp.infer.hyper.vanishing import vanishing
+from ppl_gp.model.declared import declare
+
+X = np.linspace(0.0, 6.0, 12)
+
+
+def model(X, y=None):
+    """A prior of the noise whose density has no bound at zero."""
+    noise = numpyro.sample("noise", dist.Gamma(0.5, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.Matern52(1.0, 2.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def hyper(X, y=None):
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.sample("scales", dist.Pareto(2.0, 1.5).expand([2]).to_event(1))
+    numpyro.sample("share", dist.Uniform(0.0, 1.0))
+    shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + shift, noise), obs=y)
+
+
+@pytest.fixture(scope="module")
+def where():
+    args, kwargs = (jnp.asarray(X),), {"y": jnp.asarray(X)}
+    return Space(declare(hyper, args, kwargs), tuple(BEGUN), args, kwargs, {})
+
+
+BEGUN = {"noise": 0.0, "scales": np.zeros(2), "share": 0.0, "shift": 0.0}
+
+
+@pytest.mark.parametrize(
+    "site, end, slope, said",
+    [
+        ("noise", -25.0, 0.5, "'noise' fell from 1 to 1e-11"),
+        ("noise", -25.0, -0.5, None),  # it comes back
+        ("noise", -25.0, 1e-3, None),  # flat
+        ("noise", -3.0, 0.5, None),
+        ("noise", 25.0, -0.5, None),
+        ("scales", np.array([0.0, -9.0]), np.array([0.0, 2.0]), "'scales' fell from 1 to 0.0001"),
+        ("scales", np.array([-9.0, 0.0]), np.array([0.0, 2.0]), None),
+        ("share", -25.0, 0.5, None),  # `at_bound` says so
+        ("shift", -25.0, 0.5, None),
+    ],
+)
+def test_what_fell_and_still_rises_is_named(where, site, end, slope, said):
+    zero = {k: 0.0 * np.asarray(v) for k, v in BEGUN.items()}
+    points = (BEGUN, {**BEGUN, site: end}, {**zero, site: slope})
+    begun, ended, slopes = ({k: jnp.asarray(v) for k, v in x.items()} for x in points)
+    found = vanishing(where, begun, ended, slopes)
+    assert found is None if said is None else said in found
+
+
+@pytest.mark.slow
+def test_a_fit_of_data_without_noise_names_it():
+    with pytest.raises(pg.FitError, match="max_steps.*'noise' fell from .*LogNormal") as caught:
+        pg.fit(model, pg.Laplace(), 0, X, y=np.sin(X))
+    assert "'noise'" in caught.value.fit.stats["caution"]
+    held = pg.Laplace(hyper=pg.Fixed({"noise": 1e-3}))
+    assert pg.fit(model, held, 0, X, y=np.sin(X)).result == "converged"
