@@ -76,7 +76,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
         held = {**batch.given, **_held(method, model, batch)}
         point = isinstance(method.hyper, MAP)
-        model = with_effects(model, batch.args, batch.kwargs, held, maximised=point)
+        asked = method.latents is not None or method.num_importance > 1
+        model = with_effects(model, batch.args, batch.kwargs, held, point, asked)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
