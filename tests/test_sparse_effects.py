@@ -126,6 +126,21 @@ def test_a_level_that_the_model_does_not_have_is_refused():
         pg.fit(model, method, 0, X, W, group, y=eta)
 
 
+def test_a_function_in_another_order_than_its_inputs_is_refused():
+    """Of the row's weights alone it could not be told from f; all data stand in one batch."""
+    X, _, group, eta, _ = data()
+
+    def reversed_rows(X, group, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("groups", GROUPS):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[::-1] + u[group], 0.3), obs=y)
+
+    with pytest.raises(pg.NotPointwiseError, match="other rows of .*'f'"):
+        pg.fit(reversed_rows, pg.SVGP(num_inducing=5, max_steps=2), 0, X, group, y=eta)
+
+
 @pytest.mark.slow
 def test_inducing_variables_of_a_fit_can_be_given_again(fits):
     X, W, group, eta, _ = data()

@@ -40,11 +40,15 @@ def apart(prior: GP) -> tuple[GP, Float[Array, "N"] | None]:
     """(the prior without effects that stand one a datum, their variances); (the prior, `None`)
     where there are none. Of one function a datum.
     """
-    if not isinstance(prior, PredictorGP):
+    if not isinstance(prior, PredictorGP) or not _own_of(prior, prior.X[:2]):
         return prior, None
-    parts = prior.kernel.at(prior.X).parts.values()
-    own = [part.covariance for part in parts if isinstance(part, Own)]
-    return (prior.without_own(), added(own)[0, 0]) if own else (prior, None)
+    return prior.without_own(), added(_own_of(prior, prior.X))[0, 0]
+
+
+def _own_of(prior: PredictorGP, X) -> list[Array]:
+    """Covariances within a row of each of them, (R, R, n)."""
+    parts = prior.kernel.at(X).parts.values()
+    return [part.covariance for part in parts if isinstance(part, Own)]
 
 
 def all_apart(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
