@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from sparse_targets import targets
 
 import ppl_gp as pg
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
@@ -115,6 +116,16 @@ def test_draws_of_the_tree_have_the_moments_of_the_parts(fits):
     np.testing.assert_allclose(u.mean(0), sites.mean, atol=5 * np.max(sd) / np.sqrt(4000))
     np.testing.assert_allclose(u.std(0), sd, rtol=5 / np.sqrt(8000))
     assert tree["eta"].shape == (1, 4000, 2, N)
+
+
+@pytest.mark.slow
+def test_natural_gradients_of_minibatches_average_to_that_of_all_data():
+    X, W, group, rng = arguments()
+    y = rng.normal(size=(N, 2))
+    method = at_the_data(X, batch_size=4)
+    whole, parts = targets(method, outputs, (X, W, group), 4, y=y)
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-9)
 
 
 @pytest.mark.slow

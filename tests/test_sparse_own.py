@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from sparse_targets import targets
 
 import ppl_gp as pg
 from ppl_gp.model.declared import declare
@@ -149,6 +150,16 @@ def test_counts_have_a_tighter_bound_than_a_gaussian_of_each_effect():
     sd = np.sqrt(ep.sites["u"].variance)
     np.testing.assert_allclose(sparse.sites["u"].mean / sd, ep.sites["u"].mean / sd, atol=0.05)
     np.testing.assert_allclose(np.sqrt(sparse.sites["u"].variance) / sd, 1.0, atol=0.05)
+
+
+@pytest.mark.slow
+def test_natural_gradients_of_minibatches_average_to_that_of_all_data():
+    X, W, group, rng = arguments()
+    y = rng.poisson(np.exp(np.sin(X)))
+    method = at_the_data(X, batch_size=4)
+    whole, parts = targets(method, model, (X, W, group), 4, y=y, counts=True)
+    for a, b in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(b, a, atol=1e-9)
 
 
 @pytest.mark.slow
