@@ -67,6 +67,11 @@ class Kept(eqx.Module):
         return self.mean.shape[0]
 
     @property
+    def coupled(self) -> int:
+        """R, where a datum sees R functions that are correlated given the data; else 0."""
+        return 0
+
+    @property
     def inducing_variables(self) -> InducingVariables | None:
         """Those of an entry, where there are any."""
         return None
@@ -172,6 +177,10 @@ class FromFunctions(BehindSites):
     alpha: Float[Array, "*S RN"]
     sites: PseudoLikelihood
 
+    @property
+    def coupled(self):
+        return self.mean.shape[-2]
+
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
         kind = OfSoftmax if isinstance(root, SoftmaxRoot) else OfFunctions
@@ -237,7 +246,8 @@ class FromDraws(Kept):
 
 class FromInducing(Kept):
     """q(v) = N(mean, I - reduction) of whitened inducing variables, (*F, M) and (*F, M, M), its
-    diagonal (*F, M), or an `Arrow`.
+    diagonal (*F, M), or an `Arrow`. Of a predictor of several functions (`inducing.functions`) one
+    for all of them.
 
     Draws of u: `mean` is the draw of v, `reduction` one.
     """
@@ -246,6 +256,11 @@ class FromInducing(Kept):
     mean: Float[Array, "*S_and_F M"]
     reduction: Any
     basis: Basis | None = None
+
+    @property
+    def coupled(self):
+        R = self.inducing.functions
+        return R if R > 1 else 0
 
     @property
     def inducing_variables(self):
@@ -267,12 +282,13 @@ class FromInducing(Kept):
         return self.process(prior).marginals(prior)
 
     def sample(self, prior, key, num):
-        """Jointly up to `MAX_JOINT` rows, O(N^3 + num N^2).
+        """Jointly up to `MAX_JOINT` rows, O(N^3 + num N^2); R N rows of R coupled functions.
 
         Above, u is drawn jointly and f given u row by row, whose covariance is the remainder k - Q
         alone: every marginal is exact, O(N M) a draw.
         """
-        draw = draw_jointly if prior.X.shape[0] <= MAX_JOINT else draw_given_inducing
+        rows = max(1, self.coupled) * prior.X.shape[0]
+        draw = draw_jointly if rows <= MAX_JOINT else draw_given_inducing
         return draw(self.process(prior), prior, key, num)
 
 

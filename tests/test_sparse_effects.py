@@ -126,6 +126,21 @@ def test_a_level_that_the_model_does_not_have_is_refused():
         pg.fit(model, method, 0, X, W, group, y=eta)
 
 
+def test_a_function_in_another_order_than_its_inputs_is_refused():
+    """Of the row's weights alone it could not be told from f; all data stand in one batch."""
+    X, _, group, eta, _ = data()
+
+    def reversed_rows(X, group, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("groups", GROUPS):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f[::-1] + u[group], 0.3), obs=y)
+
+    with pytest.raises(pg.NotPointwiseError, match="other rows of .*'f'"):
+        pg.fit(reversed_rows, pg.SVGP(num_inducing=5, max_steps=2), 0, X, group, y=eta)
+
+
 @pytest.mark.slow
 def test_inducing_variables_of_a_fit_can_be_given_again(fits):
     X, W, group, eta, _ = data()
@@ -136,16 +151,17 @@ def test_inducing_variables_of_a_fit_can_be_given_again(fits):
 
 
 def _own(X, group, y=None):
-    """An effect of each row beside those of the groups, and a level."""
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
-    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-    eta = f + level
+    """Three classes, a level and effects of groups in the first, and one of each row there."""
+    with numpyro.plate("classes", 3):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    first = numpyro.sample("level", dist.Normal(0.0, 1.0)) + f[0]
     if group is not None:
         with numpyro.plate("groups", GROUPS):
-            eta = eta + numpyro.sample("u", dist.Normal(0.0, 1.0))[group]
+            first = first + numpyro.sample("u", dist.Normal(0.0, 1.0))[group]
     with numpyro.plate("data", X.shape[0]):
-        e = numpyro.sample("e", dist.Normal(0.0, 0.5))
-        numpyro.sample("y", dist.Poisson(jnp.exp(eta + e)), obs=y)
+        first = first + numpyro.sample("e", dist.Normal(0.0, 0.5))
+        logits = jnp.stack([first, f[1], f[2]], -1)
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
 
 def _classes(X, group, y=None):
@@ -160,20 +176,35 @@ def _classes(X, group, y=None):
 
 @pytest.mark.slow
 def test_a_single_value_that_is_not_integrated_is_told():
-    X, _, _, eta, rng = data()
+    X, *_, rng = data()
     with pytest.warns(UserWarning, match=r"SVGP\(\) takes \['level'\] as hyperparameters"):
         method = pg.SVGP(num_inducing=8, max_steps=2)
-        fit = pg.fit(_own, method, 0, X, None, y=rng.poisson(np.exp(eta)))
+        fit = pg.fit(_own, method, 0, X, None, y=rng.integers(0, 3, N), throw=False)
     assert set(fit.hyper) == {"level"} and not fit.sites
 
 
 def test_effects_that_would_be_maximised_are_refused():
-    X, _, group, eta, rng = data()
-    method = pg.SVGP(num_inducing=8, max_steps=2)
-    with pytest.raises(pg.ModelError, match=r"maximise \['u'\].*\['e'\] stand one a datum"):
-        pg.fit(_own, method, 0, X, group, y=rng.poisson(np.exp(eta)))
-    with pytest.raises(pg.ModelError, match=r"maximise \['v'\].*several functions.*AutoNormal"):
-        pg.fit(_classes, method, 0, X, group, y=rng.integers(0, 3, N))
+    X, _, group, _, rng = data()
+    y = rng.integers(0, 3, N)
+    several = r"maximise \['u'\].*\['e'\] stand one a datum, which sees several.*AutoNormal"
+    with pytest.raises(pg.ModelError, match=several):
+        pg.fit(_own, pg.SVGP(num_inducing=8, max_steps=2), 0, X, group, y=y)
+
+
+def test_a_q_of_each_datum_that_is_asked_for_is_not_integrated_away():
+    X, W, group, eta, rng = data()
+
+    def rows(X, group, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("groups", GROUPS):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            e = numpyro.sample("e", dist.Normal(0.0, 0.5))
+            numpyro.sample("y", dist.Poisson(jnp.exp(f + u[group] + e)), obs=y)
+
+    method = pg.SVGP(num_inducing=8, max_steps=2, latents=pg.Free())
+    with pytest.raises(pg.ModelError, match=r"maximise \['u'\].*\['e'\].*as `latents` or"):
+        pg.fit(rows, method, 0, X, group, y=rng.poisson(np.exp(eta)))
 
 
 @pytest.mark.slow
@@ -181,12 +212,12 @@ def test_what_the_refusal_names_fits():
     """Laplace's method, and a guide."""
     X, _, group, _, rng = data()
     y = rng.integers(0, 3, N)
-    local = pg.fit(_classes, pg.Laplace(), 0, X, group, y=y)
-    assert local.result == "converged" and local.sites["v"].mean.shape == (3, GROUPS)
+    local = pg.fit(_own, pg.Laplace(), 0, X, group, y=y)
+    assert local.result == "converged" and local.sites["u"].mean.shape == (GROUPS,)
     guided = pg.SVGP(hyper=AutoNormal, num_inducing=6, max_steps=30)
     with pytest.warns(UserWarning, match="as hyperparameters"):
-        fit = pg.fit(_classes, guided, 0, X, group, y=y, throw=False)
-    assert fit.hyper["v"].shape[1:] == (3, GROUPS)
+        fit = pg.fit(_own, guided, 0, X, group, y=y, throw=False)
+    assert fit.hyper["u"].shape[1:] == (GROUPS,)
     assert fit.predict(X[:2], group[:2]).probs.shape == (2, 3)
 
 

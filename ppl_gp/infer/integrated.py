@@ -18,13 +18,19 @@ from ppl_gp.model.tracing import run
 
 
 def with_effects(
-    model: Declared, args: tuple, kwargs: dict, given: Mapping, maximised: bool = False
+    model: Declared,
+    args: tuple,
+    kwargs: dict,
+    given: Mapping,
+    maximised: bool = False,
+    latents: bool = False,
 ) -> Declared:
-    """The model that `SVGP` sees: effects beside GPs are integrated with them, where a datum sees
-    one linear predictor and nothing but GPs stands one a datum. Several GPs alone keep a q(u) each.
+    """The model that `SVGP` sees: effects beside GPs are integrated with them, those that stand one
+    a datum where a datum sees one function. Several GPs alone keep a q(u) each.
 
     Where it does not integrate them they are hyperparameters, and a warning says so; `maximised`
-    with the others (`MAP`), `ModelError` for effects of several values.
+    with the others (`MAP`), `ModelError` for effects of several values. `latents`: whether the user
+    asked for a q(h) of what stands one a datum, which then stays as it is.
     """
     found = collapse(model, args, kwargs, given)
     if not isinstance(found, Collapsed):
@@ -35,10 +41,12 @@ def with_effects(
     own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
     if not gps or not effects:
         return model
-    if not own and found.plan.functions == 1:
+    if not own or (found.plan.functions == 1 and not latents):
         return found
     left = [k for k in effects if k not in own]
-    why = f"{own} stand one a datum" if own else "a datum sees several functions"
+    why = f"{own} stand one a datum and have a q(h) each, as `latents` or `num_importance` asks"
+    if not latents:
+        why = f"{own} stand one a datum, which sees several functions"
     if maximised:
         _require_none_of_many([k for k in left if np.size(trace[k]["value"]) > 1], why)
     _tell_of_points(left, why)
@@ -50,8 +58,8 @@ def _require_none_of_many(effects: list[str], why: str) -> None:
     if effects:
         raise ModelError(
             f"SVGP(hyper=MAP()) would maximise {effects}, effects of several values: {why}, and "
-            "SVGP() integrates effects beside GPs of one function a datum alone. Laplace(), EP() "
-            "and VI() integrate them; SVGP(hyper=AutoNormal), of numpyro.infer.autoguide, gives "
+            "SVGP() does not integrate effects beside those. Laplace(), EP() and VI() integrate "
+            "all of them; SVGP(hyper=AutoNormal), of numpyro.infer.autoguide, gives "
             "them a Gaussian beside the hyperparameters; or hold them, hyper=Fixed({...})."
         )
 
@@ -60,9 +68,8 @@ def _tell_of_points(effects: list[str], why: str) -> None:
     """Warn that effects are left as hyperparameters, which other methods integrate."""
     if effects:
         warnings.warn(
-            f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it "
-            "integrates effects beside GPs of one function a datum alone. EP(), VI() and Laplace() "
-            "integrate them.",
+            f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it does "
+            "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them.",
             stacklevel=2,
         )
 

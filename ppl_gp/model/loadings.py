@@ -33,6 +33,12 @@ class Loadings(eqx.Module):
         """Of the first row alone."""
         return Loadings(self.offset[:, :1], {k: p.first_row() for k, p in self.parts.items()})
 
+    def without_own(self) -> "Loadings":
+        """Without effects that stand one a datum, but for their means."""
+        own = {k: p for k, p in self.parts.items() if isinstance(p, Own)}
+        left = {k: p for k, p in self.parts.items() if k not in own}
+        return Loadings(self.offset + sum(p.mean for p in own.values()), left)
+
     @property
     def mean(self) -> Float[Array, "R n"]:
         return sum([p.mean for p in self.parts.values()], self.offset)

@@ -5,6 +5,7 @@ eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), et
 of two rows: the sum over the sites of a(r) C a(r')^T, each a part (`predictor_parts`).
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -30,6 +31,7 @@ class RowsKernel(Kernel):
     model: Any = eqx.field(static=True)  # a `Collapsed`
     tables: dict[str, Any]  # arguments that belong to no datum
     hyper: dict[str, Any]
+    own: bool = eqx.field(default=True, static=True)  # whether effects of each row count
 
     @property
     def functions(self) -> int:
@@ -38,7 +40,8 @@ class RowsKernel(Kernel):
 
     def at(self, X) -> Loadings:
         """The predictor at rows."""
-        return self.model.loadings(X, self.tables, self.hyper)
+        whole = self.model.loadings(X, self.tables, self.hyper)
+        return whole if self.own else whole.without_own()
 
     def __call__(self, X1, X2):
         return _cross(self, X1, None if X2 is X1 else X2)
@@ -68,6 +71,10 @@ class PredictorGP(GP):
         super().__init__(kernel, X)
         R = kernel.functions
         self._batch_shape = () if R == 1 else (R,)
+
+    def without_own(self) -> "PredictorGP":
+        """The same without effects that stand one a datum: they are held at their means."""
+        return PredictorGP(dataclasses.replace(self.kernel, own=False), self.X)
 
     @property
     def mean(self):

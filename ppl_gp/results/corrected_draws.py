@@ -23,10 +23,11 @@ def can_be_corrected(fit: Record, num_data: int) -> bool:
     """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over
     inducing variables alone.
     """
+    functions = max([kept.coupled for kept in fit.latent.values()], default=0)
     if (
         fit.sampled
         or fit.local
-        or num_data > MAX_ROWS
+        or num_data * max(1, functions) > MAX_ROWS
         or (len(fit.latent) > 1 and feeds_another(fit))
     ):
         return False

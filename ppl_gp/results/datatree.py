@@ -27,7 +27,7 @@ from ppl_gp.results.named_tree import (
     with_columns,
     with_levels,
 )
-from ppl_gp.results.part_draws import draw_parts
+from ppl_gp.results.part_draws import draw_parts, own_effects
 from ppl_gp.results.predictions_tree import predicted_groups
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -155,9 +155,18 @@ def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: d
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
-    """As `posterior_draws`, and {integrated site: (S, ...)}, which add up to the predictor."""
+    """As `posterior_draws`, and {integrated site: (S, ...)}, which add up to the predictor.
+
+    Raises `DataError` where effects of each datum are drawn given its observation, which a loaded
+    fit does not hold.
+    """
     if not isinstance(fit.model, Collapsed):
         return *posterior_draws(fit, key, num_draws), {}
+    if (own := own_effects(fit)) and not scored_names(training_sites(fit)):
+        raise DataError(
+            f"effects {own} stand one a datum, and have a posterior given the observations, which "
+            "a saved fit of SVGP() does not hold; draw before saving."
+        )
     draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
     known = jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
     parts, eta = draw_parts(fit.model, draws, fit.args, fit.kwargs, key, repeats)
@@ -202,6 +211,9 @@ def training_moments(fit: Record) -> dict[str, Moments]:
     """{GP site: mean and variance of q(f) at the training inputs}, (*C, N), mixed over draws. O(S
     (M^3 + N M^2)) for `SVGP`.
     """
+    if own_effects(fit):
+        _, f, _ = draws_with_parts(fit, random.key(0), 1000)
+        return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}
     if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
         _, f = posterior_draws(fit, random.key(0), 1000)
         return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}

@@ -24,7 +24,7 @@ import numpy as np
 from jax import random
 from jax.scipy.special import logsumexp
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.model.per_datum import data_axis
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
@@ -36,6 +36,7 @@ from ppl_gp.results.datatree import (
     training_sites,
 )
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
+from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record
 from ppl_gp.results.row_names import row_names
 from ppl_gp.results.tree_dimensions import data_plate
@@ -69,6 +70,12 @@ def loo(fit: Record) -> "ELPDData":
     if not scored_names(sites):
         raise DataError(
             "loo() needs the observations, which a saved fit does not hold; call it before saving."
+        )
+    if own := own_effects(fit):
+        raise ModelError(
+            f"loo() under SVGP() is not for effects that stand one a datum, {own}: each follows "
+            "its own datum. VI(), EP() and Laplace() leave data out by cavities; or score held-out "
+            "data by log_density."
         )
     if not fit.latent or not all(kept.has_sites for kept in fit.latent.values()):
         if num_data(fit) > MAX_DATA:

@@ -1,9 +1,9 @@
 """Joint draws of the sites behind an integrated predictor, and of the predictor itself.
 
 Three routes, by what is kept: the unknowns w themselves, where there are few; inducing variables
-and what they leave unexplained; else a draw of eta from q(eta), and the sites given it by
-Matheron's rule, e = e_0 + Cov[e, eta] K^-1 (eta - eta_0) with (e_0, eta_0) from the prior (Wilson
-et al. 2021, eq. 8).
+and what they leave unexplained, and effects of each datum given the rest and its observation; else
+a draw of eta from q(eta), and the sites given it by Matheron's rule, e = e_0 + Cov[e, eta] K^-1
+(eta - eta_0) with (e_0, eta_0) from the prior (Wilson et al. 2021, eq. 8).
 """
 
 import math
@@ -18,14 +18,16 @@ from ppl_gp.draws import Draws
 from ppl_gp.gp import GP
 from ppl_gp.kept import MAX_JOINT, FromInducing
 from ppl_gp.model.collapsed import Collapsed, Moved
+from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
-from ppl_gp.results.record import prior_at
+from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.inducing_draws import factor_of_v
+from ppl_gp.sparse.own_effects import all_apart, averaged
 from ppl_gp.wrappers import unwrap
 
 
@@ -41,6 +43,9 @@ def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
         prior: Any = prior_at(model, name, draw.known, args, kwargs)
         kept, here = draw.kept[name], model.moved(prior.kernel, prior.X)
         e = _innovations(kept, prior, here, key, repeats)
+        if any(k not in e for k in here.fns):
+            joint = JointLogLikelihood(model, len(prior.X), draw.known, args, kwargs)
+            e |= _given_functions(averaged(joint, all_apart({name: prior})[1]), here, e, key)
         eta = jax.vmap(lambda e: jnp.reshape(here.eta(e), prior.mean.shape))(e)
         return jax.vmap(here.values)(e), eta
 
@@ -119,6 +124,8 @@ def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> di
     v = kept.mean + factor_of_v(process).colour(white)
     found = {}
     for i, (k, fn) in enumerate(here.fns.items()):
+        if k not in variables.names:
+            continue  # one a datum: `_given_functions`
         block = v[:, variables.start(k) : variables.start(k) + variables.size(k)]
         if k in variables.tables:
             found[k] = jax.vmap(root_of(fn))(jnp.reshape(block, (num, *fn.shape())))
@@ -128,6 +135,38 @@ def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> di
             f = _of_inducing(variables.gps[k], unwrap(fn), block, own)
             found[k] = jnp.reshape(f, (num, *fn.shape()))
     return found
+
+
+def _given_functions(likelihood: Any, here: Moved, e: dict, key) -> dict:
+    """Draws of what stands one a datum and `e` lacks: their sum from p(. | f_n, y_n), each of them
+    given that by Matheron's rule.
+    """
+    own = {k: here.fns[k] for k in here.fns if k not in e}
+    roots, S = {k: root_of(fn) for k, fn in own.items()}, likelihood.variance
+
+    def one(entry):
+        e, key = entry
+        key_sum, *keys = random.split(key, 1 + len(own))
+        total = likelihood.draw(here.eta(e)[0], key_sum)
+        before = {
+            k: roots[k](random.normal(k_own, fn.shape()))
+            for k_own, (k, fn) in zip(keys, own.items(), strict=True)
+        }
+        alpha = (total - (here.eta(before) - here.eta({}))[0]) / jnp.where(S > 0, S, 1.0)
+        (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha[None])
+        return {k: x + _covariance(roots[k], slopes[k]) for k, x in before.items()}
+
+    num = len(next(iter(e.values())))
+    return lax.map(one, (e, random.split(random.fold_in(key, 1), num)))
+
+
+def own_effects(record: Record) -> list[str]:
+    """Sites that stand one a datum and are integrated in the likelihood (`sparse.own_effects`)."""
+    if not isinstance(record.model, Collapsed):
+        return []
+    (kept,) = record.latent.values()
+    variables: Any = kept.inducing if isinstance(kept, FromInducing) else None
+    return [] if variables is None else sorted({*record.model.plan.sites} - {*variables.names})
 
 
 def _of_inducing(variables, prior: GP, v, key):

@@ -26,6 +26,7 @@ from ppl_gp.model.roles import is_gp
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.save import qualified_name
+from ppl_gp.sparse.several import batch_of
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
 
@@ -263,7 +264,8 @@ def _unusable(fit: Fit, trace: dict) -> list[str]:
                 lambda entry, prior: entry.process(prior).marginals(prior), entry, prior
             )
             dense = entry.reduction.shape in (entry.mean.shape, (*entry.mean.shape, M))
-            if not dense or entry.mean.shape != (*shape[:-1], M) or mean.shape != shape:
+            axes = batch_of(prior, shape)
+            if not dense or entry.mean.shape != (*axes, M) or mean.shape != shape:
                 wrong.append(name)
     for name, q in fit.local.items():
         if not isinstance(q, Forgotten):

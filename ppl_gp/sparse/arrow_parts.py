@@ -19,7 +19,7 @@ from ppl_gp.sparse.arrow_gaussian import ArrowGaussian
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.level_columns import LevelColumns, LevelRoot
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
-from ppl_gp.sparse.parts import PartsVariables
+from ppl_gp.sparse.parts import PartsVariables, SeveralParts
 
 MIN_LEVELS = 200  # below, one dense Gaussian is as fast
 
@@ -47,6 +47,9 @@ class ArrowVariables(PartsVariables):
     def cross_of_part(self, site, part):
         if site == self.levels:
             return self._joined({}, part)
+        if site not in self.names:
+            none = self.few[0]
+            return self._joined({none: jnp.zeros((self.size(none), part.mean.size))}, None)
         return self._joined({site: self._cross(site, part)}, None)
 
     def cross_of_effects(self, loads):
@@ -85,6 +88,8 @@ def parts_variables(
     units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
     tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
     levels = widest(parts)
+    if prior.kernel.functions > 1:
+        return SeveralParts(gps, units, tables, prior.kernel.functions)
     if arrow and levels is not None and tables[levels] >= MIN_LEVELS:
         return ArrowVariables(gps, units, tables, levels)
     return PartsVariables(gps, units, tables)

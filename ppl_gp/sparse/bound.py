@@ -20,6 +20,7 @@ from ppl_gp.sparse.expectation import NODES, Expectation, expectation_error, fla
 from ppl_gp.sparse.families import Family, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.natural_gaussian import Nudge
+from ppl_gp.sparse.own_effects import Averaged, all_apart, averaged
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.root import Root
 
@@ -91,18 +92,20 @@ class AtBatch(NamedTuple):
     processes: dict[str, SparseProcess]
     q: dict[str, Whitened]
     roots: dict[str, Root]
+    own: dict[str, Array]  # variances of effects that stand one a datum, which f is without
 
     @property
-    def log_lik(self) -> JointLogLikelihood:
+    def log_lik(self) -> JointLogLikelihood | Averaged:
         """{GP site: f} -> log p(y_n | f_n), (B,)."""
         batch = self.batch
-        return JointLogLikelihood(self.model, batch.num, self.given, batch.args, batch.kwargs)
+        joint = JointLogLikelihood(self.model, batch.num, self.given, batch.args, batch.kwargs)
+        return averaged(joint, self.own)
 
     def marginals(self) -> tuple[dict, dict]:
-        """({GP site: mean}, {GP site: variance}) of f at the inputs that the trace has. O(M^2 B)
-        each.
+        """({GP site: mean}, {GP site: variance}) of f at the inputs that the trace has; of a
+        predictor's correlated functions covariances. O(M^2 B) each.
         """
-        found = {k: self.processes[k].marginals(prior) for k, prior in self.priors.items()}
+        found = {k: self.processes[k].moments(prior) for k, prior in self.priors.items()}
         return {k: m for k, (m, _) in found.items()}, {k: v for k, (_, v) in found.items()}
 
 
@@ -116,15 +119,16 @@ def at_batch(
     """Run the model on a batch. O(M^3) a GP site."""
     model, given = declare(model, batch.args, batch.kwargs), {**hyper, **batch.given}
     trace = run(model, batch.args, batch.kwargs, given)
-    priors = {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
-    return AtBatch(model, batch, given, trace, priors, *processes(priors, variational, nudge))
+    priors, own = all_apart({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
+    found = processes(priors, variational, nudge)
+    return AtBatch(model, batch, given, trace, priors, *found, own)
 
 
 def quadrature_gap(
     model: Callable, expectation: Expectation, hyper: dict, variational: Variational, batch: Batch
 ):
     """(sum_n w_n (E_q[log p(y_n | f_n)] by the bound's nodes - by finer ones), the same of absolute
-    values), nats.
+    values), nats. Of effects that stand one a datum the nodes of both integrals count.
 
     Zero, and no finer nodes, where log p(y_n | f_n) is proved a polynomial that Gauss-Hermite nodes
     integrate exactly.
@@ -135,11 +139,9 @@ def quadrature_gap(
     # n nodes are exact up to degree 2 n - 1
     if degree(lambda f: log_lik(rebuild(f)), f) < 2 * min(NODES.values()):
         return jnp.zeros(()), jnp.zeros(())
-    gap = jnp.where(
-        batch.weights > 0,
-        batch.weights * expectation_error(log_lik, mean, variance, expectation, batch.key),
-        0.0,
-    )
+    finer = log_lik.finer() if isinstance(log_lik, Averaged) else None
+    gap = expectation_error(log_lik, mean, variance, expectation, batch.key, finer)
+    gap = jnp.where(batch.weights > 0, batch.weights * gap, 0.0)
     return jnp.sum(gap), jnp.sum(jnp.abs(gap))
 
 

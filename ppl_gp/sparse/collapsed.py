@@ -13,7 +13,6 @@ with A = R^-1 Cov[u, f(X)]. The optimal q(v) has natural parameters beta and B -
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -30,6 +29,7 @@ from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.own_effects import all_apart, averaged, quadratic
 
 
 class Collapsed(NamedTuple):
@@ -48,9 +48,11 @@ def collapsed(
     One latent function, all data in the batch. O(N M^2). `require_gaussian` says whether the
     likelihood allows it.
     """
-    ((name, prior),) = priors_at(model, batch, hyper).items()
-    log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
-    c, b, t = _quadratic(lambda f: log_lik({name: f}), prior.mean)
+    priors, own = all_apart(priors_at(model, batch, hyper))
+    ((name, prior),) = priors.items()
+    joint = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
+    log_lik = averaged(joint, own)
+    c, b, t = quadratic(lambda f: log_lik({name: f}), prior.mean)
     A = _whitened_cross(variables[name], prior)
     beta, nat2 = A @ b, product(A * t, A.T)
     L, _ = robust_cholesky(add_diagonal(nat2, 1.0), jnp.zeros((), nat2.dtype))
@@ -62,12 +64,6 @@ def collapsed(
 
 def _whitened_cross(variables: InducingVariables, prior: GP):
     return variables.root(prior).whiten(variables.cross(prior, prior.X))
-
-
-def _quadratic(log_lik: Callable, f):
-    """(value, slope, minus curvature) of a pointwise log-likelihood."""
-    slope, curvature = jax.jvp(jax.grad(lambda f: jnp.sum(log_lik(f))), (f,), (jnp.ones_like(f),))
-    return log_lik(f), slope, -curvature
 
 
 def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
@@ -94,7 +90,7 @@ def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
     log_lik = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
     at = lambda f: log_lik({name: f})  # noqa: E731
     mean = unwrap(site["fn"]).mean
-    if degree(at, mean) > 2 or not bool(jnp.all(_quadratic(at, mean)[2] >= 0)):
+    if degree(at, mean) > 2 or not bool(jnp.all(quadratic(at, mean)[2] >= 0)):
         raise ModelError(
             "SVGP(collapsed=True): the likelihood is not Gaussian in f, or not seen to be (its "
             "logarithm a polynomial of degree 2), so that q(u) has no closed form; leave "

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.quadrature import likelihood_nodes
+from ppl_gp.numerics.small import lower_root
 
 MAX_CUBATURE = 3
 NODES = {1: 20, 2: 12, 3: 8}
@@ -60,6 +61,7 @@ def expected_log_lik(
     log_lik: Callable, mean: dict, variance: dict, expectation: Expectation, key
 ) -> Float[Array, "B"]:
     """E[log p(y_n | f_n)] with independent f ~ N(mean, variance), {site: (*C, B)} each; (B,), nats.
+    Functions of one site that are correlated have covariances (R, R, B) in place of variances.
 
     Gauss-Hermite is exact for polynomials of degree 2 num_nodes - 1 and converges slowly where log
     p is peaked on a scale far below f's standard deviation (StudentT(4) of scale 0.05 under sd 1:
@@ -70,8 +72,9 @@ def expected_log_lik(
     Raises `DataError` for `num_nodes` above three functions that are not additive.
     """
     m, rebuild = flatten(mean)
-    scale = jnp.sqrt(flatten(variance)[0])
     if expectation.additive and expectation.num_draws is None:
+        # each term sees one function, and so its marginal alone
+        scale = jnp.sqrt(flatten(_variances(mean, variance))[0])
         x, w = _hermite(expectation.num_nodes or NODES[1], 1)
         each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
         return jnp.asarray(w, m.dtype) @ each
@@ -83,20 +86,54 @@ def expected_log_lik(
                 f"model has {m.shape[0]}; leave it out, or give num_draws."
             )
         z = random.normal(key, (expectation.num_draws or 10, *m.shape), m.dtype)
-        return jnp.mean(jax.vmap(lambda z: log_lik(rebuild(m + scale * z)))(z), 0)
+        at = _coloured(mean, variance)
+        return jnp.mean(jax.vmap(lambda z: log_lik(at(rebuild(z))))(z), 0)
     z, w = _hermite(num, m.shape[0])
-    values = jax.vmap(lambda z: log_lik(rebuild(m + scale * z[:, None])))(jnp.asarray(z, m.dtype))
+    at, ones = _coloured(mean, variance), jnp.ones_like(m)
+    values = jax.vmap(lambda z: log_lik(at(rebuild(z[:, None] * ones))))(jnp.asarray(z, m.dtype))
     return jnp.asarray(w, m.dtype) @ values
 
 
+def _is_joint(mean, variance) -> bool:
+    """Whether the functions of a site are given by their covariances."""
+    return jnp.ndim(variance) > jnp.ndim(mean)
+
+
+def _variances(mean: dict, variance: dict) -> dict:
+    """{site: (*C, B)}, of covariances their diagonals."""
+    diagonal = lambda v: jnp.einsum("aan->an", v)  # noqa: E731
+    return {k: diagonal(v) if _is_joint(mean[k], v) else v for k, v in variance.items()}
+
+
+def _coloured(mean: dict, variance: dict) -> Callable:
+    """z ~ N(0, I), {site: (*C, B)} -> f ~ N(mean, variance)."""
+    roots = {
+        k: lower_root(jnp.moveaxis(v, -1, 0)) if _is_joint(mean[k], v) else jnp.sqrt(v)
+        for k, v in variance.items()
+    }
+
+    def one(k, z):
+        if _is_joint(mean[k], variance[k]):
+            return mean[k] + jnp.einsum("nab,bn->an", roots[k], z)
+        return mean[k] + roots[k] * z
+
+    return lambda z: {k: one(k, x) for k, x in z.items()}
+
+
 def expectation_error(
-    log_lik: Callable, mean: dict, variance: dict, expectation: Expectation, key
+    log_lik: Callable,
+    mean: dict,
+    variance: dict,
+    expectation: Expectation,
+    key,
+    finer: Callable | None = None,
 ) -> Float[Array, "B"]:
     """expected_log_lik(how) minus a finer rule's, (B,), nats: positive where a bound made of it is
     too high.
 
-    One function: `FINE` nodes that follow the likelihood, good to about 1e-8. Several: three times
-    the Gauss-Hermite nodes, which tells an error's size. 0 for draws, which are right on average.
+    One function: `FINE` nodes that follow the likelihood, good to about 1e-8. Several, and where a
+    likelihood is an integral itself, of which `finer` has more nodes: three times the Gauss-Hermite
+    nodes, which tells an error's size. 0 for draws, which are right on average.
     Cost: `FINE` or 3^F as many likelihood values; for reports.
     """
     m, rebuild = flatten(mean)
@@ -105,10 +142,10 @@ def expectation_error(
     ):
         return jnp.zeros_like(m[0])
     coarse = expected_log_lik(log_lik, mean, variance, expectation, key)
-    if m.shape[0] > 1:
+    if m.shape[0] > 1 or finer is not None:
         num = expectation.num_nodes or NODES[1 if expectation.additive else m.shape[0]]
         return coarse - expected_log_lik(
-            log_lik, mean, variance, expectation._replace(num_nodes=3 * num), key
+            finer or log_lik, mean, variance, expectation._replace(num_nodes=3 * num), key
         )
 
     def one(f):

@@ -33,6 +33,11 @@ class InducingVariables(eqx.Module):
         """
         return True
 
+    @property
+    def functions(self) -> int:
+        """R, where Cov[u, .] is of R functions of a datum together, (M, R B); else 1."""
+        return 1
+
     @abstractmethod
     def mean(self, prior: GP) -> Float[Array, "M"]:
         """E[u] under the prior."""

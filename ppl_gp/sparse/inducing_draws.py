@@ -12,6 +12,7 @@ from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import covariance_of_arrow, gram, squares
+from ppl_gp.sparse.several import flat_mean, shaped
 
 
 class Factor(eqx.Module):
@@ -76,7 +77,8 @@ def draws_with_inducing(
         add_diagonal(rest, default_jitter(new.variance)), default_jitter(new.variance)
     )
     noise = random.normal(key_f, (*v.shape[:-1], A.shape[1]), v.dtype) @ R.T
-    return new.mean + v @ A + noise, 0.5 * jnp.sum(distances, 1) + L.half_log_det()
+    f = shaped(flat_mean(new) + v @ A + noise, new)
+    return f, 0.5 * jnp.sum(distances, 1) + L.half_log_det()
 
 
 def draw_jointly(process: SparseProcess, prior: GP, key, num: int) -> Float[Array, "num *F N"]:
@@ -87,7 +89,7 @@ def draw_jointly(process: SparseProcess, prior: GP, key, num: int) -> Float[Arra
     for _ in covariance.shape[:-2]:
         factor = jax.vmap(factor)
     white = random.normal(key, (num, *mean.shape), mean.dtype)
-    return mean + jnp.einsum("...ij,r...j->r...i", factor(covariance), white)
+    return shaped(mean + jnp.einsum("...ij,r...j->r...i", factor(covariance), white), prior)
 
 
 def draw_given_inducing(
@@ -100,5 +102,6 @@ def draw_given_inducing(
     white = random.normal(key_u, (num, *m.shape), m.dtype)
     v = m + factor_of_v(process).colour(white)
     rest = jnp.sqrt(jnp.maximum(prior.variance - squares(A), 0.0))
-    mean = process.at(prior).mean if process.basis is None else process.marginals(prior)[0] - m @ A
-    return mean + v @ A + rest * random.normal(key_f, (num, *m.shape[:-1], A.shape[1]), m.dtype)
+    mean = flat_mean(prior) + process.further(prior)
+    noise = random.normal(key_f, (num, *m.shape[:-1], A.shape[1]), m.dtype)
+    return shaped(mean + v @ A + rest * noise, prior)

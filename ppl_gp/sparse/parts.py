@@ -1,10 +1,10 @@
-"""Inducing variables of a linear predictor eta = offset + sum_k A_k z_k: those of each GP, and the
-effects themselves.
+"""Inducing variables of a linear predictor eta = offset + sum_k A_k z_k, of R functions a datum:
+those of each GP, and the effects themselves.
 
 u = (inducing variables of every unit of every GP site; w of every other site, z = c + L w, w ~ N(0,
 I)), sites in alphabetical order. The terms are independent a priori, so that Cov[u] is block
 diagonal, and q(u) is one Gaussian for all of them: a GP and the effects beside it are correlated in
-the posterior.
+the posterior. Covariances with the predictor at n rows are (M, R n), functions outermost.
 """
 
 from typing import Any
@@ -79,7 +79,11 @@ class PartsVariables(InducingVariables):
         return jnp.concatenate([self._cross(k, parts[k]) for k in self.names])
 
     def cross_of_part(self, site: str, part: Any) -> Any:
-        """Cov[u, what one site adds to the predictor at n rows], (M, n)."""
+        """Cov[u, what one site adds to the predictor at n rows], (M, R n); zero of an effect that
+        stands one a datum, which u is not about.
+        """
+        if site not in self.names:
+            return jnp.zeros((self.num, part.mean.size), part.mean.dtype)
         return self._stacked({site: self._cross(site, part)})
 
     def cross_of_effects(self, loads: dict[str, Table]) -> Any:
@@ -95,7 +99,20 @@ class PartsVariables(InducingVariables):
         if isinstance(part, Table):
             return part.flat.T
         C = self.gps[site].cross(part.prior, part.prior.X)
-        return jnp.reshape(part.weights[0][:, None] * C, (-1, C.shape[-1]))
+        weighted = jnp.einsum("rpn,mn->pmrn", part.weights, C)
+        return jnp.reshape(weighted, (part.weights.shape[1] * len(C), -1))
+
+
+class SeveralParts(PartsVariables):
+    """As `PartsVariables`, of a predictor of several functions a datum: one q(u) for all of them,
+    which are correlated given the data. O(M^3 + M^2 R B).
+    """
+
+    num_functions: int = eqx.field(static=True)
+
+    @property
+    def functions(self):
+        return self.num_functions
 
 
 def _at(prior: Any, X) -> Loadings:

@@ -6,11 +6,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
+from ppl_gp.model.predictor_prior import blocks_of
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.sparse.families import Basis, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.projection import explained, explained_jointly, gram
+from ppl_gp.sparse.projection import explained, explained_blocks, explained_jointly, gram
 from ppl_gp.sparse.root import Root
+from ppl_gp.sparse.several import flat_mean, is_coupled, shaped
 
 
 class SparseProcess(Conditioned):
@@ -19,7 +21,8 @@ class SparseProcess(Conditioned):
 
     `process(X_new)` gives marginals as `Normal`, batch (*F, B); `process(X_new, joint=True)` a
     `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
-    mean are taken). O(M^2 B); K_uu is factored already.
+    mean are taken). O(M^2 B); K_uu is factored already. Of a predictor of R functions marginals are
+    (R, B), and joint moments are of all (R B,) values, functions outermost.
     """
 
     inducing: InducingVariables
@@ -29,20 +32,39 @@ class SparseProcess(Conditioned):
     basis: Basis | None = None
 
     def marginals(self, new: GP):
-        """(mean, variance), (*F, B) each; rounding below zero is raised to a rounding error of the
-        prior variance.
+        """(mean, variance), (*F, B) or (R, B) each; rounding below zero is raised to a rounding
+        error of the prior variance.
         """
         mean, explained_variance = explained(
             self.root, self.inducing.cross(new, new.X), self.mean, self.reduction
         )
         prior_variance = new.variance
         least = jnp.finfo(prior_variance.dtype).eps * prior_variance
-        return new.mean + mean + self.further(new), jnp.maximum(
-            prior_variance - explained_variance, least
-        )
+        variance = jnp.maximum(prior_variance - explained_variance, least)
+        mean = flat_mean(new) + mean + self.further(new)
+        return shaped(mean, new), shaped(variance, new)
+
+    def moments(self, new: GP):
+        """As `marginals`; of functions that are correlated within a row their covariances,
+        (R, R, B), in place of variances.
+        """
+        if not is_coupled(new):
+            return self.marginals(new)
+        return self._of_functions(new)
+
+    def within(self, new: GP) -> tuple[Array, Array, Array]:
+        """(mean, variance, (R, B) each; the covariances of the functions of each row of a
+        predictor, (B, R, R)). O(M^2 R B).
+        """
+        return *self.marginals(new), jnp.moveaxis(self._of_functions(new)[1], -1, 0)
+
+    def _of_functions(self, new: Any):
+        A, like = self.root.whiten(self.inducing.cross(new, new.X)), blocks_of(new)
+        blocks = like - explained_blocks(A, self.reduction, like)
+        return shaped(flat_mean(new) + self.mean @ A, new), blocks
 
     def joint(self, new: GP):
-        """(mean (*F, B), covariance (*F, B, B)). O(M B^2)."""
+        """(mean (*F, B), covariance (*F, B, B)), or of (R B,) values. O(M B^2)."""
         A = self.root.whiten(self.inducing.cross(new, new.X))
         covariance = new.covariance_matrix - explained_jointly(A, self.mean, self.reduction)
         if (
@@ -53,7 +75,7 @@ class SparseProcess(Conditioned):
             Q = gram(A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
-        return new.mean + self.mean @ A + self.further(new), covariance
+        return flat_mean(new) + self.mean @ A + self.further(new), covariance
 
     def further(self, new: GP):
         """What points of the mean alone add, (*F, B)."""

@@ -14,6 +14,7 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
+from ppl_gp.numerics.blocks import product_blocks
 from ppl_gp.numerics.triangular import (
     lower_of_product,
     product,
@@ -69,6 +70,12 @@ def explained_jointly(A: Any, mean, reduction: Any) -> Float[Array, "*F B B"]:
         return gram(A) - _arrow_quadratic(A, covariance_of_arrow(reduction))
     dense = reduction.ndim > mean.ndim
     return product(A.T, reduction @ A if dense else reduction[..., None] * A)
+
+
+def explained_blocks(A, reduction: Any, like: Float[Array, "R R B"]) -> Float[Array, "R R B"]:
+    """The blocks of A^T P A within a row, of A (M, R B). O(M^2 R B + M R^2 B)."""
+    PA = product(reduction, A) if reduction.ndim == 2 else reduction[:, None] * A
+    return product_blocks(A, PA, like)
 
 
 def reduction_of_some(reduction: Any, start: int, size: int) -> Array:

@@ -2,7 +2,7 @@
 batch showed.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from ppl_gp.infer.hyper.given import holding
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.pointwise import probe_predictor
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
@@ -28,6 +29,7 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
 from ppl_gp.model.levels import require_levels
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import depends
@@ -76,7 +78,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
         held = {**batch.given, **_held(method, model, batch)}
         point = isinstance(method.hyper, MAP)
-        model = with_effects(model, batch.args, batch.kwargs, held, maximised=point)
+        asked = method.latents is not None or method.num_importance > 1
+        model = with_effects(model, batch.args, batch.kwargs, held, point, asked)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
@@ -93,6 +96,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     if isinstance(model, Collapsed):  # of a stream, in its first batch
         whole = first if isinstance(source, StreamSource) else source
         require_levels(model, whole.args, whole.kwargs, hyper)
+        probe_predictor(model, cast(PredictorGP, unwrap(trace[model.plan.name]["fn"])))
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         require_rows_apart(model, structure, hyper, trace, batch, source.axes)

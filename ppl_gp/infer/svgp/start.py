@@ -34,6 +34,7 @@ from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
+from ppl_gp.sparse.several import batch_of
 from ppl_gp.sparse.svgp import SVGP
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
@@ -85,9 +86,9 @@ def initial_variational(
     }
     _require_known(method.inducing, variables)
     q = {
-        k: _inner_family(variables[k], prior, shapes[k][:-1])
+        k: _inner_family(variables[k], prior, batch_of(prior, shapes[k]))
         if k in structure.inner
-        else _family(method, variables[k], prior, shapes[k][:-1])
+        else _family(method, variables[k], prior, batch_of(prior, shapes[k]))
         for k, prior in priors.items()
     }
     return Variational(variables, q)

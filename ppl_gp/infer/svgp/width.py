@@ -1,7 +1,5 @@
 """How wide q(u) starts: as the prior, where the likelihood can be integrated under that."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,6 +13,8 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family
+from ppl_gp.sparse.own_effects import all_apart, averaged
+from ppl_gp.sparse.several import num_values, prior_moments
 
 # Standard deviations, in those of the prior. Where f is certain at the prior mean the next step is
 # that of Newton's method there.
@@ -33,7 +33,7 @@ def started(
     if not plan.structure.is_shallow:
         return variational
     priors, shapes = priors_of(trace, variational.q)
-    num = sum(math.prod(s[:-1]) * variational.variables[k].num for k, s in shapes.items())
+    num = sum(num_values(priors[k], s, variational.variables[k].num) for k, s in shapes.items())
     given = {**hyper, **batch.given}
     return variational._replace(q=_narrowed(plan, given, priors, shapes, num, variational.q, batch))
 
@@ -43,14 +43,11 @@ def _narrowed(
     plan: Plan, given: dict, priors: dict[str, GP], shapes: dict, num: int, q: dict, batch: Batch
 ) -> dict[str, Family]:
     widths, weights = jnp.asarray(WIDTHS), batch.weights
-    log_lik = JointLogLikelihood(plan.model, batch.num, given, batch.args, batch.kwargs)
-    mean, variance = (
-        {k: jnp.broadcast_to(x, shapes[k]) for k, x in moments.items()}
-        for moments in (
-            {k: p.mean for k, p in priors.items()},
-            {k: p.variance for k, p in priors.items()},
-        )
-    )
+    joint = JointLogLikelihood(plan.model, batch.num, given, batch.args, batch.kwargs)
+    priors, own = all_apart(priors)
+    log_lik = averaged(joint, own)
+    moments = {k: prior_moments(p, shapes[k]) for k, p in priors.items()}
+    mean, variance = ({k: x[i] for k, x in moments.items()} for i in (0, 1))
 
     def expected(width) -> Float[Array, ""]:
         narrow = jax.tree.map(lambda v: width**2 * v, variance)

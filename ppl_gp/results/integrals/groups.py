@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.kept import FromFunctions
 from ppl_gp.proofs.meeting import dependence
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum
@@ -105,9 +104,9 @@ def _correlated(case: Case) -> np.ndarray:
     """(F, F): which functions are correlated within a row, given the data."""
     kept = {k: case.draws.kept[k] for k in outer_sites(case)}
     owners = [
-        (k, i if not isinstance(v, FromFunctions) else 0)
+        (k, 0 if v.coupled else i)
         for k, v in kept.items()
-        for i in range(math.prod(v.mean.shape[1:-1]))
+        for i in range(v.coupled or math.prod(v.mean.shape[1:-1]))
     ]
     return np.array([[a == b for b in owners] for a in owners])
 

@@ -15,7 +15,7 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kept import FromFunctions, Kept
+from ppl_gp.kept import Kept
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -51,7 +51,8 @@ class Case(eqx.Module):
         functions.
         """
         outer = [(k, v) for k, v in self.draws.kept.items() if k not in self.layout.inner]
-        return outer[0][0] if len(outer) == 1 and outer[0][1].mean.ndim == 2 else None
+        alone = len(outer) == 1 and outer[0][1].mean.ndim == 2 and not outer[0][1].coupled
+        return outer[0][0] if alone else None
 
     @property
     def is_approximation(self) -> bool:
@@ -138,8 +139,8 @@ class Conditional(eqx.Module):
 
     def marginals(self, new: GP) -> Moments | JointMoments:
         """Mean and variance of f at the rows of `new`, (M,) or (C, M)."""
-        if isinstance(self.kept, FromFunctions):
-            process = self.kept.process(self.prior, self.root)
+        if self.kept.coupled:
+            process: Any = self.kept.process(self.prior, self.root)
             return JointMoments.of(*process.within(new))
         return Moments(
             *self.kept.at(self.prior, new, lambda process, new: process.marginals(new), self.root)
