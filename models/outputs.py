@@ -6,7 +6,8 @@
     scale       ~ LogNormal(-1, 1)                  of the noise
     y_np        ~ N(sum_q W_pq g_q(x_n), scale^2)
 
-A datum sees Q functions, whatever P is; given W they are Gaussian, and the answers exact.
+A datum sees Q functions, whatever P is; given W they are Gaussian, and the answers exact (quantiles
+of y up to three functions).
 """
 
 import numpyro

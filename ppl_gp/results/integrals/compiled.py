@@ -49,7 +49,7 @@ def predictive(
     below it; `judged`: of all, the draws of the posterior, which are independent, included.
     """
     entries = entries_of(case) if integration is Integration.functions else {}
-    drawn = tuple(k for k, v in entries.items() if v.functions is None)
+    drawn = tuple(k for k, v in entries.items() if v.are_drawn)
     little = integration is Integration.quadrature and case.draws.num * case.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full
     return compiled(case, integration, link_approximation, tuple(entries.items()), drawn, judged)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.proofs import affine
+from ppl_gp.proofs.affine import Dependence
 from ppl_gp.proofs.meeting import dependence
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum
@@ -41,10 +43,17 @@ def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...
 @dataclass(frozen=True)
 class Entries:
     """Which functions each entry of an observed site sees: (E, D) rows of `flatten`, D the most of
-    any; `None` above three.
+    any; `None` above three. `is_affine`: the mean of y is affine in all of them and its variance
+    constant, as proved on the jaxpr.
     """
 
     functions: tuple[tuple[int, ...], ...] | None
+    is_affine: bool = False
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether moments of y have to be averaged over draws."""
+        return self.functions is None and not self.is_affine
 
 
 def entries_of(case: Case) -> dict[str, Entries]:
@@ -70,10 +79,12 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
             )
         ]
 
+    points = jnp.concatenate([rows, rows[:1]])
     try:
-        found = dependence(seen, num + 1, jnp.concatenate([rows, rows[:1]]))
+        found = dependence(seen, num + 1, points)
     except NotImplementedError:  # no moments
         return Entries(((0,),))
+    is_affine = site.support is None and _is_affine(*affine.dependence(seen, points))
     # (F, E)
     seen_by = [
         np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on
@@ -82,10 +93,16 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
     size = max(1, *map(len, sets)) if sets else 1
     if size > cubature.MAX_DIMENSIONS:
-        return Entries(None)
+        return Entries(None, is_affine)
     # any will do: the entry does not see them
     others = [[i for i in range(num) if i not in s] for s in sets]
-    return Entries(tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)))
+    return Entries(
+        tuple(tuple(s + o[: size - len(s)]) for s, o in zip(sets, others, strict=True)), is_affine
+    )
+
+
+def _is_affine(mean: Dependence, variance: Dependence) -> bool:
+    return mean <= Dependence.affine and variance is Dependence.constant
 
 
 def _rows_at(case: Case, **observations):

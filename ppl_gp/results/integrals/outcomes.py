@@ -23,18 +23,22 @@ from ppl_gp.wrappers import bare
 
 
 def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Any], effort: Effort):
-    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries see at most three
-    functions;
-    trace_at: {site: f} -> trace.
+    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries need no draws:
+    they see at most three functions, or all of them in a straight line. trace_at: {site: f} ->
+    trace.
     """
     mean, variance, rebuild = stacked(f)
     sd, y, log_probs = jnp.sqrt(variance), {}, {}
     for site in sites:
-        index = entries[site.label].functions
-        if index is None:
+        if entries[site.label].are_drawn:
             continue
-        index = jnp.asarray(index)
         fn_at = lambda rows, site=site: bare(trace_at(rebuild(rows))[site.name]["fn"])  # noqa: E731
+        if entries[site.label].is_affine:
+            shape: Any = moments_shape(fn_at, mean)
+            parts = _affine_moments(site, fn_at, shape, mean, sd)
+            y[site.label] = Moments(*(from_by_datum(x, site, shape) for x in parts))
+            continue
+        index = jnp.asarray(entries[site.label].functions)
         if site.support is not None:
             log_probs[site.label] = _outcome_log_probs(site, fn_at, index, mean, sd, effort)
         elif (shape := moments_shape(fn_at, mean)) is not None:
@@ -66,6 +70,22 @@ def _outcome_log_probs(site, fn_at, index, mean, sd, effort: Effort) -> Float[Ar
     log_p = lax.map(lambda k: lax.map(lambda e: entry(k, e), entries), jnp.asarray(site.support))
     log_p = jax.vmap(lambda x: from_by_datum(x, site, shape))(log_p)
     return log_p - logsumexp(log_p, 0)
+
+
+def _affine_moments(site, fn_at, shape, mean, sd) -> Moments:
+    """E[a f + b] = a E[f] + b, Var = sum_i (a_i sd_i)^2 + Var[y | f]: exact, of any number of
+    functions.
+    """
+
+    def read(name):
+        return lambda x: by_datum(jnp.broadcast_to(getattr(fn_at(x), name), shape), site)
+
+    def along(i):
+        step = jnp.zeros_like(mean).at[i].set(sd[i])
+        return jax.jvp(read("mean"), (mean,), (step,))[1]
+
+    slopes = lax.map(along, jnp.arange(mean.shape[0]))
+    return Moments(read("mean")(mean), read("variance")(mean) + jnp.sum(slopes**2, 0))
 
 
 def _entry_moments(site, fn_at, shape, index, mean, sd, effort: Effort, e) -> Moments:

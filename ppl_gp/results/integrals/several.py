@@ -2,8 +2,9 @@
 likelihood couples (`groups`).
 
 Functions that do not meet are integrated apart, one by one on the nodes of `numerics.quadrature`
-(several outputs, or several observed sites, each with a function of its own); two or three that
-meet by cubature; more by weighted draws, with an error.
+(several outputs, or several observed sites, each with a function of its own); those that meet in a
+log-likelihood that is proved quadratic in closed form, else two or three by cubature and more by
+weighted draws, with an error.
 """
 
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
 
+from ppl_gp.proofs.degree import degree
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import floored, log_expectation
 from ppl_gp.results.query.mixture import JointMoments, Moments
@@ -59,6 +61,7 @@ def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key
     if not groups:
         return at(mean), jnp.zeros_like(mean[0])
     base, offset = mean, jnp.zeros_like(mean[0])
+    is_quadratic = degree(at, mean) <= 2.0  # a Gaussian likelihood, say
     if len(groups) > 1:
         base, offset = _reference(at, mean, sd)
     parts = []
@@ -76,6 +79,8 @@ def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key
                 alone = lambda x: at(base.at[i].set(x)) - offset  # noqa: E731
                 log_p = log_expectation(alone, Moments(mean[i], variance[i]), effort.nodes)
                 return log_p, jnp.zeros_like(log_p)
+            if is_quadratic:
+                return cubature.log_integral_of_quadratic(log_g, size, mean[0])
             if size <= cubature.MAX_DIMENSIONS:
                 return cubature.log_integral(log_g, size, mean[0], effort.many)
             return cubature.log_integral_by_draws(log_g, size, mean[0], effort.draws, key)

@@ -112,7 +112,8 @@ def predict(
 
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
     mixture over draws. Where an entry of y sees more than three functions, or latents or layers
-    below, it is averaged over at least 1000 draws, and `mean_error` says how well.
+    below, it is averaged over at least 1000 draws, and `mean_error` says how well; exact is y whose
+    mean is proved affine in the functions and whose variance does not see them.
 
     **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for
     missing arrays. More than 10 007 rows are predicted in chunks, so that memory does not grow with
@@ -216,8 +217,9 @@ def log_density(
     exponential of statistics of the factors of q, apart from each other, q is integrated exactly (a
     mixture of Student-t for normal-Wishart factors): its error is zero.
 
-    Functions that the likelihood does not couple are integrated apart, by quadrature, and two or
-    three that it couples by cubature. What is left is averaged over `num_draws` draws in all (at
+    Functions that the likelihood does not couple are integrated apart, by quadrature; those that it
+    couples in closed form where log p(y | f) is proved quadratic, two or three of others by
+    cubature. What is left is averaged over `num_draws` draws in all (at
     least; default 1000, 4000 of latents): more functions than three (weighted
     draws about the integrand's mode), latents of the new data (weighted draws; discrete ones of
     models without a GP are summed), inner layers, and f where rows of y depend on several rows of
