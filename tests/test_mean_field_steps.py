@@ -167,11 +167,11 @@ def batches(num, rows=8):
 def test_batches_of_a_regression_come_near_the_whole_and_resume(tmp_path, monkeypatch):
     """One fit by arrays, by a stream of the same rows, and in two halves."""
     whole = pg.fit(linear_regression, pg.MeanField(num_draws=5), 0, X, y=Y)
-    options = {"num_draws": 5, "max_steps": 400, "delay": 4.0, "forgetting": 0.9}
+    options = {"num_draws": 5, "max_steps": 300}
     method = pg.MeanField(batch_size=8, **options)
     fit = pg.fit(linear_regression, method, 0, X, y=Y)
-    assert fit.result == "completed" and len(fit.stats["bounds"]) == 400
-    assert -0.1 < fit.log_evidence - whole.log_evidence <= 1e-9  # a bound at its maximum
+    assert fit.result == "completed" and len(fit.stats["bounds"]) == 300
+    assert -0.024 < fit.log_evidence - whole.log_evidence <= 1e-9  # 1e-3 nats a datum
     np.testing.assert_allclose(fit.sites["weights"].mean, whole.sites["weights"].mean, atol=0.05)
     # the estimates of the last passes average to the bound
     assert abs(np.mean(fit.stats["bounds"][-60:]) - fit.log_evidence) < 1.0
@@ -200,12 +200,12 @@ def test_batches_of_a_regression_come_near_the_whole_and_resume(tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_stream_is_fitted_and_may_end():
-    options = {"num_draws": 5, "max_steps": 200, "delay": 4.0, "forgetting": 0.9}
+    options = {"num_draws": 5, "max_steps": 300}
     stream = pg.Stream(batches(3), num_data=24)
     fit = pg.fit(linear_regression, pg.MeanField(**options), 0, stream)
     whole = pg.fit(linear_regression, pg.MeanField(num_draws=5), 0, X, y=Y)
     assert fit.result == "completed" and fit.stats["first_batch_only"]
-    assert -0.3 < fit.log_evidence - whole.log_evidence <= 1e-9
+    assert -0.024 < fit.log_evidence - whole.log_evidence <= 1e-9
     found = fit.predict(X[:3])
     np.testing.assert_allclose(found.mean, X[:3] @ fit.sites["weights"].mean, rtol=1e-8)
     once = pg.Stream(iter(batches(5)), num_data=24)
@@ -227,7 +227,7 @@ def test_batches_of_a_mixture_come_near_the_whole():
     rows = np.array([[-1.0, -1.0], [1.0, 1.0]])[centres] + 0.3 * RNG.normal(size=(400, 2))
     whole = pg.fit(mixture, pg.MeanField(num_draws=5), 0, rows, 2, 0.7)
     # 60 rows a batch do not divide 400
-    method = pg.MeanField(batch_size=60, max_steps=200, forgetting=0.9, num_draws=5)
+    method = pg.MeanField(batch_size=60, max_steps=200, num_draws=5)
     fit = pg.fit(mixture, method, 0, rows, 2, 0.7)
     assert fit.sites["z"].probs.shape == (400, 2)
     assert -0.4 < fit.log_evidence - whole.log_evidence <= 1e-6  # 1e-3 nats a datum

@@ -47,11 +47,12 @@ def plot_components(
     import matplotlib.pyplot as plt
 
     terms = _terms(fit, X_new, args, kwargs, along, at or {}, num)
+    lines = max((len(held.splitlines()) for *_, held in terms.values()), default=0)
     change = (lambda x: x) if response is None else (lambda x: np.asarray(response(x)))
     figure, axes = plt.subplots(
         1,
         len(along),
-        figsize=(_PANEL[0] * len(along), _PANEL[1]),
+        figsize=(_PANEL[0] * len(along), _PANEL[1] + 0.2 * lines),
         squeeze=False,
         layout="constrained",
     )
@@ -64,14 +65,15 @@ def plot_components(
             )
         edges = change(mean - 2.0 * sd), change(mean), change(mean + 2.0 * sd)
         _draw(ax, along_it, edges)
-        ax.set(title=f"{term}{held}", xlabel=(labels or {}).get(term, along_it.name))
+        ax.set_title(f"{term}\n{held}", fontsize="medium") if held else ax.set_title(term)
+        ax.set(xlabel=(labels or {}).get(term, along_it.name))
     axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
     figure.suptitle("Terms of the predictor, mean and ±2 standard deviations")
     return figure
 
 
 def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
-    """{term: (its distribution, the variable that it is drawn along, what is held)}."""
+    """{term: (its distribution, the variable that it is drawn along, what is held, in words)}."""
     whole = [k for k, v in along.items() if not isinstance(v, str)]
     there = fit.components(X_new, *args, **kwargs) if whole else {}
     found = {}
@@ -84,15 +86,15 @@ def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
                 if inputs.place("at", k) != inputs.place("along", values)
             }
             cut = slice_through(inputs, values, held, num, {})
-            terms, along_it, held = fit.components(cut.X, *args, **kwargs), cut.along, cut.held
+            terms, along_it = fit.components(cut.X, *args, **kwargs), cut.along
+            told = cut.title(cut.held, 36)
         else:
             along_it = variable(f"plot_components(along={{{term!r}: ...}})", values)
-            terms, held = there, {}
+            terms, told = there, ""
         if term not in terms:
             raise DataError(
                 f"plot_components(along=...) names {term!r}; the terms are {list(terms)}."
             )
-        told = "".join(f"\nat {k} = {v}" for k, v in held.items())
         found[term] = terms[term], along_it, told
     return found
 

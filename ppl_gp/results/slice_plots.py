@@ -67,7 +67,7 @@ def plot_slice(
     what = (data.response or "y") if observed else flabel
     figure, axes = panels(
         list(fits),
-        f"Mean of {what} and its 95 % interval{_held(slices)}",
+        f"Mean of {what} and its 95 % interval{_held(slices, 60 if len(fits) == 1 else 90)}",
         sharex=True,
         sharey=True,
     )
@@ -98,12 +98,12 @@ def _slices(inputs: Inputs, along, at: dict, num: int, units) -> dict[str, Slice
     return {f"{name} = {cut.held[name]}": cut for cut in cuts}
 
 
-def _held(slices: Mapping[str, Slice]) -> str:
-    """What all lines share, as a further line of the title."""
+def _held(slices: Mapping[str, Slice], width: int) -> str:
+    """What all lines share, as further lines of the title."""
     first, *others = slices.values()
     same = {k: v for k, v in first.held.items() if all(c.held[k] == v for c in others)}
-    told = ", ".join(f"{k} = {v}" for k, v in same.items())
-    return f"\nat {told}" if told else ""
+    told = first.title(same, width)
+    return f"\n{told}" if told else ""
 
 
 def _draw(ax, cut: Slice, mean, ends, label: str, i: int, num: int) -> None:

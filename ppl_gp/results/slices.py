@@ -1,5 +1,6 @@
 """A slice through several inputs: rows along which one column varies and the others are held."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,8 @@ from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.record import Record
 from ppl_gp.results.shown import Variable
+
+_LISTED = 6  # columns that a title tells of one by one
 
 
 class Inputs(NamedTuple):
@@ -37,12 +40,23 @@ class Inputs(NamedTuple):
 
 class Slice(NamedTuple):
     """`X` (M, D): rows; `along`: the column that varies; `held`: {column: value} of the others, as
-    text.
+    text; `given`: those of them that the user set.
     """
 
     X: np.ndarray
     along: Variable
     held: dict[str, str]
+    given: frozenset[str]
+
+    def title(self, shown: Mapping[str, str], width: int) -> str:
+        """A line, or lines, that tell of the columns `shown`: where there are many, those that the
+        user set, and how many others there are.
+        """
+        listed = [k for k in shown if len(shown) <= _LISTED or k in self.given]
+        told = [f"{k} = {shown[k]}" for k in listed]
+        if others := len(shown) - len(listed):
+            told.append(f"{others} others at medians and most frequent labels")
+        return textwrap.fill(f"at {', '.join(told)}", width) if told else ""
 
 
 def inputs_in_columns(fit: Record, X: Any) -> Inputs:
@@ -97,7 +111,8 @@ def slice_through(
     told = {inputs.columns[k]: _told(inputs, k, v, scales) for k, v in held.items()}
     shift, scale = scales.get(j, (0.0, 1.0))
     shown = values if inputs.levels[j] else shift + scale * values
-    return Slice(X, Variable(shown, inputs.columns[j], inputs.levels[j]), told)
+    variable = Variable(shown, inputs.columns[j], inputs.levels[j])
+    return Slice(X, variable, told, frozenset(inputs.columns[k] for k in given))
 
 
 def _values(inputs: Inputs, j: int, num: int) -> np.ndarray:
