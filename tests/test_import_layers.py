@@ -62,6 +62,7 @@ LAYERS = [
     "results.load",
     "results.compare",
     "results.shown",
+    "results.palette",
     "results.plots",
     "results.part_plots",
     "infer.timing",
