@@ -66,6 +66,7 @@ LAYERS = [
     "results.load",
     "results.compare",
     "results.shown",
+    "results.palette",
     "results.panels",
     "results.slices",
     "results.plots",
