@@ -16,10 +16,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax, random
-from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics import small
 from ppl_gp.numerics.quadrature import nodes_around
 from ppl_gp.results.integrals.likelihood import log_expectation
 from ppl_gp.results.query.mixture import Moments
@@ -212,16 +212,17 @@ def moments(
 
 def log_integral_of_quadratic(log_g: Callable, dims: int, like: Float[Array, "M"]):
     """(log E[g(z)], 0), z ~ N(0, I_D), (M,) each, of log g a quadratic: with slope b and Hessian -A
-    at 0 it is log g(0) + b^T (I + A)^-1 b / 2 - log|I + A| / 2. D gradients, O(M D^3).
+    at 0 it is log g(0) + b^T (I + A)^-1 b / 2 - log|I + A| / 2; NaN where I + A is not positive
+    definite. D gradients, O(M D^3).
     """
     zero = jnp.zeros((dims, *like.shape), like.dtype)
     slope = jax.grad(lambda z: jnp.sum(log_g(z)))
     along = lambda e: jax.jvp(slope, (zero,), (e[:, None] * jnp.ones_like(zero),))[1]  # noqa: E731
     eye = jnp.eye(dims, dtype=like.dtype)
-    L = jnp.linalg.cholesky(eye - jnp.moveaxis(jax.vmap(along)(eye), -1, 0))
-    white = solve_triangular(L, slope(zero).T[..., None], lower=True)[..., 0]
-    half_log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=1, axis2=2)), 1)
-    return log_g(zero) + 0.5 * jnp.sum(white**2, 1) - half_log_det, jnp.zeros_like(like)
+    P, b = eye - jnp.moveaxis(jax.vmap(along)(eye), -1, 0), slope(zero)
+    log_p = log_g(zero) - 0.5 * small.log_det(P)
+    log_p = log_p + 0.5 * jnp.einsum("im,mij,jm->m", b, small.inverse(P), b)
+    return jnp.where(small.is_definite(P), log_p, jnp.nan), jnp.zeros_like(like)
 
 
 def log_integral_by_draws(log_g: Callable, dims: int, like: Float[Array, "M"], num: int, key):

@@ -15,7 +15,7 @@ from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.kept import Kept
+from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
