@@ -66,8 +66,7 @@ def _read_by_pandas(path: Path) -> dict[str, list]:
     """
     import pandas
 
-    kinds = {"engine": "pyarrow", "dtype_backend": "numpy_nullable"}
-    frame: Any = pandas.read_parquet(path, **kinds)
+    frame: Any = pandas.read_parquet(path, engine="pyarrow", dtype_backend="numpy_nullable")
     columns = {str(k): frame[k] for k in frame.columns}
     if not isinstance(frame.index, pandas.RangeIndex):
         for i, name in enumerate(frame.index.names):

@@ -45,8 +45,9 @@ def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str,
     found = {}
     for name in names:
         tables = [_fit(t[:, e], values[name][:, e]) for e in range(len(statistics))]
-        if all(c is not None for c in tables):
-            found[name] = Elementwise(jnp.asarray(np.stack(tables)))
+        proved = [c for c in tables if c is not None]
+        if len(proved) == len(tables):
+            found[name] = Elementwise(jnp.asarray(np.stack(proved)))
     return found
 
 

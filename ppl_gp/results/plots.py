@@ -5,7 +5,7 @@ Matplotlib is imported when a picture is made, not with the package. Close a fig
 `matplotlib.pyplot.close` when many are made.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np

@@ -67,7 +67,7 @@ def inputs_in_columns(fit: Record, X: Any) -> Inputs:
     own = arrays([first], (X,), {})[2].get(first)
     names = fit.names.get(first) or own or ArrayNames()
     X = by_names(fit, X, (), {})[0]
-    table = np.asarray(X) if hasattr(X, "shape") or isinstance(X, list) else np.zeros(())
+    table: Any = np.asarray(X) if hasattr(X, "shape") or isinstance(X, list) else np.zeros(())
     if table.ndim != 2 or not len(table):
         raise DataError(
             f"a slice needs inputs of N rows and D columns; '{first}' is of shape {table.shape} "

@@ -85,7 +85,7 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
         stretch = _widths(ascent, centre, scales, rebuild, mode)
         points, log_design = stretched(points, log_design, stretch)
         yield Stage(None, 2)
-    thetas = centre + points @ scales.T
+    thetas = np.asarray(centre) + points @ scales.T
     at = _at(ascent, thetas, rebuild, mode)
     yield Stage(_Laid(thetas, log_design, scales, stretch, result, rebuild, at), 3)
 

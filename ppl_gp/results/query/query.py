@@ -196,8 +196,7 @@ def drawn_trace(
     names, moments = list(conditionals), {}
 
     def value(name, new: GP):
-        known = marginals is not None
-        found = marginals[name] if known else conditionals[name].marginals(new)
+        found = conditionals[name].marginals(new) if marginals is None else marginals[name]
         moments[name], own = plain(found), random.fold_in(key_gps, names.index(name))
         return conditionals[name].draw(own, new) if joint else _draw_rows(found, own)
 
