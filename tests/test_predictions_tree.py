@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 import ppl_gp as pg
+from ppl_gp.frames.table import ArrayNames
+from ppl_gp.results.named_tree import with_columns
 
 N, M, DRAWS, WARDS = 12, 5, 400, ["north", "south", "west"]
 rng = np.random.default_rng(0)
@@ -68,6 +70,14 @@ def test_groups_names_and_numbers():
     ):
         with pytest.raises(pg.DataError, match=words):
             fit.to_datatree(num_draws=2, **bad)
+
+
+def test_columns_that_are_no_variables_of_their_own():
+    columns = ("age", "mg/l", "f", "", "X_dim_1", "patient")
+    inputs, names = {"X": np.ones((4, 6))}, {"X": ArrayNames(columns, (None,) * 6)}
+    dims = {"X": ["patient", "X_dim_1"], "f": ["patient"]}
+    found, _, along = with_columns(inputs, names, dims)
+    assert list(found) == ["age", "X"] and along["age"] == ["patient"]
 
 
 CHAIN = {"num_warmup": 60, "num_samples": 100}
