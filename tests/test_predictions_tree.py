@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 import ppl_gp as pg
+from ppl_gp.frames.table import ArrayNames
+from ppl_gp.results.named_tree import with_columns
 
 N, M, DRAWS, WARDS = 12, 5, 400, ["north", "south", "west"]
 rng = np.random.default_rng(0)
@@ -30,15 +32,15 @@ NEW = frame(NEW_AGE, NEW_WARD, list("abcde"))
 
 
 def counts(X, exposure, y=None):
-    level = numpyro.sample("level", dist.Normal(1.0, 1.0))
+    level = numpyro.sample("level", dist.LogNormal(1.0, 1.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(0.3, 15.0), X[:, :1]))
-    rate = numpyro.deterministic("rate", exposure * jnp.exp(level + f))
+    rate = numpyro.deterministic("rate", exposure * level * jnp.exp(f))
     with numpyro.plate("patient", X.shape[0]):
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
 def test_groups_names_and_numbers():
-    fit = pg.fit(counts, pg.Laplace(hyper=pg.Fixed({"level": 1.0})), 0, TRAIN, EXPOSURE, y=Y)
+    fit = pg.fit(counts, pg.Laplace(hyper=pg.Fixed({"level": 3.0})), 0, TRAIN, EXPOSURE, y=Y)
     given = {"X": NEW, "exposure": NEW_EXPOSURE}
     tree = fit.to_datatree(num_draws=DRAWS, predictions=given)
     found, inputs = tree["predictions"], tree["predictions_constant_data"]
@@ -51,7 +53,7 @@ def test_groups_names_and_numbers():
     np.testing.assert_array_equal(inputs["exposure"], NEW_EXPOSURE)
     assert inputs["ward"].dims == ("patient",) and inputs["ward"].attrs["levels"] == WARDS
     np.testing.assert_array_equal(tree["constant_data"]["age"], AGE)
-    np.testing.assert_allclose(found["rate"], 2.0 * np.exp(1.0 + found["f"]), rtol=1e-12)
+    np.testing.assert_allclose(found["rate"], 6.0 * np.exp(found["f"]), rtol=1e-12)
     want, f = fit.predict(NEW, NEW_EXPOSURE), found["f"].values[0]
     assert np.all(np.abs(f.mean(0) - want.f_mean) < 5 * np.sqrt(want.f_variance / DRAWS))
     excess = np.abs(found["y"].values[0].mean(0) - want.mean)
@@ -70,10 +72,18 @@ def test_groups_names_and_numbers():
             fit.to_datatree(num_draws=2, **bad)
 
 
+def test_columns_that_are_no_variables_of_their_own():
+    columns = ("age", "mg/l", "f", "", "X_dim_1", "patient")
+    inputs, names = {"X": np.ones((4, 6))}, {"X": ArrayNames(columns, (None,) * 6)}
+    dims = {"X": ["patient", "X_dim_1"], "f": ["patient"]}
+    found, _, along = with_columns(inputs, names, dims)
+    assert list(found) == ["age", "X"] and along["age"] == ["patient"]
+
+
 CHAIN = {"num_warmup": 60, "num_samples": 100}
 METHODS = {
-    "ep": pg.EP(hyper=pg.Fixed({"level": 1.0})),
-    "vi": pg.VI(hyper=pg.Fixed({"level": 1.0})),
+    "ep": pg.EP(hyper=pg.Fixed({"level": 3.0})),
+    "vi": pg.VI(hyper=pg.Fixed({"level": 3.0})),
     "sample": pg.Laplace(hyper=pg.Sample(**CHAIN)),
     "grid": pg.Laplace(hyper=pg.Grid()),
     "svgp": pg.SVGP(num_inducing=6, max_steps=60),
@@ -89,9 +99,8 @@ def test_draws_go_with_the_posteriors(name):
     tree = fit.to_datatree(num_draws=100, predictions={"X": NEW, "exposure": NEW_EXPOSURE})
     found, posterior = tree["predictions"], tree["posterior"]
     assert found.sizes["chain"] == posterior.sizes["chain"] == (2 if name == "nuts" else 1)
-    if "rate" in found:  # elsewhere the level is integrated into the predictor
-        level = posterior["level"].values[..., None]
-        np.testing.assert_allclose(found["rate"], 2.0 * np.exp(level + found["f"]), rtol=1e-9)
+    level = posterior["level"].values[..., None]
+    np.testing.assert_allclose(found["rate"], 2.0 * level * np.exp(found["f"]), rtol=1e-9)
     want = fit.predict(NEW, NEW_EXPOSURE)
     spread = np.sqrt(np.asarray(want.variance) / found["y"][..., 0].size)
     assert np.all(np.abs(found["y"].values.mean((0, 1)) - want.mean) < 6 * spread)
@@ -112,22 +121,41 @@ def classes(X, y=None):
 
 
 @pytest.mark.slow
-def test_without_a_gp_and_with_several_functions(tmp_path):
+def test_without_a_gp():
     x = (AGE - 45.0) / 25.0
     fit = pg.fit(line, pg.NUTS(60, 100), 0, x, y=x, throw=False)
     tree = fit.to_datatree(whole=True, predictions=np.array([0.5, 2.0]))
     slope = tree["posterior"]["slope"].values[..., None]
     assert tree["posterior"]["mean"].dims == ("chain", "draw", "data")
     np.testing.assert_allclose(tree["predictions"]["mean"], slope * [0.5, 2.0], rtol=1e-12)
-    several = pg.fit(classes, pg.Laplace(), 0, AGE, y=WARD)
+
+
+@pytest.mark.slow
+def test_of_several_functions(tmp_path):
+    fit = pg.fit(classes, pg.SVGP(num_inducing=5, max_steps=30), 0, AGE, y=WARD, throw=False)
     labels = {"class": WARDS}
-    found = several.to_datatree(num_draws=50, predictions=NEW_AGE, coords=labels)["predictions"]
+    found = fit.to_datatree(num_draws=50, predictions=NEW_AGE, coords=labels)["predictions"]
     assert found["f"].dims == ("chain", "draw", "class", "data")
     assert found["f"].sizes["data"] == M and found.coords["class"].values.tolist() == WARDS
-    loaded = pg.load(several.save(tmp_path / "several.fit"), classes)
+    loaded = pg.load(fit.save(tmp_path / "several.fit"), classes)
     again = loaded.to_datatree(num_draws=50, predictions=NEW_AGE)["predictions"]
     assert again["y"].dims == ("chain", "draw", "data")
     np.testing.assert_allclose(again["f"], found["f"], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_of_a_predictor():
+    """Where sites were integrated into a predictor, it is what is drawn."""
+    fit = pg.fit(classes, pg.Laplace(), 0, AGE, y=WARD)
+    tree = fit.to_datatree(num_draws=DRAWS, predictions=NEW_AGE)
+    (name,) = fit.latent
+    found, want = tree["predictions"], fit.predict(NEW_AGE)
+    assert set(found.data_vars) == {name, "y"}
+    assert found[name].dims == tree["posterior"][name].dims
+    draws, spread = found[name].values[0], np.sqrt(want.f_variance / DRAWS)
+    assert np.all(np.abs(draws.mean(0) - want.f_mean) < 5 * spread)
+    share = (found["y"].values[0][..., None] == np.arange(3)).mean(0)
+    assert np.all(np.abs(share - want.probs) < 5 * np.sqrt(0.25 / DRAWS))
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ def with_columns(
     inputs: dict, named: Mapping[str, ArrayNames], dims: dict
 ) -> tuple[dict, dict[str, ArrayNames], dict]:
     """(inputs, names, dimensions) with the columns of tables as variables of their own, before the
-    tables: what ArviZ's pictures put along an axis. A name that something else has is left out.
+    tables: what ArviZ's pictures put along an axis. A name that something else has, or that a tree
+    takes for a path, is left out.
     """
     taken = {*dims, *(d for own in dims.values() for d in own)}
     columns, labels, along = {}, {}, {}
@@ -44,7 +45,7 @@ def with_columns(
         if path not in inputs or not names.columns or np.ndim(inputs[path]) != 2:
             continue
         for j, column in enumerate(names.columns):
-            if column not in taken and column not in columns:
+            if column and "/" not in column and column not in {*taken, *columns, ".", ".."}:
                 columns[column] = inputs[path][:, j]
                 labels[column] = ArrayNames((column,), (names.level(j),))
                 along[column] = dims[path][:1]
