@@ -18,7 +18,7 @@ import numpy as np
 from ppl_gp.errors import StoreError
 from ppl_gp.model.fingerprint import digest, fingerprint
 from ppl_gp.results.store.save import qualified_name
-from ppl_gp.sparse.svgp import SVGP, Checkpoint
+from ppl_gp.sparse.svgp import Checkpoint
 from ppl_gp.storage.archive import HEADER, write_archive
 from ppl_gp.storage.versions import package_versions
 
@@ -154,7 +154,7 @@ def _like(array: np.ndarray, leaf, path):
     return jnp.asarray(array)
 
 
-def identity(method: SVGP, model: Callable, data: tuple, num_data: int, key) -> dict:
+def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> dict:
     """What run a checkpoint belongs to: the model's code and all that it reads, the settings,
     `data`, the key.
 
