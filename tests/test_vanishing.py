@@ -10,6 +10,7 @@ import ppl_gp as pg
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.hyper.vanishing import vanishing
 from ppl_gp.model.declared import declare
+from ppl_gp.model.tracing import run
 
 X = np.linspace(0.0, 6.0, 12)
 
@@ -35,7 +36,8 @@ def hyper(X, y=None):
 @pytest.fixture(scope="module")
 def where():
     args, kwargs = (jnp.asarray(X),), {"y": jnp.asarray(X)}
-    return Space(declare(hyper, args, kwargs), tuple(BEGUN), args, kwargs, {})
+    model = declare(hyper, args, kwargs)
+    return Space(model, tuple(BEGUN), args, kwargs, {}), run(model, args, kwargs)
 
 
 BEGUN = {"noise": 0.0, "scales": np.zeros(2), "share": 0.0, "shift": 0.0}
@@ -59,7 +61,8 @@ def test_what_fell_and_still_rises_is_named(where, site, end, slope, said):
     zero = {k: 0.0 * np.asarray(v) for k, v in BEGUN.items()}
     points = (BEGUN, {**BEGUN, site: end}, {**zero, site: slope})
     begun, ended, slopes = ({k: jnp.asarray(v) for k, v in x.items()} for x in points)
-    found = vanishing(where, begun, ended, slopes)
+    space, trace = where
+    found = vanishing(trace, space.constrain(begun), space.constrain(ended), slopes)
     assert found is None if said is None else said in found
 
 

@@ -63,7 +63,7 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     label = f"{type(method).__name__} MAP"
     stages = _stages(ascent, runs, config)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    return ascent, _best(ascent, begun, runs, interrupted)
+    return ascent, _best(ascent, begun, runs, interrupted, problem.trace)
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
@@ -78,7 +78,7 @@ def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
             return
 
 
-def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool) -> Point:
+def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict) -> Point:
     """The best of the restarts, solved once more at its point; `begun`: where they began."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
@@ -97,8 +97,8 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool) -> Point:
     }
     result = Result.interrupted if interrupted else _result(runs, best)
     if result in (Result.max_steps, Result.nonfinite):
-        ends = (entry(x, best) for x in (begun, runs.point))
-        if caution := vanishing(ascent.space, *ends, slopes):
+        first, _ = constrained(ascent, runs._replace(point=begun), best)
+        if caution := vanishing(trace, first, hyper, slopes):
             stats["caution"] = caution
     return Point(hyper, result, stats, value, solution)
 

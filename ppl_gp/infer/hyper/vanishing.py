@@ -8,27 +8,24 @@ import jax
 import numpy as np
 
 from ppl_gp.infer.hyper.restarts import FLAT
-from ppl_gp.infer.hyper.space import Space, support
-from ppl_gp.model.tracing import run
+from ppl_gp.infer.hyper.space import support
 
 _FELL = 1e-3  # of where the search began: what has fallen so far is named
 
 
-def vanishing(space: Space, before: dict, after: dict, slopes: dict) -> str | None:
+def vanishing(trace: dict, before: dict, after: dict, slopes: dict) -> str | None:
     """What to say of a search that has not converged, where a site fell toward the lower end of its
     support and the log posterior still rises that way; else `None`.
 
-    `before`, `after`: unconstrained points where it began and ended; `slopes`: of the negative log
-    posterior, at the latter.
+    `trace`: of the model, at any values; `before`, `after`: {site: value} where it began and ended;
+    `slopes`: of the negative log posterior in unconstrained coordinates, at the latter.
     """
-    first, last = space.constrain(before), space.constrain(after)
-    trace = run(space.model, space.args, space.kwargs, {**space.given, **last})
     told = []
-    for name in space.names:
+    for name in before:
         if (end := _lower_end(support(trace[name]))) is not None:
-            leaves = [jax.tree.leaves(x[name]) for x in (first, last, slopes)]
+            leaves = [jax.tree.leaves(x[name]) for x in (before, after, slopes)]
             for began, ended, slope in zip(*leaves, strict=True):
-                told += _fallen(name, began - end, ended - end, slope)
+                told += _fallen(name, began, ended, np.asarray(end, float), slope)
     if not told:
         return None
     return (
@@ -39,9 +36,10 @@ def vanishing(space: Space, before: dict, after: dict, slopes: dict) -> str | No
     )
 
 
-def _fallen(name: str, began, ended, slope) -> list[str]:
-    """The first entry of a site that fell, in words, where there is one."""
-    began, ended, slope = (np.ravel(np.asarray(x, float)) for x in (began, ended, slope))
+def _fallen(name: str, began, ended, end, slope) -> list[str]:
+    """The first entry of a site that fell to its lower end, in words, where there is one."""
+    began, ended = (np.ravel(np.asarray(x, float) - end) for x in (began, ended))
+    slope = np.ravel(np.asarray(slope, float))
     falls = np.flatnonzero((ended < _FELL * began) & (slope > FLAT))
     return [f"'{name}' fell from {began[i]:.1g} to {ended[i]:.1g}" for i in falls[:1]]
 
