@@ -220,9 +220,7 @@ def test_slices():
     np.testing.assert_allclose(line.get_ydata(), fit.predict(rows).f_mean)
     assert "at age = 41.5, ward = north" in words(figure) and "dose" in words(figure)
     both = plot_slice(fit, HELD, X[:, 0], along="dose", at={"ward": ["north", "west"]}, num=9)
-    assert {"ward = north", "ward = west"} <= {t.get_text() for t in both.axes[0].texts} | {
-        t.get_text() for t in both.axes[0].get_legend().get_texts()
-    }
+    assert "ward = north" in words(both) and "ward = west" in words(both)
     assert "at age" in words(both) and "at age = 41.5" not in words(both)
     labels = plot_slice(fit, HELD, X[:, 0], along="ward", observed=True)
     ticks = [t.get_text() for t in labels.axes[0].get_xticklabels()]

@@ -9,6 +9,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.palette import COLOURS, MARKERS
 from ppl_gp.results.panels import (
     as_fits,
     draw_band,
@@ -24,8 +25,8 @@ from ppl_gp.results.slices import Inputs, Slice, inputs_in_columns, slice_throug
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LINES = ("#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#D55E00", "#0072B2")  # Okabe, Ito
-_DASHES, _MARKS = ("-", "--", ":", "-."), "osD^vP*X"
+_LINES = COLOURS[2:]  # the first two are the classes' and the data's
+_DASHES = ("-", "--", ":", "-.")
 
 
 def plot_slice(
@@ -81,7 +82,8 @@ def plot_slice(
         if cut.along.labels is not None:
             ax.set_xticks(cut.along.values, cut.along.labels)
             ax.set_xlim(-0.6, len(cut.along.labels) - 0.4)
-    next(iter(axes.values())).legend(loc="best", fontsize="small")
+    told = next(iter(axes.values())).get_legend_handles_labels()
+    figure.legend(*told, loc="outside lower center", ncols=4, fontsize="small")
     return figure
 
 
@@ -113,7 +115,7 @@ def _draw(ax, cut: Slice, mean, ends, label: str, i: int, num: int) -> None:
         draw_band(ax, cut.along.values, mean, ends, colour, _DASHES[i % len(_DASHES)], label)
     else:
         x = cut.along.values + 0.5 * (i - 0.5 * (num - 1)) / num
-        draw_bars(ax, x, mean, ends, colour, _MARKS[i % len(_MARKS)], label)
+        draw_bars(ax, x, mean, ends, colour, MARKERS[i % len(MARKERS)], label)
 
 
 def _in_units(inputs: Inputs, along, units) -> np.ndarray:
