@@ -9,7 +9,8 @@ like the coal-mining series.
     y_n | f     ~ Poisson(exposure_n exp(f_n))
 
 f is the log rate for one unit of exposure (a year, an area): bins of different size, and new ones,
-fit together.
+fit together. For X that is not standardised bind a prior in its units:
+`partial(poisson, lengthscale_prior=pg.priors.lengthscale(X, ard=True))`.
 """
 
 from typing import NamedTuple
@@ -27,14 +28,13 @@ import ppl_gp as pg
 COAL_PIECES = ((1851.2, 1890.5, 3.1), (1890.5, 1962.2, 0.9))
 
 
-def poisson(X, y=None, exposure=1.0):
+def poisson(X, y=None, exposure=1.0, lengthscale_prior=None):
     """X (N, D), y (N,) of counts or `None` to draw them; `exposure` is one positive number or
     (N,).
     """
     D = X.shape[-1]
-    lengthscale = numpyro.sample(
-        "lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
-    )
+    standard = dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
+    lengthscale = numpyro.sample("lengthscale", lengthscale_prior or standard)
     variance = numpyro.sample("variance", dist.LogNormal(-1.0, 1.0))
     log_rate = numpyro.sample("log_rate", dist.Normal(0.0, 3.0))
     f = numpyro.sample("f", pg.GP(pg.kernels.Matern32(variance, lengthscale), X, mean=log_rate))

@@ -16,12 +16,14 @@ import numpyro.distributions as dist
 import ppl_gp as pg
 
 
-def ordinal(X, y=None, num_classes=4):
-    """X (N, D), y (N,) of ordered classes 0 ... K - 1 or `None` to draw them; K at least 3."""
+def ordinal(X, y=None, num_classes=4, lengthscale_prior=None):
+    """X (N, D), y (N,) of ordered classes 0 ... K - 1 or `None` to draw them; K at least 3. For X
+    that is not standardised: `partial(ordinal, lengthscale_prior=pg.priors.lengthscale(X,
+    ard=True))`.
+    """
     D = X.shape[-1]
-    lengthscale = numpyro.sample(
-        "lengthscale", dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
-    )
+    standard = dist.LogNormal(0.5 * jnp.log(D), 1.0).expand([D]).to_event(1)
+    lengthscale = numpyro.sample("lengthscale", lengthscale_prior or standard)
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
     first = numpyro.sample("first", dist.Normal(-1.0, 1.0))
     gap = numpyro.sample("gap", dist.LogNormal(0.0, 0.5).expand([num_classes - 2]).to_event(1))

@@ -2,10 +2,13 @@
 local methods.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import SVI, Predictive, Trace_ELBO
@@ -128,3 +131,28 @@ def test_coal_rates():
     for events, mean in ((before, 3.1 * 39.3), (after, 0.9 * 71.7)):
         assert abs(events.mean() - mean) < 4 * np.sqrt(mean / 200)
         assert abs(events.var() / mean - 1) < 4 * np.sqrt(2 / 200)
+
+
+def in_units(scale):
+    """(fit, its model, new inputs) of the same data, X in other units: priors made of X and y."""
+    x = np.linspace(0.0, 1.0, 30)[:, None]
+    y = 20.0 * np.sin(6.0 * x[:, 0]) + 2.0 * np.random.default_rng(1).normal(size=30)
+    model = partial(
+        regression,
+        lengthscale_prior=pg.priors.lengthscale(scale * x, ard=True),
+        variance_prior=pg.priors.variance(y),
+        noise_prior=dist.LogNormal(np.log(0.3 * y.std()), 1.0),
+    )
+    fit = pg.fit(model, pg.Laplace(), 0, scale * x, y=y)
+    return fit, model, scale * np.linspace(0.0, 1.3, 9)[:, None]
+
+
+@pytest.mark.slow
+def test_units_of_the_inputs_change_no_prediction_of_a_declared_model(tmp_path):
+    (one, model, new), (other, _, far) = in_units(1.0), in_units(1000.0)
+    found, moved = one.predict(new), other.predict(far)
+    np.testing.assert_allclose(found.mean, moved.mean, atol=20.0 * 1e-3)
+    np.testing.assert_allclose(found.variance, moved.variance, rtol=1e-3)
+    one.save(tmp_path / "one.fit")
+    again = pg.load(tmp_path / "one.fit", model).predict(new)
+    np.testing.assert_allclose(again.mean, found.mean, rtol=1e-12)
