@@ -39,7 +39,7 @@ class Fit(Record):
     @_verb
     def log_density(self, X_new, y_new=None, *args, **kwargs):
         """log p(y*_n | x*_n, data), (N_new,), nats, as
-        `ppl_gp.results.predict.log_density.log_density`.
+        `ppl_gp.results.predict.predict.log_density`.
         """
         return log_density(self, X_new, y_new, *args, **kwargs)
 
