@@ -156,7 +156,7 @@ def test_a_method_that_does_not_fit_is_told_and_skipped(data, tmp_path):
         (("MODEL", "DATA", "--target", "kind", "--set", "probit"), "NAME=VALUE"),
         (
             ("MODEL", "DATA", "--target", "kind", "--set", "nonsense=3"),
-            r"no option 'nonsense'; it has ['link', 'ard']",
+            r"no option 'nonsense'; it has ['link', 'ard', 'lengthscale_prior']",
         ),
         (
             ("MODEL", "DATA", "--target", "kind", "--set", "throw=3"),
