@@ -11,6 +11,7 @@ from scipy.special import digamma, gammaln, polygamma
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.design import ASKED_AT, MOST, design, effective, half_widths, stretched
 
 N = 20
@@ -62,6 +63,18 @@ def test_a_composite_design_follows_a_skewed_density():
 def test_too_many_hyperparameters_are_refused():
     with pytest.raises(pg.ModelError, match="up to 8"):
         design(MOST + 1)
+
+
+def test_too_many_hyperparameters_are_refused_before_the_search(monkeypatch):
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.Dirichlet(jnp.ones(MOST + 2)))  # MOST + 1 are free
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(jnp.sum(scale**2), 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    monkeypatch.setattr(grid, "maximise", None)
+    with pytest.raises(pg.ModelError, match=f"Grid.. of {MOST + 1} hyper.*up to {MOST}"):
+        pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, jnp.arange(4.0), y=jnp.arange(4))
 
 
 def regression(X, y=None):

@@ -31,6 +31,7 @@ from ppl_gp.errors import DataError, FitError, Result, StoreError
 from ppl_gp.infer.sources import ArraySource, Stream
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp import checkpoint as checkpoint_module
+from ppl_gp.infer.svgp import final_bound
 from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.infer.svgp import step as training
 from ppl_gp.infer.svgp.checkpoint import identity
@@ -924,6 +925,20 @@ def test_ctrl_c_in_a_compiled_step(monkeypatch):
     fit = fitted(X, y=y)
     assert fit.result == Result.interrupted and fit.stats["steps"] == 10
     assert np.isfinite(fit.log_evidence) and np.isfinite(fit.predict(X_NEW).probs).all()
+
+
+def test_ctrl_c_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
+    """The sum over all data is of what would be said of q, which is whole before it."""
+
+    def stopping(*args):
+        raise KeyboardInterrupt
+
+    X, y = data()
+    whole = fitted(X, y=y)
+    monkeypatch.setattr(final_bound, "total_bound", stopping)
+    fit = fitted(X, y=y)
+    assert fit.result == Result.interrupted and fit.log_evidence is None
+    np.testing.assert_array_equal(fit.predict(X_NEW).probs, whole.predict(X_NEW).probs)
 
 
 def test_every_step_has_its_own_key(monkeypatch):

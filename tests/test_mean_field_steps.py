@@ -28,6 +28,7 @@ from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.conjugate.sweep import bound, sweep, updated
 from ppl_gp.infer.mean_field_parts import log_joint_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.stochastic import fit as stochastic_fit
 from ppl_gp.infer.stochastic import run as stochastic_run
 from ppl_gp.model.declared import declare
 from ppl_gp.quick import quick_jit
@@ -196,6 +197,20 @@ def test_batches_of_a_regression_come_near_the_whole_and_resume(tmp_path, monkey
     np.testing.assert_array_equal(again.stats["bounds"], fit.stats["bounds"])
     for a, b in zip(jax.tree.leaves(again.blocks), jax.tree.leaves(fit.blocks), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_ctrl_c_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
+    """The sum over all data is of what would be said of q, which is whole before it."""
+
+    def stopping(*args):
+        raise KeyboardInterrupt
+
+    method = pg.MeanField(batch_size=8, max_steps=20, natural_rate=0.2)
+    whole = pg.fit(linear_regression, method, 0, X, y=Y)
+    monkeypatch.setattr(stochastic_fit, "over_all_data", stopping)
+    fit = pg.fit(linear_regression, method, 0, X, y=Y)
+    assert fit.result == "interrupted" and fit.log_evidence is None
+    np.testing.assert_array_equal(fit.predict(X).mean, whole.predict(X).mean)
 
 
 @pytest.mark.slow

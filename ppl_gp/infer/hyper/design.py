@@ -26,11 +26,16 @@ def design(d: int) -> tuple[np.ndarray, np.ndarray]:
     to 49): the centre and a sphere whose weights make the second moments those of a Gaussian (Rue,
     Martino & Chopin 2009, section 6.5).
     """
+    require_few(d)
+    return _regular(d) if is_regular(d) else _central_composite(d)
+
+
+def require_few(d: int) -> None:
+    """Raise `ModelError` where the designs end."""
     if d > MOST:
         raise ModelError(
             f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
         )
-    return _regular(d) if is_regular(d) else _central_composite(d)
 
 
 def effective(log_weights: np.ndarray) -> float:

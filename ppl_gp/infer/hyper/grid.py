@@ -29,12 +29,14 @@ from ppl_gp.infer.hyper.design import (
     effective,
     half_widths,
     is_regular,
+    require_few,
     stretched,
 )
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point, fit_at
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
+from ppl_gp.infer.hyper.space import transform
 from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import require_bounded
@@ -52,6 +54,7 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     label = f"{type(problem.method).__name__}(hyper=Grid())"
     require_bounded(problem.trace, problem.model.reading, label)
     _require_priors(problem)
+    _require_few(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
     if mode.result is Result.interrupted:  # no mode, and so nothing to lay points about
@@ -105,6 +108,13 @@ def _require_priors(problem: LocalProblem) -> None:
             f"{list(problem.found.hyper)}, and params without a prior {list(problem.found.params)}."
             " Declare them by numpyro.sample, or use MAP() or Fixed({...})."
         )
+
+
+def _require_few(problem: LocalProblem) -> None:
+    """No search for a mode that no design would be laid about."""
+    sites = [problem.trace[name] for name in problem.found.hyper]
+    shapes = jax.eval_shape(lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites])
+    require_few(sum(int(np.prod(x.shape)) for x in shapes))
 
 
 def _scales(ascent: Ascent, centre, rebuild, mode: Point):

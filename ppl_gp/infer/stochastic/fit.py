@@ -61,7 +61,12 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     q, bounds, result, message = run(
         problem, q, method.rate, method.max_steps, checkpoints, progress
     )
-    q, value = over_all_data(problem, first, q)
+    try:
+        q, value = over_all_data(problem, first, q)
+    except KeyboardInterrupt:  # the steps are whole, and with no factor in rows so is q
+        if parts.local:
+            raise
+        value, result = None, Result.interrupted
     stats = {
         "bounds": bounds,
         "steps": len(bounds),

@@ -17,7 +17,7 @@ from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import climb
-from ppl_gp.infer.svgp.devices import placement
+from ppl_gp.infer.svgp.devices import Placement, placement
 from ppl_gp.infer.svgp.final_bound import judged, nodes_error, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.make_fit import make_fit
@@ -64,14 +64,26 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     told: dict = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
     if ended.message:  # a bad batch would be met again in the sum over all data
         return make_fit(method, subject, problem, ended, None, told, key_end)
-    bound, told["log_evidence_se"] = judged(problem, ended.state, subject, spread, key_end)
-    if bound is not None and np.isfinite(bound):
-        told["expectation_error"] = nodes_error(problem, ended.state, subject, key_end)
-    states = (state, ended.state)
-    result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key_end)
-    fit = make_fit(method, subject, problem, ended._replace(result=result), bound, told, key_end)
+    try:
+        ended, bound, judgement = _judgement(problem, subject, state, ended, spread, key_end)
+    except KeyboardInterrupt:  # the steps are whole: only what would be said of them is missing
+        ended, bound, judgement = ended._replace(result=Result.interrupted), None, {}
+    fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
     _tell_unsettled(fit)
     return fit
+
+
+def _judgement(
+    problem: Problem, subject: Subject, start: State, ended: Ended, spread: Placement, key
+) -> tuple[Ended, float | None, dict]:
+    """(the run with its result, the bound over all data, what `stats` say of it)."""
+    bound, error = judged(problem, ended.state, subject, spread, key)
+    told = {"log_evidence_se": error}
+    if bound is not None and np.isfinite(bound):
+        told["expectation_error"] = nodes_error(problem, ended.state, subject, key)
+    states = (start, ended.state)
+    result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key)
+    return ended._replace(result=result), bound, told
 
 
 def _tell_unsettled(fit: Fit) -> None:
