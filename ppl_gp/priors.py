@@ -35,14 +35,16 @@ class Distances(NamedTuple):
 def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distribution:
     """Inverse gamma with p(l < nearest) = p(l > largest) = `tail` (Betancourt 2017): below the
     distance to the nearest row (the median over rows) the data say nothing, and beyond their extent
-    the function is a straight line.
+    the function is a straight line. Where the two hardly differ (largest < 2 nearest: two rows, or
+    a column of zeros and ones), those masses lie below d / sqrt(10) and above d sqrt(10), d being
+    the geometric mean of the two.
 
     **Arguments:** `X` (N,) or (N, D): the training inputs. `ard`: one length scale for each column,
     an event (D,), by the distances along it; else one for all columns, by Euclidean distances.
     `tail` in (0, 1/2). In units of X, so that a change of units changes no prediction.
 
     **Raises** `DataError` for fewer than two different rows (with `ard`, two different values in
-    each column), and inside a model that is being compiled. O(N log N), and O(n^2 D) of n <= 2000
+    each column), for what is no table of real numbers, and inside a model that is being compiled. O(N log N), and O(n^2 D) of n <= 2000
     rows.
     """
     X = _array("lengthscale", X)
@@ -61,14 +63,18 @@ def variance(y, *, tail: float = 0.01) -> dist.Distribution:
     """Log-normal about the variance of y, with p(v < var(y) / 10) = p(v > 10 var(y)) = `tail`: of a
     function in the units of y (a Gaussian or Student-t likelihood, and not behind a link).
 
-    **Raises** `DataError` where y does not vary, and inside a model that is being compiled.
+    **Raises** `DataError` where y does not vary or is no array of real numbers, and inside a model
+    that is being compiled.
     """
     if not 0.0 < tail < 0.5:
         raise DataError(f"priors.variance(tail={tail}): give a number in (0, 1/2).")
-    found = float(np.var(_array("variance", y)))
+    y = _array("variance", y)
+    unit = float(np.max(np.abs(y))) or 1.0  # squares of large or small numbers leave floating point
+    found = float(np.var(y / unit))
     if not found > 0.0:
         raise DataError("priors.variance(y): all values of y are equal.")
-    return dist.LogNormal(math.log(found), math.log(_FACTOR) / NormalDist().inv_cdf(1.0 - tail))
+    log_variance = math.log(found) + 2.0 * math.log(unit)
+    return dist.LogNormal(log_variance, math.log(_FACTOR) / NormalDist().inv_cdf(1.0 - tail))
 
 
 def distances(X: np.ndarray, where: str = "") -> Distances:
@@ -113,7 +119,23 @@ def _array(name: str, values) -> np.ndarray:
             f"priors.{name}(...) was called on an array that JAX traces: make the prior outside of "
             "the model, from the training data, and use it there."
         )
-    found = np.asarray(plain_numbers(f"priors.{name}(...)", values), float)
+    found = _real(name, plain_numbers(f"priors.{name}(...)", values))
     if found.size == 0 or not np.all(np.isfinite(found)):
         raise DataError(f"priors.{name}(...): give finite numbers, at least one.")
+    if name == "lengthscale" and found.ndim not in (1, 2):
+        raise DataError(f"priors.lengthscale(X): give X (N,) or (N, D), and not {found.shape}.")
     return found[:, None] if name == "lengthscale" and found.ndim == 1 else found
+
+
+def _real(name: str, values) -> np.ndarray:
+    """Integers, floats and truth values as floats, also where they stand in an array of objects."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind in "biufO":
+            return found.astype(float)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"priors.{name}(...): give an array of real numbers; {error}.") from error
+    raise DataError(
+        f"priors.{name}(...): give an array of real numbers, and not of {found.dtype}; dates as "
+        "numbers in a unit of your choice."
+    )

@@ -70,6 +70,36 @@ def test_prior_draws_are_the_priors():
         assert stats.kstest(prior["f"].values[0, :, n], stats.norm.cdf).pvalue > 1e-3
 
 
+def events(X, y=None):
+    """Hyperparameters of every shape: in an event, in a plate of events, in a matrix."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.zeros(2), 0.5).to_event(1))
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("group", 4):
+        level = numpyro.sample("level", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+    noise = numpyro.sample("noise", dist.LKJCholesky(2))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(share[0], lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        mean = f + jnp.sum(level**2) + noise[1, 0]
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_an_event_of_hyperparameters_has_one_prior_density():
+    method = pg.Laplace(hyper=pg.Sample(num_warmup=20, num_samples=20))
+    X2 = np.stack([X, X**2], 1)
+    fit = pg.fit(events, method, 0, X2, y=np.sin(X), throw=False)
+    tree = fit.to_datatree(whole=True)
+    found, drawn = tree["log_prior"], tree["posterior"]
+    sizes = {k: found[k].shape[2:] for k in found.data_vars}
+    assert sizes == {"lengthscale": (), "share": (), "level": (4,), "noise": ()}
+    assert found["level"].dims == ("chain", "draw", "group")
+    values = drawn["lengthscale"].values
+    want = stats.lognorm.logpdf(values, 0.5).sum(-1)
+    np.testing.assert_allclose(found["lengthscale"], want, rtol=1e-9)
+    np.testing.assert_allclose(found["share"], np.log(2.0), rtol=1e-9)
+    want = stats.norm.logpdf(drawn["level"].values).sum(-1)
+    np.testing.assert_allclose(found["level"], want, rtol=1e-9)
+
+
 def test_coordinates_that_fit_nothing_are_told():
     fit = pg.fit(counts, pg.Laplace(), 0, X, y=Y)
     for coords in ({"data": ["a"]}, {"rows": list(range(N))}):

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
-ALL = ",".join(NAMES)
+ALL = ", ".join(NAMES)
 DEMO_ALL = ",".join(DEMO_METHODS)
 Data = Annotated[
     Path,
@@ -41,7 +41,7 @@ Data = Annotated[
 ]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
 Out = Annotated[Path, typer.Option(help="Folder for the results.")]
-Methods = Annotated[str, typer.Option(help=f"Some of {ALL}, separated by commas.")]
+Methods = Annotated[str, typer.Option(help=f"Separated by commas, some of: {ALL}.")]
 Restarts = Annotated[int, typer.Option(min=1, help="Starts of the hyperparameters' maximisation.")]
 NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a chain.")]
 NumSamples = Annotated[int, typer.Option(min=1, help="Draws of a chain.")]

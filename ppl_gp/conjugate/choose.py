@@ -78,10 +78,10 @@ def _middle(site: dict):
 
 
 def _mean_or(fn, value):
-    """The mean of a distribution that has one, of an improper one the value."""
+    """The mean of a distribution that has one; else, as of an improper one, the value."""
     try:
         return fn.mean
-    except NotImplementedError:
+    except (NotImplementedError, ArithmeticError):  # `InverseGamma(1.0, 1.0)` divides by zero
         return value
 
 
@@ -121,7 +121,7 @@ def gaussian_of(names: list[str], trace: dict, apart: int) -> Family:
 def _variance(site: dict, like):
     try:
         found = jnp.broadcast_to(unwrap(site["fn"]).variance, like.shape)
-    except (NotImplementedError, AttributeError, ValueError, TypeError):
+    except (NotImplementedError, AttributeError, ValueError, TypeError, ArithmeticError):
         return jnp.ones_like(like)
     return jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1.0), 1.0)
 

@@ -171,17 +171,17 @@ def _attribute(fn, name: str):
     """`None` also where NumPyro cannot compute it (the precision of a low-rank normal)."""
     try:
         return getattr(fn, name, None)
-    except (NotImplementedError, TypeError, ValueError):
+    except (NotImplementedError, TypeError, ValueError, ArithmeticError):
         return None
 
 
 def _variance(fn):
     """Of a distribution that has one and is no GP: what it is computed from says what widens a
-    Gamma or a Beta, too.
+    Gamma or a Beta, too. Of numbers alone it may divide by zero: `InverseGamma(1.0, 1.0)`.
     """
     try:
         return None if isinstance(fn, GP) else fn.variance
-    except (AttributeError, NotImplementedError, TypeError, ValueError):
+    except (AttributeError, NotImplementedError, TypeError, ValueError, ArithmeticError):
         return None
 
 

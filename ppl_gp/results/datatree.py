@@ -133,7 +133,11 @@ def to_datatree(
         options |= new.options(shared, pred_coords or {})
     elif pred_coords:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
+    densities = groups.pop("log_prior", None)
     tree = arviz_base.from_dict(groups, dims=dims, attrs={"/": _attributes(fit)}, **options)
+    if densities:  # of an event one density: the dimensions of the batch alone
+        own = {"coords": options["coords"], "dims": dims, "skip_event_dims": True}
+        tree["log_prior"] = type(tree)(arviz_base.dict_to_dataset(densities, **own))
     tree = with_levels(tree, named, TRAINING)
     return tree if predictions is None else with_levels(tree, new.named, NEW)
 
