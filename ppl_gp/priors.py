@@ -44,8 +44,8 @@ def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distributio
     `tail` in (0, 1/2). In units of X, so that a change of units changes no prediction.
 
     **Raises** `DataError` for fewer than two different rows (with `ard`, two different values in
-    each column), for what is no table of real numbers, and inside a model that is being compiled. O(N log N), and O(n^2 D) of n <= 2000
-    rows.
+    each column), for what is no table of real numbers, and inside a model that is being compiled.
+    O(N log N), and O(n^2 D) of n <= 2000 rows.
     """
     X = _array("lengthscale", X)
     if not 0.0 < tail < 0.5:

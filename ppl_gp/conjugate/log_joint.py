@@ -51,20 +51,32 @@ class LogJoint(NamedTuple):
             return x
         return self.weights.reshape(-1, *(1 for _ in range(-axis - 1))) * x
 
-    def sums(self, names: tuple[str, ...], values: Values) -> Array:
-        """(terms,): each summed; of bounded ones the quadratic in the logits that takes their
-        place, at some xi.
+    def entries(self, names: tuple[str, ...], values: Values) -> list[Array]:
+        """The terms, entry by entry, events that `to_event` made of many taken apart; of bounded
+        ones the quadratic in the logits that takes their place, at some xi.
         """
         trace = self.trace(values)
-        return jnp.stack([jnp.sum(self._probed(k, trace[k])) for k in names])
+        return [self._probed(k, trace[k]) for k in names]
 
     def _probed(self, name: str, site: dict) -> Array:
         if name not in self.bounded:
-            return scored(site)
+            return _apart(site)
         form = logistic(site)
         return form.weight * (
             (form.y - 0.5 * form.total) * form.eta - 0.1 * form.total * form.eta**2
         )
+
+
+def _apart(site: dict) -> Array:
+    """`scored`, before the entries of an event are summed."""
+    fn: Any = site["fn"]
+    if not isinstance(fn, dist.Independent):
+        return scored(site)
+    log_prob = fn.base_dist.log_prob(site["value"])
+    if site["scale"] is None:
+        return log_prob
+    scale = jnp.asarray(site["scale"])
+    return scale.reshape(*scale.shape, *(1,) * fn.reinterpreted_batch_ndims) * log_prob
 
 
 def scored(site: dict) -> Array:

@@ -12,7 +12,11 @@ from jax import random
 
 from ppl_gp.conjugate.forms import with_forms
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.structure import Structure, find_structure
+from ppl_gp.conjugate.structure import (
+    Structure,
+    find_structure,
+    require_conjugate_nearby,
+)
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.fit import run_method
@@ -56,7 +60,7 @@ class MeanField:
       own. Stochastic variational inference (Hoffman et al. 2013): the factors of a batch's rows are
       brought to their optimum, then each other block goes a step rho from its natural parameters
       towards its maximum, rows counted N / B times. `natural_rate`: rho, a number in (0, 1] or a
-      function of the step; `None`: (t + delay)^-forgetting at step t = 1, 2, ... `checkpoint`: a
+      function of the step t = 1, 2, ...; `None`: (t + delay)^-forgetting. `checkpoint`: a
       `Checkpoint`. Rows must be independent given the sites that stand in none of them, which is
       checked on the first batch.
 
@@ -121,14 +125,16 @@ class MeanField:
             )
 
     def rate(self, step: int) -> float:
-        """rho of a step, counted from 0. `DataError` where a schedule leaves (0, 1]."""
+        """rho of a step, counted from 0; a schedule counts from 1. `DataError` where that leaves
+        (0, 1].
+        """
         given = self.natural_rate
         if given is None:
             return (step + 1.0 + self.delay) ** -self.forgetting
-        rate = float(given(step) if callable(given) else given)
+        rate = float(given(step + 1) if callable(given) else given)
         if not 0.0 < rate <= 1.0:
             raise DataError(
-                f"MeanField(natural_rate=...) is {rate} at step {step}; it has to be in (0, 1]."
+                f"MeanField(natural_rate=...) is {rate} at step {step + 1}; it has to be in (0, 1]."
             )
         return rate
 
@@ -161,6 +167,8 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     }
     value = float(state.bound[best])
     stats |= {} if np.isfinite(value) else caution_of(q)
+    if np.isfinite(value) and not stopped:
+        require_conjugate_nearby(structure, q)
     return Fit(
         model=model,
         method=method,

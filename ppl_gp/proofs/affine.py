@@ -28,13 +28,15 @@ _LINEAR = frozenset(
     """
     add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
     stack split
-    pad rev reduce_sum cumsum copy copy_p optimization_barrier
+    pad rev reduce_sum cumsum tile copy copy_p optimization_barrier
     """.split()
 )
+# Linear in the first and the third together, where the second, the places, does not depend.
+_SCATTERS = {"scatter", "scatter-add", "scatter-sub"}
 # Entry by entry the same number, in another place.
 _MOVES = frozenset(
     """
-    broadcast_in_dim reshape transpose slice squeeze expand_dims copy copy_p
+    broadcast_in_dim reshape transpose slice squeeze expand_dims tile copy copy_p
     optimization_barrier
     """.split()
 )
@@ -46,6 +48,7 @@ _CALLS = {
     "closed_call",
     "core_call",
     "remat",
+    "remat2",
     "checkpoint",
 }  # not custom_jvp: its tangent need not be its slope
 
@@ -85,7 +88,52 @@ def of_equation(equation, operands):
         if (inner := _inner(equation.params)) is not None and len(inner.invars) == len(operands):
             return _outputs(inner, operands)
         return [Dependence.unknown] * len(equation.outvars)
+    if name in _WITH_JAXPRS:
+        return _WITH_JAXPRS[name](equation.params, operands)
     return [_of_primitive(name, operands, equation)] * len(equation.outvars)
+
+
+def _of_scan(params, operands):
+    """A loop of a fixed number of steps: what its carry depends on, found by going round until it
+    stays.
+    """
+    inner, consts, carries = params["jaxpr"].jaxpr, params["num_consts"], params["num_carry"]
+    given = list(operands)
+    while True:
+        found = _outputs(inner, given)
+        carry = [max(a, b) for a, b in zip(given[consts:], found[:carries], strict=False)]
+        if carry == given[consts : consts + carries]:
+            return list(found)
+        given[consts : consts + carries] = carry
+
+
+def _of_cond(params, operands):
+    """Branches, chosen by what must not depend on the argument."""
+    branches = [_outputs(b.jaxpr, operands[1:]) for b in params["branches"]]
+    if operands[0] > Dependence.constant:
+        return [Dependence.unknown] * len(branches[0])
+    return [_either(kinds) for kinds in zip(*branches, strict=True)]
+
+
+def _either(kinds) -> Dependence:
+    """Of one of several, whichever: a constant is no exponential times a constant."""
+    known = set(kinds)
+    if Dependence.exponential in known and len(known) > 1:
+        return Dependence.unknown
+    return max(kinds)
+
+
+def _of_linear_solve(params, operands):
+    """By the function that solves: factors that do not depend on the argument and triangular
+    solves, say.
+    """
+    before, num = params["const_lengths"], len(params["jaxprs"].matvec.jaxpr.outvars)
+    start = before.matvec + before.vecmat
+    consts, right = operands[start : start + before.solve], operands[-num:]
+    return list(_outputs(params["jaxprs"].solve.jaxpr, [*consts, *right]))
+
+
+_WITH_JAXPRS = {"scan": _of_scan, "cond": _of_cond, "custom_linear_solve": _of_linear_solve}
 
 
 def _of_primitive(name, operands, equation):
@@ -103,8 +151,11 @@ def _of_primitive(name, operands, equation):
         return highest if kept else Dependence.unknown
     linear = (
         name in _LINEAR
-        or (name in ("mul", "dot_general") and len(depending) == 1)
+        or (name in ("mul", "dot_general", "conv_general_dilated") and len(depending) == 1)
         or (name in _FIRST_ONLY and depending == [0])
+        or (name in _SCATTERS and 1 not in depending)
+        or (name == "triangular_solve" and depending == [1])
+        or (name == "integer_pow" and equation.params["y"] == 1)
         # the choice itself must not depend on the argument
         or (name == "select_n" and depending[0] > 0)
         or (

@@ -56,17 +56,17 @@ class Predictors(NamedTuple):
     def at(self, z, rest) -> list[jax.Array]:
         """The predictors, affine in z."""
         given = dict(zip(self.closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
-        return _evaluated(self.closed, given, self.arrays)
+        return evaluated(self.closed, given, self.arrays)
 
     def looked_up(self, z, rest) -> list[tuple[jax.Array, tuple[int, ...], tuple[int, ...]]]:
         """[(indices (..., D), the sizes (D,) of what they look up, places of the inputs of the flat
         jaxpr that they are computed from)] of every gather from something that depends on z.
         """
-        jaxpr, how = self.closed.jaxpr, _dependences(self.closed.jaxpr, self.num_z)
+        jaxpr, how = self.closed.jaxpr, dependences(self.closed.jaxpr, self.num_z)
         gathers = [e for e in jaxpr.eqns if e.primitive.name == "gather" and e.invars[0] in how]
         gathers = [e for e in gathers if not isinstance(e.invars[1], Literal)]
         given = dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
-        values = _evaluated(self.closed, given, [e.invars[1] for e in gathers])
+        values = evaluated(self.closed, given, [e.invars[1] for e in gathers])
         into = _inputs_of(jaxpr)
         found = []
         for e, indices in zip(gathers, values, strict=True):
@@ -91,7 +91,7 @@ class Predictors(NamedTuple):
         of inputs.
         """
         known = [*given, *self.closed.jaxpr.constvars]
-        steps = steps_of(_needed(self.closed.jaxpr, known, [wanted]), source)
+        steps = steps_of(needed(self.closed.jaxpr, known, [wanted]), source)
         if steps is None:
             return None
         depending = {source, *(v for step in steps for v in step.equation.outvars)}
@@ -100,7 +100,7 @@ class Predictors(NamedTuple):
             return OneEach(jnp.zeros(shape.shape, jnp.int32), jnp.zeros(shape.shape, shape.dtype))
         inputs = {v for s in steps for v in s.equation.invars if not isinstance(v, Literal)}
         others = [v for v in inputs if v not in depending]
-        values = dict(zip(others, _evaluated(self.closed, given, others), strict=True))
+        values = dict(zip(others, evaluated(self.closed, given, others), strict=True))
         return followed(steps, source, values)[wanted]
 
     def below(self, etas, rest):
@@ -109,7 +109,7 @@ class Predictors(NamedTuple):
         first, etas = _firsts(jaxpr, lambda i: None), dict(zip(self.arrays, etas, strict=True))
         given = {v: etas[first[v]] for v in _variables(jaxpr) if first[v] in etas}
         given |= dict(zip(jaxpr.invars[self.num_z :], jax.tree.leaves(rest), strict=True))
-        return jax.tree.unflatten(self.tree, _evaluated(self.closed, given, jaxpr.outvars))
+        return jax.tree.unflatten(self.tree, evaluated(self.closed, given, jaxpr.outvars))
 
 
 def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors | None:
@@ -168,11 +168,11 @@ def _variables(jaxpr) -> list:
     return [*jaxpr.invars, *(v for e in jaxpr.eqns for v in e.outvars)]
 
 
-def _evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
+def evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
     """The variables `wanted` from those `given`; nothing else is computed."""
     jaxpr = closed.jaxpr
     known = [v for v in jaxpr.constvars if v not in given]
-    equations = _needed(jaxpr, {*given, *known}, wanted)
+    equations = needed(jaxpr, {*given, *known}, wanted)
     part = jaxpr.replace(invars=list(given), eqns=equations, outvars=list(wanted))
     return jaxpr_as_fun(ClosedJaxpr(part, closed.consts))(*given.values())
 
@@ -221,7 +221,7 @@ def _firsts(jaxpr, data_axis: Callable) -> dict:
     return found
 
 
-def _needed(jaxpr, known, wanted) -> list:
+def needed(jaxpr, known, wanted) -> list:
     """The equations between what is known and what is wanted, in order."""
     missing, found = {v for v in wanted if not isinstance(v, Literal) and v not in known}, []
     for equation in reversed(jaxpr.eqns):
@@ -235,7 +235,7 @@ def _needed(jaxpr, known, wanted) -> list:
 
 def _smallest_cut(jaxpr, num_z: int, data_axis):
     """The places of the smallest cut between z and the outputs; `None` where none is finite."""
-    how, first = _dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
+    how, first = dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
     place = {v: i for i, v in enumerate(_variables(jaxpr))}
     order = [v for v in place if v in how and first[v] is v]
     graph = Flow(order, {v: _room(v, how[v], data_axis(place[v])) for v in order})
@@ -251,7 +251,7 @@ def _smallest_cut(jaxpr, num_z: int, data_axis):
     return None if found is None else tuple(place[v] for v in found)
 
 
-def _dependences(jaxpr, num_z: int) -> dict:
+def dependences(jaxpr, num_z: int) -> dict:
     """{variable: how it depends on z}."""
     known = {v: Dependence.affine for v in jaxpr.invars[:num_z]}
 

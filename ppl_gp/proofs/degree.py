@@ -11,12 +11,14 @@ from jax.extend import core
 _LINEAR = frozenset(
     """
     add add_any sub neg broadcast_in_dim reshape transpose reduce_sum cumsum squeeze expand_dims
-    slice concatenate stack copy rev pad split reduce_precision
+    slice concatenate stack copy rev pad split tile reduce_precision
     """.split()
 )
 _PRODUCTS = {"mul", "dot_general"}
 # The first argument counts, if the others do not depend on x.
 _INDEXING = {"div", "gather", "dynamic_slice"}
+# The first and the third count, if the second, the places, does not depend on x.
+_SCATTERS = {"scatter", "scatter-add", "scatter-sub"}
 # The first argument must not depend on x.
 _CHOICES = {"select_n"}
 
@@ -66,6 +68,10 @@ def _of_primitive(name: str, equation, d: list[float]) -> float:
         return sum(d)
     if name in _INDEXING and not rest:
         return d[0]
+    if name in _SCATTERS and not d[1]:
+        return max(d)
+    if name == "triangular_solve" and not d[0]:
+        return d[1]
     if name in _CHOICES and not d[0]:
         return rest
     if name == "convert_element_type" and jax.numpy.issubdtype(

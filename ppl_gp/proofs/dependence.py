@@ -62,7 +62,7 @@ def _flow(jaxpr, given: list[frozenset]) -> list[frozenset]:
 
     for equation in jaxpr.eqns:
         into = [of(v) for v in equation.invars]
-        inner = _called(equation)
+        inner = called(equation)
         out = (
             [frozenset().union(*into)] * len(equation.outvars)
             if inner is None
@@ -72,7 +72,7 @@ def _flow(jaxpr, given: list[frozenset]) -> list[frozenset]:
     return [of(v) for v in jaxpr.outvars]
 
 
-def _called(equation):
+def called(equation):
     """The jaxpr of a function that an equation calls with its own inputs, or `None`."""
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     inner = getattr(inner, "jaxpr", inner)

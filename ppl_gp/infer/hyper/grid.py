@@ -113,7 +113,9 @@ def _require_priors(problem: LocalProblem) -> None:
 def _require_few(problem: LocalProblem) -> None:
     """No search for a mode that no design would be laid about."""
     sites = [problem.trace[name] for name in problem.found.hyper]
-    shapes = jax.eval_shape(lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites])
+    shapes = jax.eval_shape(
+        lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites]
+    )
     require_few(sum(int(np.prod(x.shape)) for x in shapes))
 
 

@@ -1,5 +1,6 @@
 """Gaussian sites that would be integrated, were it not for something that stands beside the
-predictor: a factor, an observation of their own, a handler around their prior.
+predictor (a factor, an observation of their own, a handler around their prior) or for an operation
+on the way to it that no proof knows.
 
 Under `MAP` they would silently become points, maximised with the hyperparameters: with an unknown
 spread that multiplies them, the mode is far from the posterior (a sum-to-zero factor on unit
@@ -8,6 +9,7 @@ effects made a spread of 1.04 one of 1.54, and the evidence 14 nats too high).
 
 import warnings
 
+import equinox as eqx
 import jax
 import numpy as np
 from numpyro.primitives import Messenger
@@ -21,6 +23,7 @@ from ppl_gp.model.predictor import is_gaussian
 from ppl_gp.model.roles import is_gp, is_observed, is_whole, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
+from ppl_gp.proofs.unproved import unproved
 from ppl_gp.wrappers import bare
 
 
@@ -57,6 +60,7 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     ]
     if not left:
         return
+    _require_proved(source, args, kwargs, trace, left, method)
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)
     bared = tuple(k for k in left if not is_whole(trace[k]))
     if not hidden and not bared:
@@ -82,6 +86,46 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
         f"{why}.",
         stacklevel=2,
     )
+
+
+def _require_proved(model, args, kwargs, trace: dict, left: list[str], method: str) -> None:
+    """Raise `ModelError` for a site of several values that the observations see through what looks
+    affine and is not proved to be.
+    """
+    held = {k: s["value"] for k, s in trace.items() if _is_latent(s)}
+
+    def seen(values):
+        again = run(model, args, kwargs, {**held, **values}, {**held, **values})
+        return {
+            k: _arrays(s["fn"])
+            for k, s in again.items()
+            if s["type"] == "sample" and s["is_scored"]
+        }
+
+    many = {k: trace[k]["value"] for k in left if np.size(trace[k]["value"]) > 1}
+    reached = frozenset().union(*jax.tree.leaves(sources(seen, many), is_leaf=_is_names))
+    for site in (k for k in many if k in reached):
+        if (step := unproved(lambda x, k=site: seen({k: x}), many[site])) is not None:
+            raise ModelError(
+                f"site '{site}' looks like Gaussian effects of the predictor, and `{step}`, an "
+                "operation of JAX on its way to the observations, is not known to be affine: "
+                f"{method} would maximise it with its spread. Write it by sums, products, "
+                "indexing, concatenate or `.at[].set`; or use hyper=Sample() or NUTS(); or hold "
+                "it, hyper=Fixed({...}); or say which sites to integrate, integrate=(...), to have "
+                "it maximised."
+            )
+
+
+def _is_latent(site: dict) -> bool:
+    return site["type"] == "sample" and not is_observed(site) and not site["is_observed"]
+
+
+def _is_names(x) -> bool:
+    return isinstance(x, frozenset)
+
+
+def _arrays(fn) -> list:
+    return [x for x in jax.tree.leaves(fn) if eqx.is_inexact_array(x)]
 
 
 def _seeing(model, args, kwargs, trace: dict, hidden, demoted) -> list[str]:

@@ -9,7 +9,7 @@ from jax import random
 from jaxtyping import Array
 
 from ppl_gp.conjugate.conjugacy import somewhere
-from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.conjugate.stochastic import Split
 from ppl_gp.errors import DataError, NotPointwiseError
@@ -82,29 +82,41 @@ def first_rows(source: Source) -> Rows:
 
 
 def require_rows_apart(problem: Problem, first: Rows) -> None:
-    """Raise `NotPointwiseError` where a row's densities depend on which rows its batch holds, or a
-    density of no row on the batch: rows are drawn anew, with repetitions, and have to keep theirs.
+    """Raise `NotPointwiseError` where a row's densities depend on which rows its batch holds or on
+    how many, or a density of no row on the batch: rows are drawn anew, with repetitions, as many
+    and half as many, and have to keep theirs.
     """
     joint, num = problem.at(first), len(first.weights)
-    rows = np.random.default_rng(3).integers(0, num, num)
     values = dict(somewhere(problem.begin, random.key(4)))
     before = _by_row(joint, values)
+    rng = np.random.default_rng(3)
+    for size in sorted({num, -(-num // 2)}, reverse=True):
+        rows = rng.integers(0, num, size)
+        for name, after in _of_these(problem, first, values, rows).items():
+            x = np.asarray(before[name])
+            _require_same(name, x[rows] if x.ndim else x, np.asarray(after))
+
+
+def _of_these(problem: Problem, first: Rows, values: Values, rows: np.ndarray) -> dict[str, Array]:
+    own = dict(values)
     for j, axis in problem.parts.local:
         for site in problem.begin[j].sites:
-            values[site] = jnp.take(values[site], rows, axis)
+            own[site] = jnp.take(own[site], rows, axis)
     args, kwargs = take(first.args, first.kwargs, rows, problem.source.axes)
-    after = _by_row(problem.at(first._replace(args=args, kwargs=kwargs)), values)
-    for name, x in before.items():
-        x = np.asarray(x)[rows] if jnp.ndim(x) else np.asarray(x)
-        scale = max(np.max(np.abs(x), initial=0.0), np.finfo(x.dtype).tiny)
-        if not np.all(np.abs(x - np.asarray(after[name])) <= 1e-8 * scale):
-            raise NotPointwiseError(
-                f"batches would read wrong rows: the density of '{name}' depends on which other "
-                "rows are in a datum's batch. An array that has as many rows as there are data and "
-                "is none of them (a table that is looked up), x[order], or a mean over the rows "
-                "does that. Take all rows, MeanField(batch_size=None), or compute what depends on "
-                "all rows before the fit."
-            )
+    some = first._replace(args=args, kwargs=kwargs, weights=np.ones(len(rows)))
+    return _by_row(problem.at(some), own)
+
+
+def _require_same(name: str, before: np.ndarray, after: np.ndarray) -> None:
+    scale = max(np.max(np.abs(before), initial=0.0), np.finfo(before.dtype).tiny)
+    if not np.all(np.abs(before - after) <= 1e-8 * scale):
+        raise NotPointwiseError(
+            f"batches would read wrong rows: the density of '{name}' depends on which other rows, "
+            "or how many, are in a datum's batch. An array that has as many rows as there are data "
+            "and is none of them (a table that is looked up), x[order], a mean over the rows, or "
+            "x.shape[0] does that. Take all rows, MeanField(batch_size=None), or compute what "
+            "depends on all rows before the fit."
+        )
 
 
 @quick_jit

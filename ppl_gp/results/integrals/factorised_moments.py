@@ -184,7 +184,7 @@ def _is_affine(case: Case, blocks, rule: Rule, labels):
             return signs @ (_entries(case, {**around, **own}, labels) / size)
 
         if isinstance(rule, Squares):
-            return quadratic_in(combined, rule.q, key)
+            return quadratic_in(lambda own: list(combined(own)), rule.q, key)
         return affine_in(combined, rule.q, rule.statistics, key)
 
     return lax.map(in_surroundings, random.split(random.key(9), _SURROUNDINGS))
