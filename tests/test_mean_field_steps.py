@@ -262,9 +262,17 @@ def coupled(X, y=None):
         numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
 
 
+def by_their_number(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0 / jnp.sqrt(X.shape[0])))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
 @pytest.mark.slow
 def test_rows_that_do_not_stand_alone_get_no_batches():
     method = pg.MeanField(batch_size=6)
+    with pytest.raises(pg.NotPointwiseError, match="'w' depends on .* or how many"):
+        pg.fit(by_their_number, method, 0, X, y=Y)
     with pytest.raises(pg.NotPointwiseError, match="'y' depends on which other"):
         pg.fit(centred, method, 0, X, y=Y)
     with pytest.raises(pg.ModelError, match="holds all rows"):

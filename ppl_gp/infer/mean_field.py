@@ -60,8 +60,9 @@ class MeanField:
       own. Stochastic variational inference (Hoffman et al. 2013): the factors of a batch's rows are
       brought to their optimum, then each other block goes a step rho from its natural parameters
       towards its maximum, rows counted N / B times. `natural_rate`: rho, a number in (0, 1] or a
-      function of the step t = 1, 2, ...; `None`: (t + delay)^-forgetting. `checkpoint`: a
-      `Checkpoint`. Rows must be independent given the sites that stand in none of them, which is
+      function of the step, counted from 0 as optax's schedules count; `None`: (t +
+      delay)^-forgetting at step number t = 1, 2, ... `checkpoint`: a `Checkpoint`. Rows must be
+      independent given the sites that stand in none of them, whatever their number, which is
       checked on the first batch.
 
     `log_evidence` is the bound, nats, exact in every constant, of steps on batches too: all data
@@ -125,16 +126,14 @@ class MeanField:
             )
 
     def rate(self, step: int) -> float:
-        """rho of a step, counted from 0; a schedule counts from 1. `DataError` where that leaves
-        (0, 1].
-        """
+        """rho of a step, counted from 0. `DataError` where a schedule leaves (0, 1]."""
         given = self.natural_rate
         if given is None:
             return (step + 1.0 + self.delay) ** -self.forgetting
-        rate = float(given(step + 1) if callable(given) else given)
+        rate = float(given(step) if callable(given) else given)
         if not 0.0 < rate <= 1.0:
             raise DataError(
-                f"MeanField(natural_rate=...) is {rate} at step {step + 1}; it has to be in (0, 1]."
+                f"MeanField(natural_rate=...) is {rate} at step {step}; it has to be in (0, 1]."
             )
         return rate
 

@@ -1,0 +1,131 @@
+"""No false conjugacy where a few values far apart would not see it: rows of very different noise,
+steps and windows between the values, bumps where q ends; and none refused for its guards.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+from ppl_gp.proofs.branches import decides
+
+RNG = np.random.default_rng(6)
+FIRST = np.arange(12) < 6
+CURVES = {"tanh": jnp.tanh, "abs": jnp.abs, "clip": lambda w: jnp.clip(w, 0.0, 2.0)}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("event", [False, True])
+@pytest.mark.parametrize("noise", [1e-6, 1e-3])
+@pytest.mark.parametrize("curve", CURVES)
+def test_rows_of_small_noise_hide_no_others(curve, noise, event):
+    sd = np.where(FIRST, noise, 1.0)
+    y = np.where(FIRST, 1.0, 0.6) + sd * RNG.normal(size=12)
+
+    def model():
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        fn = dist.Normal(jnp.where(FIRST, w[0] + w[1], CURVES[curve](w[0])), sd)
+        if event:
+            numpyro.sample("y", fn.to_event(1), obs=y)
+            return
+        with numpyro.plate("data", 12):
+            numpyro.sample("y", fn, obs=y)
+
+    with pytest.raises(pg.NotConjugateError, match="'w'.*'y'"):
+        pg.fit(model, pg.MeanField(), 0)
+
+
+def about(penalty, prior):
+    """A mean with a factor of its own."""
+
+    def model():
+        mu = numpyro.sample("mu", prior)
+        numpyro.factor("own", penalty(mu))
+        with numpyro.plate("data", 15):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=Y)
+
+    return model
+
+
+Y = 1.0 + RNG.normal(size=15)
+PENALTIES = {
+    "window": lambda mu: jnp.where((mu > 1.1) & (mu < 1.25), -50.0, 0.0),
+    "narrow window": lambda mu: jnp.where(jnp.abs(mu - 1.2) < 0.02, 20.0, 0.0),
+    "interval": lambda mu: jnp.where((mu > 0.5) & (mu < 1.0), 0.0, -1000.0),
+    "step": lambda mu: jnp.where(mu > 1.25, 1.0, 0.0),
+    "bump": lambda mu: -5.0 * jnp.exp(-(((mu - 1.0) / 0.05) ** 2)),
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("spread", [1.0, 3.0, 100.0])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_what_differs_between_the_values_is_seen(name, spread):
+    with pytest.raises(pg.NotConjugateError, match="'mu'.*'own'"):
+        pg.fit(about(PENALTIES[name], dist.Normal(0.0, spread)), pg.MeanField(), 0)
+
+
+def test_windows_of_a_probability_and_of_a_rate_are_seen():
+    def windows():
+        p = numpyro.sample("p", dist.Beta(2.0, 2.0))
+        numpyro.factor("own", jnp.where((p > 0.49) & (p < 0.51), -50.0, 0.0))
+        numpyro.sample("k", dist.Binomial(10, p), obs=5)
+
+    def rates():
+        m = numpyro.sample("m", dist.Gamma(3.0, 1.0))
+        numpyro.sample("k", dist.Poisson(jnp.where((m > 3.0) & (m < 3.3), 1.0, m)), obs=3)
+
+    for model, term in ((windows, "own"), (rates, "k")):
+        with pytest.raises(pg.NotConjugateError, match=f"'{term}'"):
+            pg.fit(model, pg.MeanField(), 0)
+
+
+def guarded(y, k):
+    """Clips that no value reaches, links whose code compares."""
+    w = numpyro.sample("w", dist.Gamma(2.0, 1.0))
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(3)))
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(y)):
+        numpyro.sample("y", dist.Normal(m, 1.0 / jnp.sqrt(jnp.maximum(w, 1e-12))), obs=y)
+        numpyro.sample("b", dist.Bernoulli(logits=jnp.log(p) - jnp.log1p(-p)), obs=k % 2)
+        numpyro.sample("z", dist.Categorical(logits=jnp.log(share)), obs=k % 3)
+        numpyro.sample("c", dist.Categorical(probs=share), obs=k % 3)
+
+
+def test_guards_are_no_curves():
+    k = np.arange(10)
+    fit = pg.fit(guarded, pg.MeanField(), 0, 100.0 * RNG.normal(size=10), k)
+    assert fit.result == "converged"
+    alpha = 1.0 + 2.0 * np.bincount(k % 3)
+    np.testing.assert_allclose(fit.sites["share"].concentration, alpha, rtol=1e-9)
+    beta = fit.sites["p"]
+    found = float(beta.concentration1), float(beta.concentration0)
+    np.testing.assert_allclose(found, (6.0, 6.0), rtol=1e-9)
+
+
+def test_the_likelihood_is_named_where_it_overflows():
+    def model():
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(jnp.exp(mu), 1.0), obs=0.3)
+
+    with pytest.raises(pg.NotConjugateError, match="'mu' is not conjugate to 'y'"):
+        pg.fit(model, pg.MeanField(), 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda x, rest: x**2 + rest, False),
+        (lambda x, rest: jnp.where(rest > 0, x, 2.0 * x), False),
+        (lambda x, rest: jnp.where(x > 0, rest, 0.0), True),
+        (lambda x, rest: jnp.round(jnp.exp(x)), True),
+        (lambda x, rest: jnp.where(jnp.isnan(x), 0.0, x), False),
+        (lambda x, rest: x.astype(int) * rest, True),
+        (lambda x, rest: jnp.sum(jnp.sort(x)), True),
+    ],
+)
+def test_what_decides_by_its_values(function, found):
+    assert decides(function, jnp.ones(3), jnp.ones(3)) == found
