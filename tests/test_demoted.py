@@ -70,3 +70,37 @@ def test_one_value_is_told():
 def test_hyperparameters_with_normal_priors_and_penalties_are_what_they_are():
     fit = pg.fit(group_effects, pg.Laplace(), 0, G, y=Y, noise=True)
     assert set(fit.sites) == {"b", "z"} and {"log_noise", "tau"} <= set(fit.hyper)
+
+
+def two_outcomes(x, g, y=None, other=None, scale=None):
+    """Effects that two outcomes share, a function beside one of them: two functions a datum."""
+    s = numpyro.sample("s", dist.HalfNormal(1.0)) if scale is None else scale
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+    with numpyro.plate("groups", GROUPS):
+        raw = numpyro.sample("raw", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal(f + s * raw[g], 0.4), obs=y)
+        numpyro.sample("other", dist.Normal(s * raw[g], 0.6), obs=other)
+
+
+def test_effects_of_more_functions_than_gps_are_no_points_beside_their_scale():
+    x = np.linspace(0.0, 5.0, N)
+    with pytest.raises(pg.ModelError, match=r"'raw' together with \['s'\].*integrate=\('f', 'raw'"):
+        pg.fit(two_outcomes, pg.Laplace(), 0, x, G, y=Y, other=Y)
+    assert not pg.check(two_outcomes, x, G, y=Y, other=Y).ok
+
+
+def test_with_a_known_scale_they_are_told_and_integrated_where_they_are_named():
+    x, data = np.linspace(0.0, 5.0, N), {"y": Y, "other": 0.5 * Y, "scale": 0.7}
+    fixed = pg.Fixed({"raw": np.zeros(GROUPS)})
+    with pytest.warns(UserWarning, match="maximises 'raw' .6 values.*integrate=.'f', 'raw'"):
+        pg.fit(two_outcomes, pg.Laplace(), 0, x, G, **data)
+    assert pg.fit(two_outcomes, pg.Laplace(hyper=fixed), 0, x, G, **data).result == "converged"
+    fit = pg.fit(two_outcomes, pg.Laplace(integrate=("f", "raw")), 0, x, G, **data)
+    K = np.exp(-0.5 * (x[:, None] - x) ** 2)
+    B = np.eye(GROUPS)[G]
+    both = np.kron(np.diag([1.0, 0.0]), K) + 0.49 * np.kron(np.ones((2, 2)), B @ B.T)
+    C = both + np.diag([*[0.16] * N, *[0.36] * N])
+    y = np.concatenate([Y, 0.5 * Y])
+    evidence = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
+    assert fit.log_evidence == pytest.approx(evidence, abs=1e-5)  # the GP's jitter

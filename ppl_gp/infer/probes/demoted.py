@@ -15,6 +15,7 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
+from ppl_gp.infer.probes.more_functions import tell_of_more_functions
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
@@ -61,6 +62,7 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     if not left:
         return
     _require_proved(source, args, kwargs, trace, left, method)
+    tell_of_more_functions(source, args, kwargs, trace, left, method)
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)
     bared = tuple(k for k in left if not is_whole(trace[k]))
     if not hidden and not bared:

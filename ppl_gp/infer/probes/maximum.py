@@ -25,9 +25,10 @@ def require_bounded(
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
                 "both together, and their joint density has no maximum (it grows without bound "
-                f"as the spread falls to zero and '{site}' to its centre). Integrate them: "
-                "NUTS(), SparseNUTS(), or a local method with hyper=Sample(); or hold them: "
-                f"hyper=Fixed({{...}}); or declare '{site}' with a unit spread and multiply."
+                f"as the spread falls to zero and '{site}' to its centre). Integrate it: "
+                f"integrate=(..., '{site}') names it with the GPs, where the data see it through a "
+                "linear predictor; else NUTS(), SparseNUTS(), or a local method with "
+                "hyper=Sample(); or hold them: hyper=Fixed({...})."
             )
 
 
