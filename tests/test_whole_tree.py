@@ -100,6 +100,25 @@ def test_an_event_of_hyperparameters_has_one_prior_density():
     np.testing.assert_allclose(found["level"], want, rtol=1e-9)
 
 
+def scoped(x, y=None):
+    with numpyro.plate("group", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    slope, spread = numpyro.sample("slope", dist.Laplace()), numpyro.sample("s", dist.HalfNormal())
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(slope * x + level[0], spread), obs=y)
+
+
+def test_names_in_a_scope_have_dots_in_the_tree():
+    model = numpyro.handlers.scope(scoped, prefix="a")
+    fit = pg.fit(model, pg.NUTS(50, 100, 1), 0, X, y=np.sin(X), throw=False)
+    labels = {"a.group": ["left", "right"]}
+    tree = fit.to_datatree(whole=True, coords=labels)
+    np.testing.assert_array_equal(tree["posterior"]["a.slope"].values[0], fit.hyper["a/slope"])
+    assert tree["posterior"]["a.level"].dims == ("chain", "draw", "a.group")
+    assert tree["log_prior"]["a.level"].coords["a.group"].values.tolist() == ["left", "right"]
+    assert np.isfinite(fit.loo().elpd)
+
+
 def test_coordinates_that_fit_nothing_are_told():
     fit = pg.fit(counts, pg.Laplace(), 0, X, y=Y)
     for coords in ({"data": ["a"]}, {"rows": list(range(N))}):

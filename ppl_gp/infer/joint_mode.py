@@ -111,7 +111,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
         "restart_log_joints": np.asarray([float(m.value) for m in modes]),
         "mode": joint.sites(best.u, like),
         "num_latents": len(best.u),
-        **(_weighted(np.asarray(log_w)) if result is Result.converged else {}),
+        **(_weighted(np.asarray(log_w)) if result is Result.converged else _NO_MODE),
     }
     held = jax.tree.map(lambda x: jnp.broadcast_to(x, (_DRAWS, *jnp.shape(x))), joint.space.given)
     return Fit(
@@ -125,6 +125,13 @@ def fit_joint(problem: LocalProblem) -> Fit:
         stats=stats,
         sampled=True,
     )
+
+
+_NO_MODE = {
+    "caution": "the model has no linear predictor, and this is its joint mode: a density with a "
+    "kink there (a Laplace prior's) or without a bound has none that Newton's method ends at; "
+    "take NUTS() or SVI()"
+}
 
 
 def _joint(problem: LocalProblem) -> Joint:

@@ -37,6 +37,9 @@ from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.tree_dimensions import (
     data_plate,
     deterministic_dimensions,
+    dots,
+    dotted,
+    dotted_dimensions,
     input_dimensions,
     inputs_of,
     label_of,
@@ -83,7 +86,8 @@ def to_datatree(
     {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
     as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
-    `plot_lm(tree, x="age")`, where nothing else has their name.
+    `plot_lm(tree, x="age")`, where nothing else has their name. A slash in a site's name (of
+    NumPyro's `scope`) becomes a dot, as a tree's names have none.
 
     `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
     {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
@@ -104,8 +108,6 @@ def to_datatree(
     coordinates of dimensions that the tree does not have, or of another length, and for new inputs
     as `predict`.
     """
-    import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
-
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
     require_whole_data(fit, "to_datatree")
@@ -122,24 +124,35 @@ def to_datatree(
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
     named = names_of_variables(fit, sites)
     groups["constant_data"], named, dims = with_columns(groups["constant_data"], named, dims)
-    groups, given = {k: v for k, v in groups.items() if v}, dict(coords or {})
+    groups, given = {k: dotted(v) for k, v in groups.items() if v}, dotted(coords or {})
+    dims, named = dotted_dimensions(dims), dotted(named)
     require_known("coords", given, sizes_of(groups, dims))
     options: dict = {"coords": own_coordinates(named, dims, sizes_of(groups, dims)) | given}
     if predictions is not None:
         num = np.shape(next(iter({**hyper, **f}.values())))[0]
         new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named)
         groups |= new.groups | {"predictions": by_chain(new.groups["predictions"], _chains(fit))}
-        shared = {d: labels for d, labels in given.items() if d != data_plate(sites)}
-        options |= new.options(shared, pred_coords or {})
+        rows = dots(data_plate(sites) or "")
+        shared = {d: labels for d, labels in given.items() if d != rows}
+        options |= new.options(shared, dotted(pred_coords or {}))
     elif pred_coords:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
-    densities = groups.pop("log_prior", None)
-    tree = arviz_base.from_dict(groups, dims=dims, attrs={"/": _attributes(fit)}, **options)
-    if densities:  # of an event one density: the dimensions of the batch alone
-        own = {"coords": options["coords"], "dims": dims, "skip_event_dims": True}
-        tree["log_prior"] = type(tree)(arviz_base.dict_to_dataset(densities, **own))
+    tree = _tree(groups, dims, options)
+    tree.attrs = _attributes(fit)
     tree = with_levels(tree, named, TRAINING)
     return tree if predictions is None else with_levels(tree, new.named, NEW)
+
+
+def _tree(groups: dict[str, dict], dims: dict, options: dict) -> "xr.DataTree":
+    """By ArviZ. A log prior has one density for an event, and so the batch's dimensions alone."""
+    import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
+
+    densities = groups.pop("log_prior", None)
+    tree = arviz_base.from_dict(groups, dims=dims, **options)
+    if densities:
+        own = {"coords": options["coords"], "dims": dims, "skip_event_dims": True}
+        tree["log_prior"] = type(tree)(arviz_base.dict_to_dataset(densities, **own))
+    return tree
 
 
 def _chains(fit: Record) -> int:

@@ -39,7 +39,7 @@ from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densit
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record
 from ppl_gp.results.row_names import row_names
-from ppl_gp.results.tree_dimensions import data_plate
+from ppl_gp.results.tree_dimensions import data_plate, dots, dotted
 from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ def _tree(fit, sites, densities, posterior):
 
     keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
     named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
-    groups = {"posterior": by_chain(posterior, fit.num_chains), "log_likelihood": named}
+    posterior = by_chain(dotted(posterior), fit.num_chains)
+    groups = {"posterior": posterior, "log_likelihood": named}
     coords = {dim: _names(fit, keep, densities.shape[-1])}
     return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords=coords)
 
@@ -226,7 +227,7 @@ MAX_DATA = 20_000
 
 
 def _dimension(fit, sites) -> str:
-    return data_plate(sites) or f"{_LABEL}_dim_0"
+    return dots(data_plate(sites) or f"{_LABEL}_dim_0")
 
 
 def _names(fit, keep, num: int) -> list:

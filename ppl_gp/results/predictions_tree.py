@@ -19,6 +19,8 @@ from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import (
     data_plate,
     deterministic_dimensions,
+    dotted,
+    dotted_dimensions,
     input_dimensions,
     inputs_of,
     require_known,
@@ -74,10 +76,10 @@ def predicted_groups(
     own |= {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
     inputs, named, dims = with_columns(inputs, own, without_clashes(dims))
     groups = {
-        "predictions": jax.tree.map(np.asarray, {**further, **f, **y}),
-        "predictions_constant_data": inputs,
+        "predictions": dotted(jax.tree.map(np.asarray, {**further, **f, **y})),
+        "predictions_constant_data": dotted(inputs),
     }
-    return Predicted(groups, dims, named)
+    return Predicted(groups, dotted_dimensions(dims), dotted(named))
 
 
 def _arguments(fit: Record, predictions) -> tuple[Any, dict]:

@@ -104,6 +104,23 @@ def input_dimensions(model: Declared, inputs: Mapping, plate: str | None) -> dic
     return named
 
 
+def dotted(named: Mapping) -> dict:
+    """The same under names that a tree can hold: a slash, which scopes put into the names of sites,
+    is a way down a tree, and becomes a dot.
+    """
+    return {dots(k): v for k, v in named.items()}
+
+
+def dots(name: str) -> str:
+    """One of them."""
+    return name.replace("/", ".")
+
+
+def dotted_dimensions(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Of {variable: dimensions}, both."""
+    return dotted({k: [dots(d) for d in dims] for k, dims in named.items()})
+
+
 def without_clashes(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The same with `_dim` behind a dimension that is called as a variable, which xarray takes for
     its coordinate.
