@@ -4,6 +4,7 @@ nothing computed is lost.
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import signal
@@ -939,6 +940,33 @@ def test_ctrl_c_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
     fit = fitted(X, y=y)
     assert fit.result == Result.interrupted and fit.log_evidence is None
     np.testing.assert_array_equal(fit.predict(X_NEW).probs, whole.predict(X_NEW).probs)
+
+
+def sized(sizes):
+    """Batches of these sizes, one after another."""
+    X, y = data()
+    ends = np.cumsum([0, *sizes])
+    return [(X[a:b], y[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+
+def test_a_smaller_batch_before_others_is_no_stream_of_equal_rows():
+    source = StreamSource(Stream(sized([8, 3, 8, 5]), 24), classifier)
+    rows = source.batches(0)
+    assert [np.sum(next(rows).weights > 0) for _ in range(2)] == [8, 3]
+    with pytest.raises(DataError, match="has 3 rows, the first one 8, and another one follows"):
+        next(rows)
+    with pytest.raises(FitError, match="batch 2 .*another one follows") as caught:
+        fitted(Stream(sized([8, 3, 8, 5]), 24))
+    assert caught.value.fit.stats["steps"] == 2
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_the_last_batch_of_a_pass_may_be_smaller_without_end_too(step):
+    pass_of = sized([8, 8, 3])
+    for stream in (Stream(pass_of, 19), Stream(lambda: itertools.cycle(pass_of), 19)):
+        rows = itertools.islice(StreamSource(stream, classifier).batches(step), 7)
+        sizes = [int(np.sum(r.weights > 0)) for r in rows]
+        assert sizes == ([8, 8, 3] * 5)[step : step + 7]
 
 
 def test_every_step_has_its_own_key(monkeypatch):

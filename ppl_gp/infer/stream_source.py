@@ -73,13 +73,30 @@ class StreamSource:
         """
         seen = 0
         while True:
-            before = seen
+            before, rows, short = seen, 0, None
             for item in self._pass():
                 seen += 1
-                if seen > step:
-                    yield self._rows(item)
+                if seen <= step:
+                    short = None
+                    continue
+                self._require_last(short)
+                batch = self._rows(item)
+                num = int(np.sum(batch.weights > 0))
+                rows += num
+                # a stream without end has passes of num_data rows
+                short = num if num < len(batch.weights) and rows % self.num_data else None
+                yield batch
             if not self.stream.restarts or seen == before:
                 return
+
+    def _require_last(self, short: int | None) -> None:
+        """A smaller batch before others: a pass has more batches then than its rows count for."""
+        if short is not None:
+            raise DataError(
+                f"a batch of the stream has {short} rows, the first one {self.batch_size}, and "
+                "another one follows: rows would count too little. Give batches of one size; the "
+                "last of a pass may be smaller."
+            )
 
     def _rows(self, item) -> Rows:
         args, kwargs = self._plain(*bind(self.model, item, self.common))
