@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
@@ -95,6 +96,24 @@ def test_what_is_not_comparable_is_refused(fits):
             pg.compare_models(fits, **options)
     with pytest.raises(pg.DataError, match="two fits or more"):
         pg.compare_models({"smooth": fits["smooth"]})
+
+
+def partly_seen(X, y=None, seen=True, times=1.0):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]), handlers.scale(scale=times), handlers.mask(mask=seen):
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.3), obs=y)
+
+
+def test_data_that_one_model_masks_or_weighs_are_not_the_same(fits):
+    method, some = pg.Laplace(hyper=FIXED), np.arange(N) % 3 > 0
+    partly = pg.fit(partly_seen, method, 0, X, y=Y, seen=some)
+    weighed = pg.fit(partly_seen, method, 0, X, y=Y, times=0.5)
+    for other, told in ((partly, r".*12. values.*8. values"), (weighed, r"\[0.5\] times")):
+        with pytest.raises(pg.DataError, match=f"do not observe the same values .*{told}"):
+            pg.compare_models({"other": other, "smooth": fits["smooth"]})
+    whole = pg.fit(partly_seen, method, 0, X, y=Y)
+    found = pg.compare_models({"smooth": fits["smooth"], "line": whole})
+    np.testing.assert_allclose([*found.probabilities.values()], _exact(), rtol=1e-7)
 
 
 def test_hyperparameters_at_their_maximum_are_told(fits):

@@ -964,7 +964,9 @@ def test_a_smaller_batch_before_others_is_no_stream_of_equal_rows():
 def test_the_last_batch_of_a_pass_may_be_smaller_without_end_too(step):
     pass_of = sized([8, 8, 3])
     for stream in (Stream(pass_of, 19), Stream(lambda: itertools.cycle(pass_of), 19)):
-        rows = itertools.islice(StreamSource(stream, classifier).batches(step), 7)
+        source = StreamSource(stream, classifier)
+        source.peek()
+        rows = itertools.islice(source.batches(step), 7)
         sizes = [int(np.sum(r.weights > 0)) for r in rows]
         assert sizes == ([8, 8, 3] * 5)[step : step + 7]
 

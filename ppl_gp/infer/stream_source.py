@@ -73,18 +73,15 @@ class StreamSource:
         """
         seen = 0
         while True:
-            before, rows, short = seen, 0, None
+            before, place = seen, _Place(self.num_data)
             for item in self._pass():
                 seen += 1
                 if seen <= step:
-                    short = None
+                    place.rows = None
                     continue
-                self._require_last(short)
+                self._require_last(place.short)
                 batch = self._rows(item)
-                num = int(np.sum(batch.weights > 0))
-                rows += num
-                # a stream without end has passes of num_data rows
-                short = num if num < len(batch.weights) and rows % self.num_data else None
+                place.move(int(np.sum(batch.weights > 0)), len(batch.weights))
                 yield batch
             if not self.stream.restarts or seen == before:
                 return
@@ -164,6 +161,24 @@ class StreamSource:
                 "factor ceil(N / B) is too large by as much.",
                 stacklevel=2,
             )
+
+
+class _Place:
+    """How far a pass has come: `rows`, not known behind batches that were dropped, and the rows of
+    a smaller batch that has to be the last. A stream without end has passes of `num_data` rows.
+    """
+
+    def __init__(self, num_data: int):
+        self.num_data, self.rows, self.short = num_data, 0, None
+
+    def move(self, num: int, size: int) -> None:
+        """Behind a batch of `num` rows, where the first had `size`."""
+        ends = self.rows is None or (self.rows + num) % self.num_data == 0
+        self.short = num if num < size and not ends else None
+        if num < size and self.rows is None:
+            self.rows = 0
+        elif self.rows is not None:
+            self.rows += num
 
 
 def _form(x, axis, num):

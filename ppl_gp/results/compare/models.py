@@ -9,6 +9,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +21,7 @@ from ppl_gp.hyperparameters import MAP
 from ppl_gp.results.compare.table import WIDTH
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.fit import Fit
+from ppl_gp.wrappers import bare_shape, mask_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +102,8 @@ def compare_models(
 
     **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one
     without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations), other
-    observations, names that are none of the fits, priors that are not positive, bounds beside
-    estimates without `mixed=True`. Cost: one run of each model.
+    observations (another mask or `scale` handler too), names that are none of the fits, priors that
+    are not positive, bounds beside estimates without `mixed=True`. Cost: one run of each model.
     """
     _require_fits(fits)
     names = list(fits)
@@ -177,18 +179,46 @@ def _require_same_observations(fits: Mapping[str, Fit]) -> None:
         if not values or not _alike(values, reference):
             raise DataError(
                 f"compare_models(): '{name}' and '{first}' do not observe the same values "
-                f"(shapes {[v.shape for v in values]}, {[v.shape for v in reference]}): evidences "
-                "are densities of what is observed. A model of log y needs the Jacobian: observe y "
-                "under a TransformedDistribution. Of loaded fits, observations are not kept."
+                f"({_told(values)}; {_told(reference)}): evidences are densities of what is "
+                "observed. Mask and scale the same data in both; a model of log y needs the "
+                "Jacobian: observe y under a TransformedDistribution. Of loaded fits, observations "
+                "are not kept."
             )
 
 
-def _observed(fit: Fit) -> list[np.ndarray]:
-    """The observed values in the order of the sites."""
+class _Seen(NamedTuple):
+    """What a site observes, NaN where it is masked, and how often each entry counts."""
+
+    values: np.ndarray
+    scale: np.ndarray
+
+
+def _observed(fit: Fit) -> list[_Seen]:
+    """In the order of the sites."""
     trace = training_sites(fit)
-    return [np.squeeze(np.asarray(trace[k]["value"])) for k in observed_names(trace)]
+    return [_seen(trace[k]) for k in observed_names(trace)]
 
 
-def _alike(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+def _seen(site: dict) -> _Seen:
+    fn, values = site["fn"], np.asarray(site["value"], float)
+    scale = np.broadcast_to(1.0 if site["scale"] is None else site["scale"], fn.batch_shape)
+    mask = np.asarray(mask_of(fn))
+    mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, bare_shape(fn)))
+    events = values.ndim - mask.ndim
+    mask = mask.reshape(*mask.shape, *(1,) * max(events, 0))
+    return _Seen(np.squeeze(np.where(mask, values, np.nan)), np.squeeze(scale))
+
+
+def _told(seen: list[_Seen]) -> str:
+    counts = [int(np.sum(np.isfinite(x.values))) for x in seen]
+    scales = sorted({float(w) for x in seen for w in np.ravel(x.scale)} - {1.0})
+    weighed = f", by scale handlers {scales[:3]} times" if scales else ""
+    return f"shapes {[x.values.shape for x in seen]}, {counts} values{weighed}"
+
+
+def _alike(a: list[_Seen], b: list[_Seen]) -> bool:
     pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(np.array_equal(x, y, equal_nan=True) for x, y in pairs)
+    return len(a) == len(b) and all(
+        np.array_equal(x.values, y.values, equal_nan=True) and np.array_equal(x.scale, y.scale)
+        for x, y in pairs
+    )
