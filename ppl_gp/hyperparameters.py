@@ -12,6 +12,7 @@ import numpy as np
 from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError
 from ppl_gp.model.fingerprint import digest
+from ppl_gp.option_checks import require_positive, require_whole
 
 # `integrate=` of a method: every Gaussian site that the data see through one linear predictor
 GAUSSIAN = "gaussian"
@@ -49,8 +50,7 @@ class MAP(_ByValue):
     init: Mapping[str, Any] | None = None
 
     def __post_init__(self):
-        if self.restarts < 1:
-            raise DataError(f"MAP(restarts={self.restarts}): give at least 1.")
+        _require_search(self)
         if self.init is not None:
             object.__setattr__(self, "init", _own_copy("MAP(init=...)", self.init))
 
@@ -111,8 +111,14 @@ class Grid(_ByValue):
     init: Mapping[str, Any] | None = None
 
     def __post_init__(self):
+        _require_search(self)
         if self.init is not None:
             object.__setattr__(self, "init", _own_copy("Grid(init=...)", self.init))
+
+
+def _require_search(config: MAP | Grid) -> None:
+    require_whole(config, "restarts", "max_steps")
+    require_positive(config, "tol")
 
 
 def _own_copy(name, values) -> dict:

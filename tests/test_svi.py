@@ -115,3 +115,24 @@ def test_what_it_does_not_fit_is_refused():
     ):
         with pytest.raises(pg.DataError, match=match):
             pg.SVI(**options)
+
+
+def test_a_kl_weight_of_the_loss_is_none_of_the_bound():
+    """log p(y) is exact here: a bound is not above it, whatever the loss weighed."""
+    fits = {
+        beta: pg.fit(
+            linear,
+            pg.SVI(AutoMultivariateNormal, loss=pg.ELBO(beta=beta), num_steps=300),
+            0,
+            X,
+            y=Y,
+        )
+        for beta in (1.0, 0.1)
+    }
+    exact = fits[1.0].log_evidence
+    assert fits[0.1].log_evidence < exact - 0.1
+
+
+def test_an_optimiser_that_is_not_optaxs_is_named():
+    with pytest.raises(pg.DataError, match=r"optimiser=Adam.*optax.adam"):
+        pg.SVI(optimiser=numpyro.optim.Adam(0.02))

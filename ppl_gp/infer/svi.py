@@ -3,6 +3,7 @@
 The guide's distribution is kept as draws, so that every verb answers as it does for `NUTS`.
 """
 
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -78,6 +79,11 @@ class SVI:
                 raise DataError(f"SVI({name}={value!r}): give a whole number of at least 1.")
         if not self.learning_rate > 0:
             raise DataError(f"SVI(learning_rate={self.learning_rate!r}): give a positive number.")
+        if not (self.optimiser is None or isinstance(self.optimiser, optax.GradientTransformation)):
+            raise DataError(
+                f"SVI(optimiser={type(self.optimiser).__name__}): give an optax transformation, "
+                "optax.adam(0.02), and no optimiser of numpyro.optim."
+            )
         if _is_auto_class(self.guide) and issubclass(_class_of(self.guide), _ANNEALED):
             raise DataError(
                 f"SVI(guide={_class_of(self.guide).__name__}): annealed guides have no "
@@ -163,11 +169,14 @@ def _steps(svi, state, args, kwargs, num: int):
 
 def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
     """(the bound at these parameters, its standard error), nats."""
+    loss = copy.copy(svi.loss)
+    if getattr(loss, "beta", 1.0) != 1.0:  # a loss with another weight of the KL is no bound
+        loss.beta = 1.0
 
     @full_jit
     def losses(params, args, kwargs):
         def one(key):
-            return svi.loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
+            return loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
 
         return lax.map(one, random.split(key, BOUNDS))
 

@@ -19,6 +19,7 @@ from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.low_rank import Covariance
+from ppl_gp.option_checks import require_positive, require_whole
 
 _SPREAD = 100.0  # measured: a half to ten (tests/test_small_noise.py)
 
@@ -50,6 +51,10 @@ class LocalMethod(eqx.Module):
 
     hyper: eqx.AbstractVar[MAP | Fixed | Grid | Sample]
     integrate: eqx.AbstractVar[str | tuple[str, ...]]
+
+    def __check_init__(self):
+        require_whole(self, *(k for k in ("max_steps", "num_nodes") if hasattr(self, k)))
+        require_positive(self, *(k for k in ("tol",) if hasattr(self, k)))
 
     @abc.abstractmethod
     def solve(

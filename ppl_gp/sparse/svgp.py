@@ -1,12 +1,13 @@
 """`SVGP`: the configuration of sparse stochastic variational inference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.option_checks import require_positive, require_whole
 from ppl_gp.sparse.expectation import Expectation
 
 COVARIANCES = ("full", "diagonal", "decoupled")
@@ -43,8 +44,7 @@ class Checkpoint:
     resume: bool = True
 
     def __post_init__(self):
-        if min(self.every, self.keep) < 1:
-            raise DataError(f"{self}: every and keep must be at least 1.")
+        require_whole(self, "every", "keep")
 
 
 @dataclass(frozen=True)
@@ -186,12 +186,13 @@ class SVGP:
 
 
 def _require_counts(method: SVGP) -> None:
-    for name in _COUNTS:
-        value = getattr(method, name)
-        if value is not None and value < 1:
-            raise DataError(f"SVGP({name}={value}): give at least 1.")
-    if method.warm_up < 0:
-        raise DataError(f"SVGP(warm_up={method.warm_up}): give 0 or a number of steps.")
+    require_whole(method, *_COUNTS)
+    require_whole(method, "warm_up", least=0)
+    if method.checkpoint is not None and not isinstance(method.checkpoint, Checkpoint):
+        raise DataError(
+            f"SVGP(checkpoint={method.checkpoint!r}): give a Checkpoint, "
+            f"checkpoint=pg.Checkpoint({method.checkpoint!r})."
+        )
 
 
 def _require_form(method: SVGP) -> None:
@@ -210,6 +211,8 @@ def _require_form(method: SVGP) -> None:
             "SVGP(dual_bound=True) carries q(u) along with the prior and needs "
             "train_inducing=False."
         )
+    if isinstance(method.hyper, Mapping):
+        raise DataError("SVGP(hyper={...}): values are held by hyper=Fixed({...}).")
     if isinstance(method.hyper, type) and issubclass(method.hyper, MAP | Fixed):
         raise DataError(
             f"SVGP(hyper={method.hyper.__name__}) is a class; give an instance, "
@@ -241,3 +244,5 @@ def _require_rates(method: SVGP) -> None:
         )
     if isinstance(method.natural_rate, int | float) and not 0.0 < method.natural_rate <= 1.0:
         raise DataError(f"SVGP(natural_rate={method.natural_rate}): give a step size in (0, 1].")
+    if method.learning_rate is not None and not callable(method.learning_rate):
+        require_positive(method, "learning_rate")

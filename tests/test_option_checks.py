@@ -1,0 +1,65 @@
+"""Numbers of configurations that are none: named with their value, before any work."""
+
+import numpy as np
+import pytest
+
+import ppl_gp as pg
+from ppl_gp.option_checks import require_positive, require_whole
+
+WHOLE = {
+    "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, pg.SVGP),
+    "num_nodes": (pg.EP, pg.VI, pg.SVGP),
+    "restarts": (pg.MAP, pg.Grid),
+    "num_inducing": (pg.SVGP,),
+    "batch_size": (pg.SVGP,),
+}
+
+
+@pytest.mark.parametrize("value", [0, -3, True])
+@pytest.mark.parametrize("name", WHOLE)
+def test_counts_are_whole_and_from_one_on(name, value):
+    for kind in WHOLE[name]:
+        with pytest.raises(pg.DataError, match=rf"{kind.__name__}\({name}={value!r}\)"):
+            kind(**{name: value})
+        assert getattr(kind(**{name: 3}), name) == 3
+
+
+class Config:
+    """What the checks read, without the tests' checks of annotations."""
+
+    def __init__(self, value):
+        self.number = value
+
+
+@pytest.mark.parametrize("value", [2.5, "a", None, np.float64(2.0)])
+def test_what_is_no_whole_number_is_named(value):
+    with pytest.raises(pg.DataError, match=r"Config\(number="):
+        require_whole(Config(value), "number")
+    require_whole(Config(np.int64(2)), "number")
+
+
+@pytest.mark.parametrize("value", ["a", None, 1j])
+def test_what_is_no_number_is_named(value):
+    with pytest.raises(pg.DataError, match=r"Config\(number="):
+        require_positive(Config(value), "number")
+    require_positive(Config(np.float32(1e-3)), "number")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, np.inf])
+def test_tolerances_are_positive(value):
+    for kind in (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid):
+        with pytest.raises(pg.DataError, match=rf"{kind.__name__}\(tol="):
+            kind(tol=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hyper": {"lengthscale": 1.0}}, "hyper=Fixed"),
+        ({"learning_rate": -0.05}, "learning_rate=-0.05"),
+        ({"warm_up": -1}, "warm_up=-1"),
+    ],
+)
+def test_natural_mistakes_with_svgp_are_told(options, words):
+    with pytest.raises(pg.DataError, match=words):
+        pg.SVGP(**options)
