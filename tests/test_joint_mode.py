@@ -222,3 +222,29 @@ def test_check_names_it():
     assert "Laplace" in told["methods"].message.split(", ")
     told = {i.name: i for i in pg.check(groups, X, y=REAL).items}
     assert "Laplace" not in told["methods"].message.split(", ")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mode_is_reached_in_spite_of_rounding(seed):
+    """Some of these stopped a hair above the tolerance, at steps that gain less than rounding."""
+    r = np.random.default_rng(seed)
+    x = r.normal(size=N)
+    fit = pg.fit(slope_and_spread, pg.Laplace(), 0, x, y=0.7 * x + 0.5 * r.normal(size=N))
+    assert fit.result == "converged" and fit.stats["residual"] < 1e-8 and fit.stats["steps"] < 20
+
+
+def slope_and_spread(x, y=None):
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    spread = numpyro.sample("spread", dist.Gamma(2.0, 2.0))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(slope * x, spread), obs=y)
+
+
+def test_a_kink_at_the_mode_is_told():
+    def lasso(x, y=None):
+        w = numpyro.sample("w", dist.Laplace(0.0, 0.1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(w * x, 1.0), obs=y)
+
+    with pytest.raises(pg.FitError, match="a kink there.*NUTS"):
+        pg.fit(lasso, pg.Laplace(hyper=pg.MAP(max_steps=20)), 0, X[:, 0], y=0.01 * X[:, 1])

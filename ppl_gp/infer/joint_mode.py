@@ -202,8 +202,12 @@ def _climb(joint: Joint, start, like: dict, tol, max_steps: int) -> Mode:
         step = solve_lower(L, solve_lower(L, g), trans=1)
         decrement = jnp.sqrt(jnp.maximum(step @ g, 0.0))
 
+        # a last step may gain less than the log joint's rounding
+        here = loss(u)
+        limit = here + 10.0 * jnp.finfo(u.dtype).eps * (1.0 + jnp.abs(here))
+
         def worse(t):
-            return (t > 0.5**_HALVINGS) & ~(loss(u + t * step) <= loss(u))
+            return (t > 0.5**_HALVINGS) & ~(loss(u + t * step) <= limit)
 
         t = lax.while_loop(worse, lambda t: 0.5 * t, jnp.ones((), u.dtype))
         usable = jnp.all(jnp.isfinite(step))

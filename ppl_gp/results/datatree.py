@@ -15,9 +15,11 @@ from jax import lax, random
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.per_datum import data_axis
 from ppl_gp.model.roles import is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
+from ppl_gp.results.labelled_densities import densities_without_labels
 from ppl_gp.results.layer_draws import draw_layers
 from ppl_gp.results.named_tree import (
     NEW,
@@ -50,7 +52,7 @@ from ppl_gp.results.tree_dimensions import (
 )
 from ppl_gp.results.whole_tree import further_groups
 from ppl_gp.storage.versions import package_versions
-from ppl_gp.wrappers import bare, mask_of
+from ppl_gp.wrappers import bare, bare_shape, mask_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -164,11 +166,23 @@ def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: d
     observed = {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)}
     return {
         "posterior": by_chain({**hyper, **parts, **f}, _chains(fit)),
-        "log_likelihood": by_chain(log_likelihood_of_draws(fit, hyper, f), _chains(fit)),
+        "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), _chains(fit)),
         "observed_data": observed,
         "constant_data": inputs_of(fit.model, fit.args, fit.kwargs),
         "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
     }
+
+
+def _pointwise(fit: Record, sites: dict, hyper: dict, f: dict) -> dict:
+    """Of one observed site whose rows have labels, the density without them: given labels that were
+    drawn with a row, nothing tells what it would be without.
+    """
+    scored = scored_names(sites)
+    if len(scored) == 1 and not is_factor(sites[scored[0]]) and sites[scored[0]]["scale"] is None:
+        found = densities_without_labels(fit, sites, hyper, num_data(fit))
+        if found is not None:
+            return {label_of(scored[0], sites): found[0]}
+    return log_likelihood_of_draws(fit, hyper, f)
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
@@ -327,8 +341,16 @@ def _part_dimensions(fit: Record) -> dict[str, list[str]]:
 
 
 def num_data(fit: Record) -> int:
-    """N, the rows of the training inputs."""
-    return num_rows(fit, fit.args) or next(iter(fit.latent.values())).mean.shape[-1]
+    """N, the rows of the training inputs; of a model of keywords alone, of what it observes."""
+    if (num := num_rows(fit, fit.args)) or fit.latent:
+        return num or next(iter(fit.latent.values())).mean.shape[-1]
+    sites = training_sites(fit)
+    shapes = {k: bare_shape(sites[k]["fn"]) for k in scored_names(sites)}
+    axes = {k: data_axis(sites[k], len(shape)) for k, shape in shapes.items()}
+    found = [shapes[k][axis] for k, axis in axes.items() if axis is not None]
+    if not found:
+        raise DataError("the model observes no rows, and nothing is left out or scored by row.")
+    return found[0]
 
 
 def by_chain(values: dict, chains: int) -> dict:

@@ -9,7 +9,9 @@
   theta, with f integrated out by the cavity at each draw; the importance weights are
   Pareto-smoothed (integrated PSIS: Vehtari et al. 2016; Vehtari, Simpson, Gelman, Yao & Gabry 2024)
   and bring a Pareto k for each datum.
-- Draws of f (`NUTS`, `EllipticalSlice`): PSIS over the draws, by ArviZ.
+- Draws of f (`NUTS`, `EllipticalSlice`), and of models without a GP: PSIS over the draws, by
+  ArviZ. Labels of the rows are summed; of continuous latents of the rows, and of any beside a
+  `scale` handler, densities are given the draws', which the datum itself has shaped.
 - `SVGP`: draws of q(f), whose weights also correct q for what it is not the posterior (Magnusson,
   Andersen, Jonasson & Vehtari 2019), where there is one layer and one setting of the
   hyperparameters; else the draws as they are.
@@ -35,6 +37,7 @@ from ppl_gp.results.datatree import (
     scored_names,
     training_sites,
 )
+from ppl_gp.results.labelled_densities import densities_without_labels
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record
@@ -88,6 +91,11 @@ def loo(fit: Record) -> "ELPDData":
         if not fit.latent and fit.log_evidence is not None:
             _tell_of_uncorrected(fit)
         hyper, f = posterior_draws(fit, random.key(0), DRAWS)
+        if not _is_scaled(sites):
+            found = densities_without_labels(fit, sites, hyper, num_data(fit))
+            if found is not None:
+                densities, theta = found
+                return _psis(fit, sites, densities, densities, theta)
         densities, removed = draw_log_densities(
             fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit)
         )
