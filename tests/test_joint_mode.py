@@ -10,6 +10,7 @@ import pytest
 import scipy.special as special
 import scipy.stats as stats
 from numpyro.infer import log_likelihood
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 
@@ -248,3 +249,31 @@ def test_a_kink_at_the_mode_is_told():
 
     with pytest.raises(pg.FitError, match="a kink there.*NUTS"):
         pg.fit(lasso, pg.Laplace(hyper=pg.MAP(max_steps=20)), 0, X[:, 0], y=0.01 * X[:, 1])
+
+
+def test_the_evidence_is_given_what_is_held():
+    """As where effects are integrated: without the prior of the held site, unless a latent is
+    behind that prior.
+    """
+    held = pg.Fixed({"b": 0.3})
+
+    def model(x, y=None):
+        b, w = numpyro.sample("b", dist.Cauchy()), numpyro.sample("w", dist.Normal(0.0, 1.5))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(w * x + b, 0.5), obs=y)
+
+    def about(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.5))
+        b = numpyro.sample("b", dist.Normal(w, 1.0))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(w * x + b, 0.5), obs=y)
+
+    x, y = X[:, 0], REAL
+    by_effects = pg.fit(model, pg.Laplace(hyper=held), 0, x, y=y)
+    jointly = pg.fit(model, pg.Laplace(integrate=(), hyper=held), 0, x, y=y)
+    assert jointly.log_evidence == pytest.approx(by_effects.log_evidence, abs=1e-8)
+    C = 0.25 * np.eye(N + 1) + 2.25 * np.outer([*x, 1.0], [*x, 1.0])
+    C[-1, -1] += 0.75
+    exact = multivariate_normal(np.zeros(N + 1), C).logpdf([*(y - 0.3), 0.3])
+    found = pg.fit(about, pg.Laplace(integrate=(), hyper=held), 0, x, y=y)
+    assert found.log_evidence == pytest.approx(exact, abs=1e-8)

@@ -12,7 +12,8 @@ is expanded at its maximum u^ to second order (MacKay 2003, chapter 27; PRML 4.4
 Other coordinates have another mode and another evidence: those of a model are its own supports'.
 Its mean and evidence are exact where psi is a quadratic, and bad where a site has several modes, a
 long tail, or a scale near zero: importance weights of q against the model say so,
-`stats["pareto_k"]`; `stats["importance_gain"]` estimates log p(y) - log q(y), nats.
+`stats["pareto_k"]`; `stats["importance_gain"]` estimates log p(y) - log q(y), nats. Of sites that
+are held the evidence is given them, without their prior.
 
 Cost: O(D) gradients of the log joint for H, O(D^3) once; some tens of gradients a start.
 """
@@ -43,6 +44,7 @@ from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.model.roles import is_missing_part, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.compare.truth import smooth
 from ppl_gp.results.fit import Fit
@@ -105,6 +107,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
     draws, log_w = _drawn(joint, best, like, key_draws)
     value = float(best.value) + 0.5 * len(best.u) * np.log(2.0 * np.pi)
     value -= float(np.sum(np.log(np.diagonal(np.asarray(best.factor)))))
+    value -= _prior_of_held(joint)
     stats = {
         "steps": int(best.steps),
         "residual": float(best.decrement),
@@ -159,6 +162,22 @@ def _joint(problem: LocalProblem) -> Joint:
     require_bounded(trace, model.reading, "Laplace()", names)
     given = {k: jnp.asarray(trace[k]["value"]) for k in held}
     return Joint(Space(model, names, problem.args, problem.kwargs, given))
+
+
+def _prior_of_held(joint: Joint) -> float:
+    """log p of the sites that are held, nats: the evidence is given them. One whose prior a latent
+    enters is evidence about that latent, as data are, and stays in.
+    """
+    sp = joint.space
+
+    def priors(values):
+        trace = run(sp.model, sp.args, sp.kwargs, {**values, **sp.given})
+        return {k: scored(trace[k]) for k in sp.given}
+
+    values = {k: s["value"] for k, s in run(sp.model, sp.args, sp.kwargs, sp.given).items()}
+    free = {k: values[k] for k in sp.names}
+    entered = sources(priors, free) if sp.given else {}
+    return sum((float(jnp.sum(x)) for k, x in priors(free).items() if not entered[k]), 0.0)
 
 
 def _starts(space: Space, key, config: MAP) -> tuple[Float[Array, "S D"], dict]:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import jax
 
+from ppl_gp.memory_maps import make_room
+
 _EVENTS = (
     "/jax/core/compile/jaxpr_trace_duration",
     "/jax/core/compile/jaxpr_to_mlir_module_duration",
@@ -23,8 +25,9 @@ def _listen(event: str, duration: float, **_):
 @contextmanager
 def stopwatch():
     """Yields a dict that holds, at the end, `seconds`, `compile_seconds`, `run_seconds` and
-    `compilations`.
+    `compilations`. Before the work there is room made for what it compiles.
     """
+    make_room(int(_spent["compilations"]))
     global _listening
     if not _listening:
         jax.monitoring.register_event_duration_secs_listener(_listen)  # pyright: ignore[reportArgumentType]
