@@ -121,3 +121,35 @@ def test_hyperparameters_at_their_maximum_are_told(fits):
     found = pg.compare_models({"smooth": fits["smooth"], "free": fit})
     assert [row["maximised"] for row in found.table] == [0, 1]
     assert "free 1 numbers" in str(found) and jnp.isfinite(found.table[1]["log_evidence"])
+
+
+def flat_line(X, y=None):
+    w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.3), obs=y)
+
+
+def two(first, second):
+    def model(X, **data):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("data", X.shape[0]):
+            for name in (first, second):
+                numpyro.sample(name, dist.Normal(w[0] + w[1] * X, 0.3), obs=data[name])
+
+    return model
+
+
+def test_improper_priors_have_no_evidence(fits):
+    method = pg.Laplace(integrate=(), hyper=pg.MAP(init={"w": np.zeros(2)}))
+    flat = pg.fit(flat_line, method, 0, X, y=Y)
+    with pytest.raises(pg.DataError, match=r"'flat' has improper priors, of \['w'\]"):
+        pg.compare_models({"smooth": fits["smooth"], "flat": flat})
+
+
+def test_the_order_of_sites_and_an_expansion_are_no_difference():
+    data, method = {"y": Y, "other": Y[::-1]}, pg.Laplace(integrate=())
+    found = pg.compare_models(
+        {k: pg.fit(two(*k.split()), method, 0, X, **data) for k in ("y other", "other y")}
+    )
+    np.testing.assert_allclose([*found.probabilities.values()], 0.5, atol=1e-8)
+    assert [row["maximised"] for row in found.table] == [0, 0] and "maximum" not in str(found)

@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer import RenyiELBO
 from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
 from scipy.stats import multivariate_normal
 
@@ -136,3 +137,21 @@ def test_a_kl_weight_of_the_loss_is_none_of_the_bound():
 def test_an_optimiser_that_is_not_optaxs_is_named():
     with pytest.raises(pg.DataError, match=r"optimiser=Adam.*optax.adam"):
         pg.SVI(optimiser=numpyro.optim.Adam(0.02))
+
+
+def with_a_point(X, y=None):
+    centre = numpyro.param("centre", jnp.zeros(2))
+    numpyro.sample("w", dist.Delta(centre).to_event(1))
+
+
+def with_another_site(X, y=None):
+    own_guide(X, y)
+    numpyro.sample("other", dist.Normal(0.0, 100.0))
+
+
+def test_what_is_no_bound_is_no_evidence():
+    point = pg.fit(linear, pg.SVI(with_a_point, num_steps=50), 0, X, y=Y)
+    above = pg.SVI(own_guide, loss=RenyiELBO(alpha=-2.0, num_particles=2), num_steps=50)
+    assert point.log_evidence is None and pg.fit(linear, above, 0, X, y=Y).log_evidence is None
+    with pytest.raises(pg.ModelError, match=r"draws \['other'\], which are no latent sites"):
+        pg.fit(linear, pg.SVI(with_another_site, num_steps=5), 0, X, y=Y)

@@ -13,13 +13,15 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import optax
 from jax import lax, random
-from numpyro import infer
+from numpyro import handlers, infer
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
     AutoGuide,
+    AutoGuideList,
     AutoLaplaceApproximation,
     AutoNormal,
     AutoSemiDAIS,
@@ -33,9 +35,10 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.model.tracing import roles
+from ppl_gp.model.roles import Roles, roles
 from ppl_gp.quick import full_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.wrappers import unwrap
 
 CHUNK = 50  # steps between two looks at Ctrl-C
 BOUNDS = 200  # draws of the bound at the end
@@ -126,12 +129,13 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     stages = _stages(svi, key_init, args, kwargs, method.num_steps)
     run, stopped = interruptible(stages, "SVI", method.num_steps, progress)
     losses, params = np.concatenate(run.losses), svi.get_params(run.state)
+    _require_no_further(guide, params, args, kwargs, found)
     stats = {"losses": losses, "steps": len(losses)}
     result = Result.interrupted if stopped else Result.completed
     bound = None
     if not np.all(np.isfinite(losses)):
         result = Result.nonfinite
-    elif not isinstance(guide, _POINTS):
+    elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
         bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
         _tell_of_slope(losses)
     names = (*found.hyper, *found.local_latents)
@@ -150,6 +154,45 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         num_chains=1,
         sampled=True,
     )
+
+
+def _is_bound(loss) -> bool:
+    """Renyi's bound of a negative order lies above log p(y)."""
+    return not (isinstance(loss, infer.RenyiELBO) and loss.alpha < 0.0)
+
+
+def _has_points(guide, params, args, kwargs) -> bool:
+    """Whether q has no density: a site of it is a point."""
+    if isinstance(guide, AutoGuideList):
+        return any(_has_points(g, params, args, kwargs) for g in guide._guides)
+    if isinstance(guide, AutoGuide):
+        return isinstance(guide, _POINTS)
+    trace = _traced(guide, params, args, kwargs)
+    return any(isinstance(unwrap(s["fn"]), dist.Delta) for s in trace.values())
+
+
+def _traced(guide: Callable, params, args, kwargs) -> dict:
+    """The sample sites of a guide function."""
+    with handlers.block():
+        given = handlers.seed(handlers.substitute(guide, data=params), random.key(0))
+        trace = handlers.trace(given).get_trace(*args, **kwargs)
+    return {k: s for k, s in trace.items() if s["type"] == "sample"}
+
+
+def _require_no_further(guide, params, args, kwargs, found: Roles) -> None:
+    """No site of a guide function that the model lacks: the losses leave its density out, and are
+    no bounds.
+    """
+    if isinstance(guide, AutoGuide):
+        return
+    known = {*found.hyper, *found.local_latents}
+    trace = _traced(guide, params, args, kwargs)
+    further = [k for k, s in trace.items() if not s["infer"].get("is_auxiliary") and k not in known]
+    if further:
+        raise ModelError(
+            f"SVI(): the guide draws {further}, which are no latent sites of the model; leave them "
+            "out, or say infer={'is_auxiliary': True} where they only make other sites."
+        )
 
 
 def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:

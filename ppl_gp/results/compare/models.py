@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpyro.distributions as dist
 from rich.console import Console
 from rich.table import Table
 from scipy.special import logsumexp
 
 from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP
+from ppl_gp.model.tracing import run
 from ppl_gp.results.compare.table import WIDTH
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.fit import Fit
-from ppl_gp.wrappers import bare_shape, mask_of
+from ppl_gp.results.whole_tree import source_of
+from ppl_gp.wrappers import bare_shape, mask_of, unwrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +104,10 @@ def compare_models(
     - `mixed`: set bounds beside estimates all the same.
 
     **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one
-    without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations), other
-    observations (another mask or `scale` handler too), names that are none of the fits, priors that
-    are not positive, bounds beside estimates without `mixed=True`. Cost: one run of each model.
+    without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations) or with an
+    improper prior, other observations (another mask or `scale` handler too), names that are none of
+    the fits, priors that are not positive, bounds beside estimates without `mixed=True`. Cost: one
+    run of each model.
     """
     _require_fits(fits)
     names = list(fits)
@@ -117,6 +121,7 @@ def compare_models(
             f"compare_models(): {kinds} are not the same quantity, and the gap of a bound to its "
             "evidence is not known. Fit all by one kind of method, or pass mixed=True."
         )
+    _require_proper(fits)
     _require_same_observations(fits)
     evidence = np.array([float(fits[k].log_evidence or 0.0) + symmetry[k] for k in names])
     shares = np.array([prior[k] for k in names])
@@ -144,8 +149,8 @@ def evidence_kind(fit: Fit) -> str:
 
 
 def _maximised(fit: Fit) -> int:
-    """Numbers that MAP set at their maximum."""
-    if not isinstance(getattr(fit.method, "hyper", None), MAP):
+    """Numbers that MAP set at their maximum; none where all latents were expanded about it."""
+    if not isinstance(getattr(fit.method, "hyper", None), MAP) or fit.sampled:
         return 0
     return int(sum(np.size(x) for x in fit.hyper.values()))
 
@@ -172,6 +177,21 @@ def _weights(what: str, given: Mapping[str, float] | None, names, default: float
     return {k: float((given or {}).get(k, default)) for k in names}
 
 
+def _require_proper(fits: Mapping[str, Fit]) -> None:
+    for name, fit in fits.items():
+        trace = run(source_of(fit), fit.args, fit.kwargs, fit.draws.at(0).known)
+        improper = [
+            k
+            for k, s in trace.items()
+            if s["type"] == "sample" and isinstance(unwrap(s["fn"]), dist.ImproperUniform)
+        ]
+        if improper:
+            raise DataError(
+                f"compare_models(): '{name}' has improper priors, of {improper}, whose constant is "
+                "arbitrary, and the evidence with it; declare proper ones."
+            )
+
+
 def _require_same_observations(fits: Mapping[str, Fit]) -> None:
     seen = {k: _observed(fit) for k, fit in fits.items()}
     first, reference = next(iter(seen.items()))
@@ -193,10 +213,10 @@ class _Seen(NamedTuple):
     scale: np.ndarray
 
 
-def _observed(fit: Fit) -> list[_Seen]:
-    """In the order of the sites."""
+def _observed(fit: Fit) -> dict[str, _Seen]:
+    """{site: what it observes}, in the order of the sites."""
     trace = training_sites(fit)
-    return [_seen(trace[k]) for k in observed_names(trace)]
+    return {k: _seen(trace[k]) for k in observed_names(trace)}
 
 
 def _seen(site: dict) -> _Seen:
@@ -209,15 +229,18 @@ def _seen(site: dict) -> _Seen:
     return _Seen(np.squeeze(np.where(mask, values, np.nan)), np.squeeze(scale))
 
 
-def _told(seen: list[_Seen]) -> str:
+def _told(named: dict[str, _Seen]) -> str:
+    seen = list(named.values())
     counts = [int(np.sum(np.isfinite(x.values))) for x in seen]
     scales = sorted({float(w) for x in seen for w in np.ravel(x.scale)} - {1.0})
     weighed = f", by scale handlers {scales[:3]} times" if scales else ""
     return f"shapes {[x.values.shape for x in seen]}, {counts} values{weighed}"
 
 
-def _alike(a: list[_Seen], b: list[_Seen]) -> bool:
-    pairs = zip(a, b, strict=False)
+def _alike(a: dict[str, _Seen], b: dict[str, _Seen]) -> bool:
+    """Sites of the same names by name, others in their order."""
+    by_name = [(x, b[k]) for k, x in a.items()] if a.keys() == b.keys() else None
+    pairs = by_name or zip(a.values(), b.values(), strict=False)
     return len(a) == len(b) and all(
         np.array_equal(x.values, y.values, equal_nan=True) and np.array_equal(x.scale, y.scale)
         for x, y in pairs
