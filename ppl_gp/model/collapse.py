@@ -13,7 +13,7 @@ from ppl_gp.model.coupling import are_independent, softmax_of
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.integrable import Integrable, integrable
 from ppl_gp.model.plan import Observed, Plan
-from ppl_gp.model.predictor import Rest, is_gaussian, shapes
+from ppl_gp.model.predictor import Rest, is_gaussian, predictor_sources, shapes
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.model.skeleton import Skeleton, skeleton
@@ -99,7 +99,19 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
         _observations(model, bones, trace, arrays, values),
         tuple(sorted(hyper)),
         name,
+        _factored(model, bones, found.sites, Rest(arrays, hyper)),
     )
+
+
+def _factored(model, bones: Skeleton, sites, rest: Rest) -> tuple[str, ...]:
+    """Arguments with one entry a datum that factors alone see, and the predictor is computed
+    from.
+    """
+    asked = [p for p, _ in bones.rows if p in model.reading.factored]
+    if not asked:
+        return ()
+    seen = predictor_sources(model, bones, sites, rest)
+    return tuple(p for p in asked if p in seen)
 
 
 def _axis_from_right(site: dict) -> int | None:

@@ -22,7 +22,8 @@ class Observed(NamedTuple):
 class Plan:
     """What was found: the integrated sites, how many functions of them a datum sees, the axis of
     the data of those that have one entry a datum, from the right, and what the predictor's site is
-    called.
+    called. `seen`: paths of arguments with one entry a datum that the predictor is computed from,
+    and no distribution: of a likelihood that is a factor.
     """
 
     sites: tuple[str, ...]
@@ -33,6 +34,7 @@ class Plan:
     observed: tuple[tuple[str, Observed], ...]
     hyper: tuple[str, ...]
     name: str
+    seen: tuple[str, ...] = ()
 
 
 def with_predictor(reading: Reading, plan: Plan) -> Reading:
@@ -42,6 +44,8 @@ def with_predictor(reading: Reading, plan: Plan) -> Reading:
     return replace(
         reading,
         axes=(*left(reading.axes), (plan.name, 0)),
+        shaping=(*reading.shaping, *plan.seen),
+        needed=(*reading.needed, *plan.seen),
         spread=left(reading.spread),
         variance=left(reading.variance),
         kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),

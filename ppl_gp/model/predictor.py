@@ -23,6 +23,7 @@ from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
+from ppl_gp.proofs.dependence import sources
 from ppl_gp.proofs.one_each import OneEach
 from ppl_gp.wrappers import unwrap
 
@@ -223,13 +224,22 @@ def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
     if len(at) != len(beyond):
         return None
     axes = [_grown(a, b) for a, b in zip(at, beyond, strict=True)]
-    found = predictors(function, e, short, axes.__getitem__)
+    found = predictors(function, e, short, axes.__getitem__, _observations(skeleton, e, short))
     if found is None or not found.places:
         return None
     where = tuple(axis for i in found.places if (axis := axes[i]) is not None)
     sizes = zip(found.places, where, strict=True)
     functions = sum(math.prod(at[i]) // at[i][axis] for i, axis in sizes)
     return Cut(found.places, where, len(at), functions)
+
+
+def _observations(skeleton: Skeleton, e: dict, rest: Rest) -> frozenset[int]:
+    """The leaves of (e, rest) with one entry a datum that a prediction is not given. A factor is
+    computed from them, where an observed site's distribution is not: y - eta is no predictor.
+    """
+    rows = dict(skeleton.rows)
+    numbered = enumerate(sorted(rest.arrays), len(jax.tree.leaves(e)))
+    return frozenset(i for i, p in numbered if p in rows and p not in skeleton.columns)
 
 
 def _unlike(e: dict, leaves) -> list[int]:
@@ -267,6 +277,14 @@ def _traced(model, skeleton: Skeleton, sites, structure, leaves) -> Traced:
             "number of rows. Hold the sites, integrate=(...), or use NUTS()."
         )
     return Traced(predictors, found.axes, held)
+
+
+def predictor_sources(model: Callable, skeleton: Skeleton, sites, rest: Rest) -> frozenset[str]:
+    """Paths of the arrays that the predictors are computed from. Abstract."""
+    few = Rest(skeleton.resized(rest.arrays, 2), shapes(rest.hyper))
+    flat = traced(model, skeleton, tuple(sites), few)
+    e = innovations(model, skeleton, few, sites)
+    return sources(lambda arrays: flat.eta(e, few._replace(arrays=arrays)), few.arrays)
 
 
 def shapes(tree):

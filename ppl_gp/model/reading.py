@@ -30,7 +30,8 @@ class Reading:
       are penalties.
     - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and
       scales. `needed`: the shaping ones that a prediction is given anew, one entry a datum; tables
-      and numbers are remembered.
+      and numbers are remembered. `factored`: those that factors alone are computed from, data or
+      inputs, who can tell.
     - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
       from). `kernels`: (GP site, the arrays with one entry a datum that its kernel is computed
       from: a median of distances, say).
@@ -47,6 +48,7 @@ class Reading:
     shaping: tuple[str, ...] = ()
     masking: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
+    factored: tuple[str, ...] = ()
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -118,6 +120,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
         shaping=tuple(sorted(seen.shaping)),
         masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
         needed=_needed(leaves, axes if grown is not None else None, seen, predicted),
+        factored=tuple(
+            sorted(frozenset().union(*(s.arguments for s in factors.values())) - seen.shaping)
+        ),
         spread=_from_random(seen.spreads, base),
         variance=_from_random(seen.variances, base),
         kernels=_kernels_of_data(seen, axes),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import Leaves, is_array
+from ppl_gp.model.arguments import Leaves, argument_of, is_array
 from ppl_gp.model.tracing import reading_of
 
 
@@ -99,6 +99,8 @@ def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
     entries = tuple(_shaped(x) if is_array(x) else x for x in leaves.leaves.values())
     rows = tuple((p, a) for p, a in reading.rows if p in leaves.arrays)
     wanted = {*reading.needed, *(p for p in leaves.arrays if leaves.inputs in (p, p.split("[")[0]))}
+    # what a factor is computed from may be what its predictor is, a group say; y is not
+    wanted |= {p for p in reading.factored if argument_of(p) != "y"}
     columns = tuple(p for p, _ in rows if p in wanted)
     return Skeleton(
         tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns

@@ -112,15 +112,18 @@ class Predictors(NamedTuple):
         return jax.tree.unflatten(self.tree, evaluated(self.closed, given, jaxpr.outvars))
 
 
-def predictors(function: Callable, z, rest, data_axis: Callable) -> Predictors | None:
+def predictors(
+    function: Callable, z, rest, data_axis: Callable, apart: frozenset[int] = frozenset()
+) -> Predictors | None:
     """The smallest cut of `function(z, rest)`, or `None` where there is none: where z enters a
     loop, say, or a kernel.
 
     `data_axis(i)`: the axis of the data of the i-th array of the flat jaxpr (its inputs, then what
-    its operations give, in order), or `None`.
+    its operations give, in order), or `None`. `apart`: leaves of (z, rest), by their numbers, that
+    no predictor may be computed from: observations, which there are none of at new rows.
     """
     whole = at_places(function, z, rest, ())
-    found = _smallest_cut(whole.closed.jaxpr, whole.num_z, data_axis)
+    found = _smallest_cut(whole.closed.jaxpr, whole.num_z, data_axis, apart)
     return None if found is None else whole._replace(places=found)
 
 
@@ -233,12 +236,14 @@ def needed(jaxpr, known, wanted) -> list:
     return found[::-1]
 
 
-def _smallest_cut(jaxpr, num_z: int, data_axis):
+def _smallest_cut(jaxpr, num_z: int, data_axis, apart: frozenset[int]):
     """The places of the smallest cut between z and the outputs; `None` where none is finite."""
     how, first = dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
     place = {v: i for i, v in enumerate(_variables(jaxpr))}
-    order = [v for v in place if v in how and first[v] is v]
-    graph = Flow(order, {v: _room(v, how[v], data_axis(place[v])) for v in order})
+    order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
+    room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
+    room |= {v: UNBOUNDED for v in order if not apart.isdisjoint(inputs[v])}
+    graph = Flow(order, room)
     for equation in jaxpr.eqns:
         into = {first[x] for x in equation.invars if not isinstance(x, Literal) and x in how}
         for w in equation.outvars:

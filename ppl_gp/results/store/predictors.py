@@ -60,6 +60,7 @@ def decode_predictor(source: Declared, told: dict | None) -> Declared:
             tuple((k, Observed(v[0], tuple(v[1]), tuple(v[2]))) for k, v in plan["observed"]),
             tuple(plan["hyper"]),
             str(plan["name"]),
+            tuple(plan.get("seen", ())),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StoreError(f"is damaged: its predictor cannot be read ({error}).") from error
