@@ -72,7 +72,7 @@ def _apart(site: dict) -> Array:
     fn: Any = site["fn"]
     if not isinstance(fn, dist.Independent):
         return scored(site)
-    log_prob = fn.base_dist.log_prob(site["value"])
+    log_prob: Any = fn.base_dist.log_prob(site["value"])
     if site["scale"] is None:
         return log_prob
     scale = jnp.asarray(site["scale"])

@@ -169,7 +169,9 @@ class _Place:
     """
 
     def __init__(self, num_data: int):
-        self.num_data, self.rows, self.short = num_data, 0, None
+        self.num_data = num_data
+        self.rows: int | None = 0
+        self.short: int | None = None
 
     def move(self, num: int, size: int) -> None:
         """Behind a batch of `num` rows, where the first had `size`."""

@@ -20,7 +20,8 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
-from ppl_gp.model.loadings import Loadings, loadings, loads_behind, rows_apart
+from ppl_gp.model.loadings import Loadings, columns, loadings, loads_behind, rows_apart
+from ppl_gp.model.mean_kernel import MeanKernel
 from ppl_gp.model.plan import Plan, with_predictor
 from ppl_gp.model.predictor import (
     ObservedPart,
@@ -37,6 +38,7 @@ from ppl_gp.model.predictor_prior import PredictorGP, RowsKernel
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run, sample_hyper
+from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import unwrap
 
 
@@ -144,10 +146,52 @@ class Collapsed(Declared):
         return Rest(arrays, hyper), self.skeleton.arguments(arrays)
 
     def priors(self, kernel: RowsKernel, X) -> dict[str, GP]:
-        """{GP site among the integrated: its prior} at rows."""
+        """{GP site among the integrated: its prior} at rows, other sites at their means; what its
+        mean takes from other integrated sites is in `MeanKernel`.
+        """
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)
         fns = self._sites(at, kernel.hyper)
-        return {k: unwrap(fn) for k, fn in fns.items() if isinstance(unwrap(fn), GP)}
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        trace = run(innovate(self.source, zero), *at, kernel.hyper)
+        found, behind = {}, self.mean_sites(kernel, X)
+        for k in (k for k, fn in fns.items() if isinstance(unwrap(fn), GP)):
+            prior = unwrap(trace[k]["fn"])
+            if behind[k]:
+                roots = {j: columns(fns[j], lambda e: e) for j in sorted(behind[k])}
+                more = MeanKernel(self.source, k, at, kernel.hyper, zero, roots)
+                jitter = prior.variance - prior.kernel.diag(prior.X)  # of the declared kernel
+                prior = GP(prior.kernel + more, prior.X, prior.mean_function, jitter[0])
+            found[k] = prior
+        return found
+
+    def mean_sites(self, kernel: RowsKernel, X) -> dict[str, frozenset[str]]:
+        """{GP site among the integrated: the integrated sites that its prior mean is computed from,
+        through others too}. Abstract.
+        """
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        fns = self._sites(at, kernel.hyper)
+        gps = [k for k, fn in fns.items() if isinstance(unwrap(fn), GP)]
+        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+
+        def means(e):
+            trace = run(innovate(self.source, e), *at, kernel.hyper)
+            return {k: unwrap(trace[k]["fn"]).mean for k in gps}
+
+        return sources(means, zero)
+
+    def seen_directly(self, kernel: RowsKernel, X) -> frozenset[str]:
+        """The integrated sites that the observed ones are computed from in other ways than through
+        another integrated site. Abstract.
+        """
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        values = {k: jnp.zeros(fn.shape()) for k, fn in self._sites(at, kernel.hyper).items()}
+
+        def likelihoods(values):
+            trace = run(self.source, *at, {**kernel.hyper, **values}, values)
+            parts = [s["fn"] for s in trace.values() if is_observed(s)]
+            return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
+
+        return frozenset().union(*sources(likelihoods, values))
 
     def moved(self, kernel: RowsKernel, X) -> "Moved":
         """The integrated sites and the predictor at rows as functions of innovations; of one row as

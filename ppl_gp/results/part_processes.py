@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import jax.numpy as jnp
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.loadings import Loadings
@@ -18,8 +19,13 @@ from ppl_gp.sparse.projection import reduction_of_some
 def part_processes(
     model: Collapsed, process: Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess
 ) -> dict[str, Any]:
-    """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ..."""
+    """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ...
+
+    Raises `ModelError` for a GP whose prior mean is computed from other integrated sites, where
+    these reach the data in other ways too, or f has inducing variables or a table of places.
+    """
     prior: Any = process.prior
+    _require_own_means(model, process)
     if isinstance(process, SparseProcess):
         return _of_inducing(model.priors(prior.kernel, prior.X), process)
     train: Loadings = prior.kernel.at(prior.X)
@@ -34,6 +40,24 @@ def part_processes(
             found |= _of_table(k, part, start, priors[k], process)
         start += width
     return found
+
+
+def _require_own_means(model: Collapsed, process: Any) -> None:
+    """A GP whose mean takes part of other integrated sites is a process where these reach the data
+    through it alone, and where it is not told by inducing variables.
+    """
+    prior = process.prior
+    behind = model.mean_sites(prior.kernel, prior.X)
+    direct, sparse = model.seen_directly(prior.kernel, prior.X), not isinstance(process, Posterior)
+    for site, sites in behind.items():
+        others = frozenset().union(*(s for k, s in behind.items() if k != site))
+        if sites and (sparse or sites & (direct | others)):
+            raise ModelError(
+                f"the posterior of GP site '{site}' is no process of its own here: its prior mean "
+                f"is computed from {sorted(sites)}, which are integrated too. predict() and "
+                "components() have the moments at new rows, and sample() joint draws; or add the "
+                "mean to a GP of mean zero where the likelihood takes it."
+            )
 
 
 def _named(site: str, units: list) -> dict[str, Any]:
