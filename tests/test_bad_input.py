@@ -7,6 +7,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import small_fits
+from numpyro import handlers
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, FitError, ModelError, PplGpError
@@ -191,3 +193,17 @@ def test_local_bound_refuses_other_likelihoods():
 def test_configuration_outside_its_range(make):
     with pytest.raises(ValueError, match="give a"):
         make()
+
+
+def test_values_that_the_model_substitutes_are_no_values_of_the_fit():
+    """NumPyro leaves such a site random: a fit would set it anew, and the model ignore that."""
+    X, y, _ = small_fits.classification()
+    model = handlers.substitute(small_fits.classifier, {"variance": 2.0})
+    with pytest.raises(
+        pg.ModelError, match=r"\['variance'\] have their values from handlers.subst"
+    ):
+        pg.fit(model, pg.Laplace(), 0, X, y=y)
+    assert not pg.check(model, X, y=y).ok
+    held = handlers.condition(small_fits.classifier, {"variance": 2.0})
+    fit = pg.fit(held, pg.Laplace(), 0, X, y=y)
+    assert "variance" not in fit.hyper

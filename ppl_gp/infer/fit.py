@@ -15,6 +15,7 @@ from ppl_gp.infer.timing import stopwatch
 from ppl_gp.model.arguments import Leaves, argument_names, as_arrays, named_arrays
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
+from ppl_gp.model.substituted import require_drawn
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
@@ -56,6 +57,7 @@ def fit(
     others = [p for p in names if p != argument_names(model, 1)[0]]
     with stopwatch() as watch, explained(others, arrays):
         if not (args and isinstance(args[0], Stream)):
+            require_drawn(own_function(model), Leaves(model, args, kwargs))
             model = declare(own_function(model), args, kwargs)
             names.require_same_rows(model.reading.row_axes)
         result = run_method(method, model, key, args, kwargs, progress)

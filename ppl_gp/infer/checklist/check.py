@@ -15,10 +15,11 @@ from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.model.arguments import as_arrays, named_arrays
+from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.roles import roles
+from ppl_gp.model.substituted import require_drawn
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.threads import one_at_a_time
 
@@ -81,6 +82,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
     try:
         args, kwargs, names = named_arrays(model, args, kwargs)
         args, kwargs = as_arrays(args, kwargs)
+        require_drawn(own_function(model), Leaves(model, args, kwargs))
         model = declare(own_function(model), args, kwargs)
         names.require_same_rows(model.reading.row_axes)
         trace = first_trace(model, args, kwargs)
