@@ -204,6 +204,9 @@ def test_values_that_the_model_substitutes_are_no_values_of_the_fit():
     ):
         pg.fit(model, pg.Laplace(), 0, X, y=y)
     assert not pg.check(model, X, y=y).ok
+    inside = handlers.scope(model, prefix="a")  # whose names are others
+    with pytest.raises(pg.ModelError, match="handlers.subst"):
+        pg.fit(inside, pg.Laplace(), 0, X, y=y)
     held = handlers.condition(small_fits.classifier, {"variance": 2.0})
     fit = pg.fit(held, pg.Laplace(), 0, X, y=y)
     assert "variance" not in fit.hyper

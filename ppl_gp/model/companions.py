@@ -114,14 +114,16 @@ def require_pairs(faults: Mapping[str, str]) -> None:
         )
 
 
-def require_none_tied(sites: list[str]) -> None:
-    """Raise `ModelError` where sites have an entry for each training row, and no others."""
+def require_none_tied(sites: list[str], there: str = "fit.sites") -> None:
+    """Raise `ModelError` where sites have an entry for each training row, and no others. `there`:
+    where their posterior is.
+    """
     if sites:
         raise ModelError(
             f"site(s) {sites} have an entry for each row of the data and covariances between "
             "them (a random walk, or a matrix, over the rows themselves), so that other rows have "
             "none of it. Declare a GP over inputs, pg.GP(kernel, X), or entries for all times "
-            "that rows index, z[time]. The posterior at the training rows is in fit.sites."
+            f"that rows index, z[time]. The posterior at the training rows is in {there}."
         )
 
 

@@ -2,6 +2,8 @@
 inference would set anew and the model then ignore.
 """
 
+import functools
+
 import jax
 from jax import random
 from numpyro import handlers
@@ -25,8 +27,41 @@ class _Named(Messenger):
 
 
 def require_drawn(model, leaves: Leaves) -> None:
-    """Raise `ModelError` where the model itself substitutes a site's value. One trace, abstract
-    unless the model looks at values.
+    """Raise `ModelError` where handlers around the model substitute the value of a site that is
+    drawn; values of params are theirs to give. One abstract trace, where there is such a handler.
+
+    `substitute` entered inside the model's function is not seen.
+    """
+    around = [h for h in _handlers(model) if isinstance(h, handlers.substitute)]
+    if not around:
+        return
+    named = frozenset().union(*(h.data or () for h in around))
+    every = any(h.substitute_fn is not None for h in around)
+    given = _with_values(model, leaves)
+    # a scope around a handler puts its own name before the site's
+    found = [k for k in given if every or k.split("/")[-1] in named]
+    if found:
+        raise ModelError(
+            f"sites {found} have their values from handlers.substitute around the model, and are "
+            "random all the same: what is inferred of them would be ignored. Hold them by "
+            "hyper=Fixed({...}), or make data of them by handlers.condition."
+        )
+
+
+def _handlers(model) -> list:
+    """Around a function, the outermost first."""
+    found = []
+    while True:
+        inner = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+        if inner is None:
+            return found
+        found.append(model)
+        model = inner
+
+
+def _with_values(model, leaves: Leaves) -> list[str]:
+    """The unobserved sites that have a value before one is drawn; those of a scan are among
+    them.
     """
     found: list[str] = []
 
@@ -38,11 +73,6 @@ def require_drawn(model, leaves: Leaves) -> None:
 
     try:
         jax.eval_shape(trace, leaves.arrays)
-    except jax.errors.JAXTypeError:
+    except jax.errors.JAXTypeError:  # the model looks at values
         trace(leaves.arrays)
-    if found:
-        raise ModelError(
-            f"sites {found} have their values from handlers.substitute inside the model, and are "
-            "random all the same: what is inferred of them would be ignored. Hold them by "
-            "hyper=Fixed({...}), or make data of them by handlers.condition."
-        )
+    return found

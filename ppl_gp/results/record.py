@@ -26,6 +26,7 @@ from ppl_gp.model.companions import (
 )
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.levels import tied
+from ppl_gp.model.tied_latents import tied_latents
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes
@@ -165,7 +166,18 @@ class Record:
         if self.unpaired and isinstance(self.model, Collapsed):
             known = self.draws.at(0).known
             require_none_tied(tied(self.model, self.args, self.kwargs, known))
+        require_none_tied(self.tied_latents, "fit.hyper")
         require_pairs(self.unpaired)
+
+    @functools.cached_property
+    def tied_latents(self) -> list[str]:
+        """Latents with an entry a datum that know each other (see `model.tied_latents`)."""
+        first = self.draws.at(0)
+        names = tuple(first.latents)
+        if not names:
+            return []
+        known = {**first.known, **first.values}
+        return tied_latents(self.model, self.args, self.kwargs, known, names)
 
     @property
     def independent_draws(self) -> float | None:
