@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.growth import look_at
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.wrappers import bare, bare_shape
@@ -36,6 +38,21 @@ def tied_latents(
     other = _moved(model, args, kwargs, dict(known), apart, places, moves)
     here, there = (_by_row(model, args, kwargs, x, apart, places) for x in (dict(known), other))
     return joint + [k for k in apart if _differ(here[k], there[k], ~moves[k])]
+
+
+def grown_whole(model, args: tuple, kwargs: dict) -> frozenset[str]:
+    """Sites that have more entries where there is a row more, and no axis of the data: a random
+    walk over the rows, whose entries are one event. One abstract trace.
+    """
+    reading, leaves = model.reading, Leaves(model, args, kwargs)
+    if not reading.grows or not reading.rows:
+        return frozenset()
+    more = {p: (axis, 1) for p, axis in reading.rows if p in leaves.arrays}
+    here, there = look_at(model, leaves, {}).sites, look_at(model, leaves, more).sites
+    known = {k for k, _ in reading.axes}
+    sizes = lambda s: (s.shape, s.event)  # noqa: E731
+    grown = {k for k in here if k in there and sizes(here[k]) != sizes(there[k])}
+    return frozenset(grown - known)
 
 
 @quick_jit

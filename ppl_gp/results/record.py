@@ -26,7 +26,7 @@ from ppl_gp.model.companions import (
 )
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.levels import tied
-from ppl_gp.model.tied_latents import tied_latents
+from ppl_gp.model.tied_latents import grown_whole, tied_latents
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes
@@ -172,12 +172,12 @@ class Record:
     @functools.cached_property
     def tied_latents(self) -> list[str]:
         """Latents with an entry a datum that know each other (see `model.tied_latents`)."""
-        first = self.draws.at(0)
-        names = tuple(first.latents)
-        if not names:
-            return []
+        first, sites = self.draws.at(0), (*self.draws.hyper, *self.draws.latents)
+        whole = grown_whole(self.model, self.args, self.kwargs) & frozenset(sites)
+        if whole or not first.latents:
+            return sorted(whole)
         known = {**first.known, **first.values}
-        return tied_latents(self.model, self.args, self.kwargs, known, names)
+        return tied_latents(self.model, self.args, self.kwargs, known, tuple(first.latents))
 
     @property
     def independent_draws(self) -> float | None:
