@@ -46,7 +46,7 @@ class Prediction(eqx.Module):
       site.
     - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes
       from a finite set, of their value as a number. `None` where NumPyro's distribution has no
-      mean; infinite or NaN where y has none.
+      mean or variance, or those of a direction (VonMises); infinite or NaN where y has none.
     - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes
       in order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
       of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
@@ -58,7 +58,12 @@ class Prediction(eqx.Module):
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
-    - `quantiles_error`: standard error of `quantiles` where y was averaged over draws, else `None`.
+    - `quantiles_error`: of `quantiles` where y was averaged over draws, else `None`: half the way
+      to the farther end of the interval of values whose p(y <= v) is within two standard errors of
+      the level, so that `quantiles` -+ 2 errors holds the quantile with about 95 %. The standard
+      error where it is Gaussian; zero where the interval is one outcome; infinite where fewer than
+      about ten draws lie beyond the level, which tell of no such interval (`sample` draws as many
+      more as wanted).
     - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
       classes; of one observed site.
     """
@@ -144,7 +149,9 @@ def predict(
     f, y, log_probs, errors = exact or predictive(
         case, integration, link_approximation, judged=bool(fit.blocks)
     )
-    found = quantiles_at(case, integration, levels, y, log_probs) if levels else None
+    means = {k: v.mean for k, v in errors.items()}
+    below = {k: v.below for k, v in errors.items() if v.below is not None}
+    found = quantiles_at(case, integration, levels, y, log_probs, below) if levels else None
     sites = {site.label: site for site in case.layout.sites}
     probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
@@ -153,7 +160,7 @@ def predict(
         _one_or_all({k: None if v is None else v.mean for k, v in y.items()}),
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
-        _one_or_all({k: errors.get(k) for k in y}) if errors else None,
+        _one_or_all({k: means.get(k) for k in y}) if means else None,
         _one_or_all(found.f) if found else None,
         _one_or_all(found.y) if found else None,
         _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
