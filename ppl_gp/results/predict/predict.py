@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments
 from ppl_gp.results.integrals.integration import Integration, plan_integration
@@ -39,11 +40,15 @@ UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. An array where the model has one GP site (or one observed site),
-    else {site: array}.
+    """Predictions at M new inputs. Of y an array where the model has one observed site, else {site:
+    array}.
 
     - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
-      site.
+      site, {site: array} for several GP sites, as samplers keep them. Where sites were integrated
+      in one predictor (`Laplace`, `EP`, `VI`; effects under `SVGP`) these are the predictor's, (R,
+      M) for R functions a datum, and `f_rows` says what each row is.
+    - `f_rows`: ("f", "g - f"), say: what each row of `f_mean` (R, M) adds up, `fit.functions`; the
+      order is not the declaration's. `None` where rows are the entries of a site.
     - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes
       from a finite set, of their value as a number. `None` where NumPyro's distribution has no
       mean or variance, or those of a direction (VonMises); infinite or NaN where y has none.
@@ -78,11 +83,13 @@ class Prediction(eqx.Module):
     quantiles: Any = None
     quantiles_error: Any = None
     counts: bool = eqx.field(default=False, static=True)
+    f_rows: tuple[str, ...] | None = eqx.field(default=None, static=True)
 
 
 class PredictiveDraws(NamedTuple):
-    """Joint draws at X_new. `f` (num_samples, M), or {site: ...} for several GP sites; `y`
-    likewise, by observed site.
+    """Joint draws at X_new. `f` (num_samples, M), (num_samples, R, M) of a predictor of R functions
+    in the order of `fit.functions`, or {site: ...} for several GP sites; `y` likewise, by observed
+    site.
     """
 
     f: Any
@@ -165,6 +172,7 @@ def predict(
         _one_or_all(found.y) if found else None,
         _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
         len(y) == 1 and observes_counts(case),
+        function_rows(fit),
     )
 
 
