@@ -22,6 +22,7 @@ from ppl_gp.quick import full_jit
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.labelled_densities import densities_without_labels
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.masked_rows import without_masked_rows
 from ppl_gp.results.named_tree import (
     NEW,
     TRAINING,
@@ -76,7 +77,8 @@ def to_datatree(
 
     Groups: `posterior` (hyperparameters and f at the training inputs; where sites were integrated
     into a predictor, those sites and the predictor, drawn jointly), `log_likelihood` (each
-    observed site and datum; 0 where masked; of factors those that see observations),
+    observed site and datum, without the rows that masks leave out of all of them; 0 where an
+    entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
     Attributes: method, result, log_evidence, seconds; symmetries, where the posterior does not tell
@@ -143,7 +145,8 @@ def to_datatree(
         options |= new.options(shared, dotted(pred_coords or {}))
     elif pred_coords:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
-    tree = _tree(groups, dims, options)
+    scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
+    tree = without_masked_rows(_tree(groups, dims, options), scored)
     tree.attrs = _attributes(fit)
     tree = with_levels(tree, named, TRAINING)
     return tree if predictions is None else with_levels(tree, new.named, NEW)
