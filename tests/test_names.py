@@ -454,3 +454,29 @@ def test_components_along_a_column():
     with pytest.raises(pg.DataError, match="names the column 'height'"):
         part_plots.plot_components(fitted(), pandas_frame(), along={"f": "height"})
     plt.close("all")
+
+
+@pytest.mark.parametrize("is_frame", [True, False])
+def test_remedies_for_a_single_column_lead_to_a_prediction(is_frame):
+    """Following each message as it is written, from another column and from the other form."""
+
+    def of_age(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 10.0), X))
+        with numpyro.plate("patient", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    frame = pd.DataFrame({"age": AGE, "hour": AGE[::-1]})
+    forms = {True: frame[["age"]], False: frame["age"]}
+    fit = pg.fit(of_age, pg.Laplace(hyper=pg.Fixed({})), 0, forms[is_frame], y=np.sin(AGE))
+    want = fit.predict(forms[is_frame]).mean
+    other = frame[["hour"]] if is_frame else frame["hour"]
+    with pytest.raises(pg.DataError, match=r"which the fit had not: .*Give these, frame") as error:
+        fit.predict(other)
+    remedy = str(error.value).split("Give these, ")[1].split("].")[0] + "]"
+    np.testing.assert_array_equal(fit.predict(eval(remedy, {"frame": frame})).mean, want)
+    with pytest.raises(pg.DataError, match=r"only the rows may differ.*Give") as error:
+        fit.predict(forms[not is_frame])
+    remedy = str(error.value).split("X_new[")[1].split("]")[0]
+    array = np.asarray(forms[not is_frame])
+    changed = eval(f"X_new[{remedy}]", {"X_new": array})
+    np.testing.assert_array_equal(fit.predict(changed).mean, want)

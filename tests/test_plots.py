@@ -69,6 +69,32 @@ def test_band():
     assert "EP" in words(observed)
 
 
+X_OF_ONE = np.linspace(-2.0, 2.0, 12)
+INPUTS = {
+    "array": X_OF_ONE,
+    "column": X_OF_ONE[:, None],
+    "series": pd.Series(X_OF_ONE, name="age"),
+    "frame": pd.DataFrame({"age": X_OF_ONE}),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_a_band_is_over_inputs_of_any_shape_that_was_fitted(kind):
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    X, y = INPUTS[kind], np.sin(X_OF_ONE)
+    fit = pg.fit(model, pg.Laplace(), 0, X, y=y)
+    for X_new in (None, X[:5], X_OF_ONE[:5], X_OF_ONE[:5, None]):
+        (ax,) = plots.plot_band(fit, X, y, X_new).axes
+        (line,) = (x for x in ax.lines if x.get_label() == "mean")
+        x, mean = line.get_data()
+        at = x if np.ndim(X) == 1 else x[:, None]
+        np.testing.assert_allclose(mean, fit.predict(at).mean, rtol=1e-5)
+
+
 def test_surface():
     fit = made_fit(classifier, HYPER, X, y=y)
     figure = plots.plot_surface(

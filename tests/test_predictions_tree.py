@@ -173,3 +173,19 @@ def test_arviz_draws_the_predictions():
         assert drawn is not None
     azp.plot_ppc_dist(tree, backend="matplotlib")
     matplotlib.pyplot.close("all")
+
+
+def test_columns_of_several_outputs_are_named_at_new_inputs_too():
+    def outputs(X, y=None):
+        with numpyro.plate("out", 2):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("row", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f.T, 0.3).to_event(1), obs=y)
+
+    x = np.linspace(-2.0, 2.0, 8)
+    y = pd.DataFrame({"no2": np.sin(x), "o3": np.cos(x)})
+    fit = pg.fit(outputs, pg.Laplace(hyper=pg.Fixed({})), 0, x, y=y)
+    tree = fit.to_datatree(num_draws=4, predictions=x[:3])
+    for group in ("observed_data", "predictions"):
+        found = tree[group]["y"]
+        assert found.coords[found.dims[-1]].values.tolist() == ["no2", "o3"]

@@ -144,3 +144,41 @@ def test_arviz_runs_on_the_tree(name):
     assert "level" in found.index
     assert np.isfinite(arviz_stats.loo(tree).elpd)
     matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize("how", ["obs_mask", "handler"])
+def test_rows_that_were_not_observed_have_no_density_and_no_prior(how):
+    """ArviZ's leave-one-out of the tree is that of a fit to the other rows."""
+
+    def partly(X, seen=None, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            if how == "obs_mask":
+                numpyro.sample("y", dist.Normal(f, 1.0), obs=y, obs_mask=seen)
+            else:
+                seen = jnp.ones(len(X), bool) if seen is None else seen
+                with numpyro.handlers.mask(mask=seen):
+                    numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    seen, y = np.arange(N) % 4 != 1, np.sin(X)
+    tree = pg.fit(partly, pg.Laplace(), 0, X, seen=seen, y=y).to_datatree(whole=True)
+    densities = tree["log_likelihood"]["y"]
+    assert densities["data"].values.tolist() == np.flatnonzero(seen).tolist()
+    assert "y" not in tree["prior"].data_vars
+    assert tree["prior_predictive"]["y"].sizes["data"] == N
+    only = pg.fit(partly, pg.Laplace(), 0, X[seen], y=y[seen]).to_datatree()
+    want = arviz_stats.loo(only).elpd
+    assert abs(arviz_stats.loo(tree).elpd - want) < 0.2  # two sets of 1000 draws
+
+
+def test_rows_that_only_one_site_misses_stay():
+    def both(X, seen=None, y=None, z=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y, obs_mask=seen)
+            numpyro.sample("z", dist.Normal(f, 1.0), obs=z)
+
+    fit = pg.fit(both, pg.Laplace(), 0, X, seen=np.arange(N) > 2, y=np.sin(X), z=np.sin(X))
+    densities = fit.to_datatree()["log_likelihood"]
+    assert densities["z"].sizes["data"] == N
+    assert np.all(densities["y"].values[..., :3] == 0.0)

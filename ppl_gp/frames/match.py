@@ -8,10 +8,11 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.table import ArrayNames, Labelled, Table
 
 
-def require_columns(path: str, known: ArrayNames, new: ArrayNames, is_y: bool) -> None:
+def require_columns(path: str, known: ArrayNames, table: Table, is_y: bool) -> None:
     """Raise `DataError` for columns that are missing, extra or in another order, and for swapped
     dimensions. A single column of observations may have another name.
     """
+    new = table.names
     if known.dims and new.dims and known.dims != new.dims and set(known.dims) == set(new.dims):
         raise DataError(
             f"argument '{path}' has the dimensions {list(new.dims)}, and in training "
@@ -25,10 +26,12 @@ def require_columns(path: str, known: ArrayNames, new: ArrayNames, is_y: bool) -
     extra = [k for k in new.columns if k not in known.columns]
     what = f"lacks the columns {missing}" if missing else ""
     what += " and " if missing and extra else ""
-    what += f"has the columns {extra}, which the fit had not," if extra else ""
+    what += f"has the columns {extra}, which the fit had not" if extra else ""
+    # a column for a column, which is (N,), a frame for a frame, (N, D)
+    wanted = list(known.columns) if table.is_frame or len(known.columns) > 1 else known.columns[0]
     raise DataError(
         f"argument '{path}' {what or f'has its columns in another order, {list(new.columns)}'}: "
-        f"the fit was made with {list(known.columns)}. Give these, frame[{list(known.columns)}]."
+        f"the fit was made with {list(known.columns)}. Give these, frame[{wanted!r}]."
     )
 
 

@@ -58,7 +58,7 @@ class Names(Mapping[str, ArrayNames]):
                 require_codes_of(path, known, value)
                 return value
             new[path] = table.names
-            require_columns(path, known, table.names, _is_of("y", path))
+            require_columns(path, known, table, _is_of("y", path))
             levels = known.levels or (None,) * len(table.parts)
             return settled(path, known, table).array(f"argument '{path}'", levels)
 

@@ -19,8 +19,10 @@ from ppl_gp.model.per_datum import data_axis
 from ppl_gp.model.roles import is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
+from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.labelled_densities import densities_without_labels
 from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.masked_rows import without_masked_rows
 from ppl_gp.results.named_tree import (
     NEW,
     TRAINING,
@@ -75,7 +77,8 @@ def to_datatree(
 
     Groups: `posterior` (hyperparameters and f at the training inputs; where sites were integrated
     into a predictor, those sites and the predictor, drawn jointly), `log_likelihood` (each
-    observed site and datum; 0 where masked; of factors those that see observations),
+    observed site and datum, without the rows that masks leave out of all of them; 0 where an
+    entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
     `inner_residual`, `inner_code` of the approximation at each draw for `hyper=Sample()`).
     Attributes: method, result, log_evidence, seconds; symmetries, where the posterior does not tell
@@ -89,7 +92,8 @@ def to_datatree(
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
     as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
     `plot_lm(tree, x="age")`, where nothing else has their name. A slash in a site's name (of
-    NumPyro's `scope`) becomes a dot, as a tree's names have none.
+    NumPyro's `scope`) becomes a dot, as a tree's names have none. The rows of a predictor of
+    several functions are called what they are (`fit.functions`).
 
     `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
     {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
@@ -129,20 +133,29 @@ def to_datatree(
     groups, given = {k: dotted(v) for k, v in groups.items() if v}, dotted(coords or {})
     dims, named = dotted_dimensions(dims), dotted(named)
     require_known("coords", given, sizes_of(groups, dims))
-    options: dict = {"coords": own_coordinates(named, dims, sizes_of(groups, dims)) | given}
+    functions = _function_coordinates(fit, dims)
+    own = functions | own_coordinates(named, dims, sizes_of(groups, dims))
+    options: dict = {"coords": own | given}
     if predictions is not None:
         num = np.shape(next(iter({**hyper, **f}.values())))[0]
         new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named)
         groups |= new.groups | {"predictions": by_chain(new.groups["predictions"], _chains(fit))}
         rows = dots(data_plate(sites) or "")
-        shared = {d: labels for d, labels in given.items() if d != rows}
+        shared = functions | {d: labels for d, labels in given.items() if d != rows}
         options |= new.options(shared, dotted(pred_coords or {}))
     elif pred_coords:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
-    tree = _tree(groups, dims, options)
+    scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
+    tree = without_masked_rows(_tree(groups, dims, options), scored)
     tree.attrs = _attributes(fit)
     tree = with_levels(tree, named, TRAINING)
     return tree if predictions is None else with_levels(tree, new.named, NEW)
+
+
+def _function_coordinates(fit: Record, dims: dict) -> dict[str, list[str]]:
+    """{dimension of a predictor's functions: what each is}."""
+    rows = function_rows(fit)
+    return {} if rows is None else {dims[fit.model.plan.name][0]: list(rows)}
 
 
 def _tree(groups: dict[str, dict], dims: dict, options: dict) -> "xr.DataTree":

@@ -7,6 +7,7 @@ from ppl_gp.errors import ModelError
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
+from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects
 from ppl_gp.results.predict.infer_latents import infer_latents
@@ -78,6 +79,14 @@ class Fit(Record):
     def _is_discrete(self, sites) -> bool:
         (one,) = [q for q in self.blocks if list(q.sites) == sites]
         return isinstance(one, Discrete)
+
+    @functools.cached_property
+    def functions(self) -> tuple[str, ...] | None:
+        """What each row of a predictor of several functions is, `f_mean`'s and `components`', as
+        `ppl_gp.results.function_rows.function_rows`.
+        """
+        require_unchanged(self.model)
+        return function_rows(self)
 
     @functools.cached_property
     def symmetries(self) -> tuple[Symmetry, ...]:

@@ -37,8 +37,8 @@ TOTAL, OFFSET = "total", "offset"
 
 def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
     """{site: what it adds to the linear predictor at new rows, `Normal` (M,), or (R, M) where a
-    datum sees R functions}, and `"total"`, their sum with what is known (`"offset"`, a `Delta`,
-    where it is not zero).
+    datum sees R functions, in the order of `fit.functions`}, and `"total"`, their sum with what is
+    known (`"offset"`, a `Delta`, where it is not zero).
 
     A site whose mean is another site (group effects about a level) counts as what it adds to that.
     Effects that stand one a datum are new at new rows: their prior. Where the hyperparameters were

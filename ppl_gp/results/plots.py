@@ -40,9 +40,9 @@ def plot_band(
     """Mean and central 95 % interval over one input dimension, one panel a fit, the data beneath.
 
     **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
-    `X_new` (M, 1): where to predict, by default 100 points over X; `observed`: the mean and the
-    interval of y instead of those of f; `kwargs`: the model's other arguments at X_new. y is drawn
-    as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
+    `X_new` (M,) or (M, 1): where to predict, by default 100 points over X; `observed`: the mean and
+    the interval of y instead of those of f; `kwargs`: the model's other arguments at X_new. y is
+    drawn as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
     (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
     X has one.
     """
@@ -55,7 +55,10 @@ def plot_band(
             f"plot_band(X=...) has {X.shape[1]} columns; it shows one, plot_surface two, and "
             "slice_plots.plot_slice one of several, the others held."
         )
-    given = np.linspace(X.min(), X.max(), 100)[:, None] if X_new is None else X_new
+    trained = np.shape(first.args[0] if first.args else data.X)  # (N,) or (N, 1)
+    given = np.linspace(X.min(), X.max(), 100) if X_new is None else X_new
+    if isinstance(given, np.ndarray):
+        given = given.reshape(-1, *trained[1:])
     X_new = np.asarray(by_names(first, given, (), {})[0])
     what = (data.response or "y") if observed else flabel
     xlabel = xlabel or (data.columns or ("x",))[0]
@@ -63,7 +66,7 @@ def plot_band(
         list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
     for name, ax in axes.items():
-        draw_band(ax, X_new[:, 0], *mean_and_interval(name, fits[name], X_new, kwargs, observed))
+        draw_band(ax, X_new.ravel(), *mean_and_interval(name, fits[name], X_new, kwargs, observed))
         draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")

@@ -73,7 +73,7 @@ def predicted_groups(
     dims |= deterministic_dimensions(fit, further, plate)
     dims |= input_dimensions(fit.model, inputs, plate)
     own = {p: found for p, found in names.items() if p in inputs}
-    own |= {k: ArrayNames(None, trained[k].levels) for k in y if k in trained}
+    own |= {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
     inputs, named, dims = with_columns(inputs, own, without_clashes(dims))
     groups = {
         "predictions": dotted(jax.tree.map(np.asarray, {**further, **f, **y})),

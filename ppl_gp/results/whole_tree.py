@@ -81,6 +81,7 @@ def _before(model, args, kwargs, key, num_draws: int) -> dict:
             if s["type"] in ("sample", "deterministic")
             and not is_observed(s)
             and not is_missing_part(k, drawn)
+            and f"{k}_unobserved" not in drawn  # observations, and draws where these are missing
         }
         return {"prior": free, "prior_predictive": _replicated(drawn, random.fold_in(key, 1))}
 

@@ -2,6 +2,8 @@
 apart; draws of what lies below.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,11 +41,20 @@ from ppl_gp.wrappers import bare
 _LITTLE = 5000  # draws x rows, of 96 nodes each, that take less time than it takes to compile well
 
 
+class OverDraws(NamedTuple):
+    """Of a label whose y is averaged over draws: the mean of y, and p(y <= k) of every outcome k,
+    (K, ...), where there are finitely many. `Moments` of them, or standard errors.
+    """
+
+    mean: Any
+    below: Any = None
+
+
 def predictive(
     case: Case, integration: Integration, link_approximation: str | None, judged: bool = False
 ):
     """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard
-    error of the mean of y}).
+    errors, `OverDraws`}).
 
     Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies
     below it; `judged`: of all, the draws of the posterior, which are independent, included.
@@ -61,7 +72,7 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
     num = case.draws.effective * (1 if judged else repeats(case, MIN_DRAWS))
 
     def judge(predicted):  # what is exact given a draw
-        return _with_mean(case, predicted) if judged else (*predicted, {})
+        return _with_moments(case, predicted) if judged else (*predicted, {})
 
     if integration is Integration.given:
         f, y, log_probs, between = case.mixture(
@@ -84,7 +95,7 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
         f, y, log_probs, exact = case.mixture(component)
         between = {}
         if drawn:
-            given_draw = lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f))  # noqa: E731
+            given_draw = lambda trace, f: _with_moments(case, _predict_given_draw(case, trace, f))  # noqa: E731
             _, more, more_probs, between = average(case, integration, given_draw, MIN_DRAWS)
             between = {k: between[k] for k in drawn if k in between}
             y |= {k: more[k] for k in drawn if k in more}
@@ -97,14 +108,14 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
             y, log_probs = _outcomes(
                 case, lambda x: trace_above(case, below, x), f[case.site], LAYER_NODES
             )
-            return _with_mean(case, (f, y, log_probs))
+            return _with_moments(case, (f, y, log_probs))
 
         f, y, log_probs, between = average(case, integration, given_below, MIN_DRAWS)
     else:
         f, y, log_probs, between = average(
             case,
             integration,
-            lambda trace, f: _with_mean(case, _predict_given_draw(case, trace, f)),
+            lambda trace, f: _with_moments(case, _predict_given_draw(case, trace, f)),
             MIN_DRAWS,
         )
     missing = {site.label: None for site in case.layout.sites}
@@ -113,20 +124,27 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
         for s in case.layout.sites
         if s.label in log_probs
     }
-    errors = {k: jnp.sqrt(v.variance / num) for k, v in between.items()}
+    errors = jax.tree.map(
+        lambda v: jnp.sqrt(v.variance / num), between, is_leaf=lambda v: isinstance(v, Moments)
+    )
     return f, {**missing, **y, **moments}, log_probs, errors
 
 
-def _with_mean(case: Case, predicted):
-    """What was predicted from one draw, and the mean of y given it, whose variance over draws is
-    the squared error of one.
+def _with_moments(case: Case, predicted):
+    """What was predicted from one draw, and what y is given it, `OverDraws`, whose variance over
+    draws is the squared error of one.
     """
     f, y, log_probs = predicted
     supports = {s.label: s.support for s in case.layout.sites}
-    means = {k: v.mean for k, v in y.items()} | {
-        k: outcome_moments(supports[k], v).mean for k, v in log_probs.items()
-    }
-    return f, y, log_probs, {k: Moments(m, jnp.zeros_like(m)) for k, m in means.items()}
+    found = {k: OverDraws(_known(v.mean)) for k, v in y.items()}
+    for k, log_p in log_probs.items():
+        below = jnp.cumsum(jnp.exp(log_p), 0)
+        found[k] = OverDraws(_known(outcome_moments(supports[k], log_p).mean), _known(below))
+    return f, y, log_probs, found
+
+
+def _known(value) -> Moments:
+    return Moments(value, jnp.zeros_like(value))
 
 
 def _predict_by_quadrature(case: Case, draw: Draws, link_approximation):

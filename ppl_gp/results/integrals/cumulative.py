@@ -7,6 +7,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import betainc
 from jaxtyping import Array, Float
 from numpyro.distributions.discrete import ZeroInflatedLogits, ZeroInflatedProbs
+from numpyro.distributions.transforms import AffineTransform
 
 from ppl_gp.wrappers import bare_shape, unwrap
 
@@ -37,12 +38,20 @@ def _cumulative(core: Any, value):
 
 def _transformed(core, value):
     """By the base's, whose bounds are constants where those of y depend on f."""
-    rising: Any = 1
-    for part in reversed(core.transforms):
-        rising = rising * part.sign
-        value = part.inv(value)
-    below = _cumulative(unwrap(core.base_dist), value)
-    return jnp.where(rising > 0, below, 1.0 - below)
+    return _through(tuple(core.transforms), unwrap(core.base_dist), value)
+
+
+def _through(transforms: tuple, base, value):
+    """p(t_k(... t_1(x)) <= value): 0 and 1 beyond what t_k reaches, where its inverse has no
+    number, before an earlier or later map turns it around.
+    """
+    if not transforms:
+        return _cumulative(base, value)
+    *before, last = transforms
+    below = _through(tuple(before), base, last.inv(value))
+    found = jnp.where(last.sign > 0, below, 1.0 - below)
+    # an affine map has its inverse everywhere, and NumPyro's codomain is that of a positive scale
+    return found if isinstance(last, AffineTransform) else _inside(found, last.codomain, value)
 
 
 def _inside(found, support, value):

@@ -12,7 +12,11 @@ from ppl_gp.proofs import affine
 from ppl_gp.proofs.affine import Dependence
 from ppl_gp.proofs.meeting import dependence
 from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum
+from ppl_gp.results.integrals.likelihood import (
+    by_datum,
+    log_density_per_datum,
+    mean_and_variance,
+)
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
@@ -66,25 +70,24 @@ def entries_of(case: Case) -> dict[str, Entries]:
 def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     num = rows.shape[0]
 
+    def moments(f):
+        return mean_and_variance(bare(trace_at(f[:num])[site.name]["fn"]))
+
     def seen(f):
         fn = bare(trace_at(f[:num])[site.name]["fn"])
-        if site.support is None:
-            return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in ("mean", "variance")]
-        # An outcome is any number, so that what is found holds for all of them: it comes from a row
-        # of its own.
-        return [
-            fn.log_prob(
-                jnp.asarray(site.support[0] + f[num, 0], jnp.asarray(site.support).dtype)
-                + jnp.zeros(fn.batch_shape, int)
-            )
-        ]
+        if fn.event_dim:
+            return mean_and_variance(fn)
+        # What the distribution sees, its moments need not: a Cauchy's scale is in none. The value
+        # is any number, so that what is found holds for all of them: it comes from a row of its
+        # own.
+        return [fn.log_prob(_value(fn, site, f[num, 0]))]
 
     points = jnp.concatenate([rows, rows[:1]])
     try:
         found = dependence(seen, num + 1, points)
-    except NotImplementedError:  # no moments
+    except NotImplementedError:  # vectors without moments, of which nothing is told
         return Entries(((0,),))
-    is_affine = site.support is None and _is_affine(*affine.dependence(seen, points))
+    is_affine = site.support is None and _is_affine(moments, points)
     # (F, E)
     seen_by = [
         np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]]) for on in found.on
@@ -101,7 +104,20 @@ def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
     )
 
 
-def _is_affine(mean: Dependence, variance: Dependence) -> bool:
+def _value(fn, site: ObservedSite, number):
+    """`number` for every entry, as a value of the distribution."""
+    if site.support is not None:
+        number = jnp.asarray(site.support[0] + number, jnp.asarray(site.support).dtype)
+    elif fn.support.is_discrete:
+        number = jnp.asarray(number, int)
+    return jnp.broadcast_to(number, fn.batch_shape)
+
+
+def _is_affine(moments, points) -> bool:
+    try:
+        mean, variance = affine.dependence(moments, points)
+    except NotImplementedError:
+        return False
     return mean <= Dependence.affine and variance is Dependence.constant
 
 

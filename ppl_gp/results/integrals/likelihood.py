@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
@@ -19,7 +20,7 @@ from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_sum_error
 from ppl_gp.results.query.layout import Layout, ObservedSite
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.wrappers import bare
+from ppl_gp.wrappers import bare, unwrap
 
 
 def log_expectation(
@@ -126,19 +127,34 @@ def site_moments(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int
 
 
 _MOMENTS = ("mean", "variance")
+# `mean` and `variance` of these are a direction's, not the expectations of y and (y - E[y])^2
+_CIRCULAR = (dist.VonMises, dist.SineSkewed, dist.SineBivariateVonMises, dist.ProjectedNormal)
+
+
+def mean_and_variance(fn) -> list[Float[Array, "..."]]:
+    """Of y, each in the distribution's shape. Raises `NotImplementedError` where NumPyro has none,
+    or has a circular one.
+    """
+    if _is_circular(fn):
+        raise NotImplementedError
+    return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in _MOMENTS]
+
+
+def _is_circular(fn) -> bool:
+    """Also of mixtures, and what is built on another distribution."""
+    core = unwrap(fn)
+    inner = [getattr(core, k, None) for k in ("base_dist", "component_distribution")]
+    inner += getattr(core, "component_distributions", ())
+    return isinstance(core, _CIRCULAR) or any(_is_circular(x) for x in inner if x is not None)
 
 
 def moments_shape(fn_at: Callable, f) -> tuple[int, ...] | None:
     """The shape of the distribution's values, or `None` where it has no mean or variance in
-    NumPyro.
+    NumPyro, or circular ones.
     """
 
-    def read(f):
-        fn = fn_at(f)
-        return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in _MOMENTS]
-
     try:
-        return jax.eval_shape(read, f)[0].shape
+        return jax.eval_shape(lambda f: mean_and_variance(fn_at(f)), f)[0].shape
     except NotImplementedError:
         return None
 

@@ -21,10 +21,14 @@ from ppl_gp.results.integrals.predictive_cdf import Kind
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Case
 
+_WIDE = 2.0  # standard errors of p(y <= v): the interval that holds a quantile with 95 %
+_FEWEST = 10.0  # draws beyond a level, from which how far they scatter is known
+
 
 class Quantiles(NamedTuple):
     """{GP site: (Q, ...)} of f; {label: (Q, ...), or `None` where an event is a vector} of y, and
-    its standard error where y was averaged over draws.
+    its error where y was averaged over draws: half the way to the farther end of an interval that
+    holds the quantile with 95 %.
     """
 
     f: dict[str, Any]
@@ -33,9 +37,16 @@ class Quantiles(NamedTuple):
 
 
 def quantiles_at(
-    case: Case, integration: Integration, levels: tuple[float, ...], y: dict, log_probs: dict
+    case: Case,
+    integration: Integration,
+    levels: tuple[float, ...],
+    y: dict,
+    log_probs: dict,
+    below_errors: dict,
 ) -> Quantiles:
-    """At these levels; y and log_probs are what `predictive` found."""
+    """At these levels; y, log_probs and the errors of p(y <= k) of outcomes are what `predictive`
+    found.
+    """
     p = jnp.asarray(levels)
     seen = _functions(case, integration)
     f, log_weights = predictive_cdf.marginals_of_draws(case, integration)
@@ -43,7 +54,10 @@ def quantiles_at(
     for site in case.layout.sites:
         label = site.label
         if label in log_probs:
-            found[label] = _of_outcomes(site.support, log_probs[label], p)
+            found[label] = of_outcomes(site.support, log_probs[label], p)
+            if label in below_errors:
+                spread = below_errors[label]
+                error[label] = error_of_outcomes(site.support, log_probs[label], spread, p)
             continue
         kind = predictive_cdf.kind_of(case, site)
         if kind is None:
@@ -125,12 +139,28 @@ def _of_gaussians(mean, variance, log_weights, p):
     return invert(F, p, centre + scale * ndtri(p), scale)
 
 
-def _of_outcomes(support, log_probs, p):
+def of_outcomes(support, log_probs, p):
     """The first outcome up to which the probabilities add up to p."""
-    total = jnp.cumsum(jnp.exp(log_probs), 0)
+    return jnp.asarray(support)[_first_enough(jnp.cumsum(jnp.exp(log_probs), 0), p)]
+
+
+def _first_enough(total, p):
+    """(Q, ...): the first k with total_k >= p, of totals (K, ...) that end at one."""
     total = total.at[-1].set(1.0)
-    enough = total[None] >= _levels(p, total.shape)[:, :] - 1e3 * jnp.finfo(total.dtype).eps
-    return jnp.asarray(support)[jnp.argmax(enough, 1)]
+    enough = total[None] >= _levels(p, total.shape) - 1e3 * jnp.finfo(total.dtype).eps
+    return jnp.argmax(enough, 1)
+
+
+def error_of_outcomes(support, log_probs, spread, p):
+    """`spread` (K, ...): standard errors of p(y <= k)."""
+    total, values = jnp.cumsum(jnp.exp(log_probs), 0), jnp.asarray(support)
+    low, found, high = (values[_first_enough(total + d * spread, p)] for d in (_WIDE, 0.0, -_WIDE))
+    return half_way(low, found, high)
+
+
+def half_way(low, found, high):
+    """To the farther end, in units of `_WIDE` standard errors."""
+    return jnp.maximum(high - found, found - low) / _WIDE
 
 
 def _start(kind: Kind, moments: Moments | None):
@@ -167,15 +197,29 @@ def _by_nodes(case: Case, site, kind: Kind, functions, f, p, start):
 
 @full_jit
 def _over_draws(case: Case, integration, site, kind: Kind, p, start):
-    """(quantiles, their standard errors): half the distance between the quantiles at p plus and
-    minus the standard error of p(y <= quantile).
+    draws = predictive_cdf.of_draws(case, integration, site, kind)
+    return of_draws(kind, *draws, _levels(p, predictive_cdf.shape_of(case, site)), start)
+
+
+def of_draws(kind: Kind, parts, log_weights, num, p, start):
+    """(quantiles, their errors) of p(y <= t) = sum_t w_t parts_t(t): the ends of the interval are
+    the quantiles at p plus and minus two standard errors of p(y <= quantile).
     """
-    parts, log_weights, num = predictive_cdf.of_draws(case, integration, site, kind)
     F, squares = _mixed(parts, log_weights), _mixed(lambda t: parts(t) ** 2, log_weights)
-    p = _levels(p, predictive_cdf.shape_of(case, site))
     found = _search(kind, F, p, start)
-    spread = jnp.sqrt(jnp.maximum(squares(found) - F(found) ** 2, 0.0) / num)
-    tiny = jnp.finfo(p.dtype).eps
-    ends = jnp.clip(jnp.stack([p - spread, p + spread]), tiny, 1.0 - tiny)
+    spread = jnp.sqrt(_variance_of_share(kind, F, squares, found, p) / num)
+    is_known = jnp.minimum(p, 1.0 - p) ** 2 >= _FEWEST * spread**2
+    ends = jnp.where(is_known, jnp.stack([p - _WIDE * spread, p + _WIDE * spread]), p)
     low, high = (_search(kind, F, end, start) for end in ends)
-    return found, 0.5 * (high - low)
+    return found, jnp.where(is_known, half_way(low, found, high), jnp.inf)
+
+
+def _variance_of_share(kind: Kind, F, squares, found, p):
+    """Over draws, of p(y <= quantile | draw): where it is 0 or 1 the level tells, at the largest of
+    the draws too, of which none lies beyond.
+    """
+    if not kind.has_cdf:
+        return p * (1.0 - p)
+    at = [found, found - 1.0] if kind.integers else [found]
+    spreads = [squares(t) - F(t) ** 2 for t in at]
+    return jnp.maximum(jnp.max(jnp.stack(spreads), 0), 0.0)

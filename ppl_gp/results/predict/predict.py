@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments
 from ppl_gp.results.integrals.integration import Integration, plan_integration
@@ -39,14 +40,18 @@ UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than
 
 
 class Prediction(eqx.Module):
-    """Predictions at M new inputs. An array where the model has one GP site (or one observed site),
-    else {site: array}.
+    """Predictions at M new inputs. Of y an array where the model has one observed site, else {site:
+    array}.
 
     - `f_mean`, `f_variance`: the latent function at X_new, (M,); (C, M) for several functions at a
-      site.
+      site, {site: array} for several GP sites, as samplers keep them. Where sites were integrated
+      in one predictor (`Laplace`, `EP`, `VI`; effects under `SVGP`) these are the predictor's, (R,
+      M) for R functions a datum, and `f_rows` says what each row is.
+    - `f_rows`: ("f", "g - f"), say: what each row of `f_mean` (R, M) adds up, `fit.functions`; the
+      order is not the declaration's. `None` where rows are the entries of a site.
     - `mean`, `variance`: of y, (M,), or the site's own shape with M for its data axis; for outcomes
       from a finite set, of their value as a number. `None` where NumPyro's distribution has no
-      mean; infinite or NaN where y has none.
+      mean or variance, or those of a direction (VonMises); infinite or NaN where y has none.
     - `probs`: NumPyro's convention. p(y = 1), (M,), for Bernoulli sites; (M, K) over the K outcomes
       in order where the support is finite and the same in all rows (Categorical, ordinal, Binomial
       of one total: K = total + 1); `None` otherwise, as for Binomial totals that differ between the
@@ -58,7 +63,12 @@ class Prediction(eqx.Module):
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
-    - `quantiles_error`: standard error of `quantiles` where y was averaged over draws, else `None`.
+    - `quantiles_error`: of `quantiles` where y was averaged over draws, else `None`: half the way
+      to the farther end of the interval of values whose p(y <= v) is within two standard errors of
+      the level, so that `quantiles` -+ 2 errors holds the quantile with about 95 %. The standard
+      error where it is Gaussian; zero where the interval is one outcome; infinite where fewer than
+      about ten draws lie beyond the level, which tell of no such interval (`sample` draws as many
+      more as wanted).
     - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
       classes; of one observed site.
     """
@@ -73,11 +83,13 @@ class Prediction(eqx.Module):
     quantiles: Any = None
     quantiles_error: Any = None
     counts: bool = eqx.field(default=False, static=True)
+    f_rows: tuple[str, ...] | None = eqx.field(default=None, static=True)
 
 
 class PredictiveDraws(NamedTuple):
-    """Joint draws at X_new. `f` (num_samples, M), or {site: ...} for several GP sites; `y`
-    likewise, by observed site.
+    """Joint draws at X_new. `f` (num_samples, M), (num_samples, R, M) of a predictor of R functions
+    in the order of `fit.functions`, or {site: ...} for several GP sites; `y` likewise, by observed
+    site.
     """
 
     f: Any
@@ -144,7 +156,9 @@ def predict(
     f, y, log_probs, errors = exact or predictive(
         case, integration, link_approximation, judged=bool(fit.blocks)
     )
-    found = quantiles_at(case, integration, levels, y, log_probs) if levels else None
+    means = {k: v.mean for k, v in errors.items()}
+    below = {k: v.below for k, v in errors.items() if v.below is not None}
+    found = quantiles_at(case, integration, levels, y, log_probs, below) if levels else None
     sites = {site.label: site for site in case.layout.sites}
     probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
@@ -153,11 +167,12 @@ def predict(
         _one_or_all({k: None if v is None else v.mean for k, v in y.items()}),
         _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
         _one_or_all({k: probs.get(k) for k in y}),
-        _one_or_all({k: errors.get(k) for k in y}) if errors else None,
+        _one_or_all({k: means.get(k) for k in y}) if means else None,
         _one_or_all(found.f) if found else None,
         _one_or_all(found.y) if found else None,
         _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
         len(y) == 1 and observes_counts(case),
+        function_rows(fit),
     )
 
 

@@ -94,9 +94,18 @@ def _checked_inputs(X_new, trained: tuple):
     if X.shape[1:] != trained[0].shape[1:]:
         raise DataError(
             f"X_new has shape {X.shape}, and the training inputs {trained[0].shape}: only the "
-            "rows may differ in number."
+            f"rows may differ in number.{_other_form(X.shape[1:], trained[0].shape[1:])}"
         )
     return _as_trained(X, trained[0].dtype)
+
+
+def _other_form(given: tuple, wanted: tuple) -> str:
+    """How one column is written for a model that was fitted to it in the other form."""
+    if (given, wanted) == ((1,), ()):
+        return " Give the column, X_new[:, 0], or frame['name'] in place of frame[['name']]."
+    if (given, wanted) == ((), (1,)):
+        return " Give a table of one column, X_new[:, None], or frame[['name']] for frame['name']."
+    return ""
 
 
 def _checked_tree(X, trained):
