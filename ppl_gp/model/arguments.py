@@ -171,6 +171,10 @@ class Leaves:
         """{path: array}."""
         return {p: x for p, x in self.leaves.items() if is_array(x)}
 
+    def path_of(self, value: Any) -> str | None:
+        """The path of a leaf that is this very object."""
+        return next((p for p, x in self.leaves.items() if x is value), None)
+
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
         """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is
         given, in place of all that are left.

@@ -1,5 +1,5 @@
-"""The first run of a model: every observation is checked against its distribution's shape and
-support.
+"""The first run of a model: every observation is checked against its distribution's shape, support
+and dtype.
 """
 
 import jax
@@ -9,7 +9,9 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
+from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import declare
+from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
@@ -17,13 +19,14 @@ from ppl_gp.proofs.dependence import depends
 
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
-    """The model's trace, with every observed value checked against its distribution's shape and
-    support.
+    """The model's trace, with every observed value checked against its distribution's shape,
+    support and dtype.
     """
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
         _check_observed(name, trace, lambda f: _given(declared, args, kwargs, trace, f))
+        require_dtype(name, trace[name], Leaves(declared, args, kwargs))
     return trace
 
 
