@@ -14,7 +14,7 @@ from ppl_gp.infer.checklist.rows import rows
 from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.model.arguments import as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
@@ -83,7 +83,7 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         args, kwargs = as_arrays(args, kwargs)
         model = declare(own_function(model), args, kwargs)
         names.require_same_rows(model.reading.row_axes)
-        trace = first_trace(model, args, kwargs)
+        trace = checked_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     whole = collapse(model, args, kwargs) if roles(trace).observed else model

@@ -10,6 +10,7 @@ import numpy as np
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.forgotten import require_observations
 from ppl_gp.model.roles import is_factor, require_gp
 
 
@@ -57,6 +58,7 @@ def observations(subject: Subject):
     """Shapes, families and supports of the observed sites."""
     sites = {k: subject.trace[k] for k in subject.found.observed}
     data = {k: s for k, s in sites.items() if not is_factor(s)}
+    require_observations(subject.model, subject.args, subject.kwargs, subject.trace)
     if not sites:
         return False, "nothing is observed; pass y=..., and obs=y in the model."
     described = [

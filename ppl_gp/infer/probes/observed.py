@@ -11,6 +11,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import declare
+from ppl_gp.model.forgotten import require_observations
 from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.tracing import reading_of, run
@@ -20,8 +21,15 @@ from ppl_gp.proofs.dependence import depends
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape,
-    support and dtype.
+    support and dtype. Raises `ModelError` where nothing is observed that could be.
     """
+    trace = checked_trace(model, args, kwargs, hyper)
+    require_observations(model, args, kwargs, trace)
+    return trace
+
+
+def checked_trace(model, args, kwargs, hyper=None) -> dict:
+    """As `first_trace`, also of a model that observes nothing."""
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
     for name in roles(trace).observed:
