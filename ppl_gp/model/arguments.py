@@ -21,9 +21,9 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     arguments as they are.
 
     A list of numbers is an array where it is the first positional argument or `y`, and an option
-    elsewhere. Observations `y` given as booleans become integers; a boolean mask stays one. Raises
-    `DataError` for NaN, infinity, masked arrays or entries that are not numbers, naming the
-    argument.
+    elsewhere; a single NumPy integer, such as `group.max() + 1`, is a Python one there. `y` given
+    as booleans becomes integers; a boolean mask stays one. Raises `DataError` for NaN, infinity,
+    masked arrays or entries that are not numbers, naming the argument.
     """
     positional = tuple(
         as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args)
@@ -60,6 +60,8 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
         return value
+    if isinstance(value, np.integer | np.bool_) and not lists:
+        return value.item()
     if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):
         return value
     return _checked(name, value)
