@@ -57,8 +57,7 @@ def _check_observed(name, trace, rerun):
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
             f"site '{name}' observes a value of shape {jnp.shape(value)} where its distribution "
-            f"has shape {tuple(fn.shape())}; give one observation a row of X, y of shape (N,) "
-            "rather than (N, 1)."
+            f"has shape {tuple(fn.shape())}; {_remedy_of_shape(site, trace)}"
         )
     inner = unwrap(fn)
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
@@ -72,6 +71,25 @@ def _check_observed(name, trace, rerun):
             f"site '{name}' observes {bad.tolist()}, outside the support of {type(inner).__name__} "
             f"({inner.support}); recode the observations (binary labels are 0 and 1, not -1 and 1)."
         )
+
+
+def _remedy_of_shape(observed: dict, trace: dict) -> str:
+    """A GP inside a plate of as many members as it has rows is a function for each of them."""
+    shape, wanted = jnp.shape(observed["value"]), tuple(observed["fn"].shape())
+    for name in roles(trace).gps:
+        site = trace[name]
+        num = site["fn"].shape()[-1]
+        if inside := [f.name for f in site["cond_indep_stack"] if f.size == num > 1]:
+            return (
+                f"the GP site '{name}' stands inside the plate '{inside[0]}' of the data, which "
+                f"makes {num} functions: sample it before `with numpyro.plate(...)`."
+            )
+        if shape == (num,) and wanted == (num, num) != (1, 1):
+            return (
+                f"y has one entry a row of '{name}' {tuple(site['fn'].shape())}: use f as it is, "
+                "without f[:, None], and declare other axes (units, repetitions) by plates."
+            )
+    return "give one observation a row of X, y of shape (N,) rather than (N, 1)."
 
 
 def _has_moving_support(name: str, rerun, trace: dict) -> bool:
