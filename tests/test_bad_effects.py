@@ -148,3 +148,45 @@ def test_one_class_is_certain_and_tells_nothing(method):
 def test_one_class_of_noisy_functions_is_refused(method):
     with pytest.raises(pg.DataError, match="C >= 2 classes"):
         _fit(method, one_class, X, y=np.zeros(N, int), probit=True)
+
+
+def _grouped(X, group, num_groups, y=None, link=lambda eta: eta):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("groups", num_groups):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.7))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Gamma(2.5, 2.5 * jnp.exp(link(f + u[group]))), obs=y)
+
+
+def _rows(num=9):
+    rng = np.random.default_rng(4)
+    return np.linspace(0.0, 3.0, num), np.arange(num) % 3, rng.gamma(2.0, size=num)
+
+
+def test_terms_have_the_sign_of_the_sum_that_declares_them():
+    """A rate exp(-eta) is declared as a mean exp(eta)."""
+    X, group, y = _rows()
+    fit = pg.fit(_grouped, pg.Laplace(), 0, X, group, 3, y=y, link=lambda eta: -eta)
+    found = fit.components(X, group, 3)
+    np.testing.assert_allclose(found["u"].mean, fit.sites["u"].mean[group], atol=1e-8)
+    np.testing.assert_allclose(found["f"].mean, fit.posterior(X).mean, atol=1e-6)
+    np.testing.assert_allclose(found["total"].mean, fit.latent["eta"].mean[0], atol=1e-6)
+
+
+def test_a_number_of_groups_may_be_a_numpy_integer():
+    X, group, y = _rows()
+    small = group.astype(np.int8)
+    fits = [pg.fit(_grouped, pg.Laplace(), 0, X, small, n, y=y) for n in (3, small.max() + 1)]
+    assert fits[0].log_evidence == fits[1].log_evidence
+    with pytest.raises(pg.DataError, match="plate 'groups' has the size.*Python integer"):
+        pg.fit(_grouped, pg.Laplace(), 0, X, small, np.array(3), y=y)
+
+
+@pytest.mark.parametrize("index", [-4, 3, 9])
+def test_an_index_that_is_out_of_range_is_told_as_it_was_given(index):
+    X, group, y = _rows()
+    group[2] = index
+    with pytest.raises(pg.DataError, match=rf"'group'\] has the index \[{index}\]"):
+        pg.fit(_grouped, pg.Laplace(), 0, X, group, 3, y=y)
+    found = pg.check(_grouped, X, group, 3, y=y)
+    assert not found.ok and f"has the index [{index}]" in str(found)

@@ -210,3 +210,61 @@ def test_values_that_the_model_substitutes_are_no_values_of_the_fit():
     held = handlers.condition(small_fits.classifier, {"variance": 2.0})
     fit = pg.fit(held, pg.Laplace(), 0, X, y=y)
     assert "variance" not in fit.hyper
+
+
+@pytest.mark.parametrize("kind", ["big-endian", "tuples"])
+def test_arrays_of_other_byte_orders_and_tuples_are_arrays(kind):
+    X, y = good()
+    as_kind = (
+        (lambda a: np.asarray(a, float).astype(">f8"))
+        if kind == "big-endian"
+        else (lambda a: tuple(map(tuple, a.tolist())) if a.ndim > 1 else tuple(a.tolist()))
+    )
+    found = pg.fit(classifier, LOCAL["laplace"], 0, as_kind(X), y=as_kind(y))
+    usual = pg.fit(classifier, LOCAL["laplace"], 0, X, y=y)
+    np.testing.assert_allclose(found.log_evidence, usual.log_evidence, rtol=1e-12)
+    np.testing.assert_allclose(
+        found.predict(as_kind(X[:3])).f_mean, usual.predict(X[:3]).f_mean, rtol=1e-10
+    )
+
+
+def inside_the_plate(X, y=None):
+    with numpyro.plate("data", X.shape[0]):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
+def as_a_column(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f[:, None]), obs=y)
+
+
+def site_for_each_datum(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    for i in range(X.shape[0]):
+        numpyro.sample(f"y{i}", dist.Bernoulli(logits=f[i]), obs=y[i])
+
+
+CAUSES = {
+    inside_the_plate: "'f' stands inside the plate 'data' of the data",
+    as_a_column: r"without f\[:, None\]",
+    site_for_each_datum: "not a site for each datum",
+}
+
+
+@pytest.mark.parametrize("model", CAUSES)
+def test_the_cause_of_a_shape_is_told(model):
+    X, y = good()
+    with pytest.raises((DataError, ModelError), match=CAUSES[model]):
+        pg.fit(model, pg.Laplace(), 0, X, y=y)
+
+
+def test_a_table_of_places_as_first_argument_is_told():
+    def model(table, place, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), table))
+        numpyro.sample("y", dist.Normal(f[place], 0.3), obs=y)
+
+    place, y = np.arange(12) % 5, np.linspace(0.0, 1.0, 12)
+    with pytest.raises(ModelError, match="one entry a datum first"):
+        pg.fit(model, pg.Laplace(), 0, good()[0][:5], place, y=y)

@@ -154,3 +154,52 @@ def test_conditioning():
 def test_gradient_that_is_not_finite():
     found = check(lambda X, y=None: observe(X, y, jnp.sqrt(gp(X))), X, y=y)
     assert not item(found, "gradients").ok and "['f']" in item(found, "gradients").message
+
+
+def own_batches(X, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    plate = numpyro.plate("data", X.shape[0], subsample_size=7)
+    with plate as rows:
+        X_batch, y_batch = X[rows], None if y is None else y[rows]
+    f = gp(X_batch)
+    with plate:
+        numpyro.sample("y", dist.Normal(f, scale), obs=y_batch)
+
+
+def test_a_plate_that_subsamples_is_for_svgp(recwarn):
+    found = check(own_batches, X, y=1.0 * y)
+    assert found.ok and item(found, "methods").message == "SVGP"
+    assert "subsamples 7 of 25 rows" in item(found, "likelihood").message
+    assert not [w for w in recwarn if "subsample_size" in str(w.message)]
+    for method in (pg.NUTS(2, 2, 1), pg.SparseNUTS(4, num_warmup=2, num_samples=2, num_chains=1)):
+        with pytest.raises(pg.ModelError, match="subsamples 7 of 25 rows"):
+            pg.fit(own_batches, method, 0, X, y=1.0 * y)
+
+
+def at_places(table, place, group, y=None):
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    f = gp(table)
+    with numpyro.plate("groups", 3):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", place.shape[0]):
+        numpyro.sample("y", dist.Normal(f[place] + u[group], scale), obs=y)
+
+
+def test_effects_beside_a_table_of_places():
+    model = lambda group, place, table, y=None: at_places(table, place, group, y)  # noqa: E731
+    place, group = np.arange(25) % 8, np.arange(25) % 3
+    found = check(model, group, place, X[:8], y=1.0 * y)
+    assert item(found, "hyperparameters").message == "scale LogNormal"
+    assert "SVGP" in item(found, "methods").message
+    fit = pg.fit(model, pg.SVGP(4, max_steps=2), 0, group, place, X[:8], y=1.0 * y)
+    assert "u" in fit.sites
+
+
+def test_inputs_by_keyword_alone():
+    def model(*, X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(w * X[:, 0], 1.0), obs=y)
+
+    message = item(check(model, X=X, y=1.0 * y), "rows").message
+    assert "no argument is positional" in message and "of its own" not in message

@@ -137,3 +137,36 @@ def test_no_more_functions_a_datum_than_are_needed(sites, function, shapes):
 def test_what_is_no_function_of_rows(function):
     cut = found(function, {"u": (4,)})
     assert cut is None or cut.shapes == ((N,),)
+
+
+SIGNS = {
+    "negative": (lambda eta: -eta, 1.0),
+    "twice negative": (lambda eta: -jnp.negative(eta), 1.0),
+    "half": (lambda eta: eta / 2.0, 1.0),
+    "minus three": (lambda eta: -3.0 * eta, 1.0),
+    "with an offset": (lambda eta: 1.0 - eta, -1.0),
+}
+
+
+@pytest.mark.parametrize("how", SIGNS)
+def test_the_predictor_has_the_sign_and_scale_of_the_sum(how):
+    link, sign = SIGNS[how]
+
+    def function(z, rest):
+        eta = z["f"] + z["u"][rest["group"]]
+        return rest["y"] * jnp.exp(link(eta)) + link(eta)
+
+    cut = found(function, {"f": ("N",), "u": (4,)})
+    require_right(cut, function, {"f": ("N",), "u": (4,)})
+    rest = jax.tree.map(jnp.asarray, rest_of(N))
+    z = {"f": jnp.asarray(RNG.normal(size=N)), "u": jnp.zeros(4)}
+    here, zero = (cut.at(x, rest)[0] for x in (z, jax.tree.map(jnp.zeros_like, z)))
+    np.testing.assert_allclose(here - zero, sign * z["f"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("link, sign", [(lambda x: -x, 1.0), (lambda x: -0.5 * x, -0.5)])
+def test_a_factor_of_one_term_is_its_own(link, sign):
+    function = lambda z, rest: jnp.exp(link(z["u"][rest["group"]]))  # noqa: E731
+    cut = found(function, {"u": (4,)})
+    rest = jax.tree.map(jnp.asarray, rest_of(N))
+    np.testing.assert_allclose(cut.at({"u": jnp.ones(4)}, rest)[0], sign * np.ones(N))

@@ -17,6 +17,7 @@ from ppl_gp import kernels
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.probes.pointwise import probe
+from ppl_gp.model.observed_dtype import require_dtype
 
 N = 6
 X = np.random.default_rng(0).normal(size=(N, 2))
@@ -369,3 +370,41 @@ def test_a_support_that_moves_is_judged_at_f_where_nothing_else_would():
 
     with pytest.raises(DataError, match="outside the support"):
         first_trace(_model(likelihood), (X,), {"y": y})
+
+
+def _three(f, y):
+    with _plate():
+        numpyro.sample("y", dist.Categorical(logits=jnp.stack([f, 0.0 * f, -f], -1)), obs=y)
+
+
+def _proportions(f, y):
+    with _plate():
+        numpyro.sample("y", dist.Beta(5.0 * jnp.exp(f), 5.0), obs=y)
+
+
+METHODS = (pg.Laplace(), pg.NUTS(5, 5, 1), pg.SVGP(3, max_steps=2))
+
+
+@pytest.mark.parametrize("likelihood", [_three, _proportions])
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+def test_observations_of_a_dtype_that_the_density_does_not_take(likelihood, method):
+    y = Y.astype(float if likelihood is _three else int)
+    told = r"'y' observes y of dtype (int|float)64.*astype\((int|float)\)"
+    with pytest.raises(DataError, match=told):
+        pg.fit(_model(likelihood), method, 0, X, y=y)
+    assert re.search(told, str(pg.check(_model(likelihood), X, y=y)))
+
+
+@pytest.mark.parametrize("likelihood, y", [(_three, Y), (_proportions, 0.1 + 0.8 * Y)])
+def test_new_observations_are_of_the_dtype_that_the_density_takes(likelihood, y):
+    fit = pg.fit(_model(likelihood), pg.Laplace(), 0, X, y=y)
+    other = np.ones(N, float if likelihood is _three else int)
+    with pytest.raises(DataError, match=r"y_new of dtype .*astype"):
+        fit.log_density(X, other)
+
+
+def test_dtypes_that_densities_take_are_left_alone():
+    for family in (dist.Poisson(jnp.exp(F)), dist.Normal(F, 1.0), dist.Bernoulli(logits=F)):
+        for y in (Y, Y.astype(float)):
+            site = {"type": "sample", "is_observed": True, "fn": family, "value": jnp.asarray(y)}
+            require_dtype("y", site, "y")

@@ -11,6 +11,7 @@ import numpy as np
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
+from ppl_gp.model.forgotten import observes_nothing
 from ppl_gp.model.roles import Roles, require_gp
 from ppl_gp.proofs.dependence import reached
 
@@ -45,7 +46,8 @@ def structure_of(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> St
     (rather than the inputs of a GP) is computed from another GP or from a latent.
     """
     require_gp(found, trace)
-    _require_observations(found)
+    if not found.observed:
+        raise ModelError(observes_nothing(None, found))
     return layers(found, trace, rerun)
 
 
@@ -58,14 +60,6 @@ def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structur
     return Structure(
         found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given
     )
-
-
-def _require_observations(found: Roles) -> None:
-    if not found.observed:
-        raise ModelError(
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
-            "the model."
-        )
 
 
 def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:

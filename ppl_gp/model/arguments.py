@@ -20,10 +20,10 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """NumPy arrays and pandas columns as JAX arrays, in dictionaries, tuples and lists too; other
     arguments as they are.
 
-    A list of numbers is an array where it is the first positional argument or `y`, and an option
-    elsewhere. Observations `y` given as booleans become integers; a boolean mask stays one. Raises
-    `DataError` for NaN, infinity, masked arrays or entries that are not numbers, naming the
-    argument.
+    A list or a tuple of numbers is an array where it is the first positional argument or `y`, and
+    an option elsewhere; a single NumPy integer, such as `group.max() + 1`, is a Python one there.
+    `y` given as booleans becomes integers; a boolean mask stays one. Raises `DataError` for NaN,
+    infinity, masked arrays or entries that are not numbers, naming the argument.
     """
     positional = tuple(
         as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args)
@@ -47,6 +47,8 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
+    if lists and _is_of_numbers(value) and _holds_numbers(value):
+        return _checked(name, value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
     if isinstance(value, tuple):
@@ -60,9 +62,17 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
         return value
+    if isinstance(value, np.integer | np.bool_) and not lists:
+        return value.item()
     if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):
         return value
     return _checked(name, value)
+
+
+def _is_of_numbers(value) -> bool:
+    """Whether a tuple holds numbers, or tuples of them, and no arrays."""
+    one = lambda x: _is_of_numbers(x) or isinstance(x, int | float | np.number)  # noqa: E731
+    return type(value) is tuple and bool(value) and all(map(one, value))
 
 
 def _holds_numbers(value) -> bool:
@@ -81,6 +91,8 @@ def _checked(name: str, value):
             "the model, numpyro.handlers.mask(mask=...) or obs_mask=..."
         )
     array = value if isinstance(value, jax.Array) else np.asarray(value)
+    if not array.dtype.isnative:  # of FITS or netCDF files: JAX takes this machine's order of bytes
+        array = array.astype(array.dtype.newbyteorder("="))
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
@@ -170,6 +182,10 @@ class Leaves:
     def arrays(self) -> dict[str, Any]:
         """{path: array}."""
         return {p: x for p, x in self.leaves.items() if is_array(x)}
+
+    def path_of(self, value: Any) -> str | None:
+        """The path of a leaf that is this very object."""
+        return next((p for p, x in self.leaves.items() if x is value), None)
 
     def replaced(self, values: Mapping[str, Any], others: Any = ...) -> tuple[tuple, dict]:
         """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is

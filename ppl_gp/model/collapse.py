@@ -2,7 +2,9 @@
 them.
 """
 
+import warnings
 from collections.abc import Mapping
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,17 @@ from ppl_gp.wrappers import hidden_axes, unwrap
 _OBSERVED = "_observed"
 
 
+@contextmanager
+def _of_any_length():
+    """A plate that subsamples in the model is traced at other lengths than its own, of which
+    NumPyro warns.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "subsample_size does not match")
+        yield
+
+
+@_of_any_length()
 def collapse(
     model: Declared,
     args: tuple,

@@ -20,6 +20,7 @@ from ppl_gp.model.arguments import named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.declared import declare
+from ppl_gp.model.forgotten import observes_nothing
 from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import Roles, is_observed, is_whole, require_gp, roles
@@ -218,6 +219,8 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         return depends(inputs, {g: trace[g]["value"] for g in found.gps})
 
     require_gp(found, trace)
+    if not found.observed:
+        raise ModelError(observes_nothing(None, found))
     if len(found.gps) > 1:
         kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
         raise ModelError(
@@ -235,9 +238,4 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         raise ModelError(
             f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. "
             f"{_FITTING}"
-        )
-    if not found.observed:
-        raise ModelError(
-            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
-            "the model."
         )

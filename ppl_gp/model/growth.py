@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import Leaves, argument_of, is_array
 from ppl_gp.model.roles import is_factor, is_gp, is_missing_part, is_observed
@@ -95,13 +97,19 @@ def _repeat(x, axis, more):
 
 def _seen(trace) -> Look:
     sites = {k: _site(s) for k, s in trace.items() if s["type"] == "sample"}
-    plates = {
-        k: (s["args"][0], s["args"][1] or s["args"][0])
-        for k, s in trace.items()
-        if s["type"] == "plate"
-    }
+    plates = {k: _sizes(k, *s["args"]) for k, s in trace.items() if s["type"] == "plate"}
     free = {k: s["value"] for k, s in trace.items() if _is_free(k, s, trace)}
     return Look(sites, plates, jax.tree.map(_shape_of, free))
+
+
+def _sizes(name: str, size, part) -> tuple[int, int]:
+    """Of a plate and of what it subsamples."""
+    if bad := [n for n in (size, part) if not isinstance(n, int | np.integer | None)]:
+        raise DataError(
+            f"plate '{name}' has the size {bad[0]!r}, and sizes are options of a model, which its "
+            "arrays have: give a Python integer, int(num_groups)."
+        )
+    return size, part or size
 
 
 def _is_free(name, site, trace) -> bool:

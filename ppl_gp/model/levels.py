@@ -37,13 +37,24 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
         paths = [p for i in places if i < len(names) and (p := names[i])]
         _warn_of_negative({p: arrays[p] for p in paths})
         if outside.any():
-            bad = np.unique(np.asarray(indices)[outside])[:3].tolist()
+            bad = _as_given(paths, arrays, np.asarray(indices), outside)
             raise DataError(
                 f"argument {paths} has the index {bad}, and what it looks up has "
                 f"{[n for n in sizes if n > 1] or sizes} entries: a level that the model does "
                 "not have. Declare as many members of the plate as there are levels, new ones "
                 "included: those without data keep their prior."
             )
+
+
+def _as_given(paths: list, arrays: Mapping, indices, outside) -> list:
+    """The first entries that are out of range, as the argument has them: to a negative one JAX
+    adds the size before it looks.
+    """
+    rows = outside.any(-1)
+    given = [np.asarray(arrays[p]) for p in paths if arrays[p].dtype.kind in "iu"]
+    if len(given) == 1 and given[0].shape == rows.shape:
+        return np.unique(given[0][rows])[:3].tolist()
+    return np.unique(indices[outside])[:3].tolist()
 
 
 def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:

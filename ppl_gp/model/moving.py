@@ -13,6 +13,7 @@ import numpy as np
 from ppl_gp.errors import ModelError
 from ppl_gp.model.arguments import Leaves, argument_of
 from ppl_gp.model.growth import Axes, Look, Site
+from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_gp, is_observed
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare, hidden_axes, unwrap
@@ -87,7 +88,7 @@ def _moved(model, leaves: Leaves, gps: dict[str, Site], num: int) -> dict[str, l
                     {k: rng.normal(size=(*s.shape, num)) for k, s in gps.items()} for _ in range(2)
                 )
                 here, there = (
-                    _terms(bare_trace(model, *leaves.replaced({}), latent=values))
+                    _terms(bare_trace(model, *leaves.replaced({}), latent=values), leaves)
                     for values in (_float(f), _float({k: f[k] + rows * step[k] for k in f}))
                 )
                 for name, term in here.items():
@@ -138,12 +139,15 @@ def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]
 
 def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -> bool:
     rng, x = np.random.default_rng(1), jnp.asarray(leaves.arrays[path])
-    here, found = _by_row(bare_trace(model, *leaves.replaced({})), axes, num), False
+    here, found = _by_row(bare_trace(model, *leaves.replaced({})), axes, leaves, num), False
     for _ in range(_MOVES):
         rows = rng.permutation(num) < max(1, num // 2)
         source = np.where(rows, rng.permutation(num), np.arange(num))
         there = _by_row(
-            bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})), axes, num
+            bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})),
+            axes,
+            leaves,
+            num,
         )
         moved = np.any(
             [_differs(a, there[k], num) for k, a in here.items() if k in there]
@@ -156,11 +160,11 @@ def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -
     return found
 
 
-def _by_row(trace, axes: Axes, num: int) -> dict[str, np.ndarray]:
+def _by_row(trace, axes: Axes, leaves: Leaves, num: int) -> dict[str, np.ndarray]:
     """{site: (N, ...)}: inputs of GP sites, log-probabilities of what is observed."""
     gps = {k: s for k, s in trace.items() if is_gp(s) and k in axes.sites}
     found = {k: np.asarray(unwrap(s["fn"]).X) for k, s in gps.items()}
-    for name, terms in _terms(trace).items():
+    for name, terms in _terms(trace, leaves).items():
         if name in axes.sites:
             found[name] = np.moveaxis(
                 np.asarray(terms), axes.sites[name] - hidden_axes(trace[name]["fn"]), 0
@@ -177,9 +181,11 @@ def _float(values):
     return {k: jnp.asarray(v, jnp.result_type(float)) for k, v in values.items()}
 
 
-def _terms(trace) -> dict:
+def _terms(trace, leaves: Leaves) -> dict:
     observed = {k: s for k, s in trace.items() if is_observed(s)}
     fitting = {k: s for k, s in observed.items() if jnp.shape(s["value"]) == tuple(s["fn"].shape())}
+    for name, site in fitting.items():
+        require_dtype(name, site, leaves)
     return {k: bare(s["fn"]).log_prob(s["value"]) for k, s in fitting.items()}
 
 

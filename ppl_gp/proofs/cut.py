@@ -6,8 +6,9 @@ the graph of its operations eta is a cut: every way from z to the model's densit
 Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry a datum, the
 smallest cut is found by maximal flow, each array counting as many as it has functions a datum; of
 equal ones the nearest to the outputs, so that eta is what a link function is applied to, offsets
-included. What stands behind the cut is a function of eta alone, and is made here: the jaxpr
-evaluated with eta given.
+included. The sign of one function, or a known factor of a sum, counts as the link's: of exp(-eta)
+the predictor is eta, as it is declared, so that what its terms add has their own sign. What stands
+behind the cut is a function of eta alone, and is made here: the jaxpr evaluated with eta given.
 
 Cost: one trace, O(E V) for the cut of a graph of V arrays and E operations, in Python; nothing is
 computed.
@@ -24,6 +25,7 @@ from ppl_gp.proofs.affine import Dependence, of_equation
 from ppl_gp.proofs.flow import UNBOUNDED, Flow
 from ppl_gp.proofs.one_each import OneEach, followed, steps_of
 
+_SUMS = {"add", "add_any", "sub"}
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
 
 
@@ -253,7 +255,37 @@ def _smallest_cut(jaxpr, num_z: int, data_axis, apart: frozenset[int]):
     sources = [v for v in jaxpr.invars[:num_z] if v in how]
     sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
     found = graph.cut(sources, sinks)
-    return None if found is None else tuple(place[v] for v in found)
+    if found is None:
+        return None
+    alone = lambda v: _room(v, how[v], data_axis(place[v])) == 1.0  # noqa: E731
+    own = (_unscaled(jaxpr, v, how, first) if alone(v) else v for v in found)
+    return tuple(place[v] for v in own)
+
+
+def _unscaled(jaxpr, variable, how: dict, first: dict):
+    """What a predictor is a known multiple of: the negated array of a negative, and the sum of a
+    number times a sum.
+
+    All ways from z lead through it where they lead through the predictor, which sees nothing else
+    of z.
+    """
+    made = {v: e for e in jaxpr.eqns for v in e.outvars}
+
+    def behind(v):
+        return next(first[x] for x in made[v].invars if not isinstance(x, Literal) and x in how)
+
+    while variable in made and made[variable].primitive.name == "neg":
+        variable = behind(variable)
+    scaled = variable
+    while scaled in made and _is_known_multiple(made[scaled]):
+        scaled = behind(scaled)
+    is_sum = scaled in made and made[scaled].primitive.name in _SUMS
+    return scaled if is_sum else variable
+
+
+def _is_known_multiple(equation) -> bool:
+    name, factors = equation.primitive.name, [isinstance(v, Literal) for v in equation.invars]
+    return name == "neg" or (name == "mul" and any(factors)) or (name == "div" and factors[1])
 
 
 def dependences(jaxpr, num_z: int) -> dict:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import equinox as eqx
 
 from ppl_gp.errors import PplGpError
-from ppl_gp.infer.checklist.likelihood import methods, pointwise
+from ppl_gp.infer.checklist.likelihood import methods, of_batches, pointwise
 from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
 from ppl_gp.infer.checklist.rows import rows
 from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
@@ -62,6 +62,11 @@ _FURTHER_CHECKS = {
     "gradients": gradients,
     "methods": methods,
 }
+# of a model whose own plate subsamples: no method but SVGP reads it
+_OF_BATCHES = {
+    **{k: f for k, f in _FURTHER_CHECKS.items() if k not in ("predictor", "maximum")},
+    "likelihood": of_batches,
+}
 # of a model without functions and without a predictor
 _WITHOUT_FUNCTIONS = ("hyperparameters", "rows", "dtype", "gradients", "methods")
 
@@ -85,11 +90,12 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         require_drawn(own_function(model), Leaves(model, args, kwargs))
         model = declare(own_function(model), args, kwargs)
         names.require_same_rows(model.reading.row_axes)
-        trace = first_trace(model, args, kwargs)
+        trace = checked_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
-    whole = collapse(model, args, kwargs) if roles(trace).observed else model
-    subject = Subject(model, args, kwargs, trace, roles(trace), whole)
+    subject = Subject(model, args, kwargs, trace, roles(trace), model)
+    if subject.found.observed and not subject.subsampling:
+        subject = subject._replace(whole=collapse(model, args, kwargs))
     items = [
         Item("arguments", True, _describe_arguments(args, kwargs)),
         *_guarded(subject, _SITE_CHECKS),
@@ -103,7 +109,7 @@ def _further(subject: Subject) -> dict:
     if not found.observed:
         return {}
     if found.gps or subject.integrated:
-        return _FURTHER_CHECKS
+        return _OF_BATCHES if subject.subsampling else _FURTHER_CHECKS
     drawn = bool(found.hyper or found.local_latents)
     return {k: _FURTHER_CHECKS[k] for k in _WITHOUT_FUNCTIONS} if drawn else {}
 

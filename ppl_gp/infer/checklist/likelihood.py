@@ -15,11 +15,13 @@ from ppl_gp.infer.mean_field import is_conjugate
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.probes.pointwise import probe, probe_predictor
+from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.tracing import run
 from ppl_gp.sparse.bound import Batch
+from ppl_gp.sparse.svgp import SVGP
 
 
 def pointwise(subject: Subject):
@@ -30,6 +32,16 @@ def pointwise(subject: Subject):
         return False, str(error)
     own = "its own value of f" if R == 1 else f"its own values of {R} functions"
     return True, f"each datum depends on {own} (shown by a random probe)."
+
+
+def of_batches(subject: Subject):
+    """As `pointwise`, of a model whose own plate subsamples: what `SVGP` reads off a batch."""
+    look_at(SVGP(), subject.model, subject.args, subject.kwargs, 0)
+    (name, (size, batch)), *_ = subject.subsampling.items()
+    return True, (
+        f"plate '{name}' subsamples {batch} of {size} rows, which SVGP() takes as minibatches; the "
+        "other methods take all data in every step: leave subsample_size out for those."
+    )
 
 
 def _proved(subject: Subject):
@@ -60,6 +72,8 @@ def methods(subject: Subject):
 def _drawing_methods(subject: Subject) -> list[str]:
     """The methods that draw all there is."""
     found = subject.found
+    if subject.subsampling:
+        return []
     if not found.gps:
         free = (*found.hyper, *found.local_latents)
         sums = any(subject.trace[k]["fn"].support.is_discrete for k in free)
@@ -86,6 +100,8 @@ def _local_methods(subject: Subject) -> list[str]:
     """The local methods that can read this model; why the others cannot stands beside the
     likelihood.
     """
+    if subject.subsampling:
+        return []
     try:
         log_lik = _proved(subject)
     except PplGpError:
@@ -95,9 +111,23 @@ def _local_methods(subject: Subject) -> list[str]:
 
 def _sparse_methods(subject: Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
-    model, args, kwargs, trace, found, _ = subject
-    if not found.gps:
+    if not subject.found.gps or not (_is_taken_whole(subject) or _is_sparse(subject)):
         return []
+    return ["SVGP"] if subject.subsampling else ["SVGP", "SparseNUTS"]
+
+
+def _is_sparse(subject: Subject) -> bool:
+    """Whether `SVGP()` finds what it needs, effects integrated beside the GPs."""
+    try:
+        look_at(SVGP(), subject.model, subject.args, subject.kwargs, 0)
+    except PplGpError:
+        return False
+    return True
+
+
+def _is_taken_whole(subject: Subject) -> bool:
+    """Whether the model as it is declared, its effects held, is one of inducing variables."""
+    model, args, kwargs, trace, found, _ = subject
     try:
         structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
         num = trace[found.gps[0]]["fn"].shape()[-1]
@@ -106,5 +136,5 @@ def _sparse_methods(subject: Subject) -> list[str]:
             model, structure, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0))
         )
     except PplGpError:
-        return []
-    return ["SVGP", "SparseNUTS"]
+        return False
+    return True

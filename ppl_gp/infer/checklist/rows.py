@@ -27,6 +27,13 @@ def rows(subject: Subject):
             f"a row of {mixing} sees other rows' arguments: predictions would depend on their "
             "companions; standardise outside.",
         )
+    if not reading.grows and not subject.args:
+        return (
+            False,
+            "another number of rows cannot be traced: no argument is positional, and the first "
+            "positional one holds the inputs; declare the inputs as model(X, ...), to predict at "
+            "new ones.",
+        )
     if not reading.grows:
         return (
             False,

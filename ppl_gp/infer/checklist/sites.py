@@ -10,6 +10,8 @@ import numpy as np
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.forgotten import require_observations
+from ppl_gp.model.levels import require_levels
 from ppl_gp.model.roles import is_factor, require_gp
 
 
@@ -30,8 +32,9 @@ def gp_sites(subject: Subject):
 
 
 def hyperparameters(subject: Subject):
-    """Shapes and priors of what is neither a GP nor observed."""
-    names = (*subject.found.hyper, *subject.found.params)
+    """Shapes and priors of what is neither a GP, nor integrated, nor observed."""
+    held = [k for k in subject.found.hyper if k not in subject.integrated]
+    names = (*held, *subject.found.params)
     space_of(subject)  # raises for a discrete one
     if not names:
         return True, "none: the model is fitted as it stands, with Fixed({})."
@@ -57,6 +60,7 @@ def observations(subject: Subject):
     """Shapes, families and supports of the observed sites."""
     sites = {k: subject.trace[k] for k in subject.found.observed}
     data = {k: s for k, s in sites.items() if not is_factor(s)}
+    require_observations(subject.model, subject.args, subject.kwargs, subject.trace)
     if not sites:
         return False, "nothing is observed; pass y=..., and obs=y in the model."
     described = [
@@ -71,6 +75,9 @@ def observations(subject: Subject):
 def predictor(subject: Subject):
     """Which Gaussian sites the local methods integrate, and which they hold."""
     held = [k for k in subject.found.hyper if k not in subject.integrated]
+    if isinstance(subject.whole, Collapsed):
+        hyper = {k: subject.trace[k]["value"] for k in subject.whole.plan.hyper}
+        require_levels(subject.whole, subject.args, subject.kwargs, hyper)
     if not subject.integrated:
         return True, "f itself: no other Gaussian site enters through one linear predictor."
     R = subject.whole.plan.functions if isinstance(subject.whole, Collapsed) else 1

@@ -26,6 +26,12 @@ class Subject(NamedTuple):
         """Sites that local methods integrate into a predictor."""
         return self.whole.plan.sites if isinstance(self.whole, Collapsed) else ()
 
+    @property
+    def subsampling(self) -> dict[str, tuple[int, int]]:
+        """{plate of the model that subsamples: (its rows, rows of a batch)}."""
+        plates = {k: s["args"] for k, s in self.trace.items() if s["type"] == "plate"}
+        return {k: sizes for k, sizes in plates.items() if sizes[1] not in (None, sizes[0])}
+
 
 def space_of(subject: Subject) -> Space:
     """Its hyperparameters. Raises `ModelError` for a discrete one."""

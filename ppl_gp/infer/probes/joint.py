@@ -16,6 +16,14 @@ from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.expectation import flatten
 
+# where what couples them has no axis of the data
+ONE_NUMBER = (
+    " If no datum couples them: data are the rows of the first positional argument and stand along "
+    "one axis of an observed site. Give an array with one entry a datum first, model(place, table, "
+    "y=...), where a GP stands at a table of places; and declare one site in a plate, not a site "
+    "for each datum."
+)
+
 
 def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") -> None:
     """Prove that y_n depends on no value of a latent function but the one in its own row, or raise
@@ -37,7 +45,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
             "the likelihood of some data sees other values of a latent function than its "
             f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
             "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
-            "order, GP(kernel, X[order]), or use NUTS()."
+            f"order, GP(kernel, X[order]), or use NUTS().{'' if bad else ONE_NUMBER}"
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import random
 
 from ppl_gp.errors import DataError, NotPointwiseError
-from ppl_gp.infer.probes.joint import probe_joint
+from ppl_gp.infer.probes.joint import ONE_NUMBER, probe_joint
 from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import LogLikelihood
@@ -41,6 +41,7 @@ def probe(log_lik: LogLikelihood) -> None:
             f"the likelihood of site {_coupled_sites(log_lik)} couples values of "
             f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "
             "LocalBound need log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
+            f"{'' if bad else ONE_NUMBER}"
         )
 
 

@@ -54,8 +54,8 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     if name != "y" and (missing := [p for p in own if p in reading.needed]):
         raise DataError(
             f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
-            "with one entry a datum. Pass it to predict, log_density or sample, by keyword or in "
-            "its place."
+            f"with one entry a datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
+            "place; log_density(X_new, y_new, ...) has y_new in the second one."
         )
     # observations and masks
     gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]

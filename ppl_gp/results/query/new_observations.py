@@ -6,6 +6,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import as_arrays
+from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.quick import full_jit
 from ppl_gp.results.query.query import Case
@@ -13,8 +14,8 @@ from ppl_gp.wrappers import mask_of
 
 
 def observations_at(case: Case, y_new) -> dict:
-    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape, outside its
-    support.
+    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape or dtype,
+    outside its support.
     """
     _, observations = as_arrays((), {"y": y_new})
     try:
@@ -52,6 +53,7 @@ def _check(name, site, num):
             f"shape {jnp.shape(value)}, and its distribution has {tuple(fn.shape())} there; give "
             "one observation a row."
         )
+    require_dtype(name, site, "y_new")
     core = unwrap(fn)
     inside = jnp.broadcast_to(
         core.support(value), jnp.shape(value)[: jnp.ndim(value) - core.event_dim]
