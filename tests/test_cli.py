@@ -261,6 +261,32 @@ def test_predict_refuses_another_model_and_another_run(data, tmp_path):
     assert result.exit_code == 2 and "fitted to other inputs" in result.stderr
 
 
+def test_predict_refuses_the_labels_of_another_target(data, tmp_path):
+    """Two runs on the same inputs into one folder: the digest of the inputs is the same."""
+    out = tmp_path / "out"
+    fit = ("fit", MODEL, data, "--target", "kind", "--methods", "laplace", "--out", out)
+    assert run(*fit).exit_code == 0
+    predict = ("predict", MODEL, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
+    assert run(*predict).exit_code == 0
+    kept = out / "preparation.json"
+    kept.write_text(kept.read_text().replace('"yes"', '"sick"').replace('"no"', '"healthy"'))
+    result = run(*predict)
+    assert result.exit_code == 2 and "('no', 'yes')" in result.stderr
+    assert "('healthy', 'sick')" in result.stderr and "folder of its own" in result.stderr
+
+
+def test_whole_numbers_that_may_be_codes_are_told(tmp_path):
+    """And measurements, which are no codes, are not."""
+    path = tmp_path / "codes.csv"
+    lines = [f"{a:.3f},{i % 4},{i},{c}" for i, ((a, _), c) in enumerate(zip(X, y, strict=True))]
+    path.write_text("\n".join(["width,ward,day,kind", *lines]))
+    result = run("check", MODEL, path, "--target", "kind")
+    assert "'ward': 4 whole numbers (0, 1, 2, 3 ...), shifted and scaled" in result.stderr
+    assert "'day'" not in result.stderr and "'width'" not in result.stderr
+    raw = run("check", MODEL, path, "--target", "kind", "--no-standardise")
+    assert "whole numbers" not in raw.stderr
+
+
 @pytest.mark.slow
 def test_interrupted_comparison_keeps_what_was_finished(data, tmp_path, monkeypatch):
     """Ctrl-C while the second method warms up: the first one's row and posterior stand, exit code
@@ -746,6 +772,8 @@ def test_a_picture_that_shows_nothing_is_refused_before_the_work():
         require_drawable(Path("p.png"), problem)
     with pytest.raises(DataError, match="p.pdf: give the name of a PNG"):
         require_drawable(Path("p.pdf"), problem)
+    with pytest.raises(DataError, match="there is no folder absent"):
+        require_drawable(Path("absent/p.png"), problem, "a")
     with pytest.raises(DataError, match=r"--along c: the inputs are \['a', 'b'\]"):
         require_drawable(Path("p.png"), problem, "c")
     with pytest.raises(DataError, match="--along a: give the name of the picture"):

@@ -610,8 +610,28 @@ def test_stream_with_fewer_rows_than_told_warns():
 
 
 def test_sweep_leaves_a_stream_without_end():
-    rows = list(StreamSource(Stream(batches(12), 50), classifier).sweep(B))
+    endless = Stream(lambda: itertools.cycle(batches(3)), 50)
+    rows = list(StreamSource(endless, classifier).sweep(B))
     assert sum(r.weights.sum() for r in rows) == 50
+
+
+@pytest.mark.parametrize("made", [batches, lambda num: lambda: iter(batches(num))])
+@pytest.mark.parametrize("num_data", [20, 30, 59, 61, 100])
+def test_another_number_of_rows_than_told_is_told_with_what_it_does(made, num_data):
+    """By steps, whatever the stream is; the factor is that between the weights of the rows."""
+    source = StreamSource(Stream(made(3), num_data), classifier)
+    right = StreamSource(Stream(made(3), N), classifier).peek().weights[0]
+    with pytest.warns(UserWarning, match=f"60 rows, and num_data={num_data}") as told:
+        rows = [r for r, _ in zip(source.batches(0), range(10), strict=False)]
+    assert len(told) == 1
+    factor = float(str(told[0].message).split("weigh ")[1].split(" times")[0])
+    np.testing.assert_allclose(rows[0].weights / right, factor, rtol=1e-2)  # of three digits
+
+
+def test_a_list_of_more_rows_than_told_is_told_by_one_pass():
+    with pytest.warns(UserWarning, match="60 rows, and num_data=20"):
+        rows = list(StreamSource(Stream(batches(3), 20), classifier).sweep(B))
+    assert sum(r.weights.sum() for r in rows) == 20
 
 
 # Checkpoints

@@ -152,5 +152,5 @@ def test_improper_cavities_are_reported():
 
 def test_without_observations_it_says_so():
     fit = made_fit(hyperless, {}, X)
-    with pytest.raises(DataError, match="needs the observations"):
+    with pytest.raises(DataError, match="does not hold its observations"):
         fit.loo()

@@ -470,3 +470,44 @@ def test_one_component_is_no_mixture():
     one = pg.fit(mixture, pg.MeanField(), 0, ROWS, num_components=1)
     exact = pg.fit(gauss_wishart, pg.MeanField(), 0, ROWS)
     np.testing.assert_allclose(one.log_evidence, exact.log_evidence, atol=1e-8)
+
+
+def test_a_site_of_several_axes_has_a_factor_of_its_own_shape():
+    """Its moments and density are those of its draws, whatever the axes."""
+
+    def model(X, group, y=None):
+        W = numpyro.sample("W", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.sum(W[group] * X, -1), 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    X, group = rng.normal(size=(20, 3)), np.arange(20) % 2
+    y = rng.normal(size=20)
+    fit = pg.fit(model, pg.MeanField(num_draws=10), 0, X, group, y=y)
+    q = fit.sites["W"]
+    assert q.event_shape == q.mean.shape == q.variance.shape == (2, 3)
+    for k in range(2):  # by the algebra of each group's regression
+        P = np.eye(3) + X[group == k].T @ X[group == k]
+        wanted = np.linalg.solve(P, X[group == k].T @ y[group == k])
+        np.testing.assert_allclose(q.mean[k], wanted, rtol=1e-8)
+        np.testing.assert_allclose(q.variance[k], np.diag(np.linalg.inv(P)), rtol=1e-8)
+    np.testing.assert_allclose(
+        q.log_prob(fit.hyper["W"]),
+        dist.MultivariateNormal(jnp.ravel(q.mean), q.covariance_matrix).log_prob(
+            fit.hyper["W"].reshape(10, 6)
+        ),
+        rtol=1e-10,
+    )
+
+
+def test_a_model_of_its_inputs_has_nothing_to_predict():
+    def model(x):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("x", dist.Normal(w, 1.0), obs=x)
+
+    x = np.arange(4.0)
+    fit = pg.fit(model, pg.MeanField(num_draws=10), 0, x)
+    with pytest.raises(pg.ModelError, match=r"nothing to predict at them; log_density"):
+        fit.predict(x)
+    assert pg.compare({"a": fit}, x).table[0]["log_density"] is not None

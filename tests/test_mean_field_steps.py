@@ -311,3 +311,55 @@ def test_rates_are_those_of_robbins_and_monro():
 def test_what_batches_cannot_have_is_named(method, match):
     with pytest.raises(pg.DataError, match=match):
         pg.fit(mixture, method, 0, ROWS, 2, 0.7)
+
+
+RARE = np.zeros(40)
+RARE[-4:] = 1.0
+
+
+def _capped(c, mu):
+    return jnp.where(c > 0, jnp.minimum(mu, 0.5), mu)
+
+
+def _waved(c, mu):
+    return mu + c * jnp.sin(mu)  # no step's course depends on c, which hides the sine where zero
+
+
+def _counted(c, mu):
+    return jnp.stack([mu, jnp.tanh(mu)])[c.astype(int)]
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("mean", [_capped, _waved, _counted])
+@pytest.mark.parametrize("how", ["once", "stream", "arrays"])
+def test_every_row_is_held_to_the_proof(mean, how):
+    """Rows whose density is not affine are seen in whichever batch they stand."""
+
+    def model(c, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+        with numpyro.plate("data", c.shape[0]):
+            numpyro.sample("y", dist.Normal(mean(c, mu), 1.0), obs=y)
+
+    y = np.random.default_rng(1).normal(1.0, 1.0, 40)
+    parts = [(RARE[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
+    batch_size, args, kwargs = {
+        "once": (None, (pg.Stream(iter(parts), 40),), {}),
+        "stream": (None, (pg.Stream(parts, 40),), {}),
+        "arrays": (3, (RARE,), {"y": y}),
+    }[how]
+    method = pg.MeanField(batch_size=batch_size, max_steps=30, num_draws=2)
+    with pytest.raises(pg.NotConjugateError, match="'mu' is not conjugate to 'y'"):
+        pg.fit(model, method, 0, *args, **kwargs)
+
+
+@pytest.mark.slow
+def test_rows_that_decide_and_stay_conjugate_are_taken():
+    def model(c, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+        with numpyro.plate("data", c.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.where(c > 0, 2.0 * mu, mu), 1.0), obs=y)
+
+    y = np.random.default_rng(1).normal(1.0, 1.0, 40)
+    method = pg.MeanField(batch_size=12, max_steps=300, num_draws=2)  # the last batch is smaller
+    fit, whole = pg.fit(model, method, 0, RARE, y=y), pg.fit(model, pg.MeanField(), 0, RARE, y=y)
+    assert -0.04 < fit.log_evidence - whole.log_evidence <= 1e-9  # 1e-3 nats a datum

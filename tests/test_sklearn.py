@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 import small_fits
@@ -235,3 +236,43 @@ def test_a_covariance_of_y_is_refused_of_other_models(regressor):
     with pytest.raises(pg.DataError, match="one of them"):
         regressor.predict(X_NEW, return_std=True, return_cov=True)
     assert regressor.model_ is regression
+
+
+def _named_otherwise(X, target=None):
+    pass
+
+
+def _with_options(X, y=None, scale=1.0, offset=0.0):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "match"),
+    [
+        (_with_options, {"scal": 1.0}, r"\['scal'\] are no arguments .* \['scale', 'offset'\]"),
+        (_with_options, {"y": 1.0}, r"\['y'\] are no arguments"),
+        (_with_options, [1.0], r"arguments=\[1.0\]\): give \{name: value\}"),
+        (None, {"nois": 1.0}, r"\['nois'\] are no arguments"),
+        ("model", None, "model='model'.: give a function"),
+        (_named_otherwise, None, r"\['X', 'target'\], and the observations reach it as `y`"),
+    ],
+)
+def test_what_a_model_does_not_take_is_named(model, arguments, match):
+    X, _, y = data()
+    with pytest.raises(pg.DataError, match=match):
+        GPRegressor(model, arguments=arguments).fit(X, y)
+
+
+def _offset(X, y=None, offset=0.0):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w + offset, 1.0), obs=y)
+
+
+def test_an_argument_of_rows_is_refused_with_the_remedy_of_an_estimator():
+    X, _, y = data()
+    assert GPRegressor(_offset, pg.Laplace(), {"offset": 1.0}).fit(X, y).predict(X[:2]).shape == (
+        2,
+    )
+    with pytest.raises(pg.DataError, match=r"\['offset'\] have one entry a row .* column of X"):
+        GPRegressor(_offset, pg.Laplace(), {"offset": np.ones(len(X))}).fit(X, y)

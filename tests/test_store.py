@@ -4,13 +4,17 @@ loaded say why.
 
 import json
 import os
+import types
 import zipfile
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.module import random_eqx_module
 from small_fits import HYPER, NUM_NEW, classification, classifier, made_fit
 
 import ppl_gp as pg
@@ -53,7 +57,7 @@ def test_a_loaded_fit_is_the_saved_one(small_fit, tmp_path, name):
         loaded.to_datatree(num_draws=5)["posterior"]["f"],
         fit.to_datatree(num_draws=5)["posterior"]["f"],
     )
-    with pytest.raises(DataError, match="needs the observations"):
+    with pytest.raises(DataError, match="does not hold its observations"):
         loaded.loo()
 
 
@@ -281,8 +285,46 @@ def test_other_models(saved, model, message):
 
 
 def test_precision_is_not_lost_silently(saved):
-    import jax
-
     with jax.enable_x64(False), pytest.warns(UserWarning, match=f"{saved} holds float64"):
         pg.load(saved, classifier)
     assert pg.load(saved, classifier).result is Result.converged
+
+
+X_LINE = np.linspace(-1.0, 1.0, 6)
+
+
+def _line(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w * X, 1.0), obs=y)
+
+
+def _line_of_wide_prior(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 3.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w * X, 1.0), obs=y)
+
+
+def test_a_model_of_other_name_and_code_is_another(tmp_path):
+    """Sites of the same names and shapes do not make it the model that q was fitted to."""
+    fit = pg.fit(_line, pg.Laplace(integrate=()), 0, X_LINE, y=0.5 * X_LINE)
+    path = fit.save(tmp_path / "line.fit")
+    with pytest.raises(StoreError, match=r"_line'.*_line_of_wide_prior' was given, whose code"):
+        pg.load(path, _line_of_wide_prior)
+    renamed = types.FunctionType(_line.__code__, _line.__globals__, "renamed", _line.__defaults__)
+    renamed.__qualname__ = "renamed"
+    found = pg.load(path, renamed).predict(X_LINE).mean
+    np.testing.assert_allclose(found, fit.predict(X_LINE).mean, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_networks_param_of_initial_values_is_no_part_of_a_file(tmp_path):
+    def model(X, y=None):
+        layer = eqx.nn.Linear(1, 1, key=jax.random.key(0))
+        net = random_eqx_module("net", layer, prior=dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(jax.vmap(net)(X[:, None])[:, 0], 1.0), obs=y)
+
+    fit = pg.fit(model, pg.SVI(num_steps=60, num_draws=5), 0, X_LINE, y=X_LINE)
+    loaded = pg.load(fit.save(tmp_path / "net.fit"), model)
+    np.testing.assert_allclose(loaded.predict(X_LINE).mean, fit.predict(X_LINE).mean, rtol=1e-12)

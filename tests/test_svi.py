@@ -155,3 +155,44 @@ def test_what_is_no_bound_is_no_evidence():
     assert point.log_evidence is None and pg.fit(linear, above, 0, X, y=Y).log_evidence is None
     with pytest.raises(pg.ModelError, match=r"draws \['other'\], which are no latent sites"):
         pg.fit(linear, pg.SVI(with_another_site, num_steps=5), 0, X, y=Y)
+
+
+def test_parameters_that_are_no_numbers_are_the_results_not_the_models_fault(tmp_path):
+    fit = pg.fit(linear, pg.SVI(num_steps=60, learning_rate=1e308), 0, X, y=Y, throw=False)
+    assert fit.result == "nonfinite"
+    for ask in (
+        lambda: fit.predict(X),
+        lambda: fit.loo(),
+        lambda: fit.symmetries,
+        lambda: fit.save(tmp_path / "fit"),
+    ):
+        with pytest.raises(pg.FitError, match="ended as 'nonfinite', and what it has of"):
+            ask()
+
+
+def test_a_density_that_is_finite_nowhere_is_the_models():
+    def nowhere(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.factor("bad", jnp.log(-jnp.abs(w)))
+
+    with pytest.raises(pg.ModelError, match="not finite at any value"):
+        pg.fit(nowhere, pg.SVI(num_steps=60, loss=numpyro.infer.Trace_ELBO()), 0, X, y=Y)
+
+
+def test_a_point_of_a_model_with_deterministic_sites():
+    """They are computed from the model's arguments."""
+
+    def model(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        numpyro.deterministic("line", X[:, 0] * w)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X[:, 0] * w, 1.0), obs=y)
+
+    fit = pg.fit(model, pg.SVI(guide=AutoDelta, num_steps=60, num_draws=3), 0, X, y=Y)
+    assert set(fit.hyper) == {"w"} and fit.hyper["w"].shape == (3,)
+
+
+def test_compare_says_why_there_is_no_sampled_evidence():
+    fit = pg.fit(linear, pg.Laplace(integrate=()), 0, X, y=Y)
+    (note,) = [x for x in pg.compare({"a": fit}, X, Y).notes["a"] if "importance" in x]
+    assert "q is of all sites" in note and "importance_gain" in note and "were sampled" not in note

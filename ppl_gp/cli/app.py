@@ -17,7 +17,7 @@ from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
-from ppl_gp.cli.predictions import write_predictions
+from ppl_gp.cli.predictions import require_same_labels, write_predictions
 from ppl_gp.cli.problem import read_problem
 from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
 from ppl_gp.errors import DataError, PplGpError
@@ -207,6 +207,7 @@ def predict(
             "of (a later run wrote to the same folder?); fit again, each data set into a folder "
             "of its own."
         )
+    require_same_labels(saved, fitted, preparation)
     write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
     print(out)
 

@@ -37,6 +37,8 @@ def require_drawable(path: Path | None, problem: Problem, along: str | None = No
         raise DataError(f"--along {along}: give the name of the picture too, --plot FILE.png.")
     if path.suffix != ".png":
         raise DataError(f"--plot {path}: give the name of a PNG file, FILE.png.")
+    if not path.parent.is_dir():
+        raise DataError(f"--plot {path}: there is no folder {path.parent}; make it first.")
     if along is not None and along not in inputs:
         raise DataError(f"--along {along}: the inputs are {inputs}; give one.")
     if along is None and not _can_be_seen_whole(problem):

@@ -7,8 +7,26 @@ import numpy as np
 
 from ppl_gp.cli.data import Preparation
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
+from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.predict import Prediction
+
+
+def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None:
+    """Raise `DataError` where a fit knows other columns and labels than its folder's preparation.
+    A file of an earlier version has none.
+    """
+    given = preparation.names(argument_names(fit.model, 1)[0]).arguments
+    known = dict(fit.names.arguments)
+    for name, now in given:
+        if (then := known.get(name)) and (then.columns, then.levels) != (now.columns, now.levels):
+            raise DataError(
+                f"{saved} was fitted to {then.columns} with the labels {list(then.levels)}, and "
+                f"{saved.parent / 'preparation.json'} tells of {now.columns} with "
+                f"{list(now.levels)} (a later run wrote to the same folder?); fit again, each data "
+                "set into a folder of its own."
+            )
 
 
 def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpyro.distributions import constraints
 
+from ppl_gp.cli.csv_file import numbers
 from ppl_gp.cli.data import Preparation, digest, prepare
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
@@ -45,12 +46,31 @@ def read_problem(
             told = ", ".join(f"{label} {i}" for i, label in enumerate(levels[:10]))
             more = f" ... ({len(levels)} labels)" if len(levels) > 10 else ""
             say(f"'{name}': words, read as integers, {told}{more}; they reach the model unscaled.")
+    for name in preparation.inputs if standardise else ():
+        if codes := _codes(columns, preparation, name):
+            say(
+                f"'{name}': {len(codes)} whole numbers ({', '.join(codes[:5])} ...), shifted and "
+                "scaled as numbers. Where they are codes that the model uses as an index, write "
+                "them as words, or leave all inputs as they are by --no-standardise."
+            )
     X, y = preparation.X(columns), preparation.y(columns)
     test, train = _split(len(y), test_fraction, seed)
     _trace(function, options, X[train], y[train])
     names = preparation.names(argument_names(function, 1)[0])
     problem = Problem(function, X[train], y[train], X[test], y[test], options, names)
     return problem, dataclasses.replace(preparation, digest=digest(X[train]))
+
+
+def _codes(columns, preparation: Preparation, name: str) -> list[str]:
+    """The values of an input that may be codes of categories: few whole numbers, each of which
+    many rows have.
+    """
+    if preparation.of(name) is not None:
+        return []
+    found = np.unique(values := numbers(columns, name))
+    whole = bool(np.all(found == np.round(found)))
+    few = 2 < len(found) <= min(20, len(values) // 3)
+    return [f"{x:.0f}" for x in found] if whole and few else []
 
 
 def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

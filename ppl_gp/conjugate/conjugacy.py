@@ -54,20 +54,43 @@ def conjugate_nearby(
     return _checked(joint, names, family, all_sites, 1, True)
 
 
-def _checked(joint: LogJoint, names, family: Family, all_sites, seed: int, near: bool):
-    keys = random.split(random.key(seed), _NEARBY if near else _SURROUNDINGS)
-    gaussian = isinstance(family, Gaussian)
-    check = _gaussian if gaussian else _general
-    spreads = (_NEAR_SCALES if near else _SCALES) if gaussian else (_NEAR if near else _SPREADS)
-    tolerance = jnp.asarray(_NEAR_TOLERANCE if near else _TOLERANCE)
-    how, many = jnp.asarray(spreads), _num_values(joint, names, family, all_sites)
+def conjugate_again(
+    joint: LogJoint,
+    names: tuple[str, ...],
+    families: tuple[Family, Family],
+    all_sites: tuple[list[Family], list[Family]],
+    seed: int,
+    many: int,
+) -> np.ndarray:
+    """The same of other rows than those of the proof, in one surrounding anywhere, by the first of
+    each pair, and one about a fitted q; `many`: `num_values`.
+    """
+    keys = random.split(random.key(seed))
     found = [
-        check(joint, names, family, somewhere(all_sites, k), k, how, tolerance, many) for k in keys
+        _looked_at(joint, names, f, sites, k, near, many)
+        for f, sites, k, near in zip(families, all_sites, keys, (False, True), strict=True)
     ]
     return np.all(jax.device_get(found), 0)
 
 
-def _num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) -> int:
+def _checked(joint: LogJoint, names, family: Family, all_sites, seed: int, near: bool):
+    keys = random.split(random.key(seed), _NEARBY if near else _SURROUNDINGS)
+    many = num_values(joint, names, family, all_sites)
+    found = [_looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
+    return np.all(jax.device_get(found), 0)
+
+
+def _looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int):
+    """In one surrounding."""
+    gaussian = isinstance(family, Gaussian)
+    check = _gaussian if gaussian else _general
+    spreads = (_NEAR_SCALES if near else _SCALES) if gaussian else (_NEAR if near else _SPREADS)
+    tolerance = jnp.asarray(_NEAR_TOLERANCE if near else _TOLERANCE)
+    how, around = jnp.asarray(spreads), somewhere(all_sites, key)
+    return check(joint, names, family, around, key, how, tolerance, many)
+
+
+def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) -> int:
     """At how many values terms are looked at besides: none where no step of theirs decides."""
     values = jax.eval_shape(lambda: somewhere(all_sites, random.key(0)))
     own = {k: values[k] for k in family.sites}

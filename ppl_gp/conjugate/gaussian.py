@@ -59,8 +59,8 @@ class Gaussian(Family):
         return 0.5 * (elements * (1.0 + LOG_2PI) - jnp.sum(log_det(self.precision)))
 
     def distributions(self):
-        """`Normal` of a site without event axes where values are apart, else
-        `MultivariateNormal` of the flattened values.
+        """`Normal` of a site without event axes where values are apart, `MultivariateNormal` of one
+        with one, else `GaussianArray`.
         """
         mean, covariance = self.coordinates()
         found, start = {}, 0
@@ -71,7 +71,8 @@ class Gaussian(Family):
             if shape == ():
                 found[site] = dist.Normal(m[..., 0], jnp.sqrt(S[..., 0, 0]))
             else:
-                found[site] = dist.MultivariateNormal(m, S)
+                kind = dist.MultivariateNormal if len(shape) == 1 else GaussianArray.of(shape)
+                found[site] = kind(m, S)
         return found
 
     def log_prob(self, values):
@@ -130,6 +131,35 @@ class Gaussian(Family):
         """(batch, D) of {site: value}."""
         flat = [jnp.reshape(values[k], (*self.batch, -1)) for k in self.sites]
         return jnp.concatenate(flat, -1)
+
+
+class GaussianArray(dist.TransformedDistribution):
+    """A multivariate normal of the flattened values of an array with several axes, (K, D)."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]):
+        """What makes one of a mean (..., K D) and a covariance (..., K D, K D)."""
+
+        def made(mean, covariance) -> "GaussianArray":
+            flat = dist.MultivariateNormal(mean, covariance)
+            return cls(flat, dist.transforms.ReshapeTransform(shape, (math.prod(shape),)))
+
+        return made
+
+    @property
+    def mean(self):
+        """(..., K, D)."""
+        return jnp.reshape(self.base_dist.mean, self.shape())
+
+    @property
+    def variance(self):
+        """(..., K, D)."""
+        return jnp.reshape(self.base_dist.variance, self.shape())
+
+    @property
+    def covariance_matrix(self):
+        """(..., K D, K D), of the flattened values."""
+        return self.base_dist.covariance_matrix
 
 
 def gaussian(sites, batch, shapes, mean, variance) -> Gaussian:

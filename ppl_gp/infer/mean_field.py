@@ -63,7 +63,9 @@ class MeanField:
       function of the step, counted from 0 as optax's schedules count; `None`: (t +
       delay)^-forgetting at step number t = 1, 2, ... `checkpoint`: a `Checkpoint`. Rows must be
       independent given the sites that stand in none of them, whatever their number, which is
-      checked on the first batch.
+      checked on the first batch. Conjugacy is proved on the first batch, and of the other rows in
+      the last pass (of a stream that is read but once, as they come) where its steps depend on
+      them: some fifty gradients of a batch.
 
     `log_evidence` is the bound, nats, exact in every constant, of steps on batches too: all data
     are read once at their end (`None` for a stream that cannot be read again). Then

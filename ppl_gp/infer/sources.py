@@ -37,7 +37,7 @@ class Stream:
     `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of
     the model's positional arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument
     name. `num_data` is N: with B rows a batch, each row counts as often as a pass has batches,
-    ceil(N / B).
+    ceil(N / B); a pass that ends at another number of rows is warned of.
     """
 
     batches: Iterable | Callable[[], Iterable]
@@ -61,9 +61,13 @@ class Stream:
         """
         return callable(self.batches) or not isinstance(self.batches, Iterator)
 
+    def whole(self) -> Iterable:
+        """What one pass goes over."""
+        return self.batches() if callable(self.batches) else self.batches
+
     def once(self) -> Iterator:
         """The batches of one pass."""
-        return iter(self.batches() if callable(self.batches) else self.batches)
+        return iter(self.whole())
 
 
 def bind(model, item, common: dict) -> tuple[tuple, dict]:

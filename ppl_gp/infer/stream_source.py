@@ -3,7 +3,7 @@
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import jax
@@ -43,6 +43,7 @@ class StreamSource:
         self.axes: Any = None
         self._peeked: list = []
         self._names: Names | None = None
+        self._told = False
 
     @property
     def names(self) -> Names:
@@ -73,7 +74,7 @@ class StreamSource:
         """
         seen = 0
         while True:
-            before, place = seen, _Place(self.num_data)
+            before, place, rows = seen, _Place(self.num_data), 0
             for item in self._pass():
                 seen += 1
                 if seen <= step:
@@ -82,7 +83,10 @@ class StreamSource:
                 self._require_last(place.short)
                 batch = self._rows(item)
                 place.move(int(np.sum(batch.weights > 0)), len(batch.weights))
+                rows += int(np.sum(batch.weights > 0))
                 yield batch
+            if self.stream.restarts and before >= step and rows:
+                self._tell_of_other_number(rows)
             if not self.stream.restarts or seen == before:
                 return
 
@@ -147,20 +151,30 @@ class StreamSource:
         """One pass over the stream, each row with weight one. A stream without end is left after N
         rows.
         """
-        seen = 0
-        for item in self.stream.once():
+        seen, items = 0, self.stream.whole()
+        for item in items:
             batch = self._rows(item)
             inside = (batch.weights > 0) & (seen + np.arange(len(batch.weights)) < self.num_data)
-            yield batch._replace(weights=inside.astype(float))
+            if seen < self.num_data:
+                yield batch._replace(weights=inside.astype(float))
             seen += int(np.sum(batch.weights > 0))
-            if seen >= self.num_data:
-                break
-        if seen < self.num_data:
-            warnings.warn(
-                f"a pass of the stream has {seen} rows, and num_data={self.num_data}: the bound's "
-                "factor ceil(N / B) is too large by as much.",
-                stacklevel=2,
-            )
+            if seen >= self.num_data and not isinstance(items, Sized):
+                return
+        self._tell_of_other_number(seen)
+
+    def _tell_of_other_number(self, rows: int) -> None:
+        """Warn, once, of a pass that has another number of rows than was said."""
+        if rows == self.num_data or self._told:
+            return
+        self._told, size = True, self.batch_size or rows
+        counts, right = math.ceil(self.num_data / size), math.ceil(rows / size)
+        warnings.warn(
+            f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps each "
+            f"row counts {counts} times where {right} would be right, so that the data weigh "
+            f"{counts / right:.3g} times what they should, and the bound is of the first "
+            f"{min(rows, self.num_data)} rows. Give num_data={rows}.",
+            stacklevel=2,
+        )
 
 
 class _Place:

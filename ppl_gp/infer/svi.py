@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
@@ -129,7 +130,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     stages = _stages(svi, key_init, args, kwargs, method.num_steps)
     run, stopped = interruptible(stages, "SVI", method.num_steps, progress)
     losses, params = np.concatenate(run.losses), svi.get_params(run.state)
-    _require_no_further(guide, params, args, kwargs, found)
+    with numpyro.validation_enabled(False):  # of parameters that are no numbers the result tells
+        _require_no_further(guide, params, args, kwargs, found)
     stats = {"losses": losses, "steps": len(losses)}
     result = Result.interrupted if stopped else Result.completed
     bound = None
@@ -139,7 +141,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
         _tell_of_slope(losses)
     names = (*found.hyper, *found.local_latents)
-    drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
+    with numpyro.validation_enabled(False):
+        drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
     if missing := set(names) - set(drawn):
         raise ModelError(f"SVI(): the guide draws no {sorted(missing)}, which the model samples.")
     return Fit(
@@ -197,12 +200,27 @@ def _require_no_further(guide, params, args, kwargs, found: Roles) -> None:
 
 def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
     """Chunks of steps."""
-    run = _Run(svi.init(key, *args, **kwargs), [])
+    run = _Run(_started(svi, key, args, kwargs), [])
     yield Stage(run, 0, keep=False)
     for done in range(0, num, CHUNK):
         state, losses = _steps(svi, run.state, args, kwargs, min(CHUNK, num - done))
         run = _Run(state, [*run.losses, np.asarray(losses)])
         yield Stage(run, done + len(losses), f"loss {float(losses[-1]):.3f}")
+
+
+def _started(svi, key, args, kwargs):
+    """The optimiser's first state. `ModelError` where the density is finite nowhere."""
+    try:
+        return svi.init(key, *args, **kwargs)
+    except RuntimeError as error:
+        if "valid initial parameters" not in str(error):
+            raise
+        raise ModelError(
+            "SVI(): the log density of the model, or its gradient, is not finite at any value "
+            "where NumPyro's guide tried to begin; write it so that it is (jnp.where with safe "
+            "arguments in both branches), or begin elsewhere: functools.partial(AutoNormal, "
+            "init_loc_fn=numpyro.infer.init_to_value(values={...}))."
+        ) from error
 
 
 @full_jit
@@ -230,7 +248,8 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
 def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:
     """{site: (num, ...)} of the guide's distribution."""
     if isinstance(guide, AutoGuide):
-        return dict(guide.sample_posterior(key, params, sample_shape=(num,)))
+        # of a guide of points NumPyro runs the model, for its deterministic sites
+        return dict(guide.sample_posterior(key, params, *args, sample_shape=(num,), **kwargs))
     again = infer.Predictive(guide, params=params, num_samples=num)
     return {k: jnp.asarray(x) for k, x in again(key, *args, **kwargs).items()}
 

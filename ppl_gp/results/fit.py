@@ -2,8 +2,10 @@
 
 import functools
 
+import numpy as np
+
 from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import FitError, ModelError, Result
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
@@ -24,9 +26,23 @@ def _verb(function):
     @functools.wraps(function)
     def ask(self, *args, **kwargs):
         require_unchanged(self.model)
+        _require_numbers(self, function.__name__)
         return function(self, *args, **kwargs)
 
     return one_at_a_time(of_the_model(ask))
+
+
+def _require_numbers(fit: Record, verb: str) -> None:
+    """A fit that went wrong may have sites that are no numbers, which no answer comes from."""
+    if fit.result in (Result.converged, Result.completed):
+        return
+    bad = [k for k, v in fit.hyper.items() if not np.all(np.isfinite(np.asarray(v)))]
+    if bad:
+        raise FitError(
+            f"{verb}: the fit ended as '{fit.result}', and what it has of {bad} is not finite. "
+            f"{fit.result.message}",
+            fit,
+        )
 
 
 class Fit(Record):
@@ -94,6 +110,7 @@ class Fit(Record):
         `ppl_gp.results.symmetry.symmetries`.
         """
         require_unchanged(self.model)
+        _require_numbers(self, "symmetries")
         return symmetries(self)
 
     @_verb

@@ -24,7 +24,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.coding import NUMBER_KINDS, decode
 from ppl_gp.results.store.names import decode_names
 from ppl_gp.results.store.predictors import decode_predictor
-from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, reading_digest
+from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, qualified_name, reading_digest
 from ppl_gp.results.verify import check_model, check_values, require
 from ppl_gp.storage.archive import HEADER
 from ppl_gp.threads import one_at_a_time
@@ -95,8 +95,8 @@ def load(path, model: Callable) -> Fit:
 
     **Raises** `StoreError`, naming the file: truncated, not written by `save`, a newer format,
     values that no fit has (NaN, outside a support, of another shape), or another model (its sites
-    do not fit the saved ones); `FileNotFoundError`. Warns where the file holds float64 and JAX has
-    it off.
+    do not fit the saved ones, or name and code are others); `FileNotFoundError`. Warns where the
+    file holds float64 and JAX has it off.
     """
     path = Path(path)
     with open(path, "rb") as file, _named(path):
@@ -104,6 +104,7 @@ def load(path, model: Callable) -> Fit:
         fit = _rebuilt(model, header, arrays)
         check_values(header, fit)
     check_model(path, header, fit)
+    _check_function(path, header, fit)
     _check_constants(path, header["reads"], fit)
     _warn_of_precision(path, arrays)
     return fit
@@ -239,6 +240,30 @@ def _declared(model, header, args, kwargs) -> Declared:
             f"its arguments: {error}"
         ) from error
     return Declared(declared.function, declared.reading.observing(tuple(header["observed_sites"])))
+
+
+def _check_function(path: Path, header: dict, fit: Fit) -> None:
+    """A function of another name and other code is another model, with priors that q was not
+    fitted to; one that was renamed, moved or edited is the same.
+    """
+    saved, given = header["model"], qualified_name(fit.model)
+    names = [x.rpartition(".")[2] for x in (saved, given)]
+    codes = [
+        {v for k, v in (entries or {}).items() if _last_name(k) == name}
+        for name, entries in zip(names, (header["reads"], reads(fit.model.function)), strict=True)
+    ]
+    if names[0] != names[1] and all(codes) and codes[0] != codes[1]:
+        raise StoreError(
+            f"{path} was saved from the model '{saved}', and '{given}' was given, whose code is "
+            "another: q was fitted to other densities. Give the function that was fitted; one that "
+            "was edited keeps its name."
+        )
+
+
+def _last_name(entry: str) -> str:
+    """Of "code of 'module.outer.<locals>.model#2'"."""
+    name = entry.removeprefix("code of '").removesuffix("'").partition("#")[0]
+    return name.rpartition(".")[2] if entry.startswith("code of '") else ""
 
 
 def _check_constants(path: Path, saved: dict | None, fit: Fit) -> None:

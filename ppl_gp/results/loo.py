@@ -72,7 +72,9 @@ def loo(fit: Record) -> "ELPDData":
     sites = training_sites(fit)
     if not scored_names(sites):
         raise DataError(
-            "loo() needs the observations, which a saved fit does not hold; call it before saving."
+            "loo() needs observed sites with a density for each datum, and there are none: a "
+            "saved fit does not hold its observations (call loo() before saving), and a "
+            "numpyro.factor is of no datum."
         )
     if own := own_effects(fit):
         raise ModelError(

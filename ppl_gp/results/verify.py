@@ -202,9 +202,10 @@ def _is_random(name, site, header) -> bool:
     """Whether a site is a hyperparameter or a local latent: not observed in training, nor imputed
     beside data.
     """
+    if site["type"] == "param":  # a network's tree of initial values is none
+        return name in header["hyper_sites"] or hasattr(site["value"], "shape")
     other = (*header["observed_sites"], *header["latent_sites"])
-    unknown = site["type"] == "sample" and not site["is_observed"] and name not in other
-    return site["type"] == "param" or unknown
+    return site["type"] == "sample" and not site["is_observed"] and name not in other
 
 
 def _shape(site) -> list[int]:

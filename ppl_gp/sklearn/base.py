@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ppl_gp.errors import ModelError
 from ppl_gp.infer.fit import fit
+from ppl_gp.sklearn.model_arguments import require_arguments, require_none_of_rows
 from ppl_gp.sklearn.params import settings, with_settings
 from ppl_gp.sklearn.pickling import from_bytes, to_bytes
 from ppl_gp.sparse.svgp import SVGP
@@ -62,15 +63,18 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
     def _infer(self, X, y):
         """Fit the model to checked arrays, and keep what it gives."""
+        name = type(self).__name__
         model, arguments = self._declared(X, y)
+        require_arguments(name, model, self.arguments)
         method = self.method if self.method is not None else self._method_for(len(X))
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         found = fit(model, method, seed, X, y=y, **{**arguments, **(self.arguments or {})})
+        require_none_of_rows(name, found, self.arguments)
         self.model_ = model
         self._keep(found)
         return self
 
-    def _declared(self, X, y) -> tuple[Callable, dict[str, Any]]:
+    def _declared(self, X, y) -> tuple[Any, dict[str, Any]]:
         return self._default_model(X, y) if self.model is None else (self.model, {})
 
     def _method_for(self, num_rows: int):

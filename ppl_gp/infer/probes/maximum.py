@@ -10,13 +10,14 @@ from ppl_gp.model.roles import roles
 def require_bounded(
     trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None
 ) -> None:
-    """Raise `ModelError` where a joint maximum does not exist: a site whose spread is itself
+    """Raise `ModelError` where a joint maximum need not exist: a site whose spread is itself
     unknown, a group effect say.
 
     `points`: the sites that are maximised over, where others have a distribution.
 
     p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
-    say.
+    say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
+    not proved.
     """
     found = roles(trace)
     unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
@@ -24,8 +25,9 @@ def require_bounded(
         if site in sites and (by := sorted(unknown.intersection(spread))):
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
-                "both together, and their joint density has no maximum (it grows without bound "
-                f"as the spread falls to zero and '{site}' to its centre). Integrate it: "
+                "both together, and nothing says that their joint density has a maximum (it grows "
+                f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
+                "spread's prior vanishes there fast enough). Integrate it: "
                 f"integrate=(..., '{site}') names it with the GPs, where the data see it through a "
                 "linear predictor; else NUTS(), SparseNUTS(), or a local method with "
                 "hyper=Sample(); or hold them: hyper=Fixed({...})."

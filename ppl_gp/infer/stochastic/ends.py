@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
+from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import (
     Split,
     at_local_optimum,
     joined,
-    of_rows,
     rows_bound,
     shared_bound,
     shared_step,
@@ -48,19 +48,19 @@ def shared_from(problem: Problem, first: Rows, q: list[Family]) -> list[Family]:
 
 
 def over_all_data(
-    problem: Problem, first: Rows, q: list[Family]
+    problem: Problem, first: Rows, q: list[Family], proof: RowsProof
 ) -> tuple[list[Family], float | None]:
     """(q with the rows' own factors, of all rows or of a stream's first batch; the bound over all
-    data, nats, `None` for a stream that cannot be read again).
+    data, nats, `None` for a stream that cannot be read again). `NotConjugateError` where rows are
+    not what `proof` has of the first batch.
     """
     rest = float(_rest(problem.at(first), problem.parts, q))
     total, found, at_once = rest, [], problem.compiled(_rows)
     for rows in _all_rows(problem, first):
-        num = len(rows.weights)
-        begin = problem.with_rows(q)
-        for j, axis in problem.parts.local:
-            begin[j] = of_rows(begin[j], axis, num)
+        begin = problem.with_rows(q, len(rows.weights))
         here, value = at_once(problem.at(rows), problem.parts, begin)
+        if np.isfinite(value):
+            problem.require_conjugate(proof, rows, here)
         total += float(value)
         keep = isinstance(problem.source, ArraySource) or not found
         found += [here] if keep else []

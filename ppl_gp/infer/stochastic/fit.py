@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jax import random
 
+from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import split
 from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.errors import DataError, Result
@@ -57,12 +58,13 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         data = (batch.args, batch.kwargs) if isinstance(source, StreamSource) else (args, kwargs)
         same = identity(method, model, data, source.num_data, rng_key)
         checkpoints = Checkpoints(method.checkpoint, same)
+    proof = RowsProof(structure, problem.begin, source.axes)
     q = shared_from(problem, first, start_of(method.init, structure, trace, keys[1]))
     q, bounds, result, message = run(
-        problem, q, method.rate, method.max_steps, checkpoints, progress
+        problem, q, method.rate, method.max_steps, checkpoints, progress, proof
     )
     try:
-        q, value = over_all_data(problem, first, q)
+        q, value = over_all_data(problem, first, q, proof)
     except KeyboardInterrupt:  # the steps are whole, and with no factor in rows so is q
         if parts.local:
             raise

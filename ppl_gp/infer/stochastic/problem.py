@@ -11,7 +11,8 @@ from jaxtyping import Array
 from ppl_gp.conjugate.conjugacy import somewhere
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.stochastic import Split
+from ppl_gp.conjugate.other_rows import RowsProof
+from ppl_gp.conjugate.stochastic import Split, of_rows
 from ppl_gp.errors import DataError, NotPointwiseError
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
@@ -38,10 +39,21 @@ class Problem(NamedTuple):
         batch = as_batch(rows, random.key(0))
         return self.joint._replace(args=batch.args, kwargs=batch.kwargs, weights=batch.weights)
 
-    def with_rows(self, q: list[Family]) -> list[Family]:
-        """q with the local factors that a batch begins with."""
-        local = {j for j, _ in self.parts.local}
-        return [self.begin[j] if j in local else q[j] for j in range(len(q))]
+    def with_rows(self, q: list[Family], num: int | None = None) -> list[Family]:
+        """q with the local factors that a batch of `num` rows (`None`: of the first's) begins
+        with.
+        """
+        local = {
+            j: self.begin[j] if num is None else of_rows(self.begin[j], axis, num)
+            for j, axis in self.parts.local
+        }
+        return [local.get(j, q[j]) for j in range(len(q))]
+
+    def require_conjugate(self, proof: RowsProof, rows: Rows, q: list[Family]) -> None:
+        """As `RowsProof.require`, of a batch and q with its rows' factors."""
+        batch = as_batch(rows, random.key(0))
+        start = self.with_rows(self.begin, len(rows.weights))
+        proof.require(batch.args, batch.kwargs, start, q)
 
     def compiled(self, function: Any) -> Callable:
         """As it is worth."""

@@ -11,12 +11,14 @@ import numpy as np
 
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
+from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import Split, step
 from ppl_gp.errors import Result
 from ppl_gp.infer.batches import is_finite, where_not_finite
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.stochastic.problem import Problem, Source
+from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
 from ppl_gp.quick import quick_jit
 
@@ -39,16 +41,17 @@ def run(
     max_steps: int,
     checkpoints: Checkpoints | None,
     progress: bool,
+    proof: RowsProof,
 ) -> tuple[list[Family], np.ndarray, Result, str | None]:
     """(q, the bounds, how it ended, what was wrong with a batch) from q, or from the newest
-    checkpoint.
+    checkpoint. Batches that are read but once are held to `proof` as they come.
     """
     shared = problem.parts.shared(q)
     reached = Reached(q, np.zeros(0))
     if checkpoints is not None:
         kept, bounds = checkpoints.restore([q[j] for j in shared])
         reached = Reached(_with(q, shared, kept), bounds)
-    stages = _stages(problem, reached, rate, max_steps, checkpoints)
+    stages = _stages(problem, reached, rate, max_steps, checkpoints, proof)
     reached, interrupted = interruptible(stages, "MeanField", max_steps, progress)
     if checkpoints is not None:
         checkpoints.save([reached.q[j] for j in shared], reached.bounds, len(reached.bounds), True)
@@ -61,7 +64,7 @@ def _with(q: list[Family], which: list[int], values: list[Family]) -> list[Famil
     return [new.get(j, q[j]) for j in range(len(q))]
 
 
-def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoints):
+def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoints, proof):
     """One step after another, up to a batch that cannot be used."""
     shared, done = problem.parts.shared(reached.q), len(reached.bounds)
     yield Stage(reached, done, "compiling")
@@ -69,6 +72,8 @@ def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoint
         if not isinstance(rows, Rows):
             yield Stage(reached._replace(result=rows[0], message=rows[1]), len(reached.bounds))
             return
+        if isinstance(problem.source, StreamSource) and not problem.source.stream.restarts:
+            problem.require_conjugate(proof, rows, problem.with_rows(reached.q))
         reached = _advanced(problem, reached, rows, rate(len(reached.bounds)))
         yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1:].sum():.2f}")
         if reached.result is not None:

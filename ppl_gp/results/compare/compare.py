@@ -72,11 +72,10 @@ class Comparison:
         self.fits[name] = fit
 
     def _score(self, name: str, fit: Fit) -> dict:
-        prediction = fit.predict(self.X_test, *self.args, **self.kwargs)
         log_density = np.asarray(
             fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
         )
-        error, calibration = self._errors(fit, prediction)
+        error, calibration = self._errors(fit)
         return {
             "method": name,
             "result": str(fit.result),
@@ -92,10 +91,11 @@ class Comparison:
             **self._leave_one_out(name, fit),
         }
 
-    def _errors(self, fit: Fit, prediction) -> tuple[scores.Score, scores.Score]:
+    def _errors(self, fit: Fit) -> tuple[scores.Score, scores.Score]:
         """(error, calibration); of a model that observes its inputs, none."""
         if self.y_test is None:
             return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
+        prediction = fit.predict(self.X_test, *self.args, **self.kwargs)
         numbers = None if scores.is_classification(prediction) else self._pit(fit)
         error = scores.error(prediction, self.y_test)
         return error, scores.calibration(prediction, self.y_test, numbers)

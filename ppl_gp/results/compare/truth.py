@@ -78,13 +78,12 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
     """Importance-sampled log evidence (nats) of a fit with one setting of the hyperparameters, and
     the k-hat of its q(f).
 
-    Not available, with the reason given: hyperparameters or f were sampled; the fit was loaded
-    without its training data; k-hat above 0.7. The standard error falls as 1 / sqrt(num_samples).
+    Not available, with the reason given: hyperparameters or f were sampled; a q of all sites of a
+    model without a GP; the fit was loaded without its training data; k-hat above 0.7. The standard
+    error falls as 1 / sqrt(num_samples).
     """
     if fit.sampled:
-        return unavailable(
-            "the hyperparameters were sampled: there is no one evidence to compare with"
-        )
+        return unavailable(_why_not(fit))
     kept = next(iter(fit.latent.values()))
     if not kept.has_sites:
         return unavailable(
@@ -105,6 +104,15 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
     )
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
+
+
+def _why_not(fit: Record) -> str:
+    """Of a fit by draws."""
+    if fit.latent or fit.log_evidence is None:
+        return "the hyperparameters were sampled: there is no one evidence to compare with"
+    told = "importance sampling knows a q(f) of the local methods, and this q is of all sites"
+    weighed = "; stats['pareto_k'] and stats['importance_gain'] have what its own draws weigh"
+    return told + (weighed if "importance_gain" in fit.stats else "")
 
 
 @full_jit

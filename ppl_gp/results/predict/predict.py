@@ -19,7 +19,7 @@ import numpy as np
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
@@ -123,13 +123,17 @@ def predict(
       distribution function. 10 to 25 times the cost of the rest. `None`: no quantiles.
 
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
-    mixture over draws. Where an entry of y sees more than three functions, or latents or layers
-    below, it is averaged over at least 1000 draws, and `mean_error` says how well; exact is y whose
-    mean is proved affine in the functions and whose variance does not see them.
+    mixture over draws. Of several observed sites each is predicted by itself: one that the model
+    observes from an argument given here (x of a generative classifier p(x, y)) is not conditioned
+    on, and p(y* | x*) is the ratio of two `log_density`. Where an entry of y sees more than three
+    functions, or latents or layers below, it is averaged over at least 1000 draws, and `mean_error`
+    says how well; exact is y whose mean is proved affine in the functions and whose variance does
+    not see them.
 
     **Raises** `DataError` for X_new with NaN, no rows or other columns than in training, and for
-    missing arrays. More than 10 007 rows are predicted in chunks, so that memory does not grow with
-    them.
+    missing arrays; `ModelError` for a model with nothing to predict, which observes its inputs
+    themselves (a mixture). More than 10 007 rows are predicted in chunks, so that memory does not
+    grow with them.
     Cost: O(M N^2 + 384 K M) for one setting of the hyperparameters, O(S (N^3 + M N^2 + 192 K M))
     for S draws, K outcomes.
     """
@@ -156,6 +160,12 @@ def predict(
     f, y, log_probs, errors = exact or predictive(
         case, integration, link_approximation, judged=bool(fit.blocks)
     )
+    if not f and not y:
+        raise ModelError(
+            "predict: the model has no function, and observes the inputs themselves, so that there "
+            "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
+            "posterior."
+        )
     means = {k: v.mean for k, v in errors.items()}
     below = {k: v.below for k, v in errors.items() if v.below is not None}
     found = quantiles_at(case, integration, levels, y, log_probs, below) if levels else None
