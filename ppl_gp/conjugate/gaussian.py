@@ -159,7 +159,7 @@ class GaussianArray(dist.TransformedDistribution):
     @property
     def covariance_matrix(self):
         """(..., K D, K D), of the flattened values."""
-        return self.base_dist.covariance_matrix
+        return self.base_dist.covariance_matrix  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def gaussian(sites, batch, shapes, mean, variance) -> Gaussian:

@@ -28,7 +28,8 @@ def require_columns(path: str, known: ArrayNames, table: Table, is_y: bool) -> N
     what += " and " if missing and extra else ""
     what += f"has the columns {extra}, which the fit had not" if extra else ""
     # a column for a column, which is (N,), a frame for a frame, (N, D)
-    wanted = list(known.columns) if table.is_frame or len(known.columns) > 1 else known.columns[0]
+    first, *others = known.columns
+    wanted = first if not (table.is_frame or others) else list(known.columns)
     raise DataError(
         f"argument '{path}' {what or f'has its columns in another order, {list(new.columns)}'}: "
         f"the fit was made with {list(known.columns)}. Give these, frame[{wanted!r}]."

@@ -41,4 +41,5 @@ def _left_out(site: dict) -> tuple[int, np.ndarray] | None:
     if (axis := data_axis(site, len(shape))) is None:
         return None
     counts = np.broadcast_to(np.asarray(mask_of(site["fn"])), shape)
-    return axis % len(shape), ~np.moveaxis(counts, axis, 0).reshape(shape[axis], -1).any(1)
+    seen = np.moveaxis(counts, axis, 0).reshape(shape[axis], -1)
+    return axis % len(shape), np.logical_not(np.any(seen, axis=1))
