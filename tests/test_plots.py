@@ -78,6 +78,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", INPUTS)
 def test_a_band_is_over_inputs_of_any_shape_that_was_fitted(kind):
     def model(X, y=None):
@@ -93,6 +94,29 @@ def test_a_band_is_over_inputs_of_any_shape_that_was_fitted(kind):
         x, mean = line.get_data()
         at = x if np.ndim(X) == 1 else x[:, None]
         np.testing.assert_allclose(mean, fit.predict(at).mean, rtol=1e-5)
+
+
+def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+    y = pd.Series(pd.Categorical.from_codes(np.arange(12) % 2, ["zebra", "ant"]))
+    fit = pg.fit(model, pg.Laplace(), 0, X_OF_ONE, y=y)
+    (ax,) = plots.plot_band(fit, X_OF_ONE, y).axes
+    assert {"zebra", "ant"} <= set(ax.get_legend_handles_labels()[1])
+
+    def three(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        cuts = jnp.array([-1.0, 1.0])
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.OrderedLogistic(f, cuts), obs=y)
+
+    codes = np.arange(12) % 3
+    fit = pg.fit(three, pg.Laplace(), 0, X_OF_ONE, y=codes)
+    with pytest.raises(DataError, match=r"observed=True.*classes.*probs"):
+        plots.plot_band(fit, X_OF_ONE, codes, observed=True)
 
 
 def test_surface():

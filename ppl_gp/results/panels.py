@@ -36,7 +36,8 @@ def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
 
 def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
     """(mean (M,), the central 95 % interval (2, M)) of y or f. Raises `DataError` where the fit
-    called `name` predicts anything but one number a row.
+    called `name` predicts anything but one number a row, and for y of more than two classes, whose
+    integers have no mean.
     """
     if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
         p = fit.predict(X_new, **kwargs)
@@ -44,6 +45,7 @@ def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
         half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
         return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
     p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
+    _require_numbers(name, p, observed)
     mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
     _require_rows(name, mean, len(X_new))
     return np.asarray(mean), np.asarray(ends)
@@ -55,6 +57,14 @@ def _require_rows(name: str, mean, num: int) -> None:
         raise DataError(
             f"'{name}' predicts {told} at {num} rows, and a band is of one number a row; draw each "
             "function or site by matplotlib from fit.predict(...)."
+        )
+
+
+def _require_numbers(name: str, found, observed: bool) -> None:
+    if observed and np.ndim(found.probs) == 2 and not found.counts:
+        raise DataError(
+            f"observed=True: '{name}' predicts classes, and the mean of their integers is none of "
+            "theirs; draw fit.predict(...).probs by class, or f without observed=True."
         )
 
 
@@ -77,8 +87,9 @@ def draw_points(ax, x, y, label="data"):
     ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
 
 
-def draw_rug(ax, x, y):
-    """Where the data are along x, by class where y is 0 or 1."""
+def draw_rug(ax, x, y, levels=None):
+    """Where the data are along x, by class where y is 0 or 1; `levels`: what these are called."""
+    called = levels if levels and len(levels) == 2 else ("y = 0", "y = 1")
     transform = ax.get_xaxis_transform()
     if set(np.unique(y).tolist()) <= {0, 1}:
         for label, height in ((0, 0.02), (1, 0.98)):
@@ -89,7 +100,7 @@ def draw_rug(ax, x, y):
                 "|",
                 color=CLASS_COLOURS[label],
                 transform=transform,
-                label=f"y = {label}",
+                label=called[label],
             )
     else:
         ax.plot(

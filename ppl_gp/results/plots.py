@@ -67,7 +67,7 @@ def plot_band(
     )
     for name, ax in axes.items():
         draw_band(ax, X_new.ravel(), *mean_and_interval(name, fits[name], X_new, kwargs, observed))
-        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y)
+        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y, data.levels)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
@@ -171,13 +171,14 @@ def plot_evidence(comparison: "Comparison") -> "Figure":
         )
     ax.set(
         title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, "
-        "where importance sampling found it)",
+        "where it was found)",
         xlabel="method",
         ylabel="log evidence (nats)",
         xlim=(-0.5, len(rows) - 0.3),
     )
     ax.set_xticks(x, [row["method"] for row in rows])
-    ax.legend(fontsize="small")
+    ax.ticklabel_format(axis="y", useOffset=False)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", fontsize="small")
     return figure
 
 
