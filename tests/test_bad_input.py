@@ -268,3 +268,10 @@ def test_a_table_of_places_as_first_argument_is_told():
     place, y = np.arange(12) % 5, np.linspace(0.0, 1.0, 12)
     with pytest.raises(ModelError, match="one entry a datum first"):
         pg.fit(model, pg.Laplace(), 0, good()[0][:5], place, y=y)
+
+
+def test_a_key_that_was_forgotten():
+    X, y = good()
+    for key in (X, None, "a", 0.5):
+        with pytest.raises(DataError, match="rng_key is no key.*third argument"):
+            pg.fit(classifier, LOCAL["laplace"], key, X, y=y)

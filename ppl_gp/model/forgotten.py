@@ -38,8 +38,8 @@ def observes_nothing(left_out: str | None, found: Roles) -> str:
     sites = [*found.gps, *found.hyper, *found.local_latents]
     return (
         f"the model observes nothing: its argument '{left_out}' was not given, so that all of its "
-        f"sites {sites} are latent; pass the observations by keyword, fit(model, method, rng_key, "
-        f"..., {left_out}=...). For draws of the prior there is numpyro.infer.Predictive."
+        f"sites {sites} are latent; pass {left_out}=..., the observations, by keyword. For draws "
+        "of the prior there is numpyro.infer.Predictive."
     )
 
 
