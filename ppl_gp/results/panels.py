@@ -77,8 +77,8 @@ def draw_points(ax, x, y, label="data"):
     ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
 
 
-def draw_rug(ax, x, y):
-    """Where the data are along x, by class where y is 0 or 1."""
+def draw_rug(ax, x, y, levels=None):
+    """Where the data are along x, by class where y is 0 or 1, called by `levels`, if there are."""
     transform = ax.get_xaxis_transform()
     if set(np.unique(y).tolist()) <= {0, 1}:
         for label, height in ((0, 0.02), (1, 0.98)):
@@ -89,7 +89,7 @@ def draw_rug(ax, x, y):
                 "|",
                 color=CLASS_COLOURS[label],
                 transform=transform,
-                label=f"y = {label}",
+                label=levels[label] if levels else f"y = {label}",
             )
     else:
         ax.plot(

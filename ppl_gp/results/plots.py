@@ -64,7 +64,7 @@ def plot_band(
     )
     for name, ax in axes.items():
         draw_band(ax, X_new[:, 0], *mean_and_interval(name, fits[name], X_new, kwargs, observed))
-        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y)
+        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y, data.levels)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure

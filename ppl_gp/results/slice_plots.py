@@ -19,7 +19,7 @@ from ppl_gp.results.panels import (
     mean_and_interval,
     panels,
 )
-from ppl_gp.results.shown import shown
+from ppl_gp.results.shown import Shown, shown
 from ppl_gp.results.slices import Inputs, Slice, inputs_in_columns, slice_through
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def plot_slice(
         for i, (label, cut) in enumerate(slices.items()):
             mean, ends = mean_and_interval(name, fits[name], cut.X, kwargs, observed)
             _draw(ax, cut, mean, ends, label, i, len(slices))
-        _data(ax, x, data.y, cut, observed)
+        _data(ax, x, data, cut, observed)
         ax.set(title=name, xlabel=cut.along.name, ylabel=what)
         if cut.along.labels is not None:
             ax.set_xticks(cut.along.values, cut.along.labels)
@@ -124,9 +124,9 @@ def _in_units(inputs: Inputs, along, units) -> np.ndarray:
     return shift + scale * inputs.X[:, j]
 
 
-def _data(ax, x, y, cut: Slice, observed: bool) -> None:
+def _data(ax, x, data: Shown, cut: Slice, observed: bool) -> None:
     """Beneath the lines; along labels a rug would show the same mark again and again."""
     if observed:
-        draw_points(ax, x, y, label="data" if not cut.held else "data, all rows")
+        draw_points(ax, x, data.y, label="data" if not cut.held else "data, all rows")
     elif cut.along.labels is None:
-        draw_rug(ax, x, y)
+        draw_rug(ax, x, data.y, data.levels)
