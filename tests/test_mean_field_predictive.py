@@ -2,6 +2,8 @@
 elsewhere, against closed forms of scipy and against draws.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,3 +170,22 @@ def test_behind_a_local_bound_q_is_drawn():
     np.testing.assert_allclose(found, by_hand, atol=1e-10)
     assert np.all(error > 0.0)
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("num", [1, 3])
+def test_a_variance_that_does_not_exist_is_told(num):
+    """2 a = 2 (0.3 + N / 2) degrees of freedom: 1.6 of one datum, 3.6 of three."""
+
+    def model(X, y=None):
+        tau = numpyro.sample("tau", dist.Gamma(0.3, 1.0))
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0 / jnp.sqrt(tau)))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0 / jnp.sqrt(tau)), obs=y)
+
+    x = np.arange(float(num))
+    fit = pg.fit(model, pg.MeanField(num_draws=20), 0, x, y=np.sin(x))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = fit.predict(x)
+    assert any("at most two degrees of freedom" in str(w.message) for w in told) == (num == 1)
+    assert (found.mean_error is None) == (num == 3)

@@ -277,3 +277,11 @@ def test_slices():
     assert ticks == ["north", "south", "west"]
     with pytest.raises(DataError, match="one column may have several"):
         plot_slice(fit, HELD, y, along="dose", at={"ward": ["north"], "age": [1.0, 2.0]})
+
+
+def test_classes_are_called_by_their_names_where_a_rug_shows_them():
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    labels = pd.Series(np.where(y == 1, "yes", "no"), dtype="category")
+    fit = pg.fit(classifier, pg.Laplace(hyper=pg.Fixed(HYPER)), 0, frame, y=labels)
+    (legend,) = plot_slice(fit, frame, labels, along="a").legends
+    assert {t.get_text() for t in legend.get_texts()} >= {"no", "yes"}

@@ -192,6 +192,14 @@ def test_a_point_of_a_model_with_deterministic_sites():
     assert set(fit.hyper) == {"w"} and fit.hyper["w"].shape == (3,)
 
 
+def test_leave_one_out_of_few_draws_is_refused():
+    """By any method that keeps draws."""
+    for method in (pg.SVI(num_steps=60, num_draws=20), pg.NUTS(20, 20, num_chains=1)):
+        fit = pg.fit(linear, method, 0, X, y=Y, throw=False)
+        with pytest.raises(pg.DataError, match="has 20; Pareto smoothing wants at least 21"):
+            fit.loo()
+
+
 def test_compare_says_why_there_is_no_sampled_evidence():
     fit = pg.fit(linear, pg.Laplace(integrate=()), 0, X, y=Y)
     (note,) = [x for x in pg.compare({"a": fit}, X, Y).notes["a"] if "importance" in x]

@@ -260,3 +260,12 @@ class MeanAndMatrix(Rule):
 @moment_rules.register
 def _(q: NormalWishart):
     return (MeanAndMatrix(q),) if float(jnp.min(q.df)) > q.size + 1.0 else ()
+
+
+def lacks_variances(q: Family) -> bool:
+    """Whether E[1 / w], or E[W^-1], of a precision is infinite under q: a Student-t of at most two
+    degrees of freedom has no variance. Reads values: not under `jit`.
+    """
+    if isinstance(q, Gamma | NormalGamma):
+        return float(jnp.min(q.shape)) <= 1.0
+    return isinstance(q, Wishart | NormalWishart) and float(jnp.min(q.df)) <= q.size + 1.0

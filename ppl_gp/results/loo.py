@@ -65,8 +65,8 @@ def loo(fit: Record) -> "ELPDData":
     fit has some that tell the rows apart, else their numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
-    loaded fit (no observations), `ModelError` where observed sites have no log density for each
-    datum.
+    loaded fit (no observations) and for fewer than 21 draws, `ModelError` where observed sites have
+    no log density for each datum.
     """
     require_whole_data(fit, "loo")
     sites = training_sites(fit)
@@ -174,6 +174,11 @@ def _psis(fit, sites, densities, removed, posterior, lpd=None):
     """
     import arviz_stats
 
+    if len(densities) < FEWEST:
+        raise DataError(
+            f"loo() weighs draws, and the fit has {len(densities)}; Pareto smoothing wants at "
+            f"least {FEWEST}. Fit with more (num_draws=, num_samples=)."
+        )
     keep = _counted(sites, densities.shape[-1])
     without: Any = arviz_stats.loo(_tree(fit, sites, removed, posterior), pointwise=True)
     elpd = _scored(fit, sites, densities, removed, posterior, without)
@@ -234,6 +239,7 @@ def _elpd(fit, sites, left_out, lpd):
 
 _LABEL = "observations"
 MAX_DATA = 20_000
+FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least five
 
 
 def _dimension(fit, sites) -> str:

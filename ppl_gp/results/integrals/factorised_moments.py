@@ -9,6 +9,7 @@ sigmoid, a latent of the row that is continuous, a GP, moments that do not exist
 """
 
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jaxtyping import Array
 from ppl_gp.conjugate.conjugacy import affine_in, quadratic_in
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.conjugate.moment_rules import Rule, Squares, moment_rules
+from ppl_gp.conjugate.moment_rules import Rule, Squares, lacks_variances, moment_rules
 from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
@@ -73,6 +74,24 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
             has = site.label in second
             y[site.label] = Moments(first[site.label], second[site.label]) if has else None
     return {}, y, log_probs, {}
+
+
+def tell_of_infinite(case: Case, blocks: tuple[Family, ...]) -> None:
+    """Warn where draws of q are averaged, and a precision that y sees has no mean of its inverse:
+    averages over draws are finite, whatever they stand for.
+    """
+    seen = [q for q in blocks if set(q.sites) <= set(case.draws.hyper) and lacks_variances(q)]
+    if seen and (labels := all_labels(case)) is not None and not case.draws.kept:
+        named = {k for q in _seen(case, tuple(seen), jnp.asarray(labels)) for k in q.sites}
+        seen = [q for q in seen if not named.isdisjoint(q.sites)]
+    if seen:
+        warnings.warn(
+            f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
+            "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
+            "where they see it, and the averages over draws given here, with their mean_error, "
+            "stand for no number. Ask for quantiles=.",
+            stacklevel=4,
+        )
 
 
 def _given(case: Case, values: Values, z) -> tuple[dict, dict, Array]:

@@ -23,7 +23,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
-from ppl_gp.results.integrals.factorised_moments import integrated_moments
+from ppl_gp.results.integrals.factorised_moments import integrated_moments, tell_of_infinite
 from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.integrals.mackay import check_link_approximation
 from ppl_gp.results.integrals.quantiles import quantiles_at
@@ -157,6 +157,8 @@ def predict(
     integration = plan_integration(case)
     check_link_approximation(case, integration, link_approximation)
     exact = integrated_moments(case, fit.blocks) if fit.blocks else None
+    if fit.blocks and exact is None:
+        tell_of_infinite(case, fit.blocks)
     f, y, log_probs, errors = exact or predictive(
         case, integration, link_approximation, judged=bool(fit.blocks)
     )
