@@ -18,6 +18,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     "errors",
     "frames",
+    "option_checks",
+    "memory_maps",
     "threads",
     "quick",
     "cache",
@@ -54,6 +56,7 @@ LAYERS = [
     "results.predict",
     "results.corrected_draws",
     "results.whole_tree",
+    "results.labelled_densities",
     "results.tree_dimensions",
     "results.named_tree",
     "results.predictions_tree",
