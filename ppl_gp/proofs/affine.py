@@ -89,16 +89,20 @@ def of_equation(equation, operands):
             return _outputs(inner, operands)
         return [Dependence.unknown] * len(equation.outvars)
     if name in _WITH_JAXPRS:
-        return _WITH_JAXPRS[name](equation.params, operands)
+        return _WITH_JAXPRS[name](equation, operands)
     return [_of_primitive(name, operands, equation)] * len(equation.outvars)
 
 
-def _of_scan(params, operands):
+def _of_scan(equation, operands):
     """A loop of a fixed number of steps: what its carry depends on, found by going round until it
     stays.
     """
-    inner, consts, carries = params["jaxpr"].jaxpr, params["num_consts"], params["num_carry"]
-    given = list(operands)
+    inner = equation.params["jaxpr"].jaxpr
+    # JAX counts them under other names in each version: what a step takes or gives one entry of
+    # has an axis more outside
+    entries = _with_an_axis_less(equation.invars, inner.invars)
+    carries = len(inner.outvars) - _with_an_axis_less(equation.outvars, inner.outvars)
+    consts, given = len(inner.invars) - carries - entries, list(operands)
     while True:
         found = _outputs(inner, given)
         carry = [max(a, b) for a, b in zip(given[consts:], found[:carries], strict=False)]
@@ -107,9 +111,13 @@ def _of_scan(params, operands):
         given[consts : consts + carries] = carry
 
 
-def _of_cond(params, operands):
+def _with_an_axis_less(outer, inner) -> int:
+    return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
+
+
+def _of_cond(equation, operands):
     """Branches, chosen by what must not depend on the argument."""
-    branches = [_outputs(b.jaxpr, operands[1:]) for b in params["branches"]]
+    branches = [_outputs(b.jaxpr, operands[1:]) for b in equation.params["branches"]]
     if operands[0] > Dependence.constant:
         return [Dependence.unknown] * len(branches[0])
     return [_either(kinds) for kinds in zip(*branches, strict=True)]
@@ -123,10 +131,11 @@ def _either(kinds) -> Dependence:
     return max(kinds)
 
 
-def _of_linear_solve(params, operands):
+def _of_linear_solve(equation, operands):
     """By the function that solves: factors that do not depend on the argument and triangular
     solves, say.
     """
+    params = equation.params
     before, num = params["const_lengths"], len(params["jaxprs"].matvec.jaxpr.outvars)
     start = before.matvec + before.vecmat
     consts, right = operands[start : start + before.solve], operands[-num:]
