@@ -80,10 +80,6 @@ def _with_a_row_more(fit: Record) -> dict[str, tuple]:
     }
 
 
-def _with_its_first(x, axis: int):
-    return jnp.concatenate([x, jnp.take(x, jnp.arange(1), axis)], axis)
-
-
 def inputs_of(model: Declared, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
     """{path: array} of the arguments that distributions are computed from; plain numbers are
     options.
