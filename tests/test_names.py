@@ -79,8 +79,10 @@ def test_a_fit_by_a_frame_is_the_fit_by_its_array():
 
 
 def test_names_compile_nothing_anew():
-    fitted(named=False)
-    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, pandas_frame(), y=pandas_answers())
+    method = pg.Laplace(hyper=pg.Fixed({}))
+    # Here, not by `fitted`: compiled functions may be let go of between tests.
+    pg.fit(model, method, 0, X, y=SICK)
+    fit = pg.fit(model, method, 0, pandas_frame(), y=pandas_answers())
     fit.predict(X[:4])
     with stopwatch() as watch:
         fit.predict(pandas_frame(slice(4)))
