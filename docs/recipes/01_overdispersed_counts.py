@@ -43,6 +43,7 @@ plt.gca().set(
     title="Counts that scatter more than a Poisson: 90 % of new ones", xlabel="x", ylabel="count"
 )
 plt.legend()
+plt.show()
 
 # %%
 low, high = fit.predict(x, quantiles=(0.05, 0.95)).quantiles

@@ -44,6 +44,7 @@ plt.gca().set(
     ylabel="events a unit",
 )
 plt.legend()
+plt.show()
 
 # %%
 truth = -1.0 + np.cos(new)

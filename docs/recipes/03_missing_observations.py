@@ -38,6 +38,7 @@ plt.plot(x[seen], y[seen], "k.", label="observed")
 plt.plot(x[~seen], y[~seen], "rx", label="not observed")
 plt.gca().set(title="Between 4 and 6 nothing was observed", xlabel="x", ylabel="y")
 plt.legend()
+plt.show()
 
 # %%
 whole = pg.fit(partly, pg.Laplace(), 0, x[seen], y=y[seen])

@@ -38,6 +38,7 @@ plt.plot(new, found.f_mean, label="mean of f")
 plt.errorbar(x, y, sigma, fmt="k.", alpha=0.5, lw=0.7, label="measurements, ±1 sd")
 plt.gca().set(title="Good measurements count more", xlabel="x", ylabel="y")
 plt.legend()
+plt.show()
 
 # %%
 K = np.asarray(pg.kernels.RBF(float(fit.hyper["variance"]), float(fit.hyper["lengthscale"]))(x, x))

@@ -65,6 +65,7 @@ plt.plot(x[~saturated], y[~saturated], "k.", label="measured")
 plt.plot(x[saturated], y[saturated], "r^", label="saturated")
 plt.gca().set(title="Peaks that the detector cut off", xlabel="x", ylabel="signal")
 plt.legend()
+plt.show()
 
 # %%
 peak = float(np.asarray(found.f_mean)[saturated].max())

@@ -40,7 +40,6 @@ print("beta", fit.sites["beta"].mean, "truth 0.4")
 print("spread", float(fit.hyper["spread"]), "truth 0.5")
 
 # %%
-order = np.argsort(x)
 figure = plot_components(
     fit,
     x,

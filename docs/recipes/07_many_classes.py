@@ -47,6 +47,7 @@ for k, marker in enumerate("o^s"):
 plt.gca().set(
     title="The likeliest class, and how sure of it (0.5, 0.7, 0.9)", xlabel="x1", ylabel="x2"
 )
+plt.show()
 
 # %%
 test = rng.integers(0, 3, 300)

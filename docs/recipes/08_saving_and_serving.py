@@ -44,6 +44,7 @@ for _ in range(20):
     seconds.append(time.perf_counter() - start)
 plt.semilogy(range(1, 21), seconds, "o")
 plt.gca().set(title="64 rows a request: the first one compiles", xlabel="request", ylabel="seconds")
+plt.show()
 
 # %%
 print(f"first {seconds[0]:.2f} s, then {np.median(seconds[1:]) * 1e3:.1f} ms")

@@ -46,6 +46,7 @@ plt.gca().set(
     title="Brownian motion: uncertainty grows after the last datum", xlabel="time", ylabel="y"
 )
 plt.legend()
+plt.show()
 
 # %%
 C = float(fit.hyper["rate"]) * np.minimum(t[:, None], t) + float(fit.hyper["noise"]) ** 2 * np.eye(

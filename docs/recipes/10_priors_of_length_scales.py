@@ -49,6 +49,7 @@ plt.gca().set(
     ylabel="density of its logarithm",
     ylim=(0.0, 0.53),
 )
+plt.show()
 
 # %%
 fits = {

@@ -43,6 +43,7 @@ bottom.plot(new, found.mean, label="expected count")
 bottom.set(title="... and the counts behind it", xlabel="x", ylabel="count")
 top.legend(loc=(0.36, 0.5))
 bottom.legend()
+plt.show()
 
 
 # %%

@@ -48,6 +48,7 @@ for k, middle in enumerate(np.cumsum(probs, 0) - 0.5 * probs):
     at = probs[k].argmax()  # where the rating is likeliest
     bottom.text(new[at], middle[at], f"{k}", c="k" if k > 2 else "w", ha="center", va="center")
 bottom.set(xlabel="x", ylabel="cumulative probability", xlim=(0.0, 10.0), ylim=(0.0, 1.0))
+plt.show()
 
 # %%
 mean, sd = np.asarray(found.f_mean), np.sqrt(1.0 + np.asarray(found.f_variance))

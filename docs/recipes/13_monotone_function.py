@@ -48,6 +48,7 @@ plt.plot(new, mean["rising"], label="slopes above zero at the ticks")
 plt.plot(places, np.full(15, y.min() - 0.1), "|", c="grey")
 plt.gca().set(title="A function that only rises", xlabel="x", ylabel="y")
 plt.legend()
+plt.show()
 
 # %%
 assert np.diff(mean["free"]).min() < 0.0 and np.diff(mean["rising"]).min() > -1e-4

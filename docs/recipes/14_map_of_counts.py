@@ -51,6 +51,7 @@ for ax, (title, rate) in zip(axes, panels.items(), strict=True):
     ax.set(title=title, xlabel="east")
 axes[0].set_ylabel("north")
 figure.colorbar(image, ax=axes, label="events a person")
+plt.show()
 
 # %%
 rate = exposure * np.exp(np.asarray(fit.latent["eta"].mean))

@@ -48,6 +48,7 @@ plt.fill_between(new, *found.quantiles, alpha=0.2, label="90 % of new observatio
 plt.plot(new, found.f_mean, label="mean of f")
 plt.gca().set(title="Fifteen files, read ten times", xlabel="x", ylabel="y", ylim=(-2.0, 2.6))
 plt.legend(loc="upper center", ncols=3)
+plt.show()
 
 # %%
 whole = pg.fit(curve, pg.Laplace(), 0, x, y=y)  # exact: the noise is Gaussian

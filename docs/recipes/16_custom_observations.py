@@ -57,6 +57,7 @@ plt.plot(new, 1.2 * np.sin(new), c="0.5", lw=0.8, label="truth")
 plt.plot(x, y, "k.", label="as shown")
 plt.gca().set(title="Whole numbers tell the curve between them", xlabel="x", ylabel="value")
 plt.legend()
+plt.show()
 
 # %%
 # What is seen is a box, and f + noise is Gaussian: the evidence is the probability of the box.

@@ -8,6 +8,7 @@ in the README; in the site both stand inside of it.
 import base64
 import io
 import json
+import os
 import re
 from pathlib import Path
 
@@ -21,7 +22,15 @@ WIDTH = 480
 _TABLE_LINK = "[The table of methods](../README.md#methods) says what each of them is."
 # Files of the repository that are pages of the site, by the names that pages reach them by
 _BESIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# The kernel that runs recipes warns that it has no widgets, with the path of a file of ours.
+_QUIET = "ignore:IProgress not found"
 _HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
+
+
+def on_startup(**_):
+    """Kernels inherit what they are not to say on a page."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{before},{_QUIET}" if before else _QUIET
 
 
 @event_priority(100)  # before the plugin that makes pages of notebooks
