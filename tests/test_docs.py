@@ -39,7 +39,7 @@ def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
     text = path.read_text()
     assert len(text.splitlines()) < 85 and text.startswith("# %% [markdown]\n# # ")
     assert re.search(r"title=|plot_components|plot_band", text)
-    assert "\nplt.show()\n" in text  # the picture stands on the page, not what its last line returns
+    assert "\nplt.show()\n" in text  # a page has the picture, not what its last line returns
     assert re.search(r"^assert ", text, re.MULTILINE)
 
 
