@@ -178,6 +178,11 @@ def test_a_number_of_groups_may_be_a_numpy_integer():
     small = group.astype(np.int8)
     fits = [pg.fit(_grouped, pg.Laplace(), 0, X, small, n, y=y) for n in (3, small.max() + 1)]
     assert fits[0].log_evidence == fits[1].log_evidence
+
+    def of_its_own(X, group, y=None):
+        _grouped(X, group, np.int64(3), y=y)
+
+    assert pg.fit(of_its_own, pg.Laplace(), 0, X, small, y=y).log_evidence == fits[0].log_evidence
     with pytest.raises(pg.DataError, match="plate 'groups' has the size.*Python integer"):
         pg.fit(_grouped, pg.Laplace(), 0, X, small, np.array(3), y=y)
 

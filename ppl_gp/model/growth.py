@@ -22,6 +22,7 @@ from ppl_gp.wrappers import bare_shape, hidden_axes
 
 MAX_TRIALS = 200  # sets of arguments that are tried as the data's
 _SORTED = 8  # arguments up to which all sets are listed, the likeliest first
+Sizes = tuple[int | np.integer, int | np.integer]
 
 
 class Axes(NamedTuple):
@@ -52,7 +53,7 @@ class Look(NamedTuple):
     """
 
     sites: dict[str, Site]
-    plates: dict[str, tuple[int, int]]
+    plates: dict[str, Sizes]
     values: dict[str, Any]  # of unobserved sites and `numpyro.param`s
 
 
@@ -102,7 +103,7 @@ def _seen(trace) -> Look:
     return Look(sites, plates, jax.tree.map(_shape_of, free))
 
 
-def _sizes(name: str, size, part) -> tuple[int, int]:
+def _sizes(name: str, size, part) -> Sizes:
     """Of a plate and of what it subsamples."""
     if bad := [n for n in (size, part) if not isinstance(n, int | np.integer | None)]:
         raise DataError(
