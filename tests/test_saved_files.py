@@ -237,6 +237,7 @@ def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
             r"\['variance'\] lie outside their support",
         ),
         (lambda h, a: a.update({"hyper/variance": np.array(np.nan)}), "hyper hold NaN"),
+        (lambda h, a: h["hyper"].update(variance=7.0), "hyper hold more than arrays"),
         (
             lambda h, a: (
                 h.update(arrays=list(a))

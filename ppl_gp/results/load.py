@@ -292,6 +292,8 @@ def _tuples(value):
 
 def _draws(sampled: bool, fields) -> Draws:
     kept = {k: _kept(k, v) for k, v in fields["latent"].items()}
+    stored = jax.tree.leaves(fields["hyper"], is_leaf=lambda x: x is None)
+    require(all(isinstance(x, jax.Array) for x in stored), "hyper hold more than arrays.")
     if not sampled:
         return Draws.one(fields["hyper"], kept)
     draws = Draws.equal(fields["hyper"], kept)
