@@ -74,6 +74,7 @@ def test_a_design_of_rank_below_its_columns_is_that_of_its_rank(method):
     np.testing.assert_allclose(found.f_variance, wanted.f_variance, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @every_method
 def test_a_level_with_one_row_has_the_posterior_of_that_row(method):
@@ -163,6 +164,7 @@ def _rows(num=9):
     return np.linspace(0.0, 3.0, num), np.arange(num) % 3, rng.gamma(2.0, size=num)
 
 
+@pytest.mark.slow
 def test_terms_have_the_sign_of_the_sum_that_declares_them():
     """A rate exp(-eta) is declared as a mean exp(eta)."""
     X, group, y = _rows()
@@ -173,6 +175,7 @@ def test_terms_have_the_sign_of_the_sum_that_declares_them():
     np.testing.assert_allclose(found["total"].mean, fit.latent["eta"].mean[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_number_of_groups_may_be_a_numpy_integer():
     X, group, y = _rows()
     small = group.astype(np.int8)

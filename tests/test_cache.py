@@ -42,6 +42,7 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_folder_is_jaxs_or_the_users(tmp_path):
     own = run(COMPILE.format(path="None"), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "jax"))
     users = run(COMPILE.format(path="None"), XDG_CACHE_HOME=str(tmp_path / "home"))

@@ -166,6 +166,7 @@ def own_batches(X, y=None):
         numpyro.sample("y", dist.Normal(f, scale), obs=y_batch)
 
 
+@pytest.mark.slow
 def test_a_plate_that_subsamples_is_for_svgp(recwarn):
     found = check(own_batches, X, y=1.0 * y)
     assert found.ok and item(found, "methods").message == "SVGP"
@@ -185,6 +186,7 @@ def at_places(table, place, group, y=None):
         numpyro.sample("y", dist.Normal(f[place] + u[group], scale), obs=y)
 
 
+@pytest.mark.slow
 def test_effects_beside_a_table_of_places():
     model = lambda group, place, table, y=None: at_places(table, place, group, y)  # noqa: E731
     place, group = np.arange(25) % 8, np.arange(25) % 3

@@ -275,6 +275,7 @@ def test_predict_refuses_the_labels_of_another_target(data, tmp_path):
     assert "('healthy', 'sick')" in result.stderr and "folder of its own" in result.stderr
 
 
+@pytest.mark.slow
 def test_whole_numbers_that_may_be_codes_are_told(tmp_path):
     """And measurements, which are no codes, are not."""
     path = tmp_path / "codes.csv"

@@ -16,6 +16,7 @@ FIRST = np.arange(12) < 6
 CURVES = {"tanh": jnp.tanh, "abs": jnp.abs, "clip": lambda w: jnp.clip(w, 0.0, 2.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("event", [False, True])
 @pytest.mark.parametrize("noise", [1e-6, 1e-3])
@@ -67,6 +68,7 @@ def test_what_differs_between_the_values_is_seen(name, spread):
         pg.fit(about(PENALTIES[name], dist.Normal(0.0, spread)), pg.MeanField(), 0)
 
 
+@pytest.mark.slow
 def test_windows_of_a_probability_and_of_a_rate_are_seen():
     def windows():
         p = numpyro.sample("p", dist.Beta(2.0, 2.0))
@@ -95,6 +97,7 @@ def guarded(y, k):
         numpyro.sample("c", dist.Categorical(probs=share), obs=k % 3)
 
 
+@pytest.mark.slow
 def test_guards_are_no_curves():
     k = np.arange(10)
     fit = pg.fit(guarded, pg.MeanField(), 0, 100.0 * RNG.normal(size=10), k)
@@ -106,6 +109,7 @@ def test_guards_are_no_curves():
     np.testing.assert_allclose(found, (6.0, 6.0), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_impossible_under_a_label_is_told():
     y = np.array([0, 0, 3, 0, 5])
 

@@ -327,6 +327,7 @@ def processes():
 COPIES = jnp.asarray(np.random.default_rng(9).normal(size=(4, 3, 1)))  # K copies of B data
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("name", ["points", "three functions", "diagonal", "decoupled", "features"])
 def test_copies_have_the_joint_covariance(name):

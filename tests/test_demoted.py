@@ -90,6 +90,7 @@ def test_effects_of_more_functions_than_gps_are_no_points_beside_their_scale():
     assert not pg.check(two_outcomes, x, G, y=Y, other=Y).ok
 
 
+@pytest.mark.slow
 def test_with_a_known_scale_they_are_told_and_integrated_where_they_are_named():
     x, data = np.linspace(0.0, 5.0, N), {"y": Y, "other": 0.5 * Y, "scale": 0.7}
     fixed = pg.Fixed({"raw": np.zeros(GROUPS)})

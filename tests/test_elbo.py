@@ -158,6 +158,7 @@ def same_mean(a, b, slack=0.0):
     return abs(a.mean() - b.mean()) < 4 * np.sqrt(a.var() / len(a) + b.var() / len(b)) + slack
 
 
+@pytest.mark.slow
 def test_a_shallow_bound_is_svgps():
     """With the log prior of the hyperparameter, a point here."""
     ours, theirs = elbos("flat"), svgp("flat", Sampling(), 1)
@@ -174,6 +175,7 @@ def test_the_elbo_is_numpyros_and_svgps_on_average(name):
     assert same_mean(bounds(pg.ELBO(expected_last=False), name), ours)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "expected_last"), [("hidden", True), ("hidden", False), ("layered", True)]
@@ -325,6 +327,7 @@ def test_an_encoder_in_a_plate_that_subsamples_is_unbiased():
     assert same_mean(bounds(pg.ELBO(), "", 2000, params, hidden, whole), batches)
 
 
+@pytest.mark.slow
 def test_rows_outside_the_batch_get_no_gradient():
     guide, params = guide_of("hidden", size=4), params_of("hidden")
     loss = lambda p: pg.ELBO().loss(random.key(3), p, hidden, guide, X, y=Y, size=4)  # noqa: E731
@@ -478,6 +481,7 @@ def test_an_outputs_plate_of_as_many_members_as_data_is_not_the_datas():
     assert np.isfinite(pg.ELBO().loss(random.key(1), params, model, whole, x, y=y))
 
 
+@pytest.mark.slow
 def test_what_a_guide_alone_draws_counts():
     """`AutoMultivariateNormal` draws one joint vector: the bound has its density, as NumPyro's
     has.

@@ -62,6 +62,7 @@ def exact():
     return evidence, 0.49 * A.T @ np.linalg.solve(cov, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_effects_behind_a_factor_are_those_of_the_site(method):
@@ -85,6 +86,7 @@ def test_observations_by_another_name_are_no_zeros():
     np.testing.assert_allclose(fit.sites["u"].mean, u, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_censored_rows_see_their_own_groups(tmp_path):
     seen, time = (Z > -0.5).astype(int), np.abs(Y)
     by_factor = pg.fit(censored, pg.Laplace(), 0, X, G, Z, seen, y=time)

@@ -223,6 +223,7 @@ def test_fourier_covariances_are_rkhs_inner_products(order):
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("order", MATERN)
 def test_fourier_features_converge_at_the_rate_of_the_spectrum(order):
     kernel, x, M = MATERN[order](2.0, 0.5), np.array([4.9, 5.0, 5.3]), 100

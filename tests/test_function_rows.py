@@ -44,6 +44,7 @@ def value(told, sites):
     return eval(told, {"offset": 1.0}, sites)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_rows_are_what_they_are_called(name):
     fit = pg.fit(

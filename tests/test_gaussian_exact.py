@@ -69,6 +69,7 @@ def test_evidence_and_its_gradient_in_every_parameter(solved, problem):
         np.testing.assert_allclose(solved.gradient[name], gradient[name], rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 def test_posterior_at_new_inputs_and_at_the_masked_rows(solved, problem):
     X, y, seen, _ = problem

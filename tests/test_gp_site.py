@@ -231,6 +231,7 @@ def additive(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=f + g), obs=y)
 
 
+@pytest.mark.slow
 def test_an_additive_model_under_nuts_and_prior_draws():
     prior = Predictive(additive, num_samples=3)(random.key(0), X)
     assert prior["f"].shape == prior["g"].shape == prior["y"].shape == (3, N)

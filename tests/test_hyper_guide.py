@@ -85,6 +85,7 @@ def test_parameters_without_a_prior_are_points(guide):
     assert fit.stats["log_evidence_se"] > 0.0
 
 
+@pytest.mark.slow
 def test_a_model_of_parameters_alone_has_no_guide():
     def model(X, y=None):
         noise = numpyro.param("noise", jnp.asarray(0.5), constraint=constraints.positive)
@@ -191,6 +192,7 @@ def test_effects_are_no_points_under_svgp():
         fitted(group_effect, in_parts("u"))
 
 
+@pytest.mark.slow
 def test_a_scale_may_be_a_point_where_what_it_spreads_has_a_distribution():
     """Variational EM: the bound at the scale, without its prior."""
     fit = fitted(group_effect, in_parts("tau"))

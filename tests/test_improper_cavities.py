@@ -19,6 +19,7 @@ AT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.filterwarnings("ignore:EP.*is off by")
 @pytest.mark.parametrize("longer", [0.0, 0.1, 0.2, 0.25])

@@ -52,6 +52,7 @@ def test_map_before_its_first_step_has_its_start(monkeypatch):
         np.testing.assert_allclose(fit.hyper[name], value, rtol=1e-12)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("call", [1, 3, 4])
 def test_a_grid_keeps_the_point_that_its_search_had_reached(call, monkeypatch):
     """In the search for the mode, at the curvature and at the points: 30 calls or so in all."""
@@ -94,6 +95,7 @@ def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
 NUTS = pg.NUTS(num_warmup=30, num_samples=60, num_chains=2)  # chunks: 25, 5, then 25, 25, 10
 
 
+@pytest.mark.slow
 def test_chains_keep_the_draws_so_far(monkeypatch):
     whole = pg.fit(small_fits.classifier, NUTS, 0, X, y=Y, throw=False)
     stopped_at(5, monkeypatch, chains, "_chunk")

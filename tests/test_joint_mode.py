@@ -79,6 +79,7 @@ def test_a_rate_is_expanded_in_its_logarithm(fits):
     assert u.std() == pytest.approx(a**-0.5, rel=0.1)
 
 
+@pytest.mark.slow
 def test_importance_weights_find_the_evidence(fits):
     a, b, rest = gamma_posterior()
     exact = rest + special.gammaln(a) - a * np.log(b)
@@ -86,6 +87,7 @@ def test_importance_weights_find_the_evidence(fits):
     assert found == pytest.approx(exact, abs=0.003)
 
 
+@pytest.mark.slow
 def test_weights_and_their_predictor_are_one_problem(fits):
     """Real coordinates: the same mode, evidence and covariance as the local method in function
     space.

@@ -109,6 +109,7 @@ def test_triangular_solve_alone_and_in_batches(trans, columns):
             np.testing.assert_allclose(a, w, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_several_batched_factors_in_one_program_come_to_an_end():
     # With jax.numpy.linalg.cholesky in its place this program never ends on two cores (jaxlib
     # 0.10.2).

@@ -35,6 +35,7 @@ def dense(X_new):
     return cross @ Y.ravel(), K(X_new, X_new) - cross @ K(X, X_new) + noise
 
 
+@pytest.mark.slow
 def test_gaussian_outputs_of_many_functions_are_exact():
     fit = pg.fit(outputs, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y)
     for rows in (slice(None), slice(1, 2)):

@@ -118,6 +118,7 @@ def doubled(u):
 doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2.0 * tangents[0]))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "level, step",
     [

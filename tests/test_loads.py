@@ -143,6 +143,7 @@ def evidence(method, sd, X, **kwargs):
     return pg.log_evidence(method, factors)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
 def test_looked_up_effects_are_those_of_a_table(method):

@@ -254,6 +254,7 @@ def on_disk(folder, X, y):
     return tuple(np.load(folder / f"{name}.npy", mmap_mode="r") for name in "Xy")
 
 
+@pytest.mark.slow
 def test_memory_map_gives_the_fit_of_arrays(tmp_path):
     X, y = on_disk(tmp_path, *data())
     fit = fitted(X, y=y)
@@ -477,6 +478,7 @@ def inflated(X, y=None):
         numpyro.sample("y", dist.ZeroInflatedPoisson(jax.nn.sigmoid(f[1]), jnp.exp(f[0])), obs=y)
 
 
+@pytest.mark.slow
 def test_additive_is_what_holds_for_all_data():
     """Sorted counts have a first batch without zeros."""
     X = line()[0]

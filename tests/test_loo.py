@@ -105,6 +105,7 @@ def test_draws_agree_with_the_cavities():
     assert set(table.index) == {"ep", "nuts"}
 
 
+@pytest.mark.slow
 def test_sampled_hyperparameters_are_reweighted(small_fit):
     fit = small_fit("laplace_sample")
     result = fit.loo()

@@ -28,6 +28,7 @@ def fit():
     return pg.fit(two_kinds, pg.MeanField(), 0, ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:loo")
 def test_rows_are_left_out_with_their_labels(fit):
     loo, inside = fit.loo(), fit.log_density(ROWS)
@@ -39,6 +40,7 @@ def test_rows_are_left_out_with_their_labels(fit):
 
 
 @pytest.mark.filterwarnings("ignore:loo")
+@pytest.mark.slow
 def test_the_tree_has_the_densities_without_labels(fit):
     tree = fit.to_datatree(num_draws=300)
     draws = {k: tree["posterior"][k].values[0] for k in ("w", "mu", "tau")}

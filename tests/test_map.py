@@ -134,6 +134,7 @@ def test_converged_means_stationary(fit):
         np.testing.assert_allclose(slope, 0.0, atol=2e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_param_that_is_a_tree_stays_one(fit):
     net = fit.hyper["net$params"]
     assert jax.tree.structure(net) == jax.tree.structure(eqx.filter(NET, eqx.is_inexact_array))

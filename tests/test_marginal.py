@@ -97,6 +97,7 @@ def test_shared_terms_and_params_and_missing_data():
     assert trace["lengthscale"]["type"] == "param"
 
 
+@pytest.mark.slow
 def test_runs_under_numpyros_own_nuts():
     mcmc = MCMC(NUTS(MARGINAL), num_warmup=10, num_samples=10, progress_bar=False)
     mcmc.run(random.key(0), X, y=Y)

@@ -61,6 +61,7 @@ def test_vague_observations_are_drawn():
     assert np.all(np.quantile(drawn, 0.4, 0) < 1e-4 / rate)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("inverted", [False, True])
 def test_vague_hyperpriors_are_em_on_the_evidence(inverted):
@@ -88,6 +89,7 @@ def wishart(kind, how, D, change=lambda W: W):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("D", [2, 8])
 @pytest.mark.parametrize(
@@ -104,6 +106,7 @@ def test_many_columns_are_conjugate(kind, how, D):
     np.testing.assert_allclose(fit.log_evidence, exact, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("change", [lambda W: W + 0.01 * jnp.eye(3), lambda W: W @ W])
 def test_functions_of_a_precision_are_refused(change):

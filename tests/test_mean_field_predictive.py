@@ -172,6 +172,7 @@ def test_behind_a_local_bound_q_is_drawn():
     jax.clear_caches()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("num", [1, 3])
 def test_a_variance_that_does_not_exist_is_told(num):
     """2 a = 2 (0.3 + N / 2) degrees of freedom: 1.6 of one datum, 3.6 of three."""

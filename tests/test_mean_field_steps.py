@@ -199,6 +199,7 @@ def test_batches_of_a_regression_come_near_the_whole_and_resume(tmp_path, monkey
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
     """The sum over all data is of what would be said of q, which is whole before it."""
 

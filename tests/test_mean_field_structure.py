@@ -70,6 +70,7 @@ def test_what_is_apart_is_separated(seed):
     check_joint(graph, found(graph, [[f"s{i}" for i in group]]), group)
 
 
+@pytest.mark.slow
 def test_the_graphs_have_both_kinds():
     """Otherwise agreement would say nothing."""
     kinds = set()

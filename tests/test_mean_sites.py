@@ -52,6 +52,7 @@ COVARIANCES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", [pg.Laplace(), pg.EP()], ids=["laplace", "ep"])
 @pytest.mark.parametrize("model", COVARIANCES, ids=lambda m: m.__name__)
 def test_the_process_is_that_of_the_function(model, method):

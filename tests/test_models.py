@@ -69,6 +69,7 @@ def test_svi(model, kwargs):
     assert np.all(np.isfinite(result.losses))
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @every_model
 def test_likelihood_is_pointwise(model, kwargs):

@@ -64,6 +64,7 @@ def same(a, b):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
+@pytest.mark.slow
 def test_a_fit_by_a_frame_is_the_fit_by_its_array():
     fit, bare = fitted(), fitted(named=False)
     assert fit.log_evidence == bare.log_evidence and fit.model == bare.model
@@ -175,6 +176,7 @@ def test_containers_paths_and_dtypes():
         names.again(["X", "o"], ({**args[0], "a": pd.Series([1, 2], name="c")}, "option"), {})
 
 
+@pytest.mark.slow
 def test_every_verb_takes_frames(monkeypatch):
     fit, bare = fitted(), fitted(named=False)
     frame, y = pandas_frame(slice(5)), pandas_answers().iloc[:5]

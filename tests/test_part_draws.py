@@ -62,6 +62,7 @@ def test_parts_add_up_to_the_predictor(fit, drawn):
     np.testing.assert_allclose(f + beta @ W.T + u[:, group], eta, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 def test_draws_have_the_moments_of_the_answers_by_part(fit, drawn):
     X, W, group, _ = data()
@@ -80,6 +81,7 @@ def test_sites_are_drawn_jointly(fit, drawn):
     assert np.corrcoef(level, u.mean(1))[0, 1] > 0.1
 
 
+@pytest.mark.one_case
 def test_dimensions_are_the_plates(drawn):
     assert drawn["u"].dims[2:] == ("groups",)
     assert drawn["beta"].dims[2:] == ("beta_dim_0",)

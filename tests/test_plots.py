@@ -96,6 +96,7 @@ def test_a_band_is_over_inputs_of_any_shape_that_was_fitted(kind):
         np.testing.assert_allclose(mean, fit.predict(at).mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
     def model(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))

@@ -39,6 +39,7 @@ def counts(X, exposure, y=None):
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
+@pytest.mark.slow
 def test_groups_names_and_numbers():
     fit = pg.fit(counts, pg.Laplace(hyper=pg.Fixed({"level": 3.0})), 0, TRAIN, EXPOSURE, y=Y)
     given = {"X": NEW, "exposure": NEW_EXPOSURE}
@@ -175,6 +176,7 @@ def test_arviz_draws_the_predictions():
     matplotlib.pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_columns_of_several_outputs_are_named_at_new_inputs_too():
     def outputs(X, y=None):
         with numpyro.plate("out", 2):

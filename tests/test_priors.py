@@ -96,6 +96,7 @@ def regression(x, y):
     return pg.fit(model, pg.Laplace(), 0, x, y=y)
 
 
+@pytest.mark.slow
 def test_units_of_the_inputs_change_no_prediction():
     x = np.linspace(0.0, 1.0, 40)
     y = np.sin(6.0 * x) + 0.1 * np.random.default_rng(1).normal(size=40)
@@ -128,6 +129,7 @@ def test_check_compares_a_prior_with_the_data(scale, ok, words):
     assert abs(np.log(told[0] / low)) < 0.1 and abs(np.log(told[1] / high)) < 0.1
 
 
+@pytest.mark.slow
 def test_a_prior_of_numbers_that_has_no_moments():
     """NumPyro divides by zero for the mean and the variance of `InverseGamma(1.0, 1.0)`."""
     x = np.linspace(0.0, 5.0, 8)
@@ -137,6 +139,7 @@ def test_a_prior_of_numbers_that_has_no_moments():
     assert np.isfinite(pg.fit(model, fixed, 0, x, y=np.sin(x)).log_evidence)
 
 
+@pytest.mark.slow
 def test_check_of_scales_for_each_column_and_of_fixed_ones():
     for ell in (jnp.array([1.0, 30.0]), 1.0):
         found = pg.check(declared(dist.Delta(ell).to_event(jnp.ndim(ell))), X, y=X[:, 0])

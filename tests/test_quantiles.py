@@ -79,6 +79,7 @@ def fitted(likelihood, method=None):
     return pg.fit(model, method, 0, X, y=y, likelihood=likelihood, throw=False)
 
 
+@pytest.mark.slow
 def test_closed_forms():
     for likelihood, change in (("normal", lambda x: x), ("lognormal", np.exp)):
         scale = {"normal": 0.3, "lognormal": 0.2}[likelihood]
@@ -91,6 +92,7 @@ def test_closed_forms():
         assert found.quantiles_error is None
 
 
+@pytest.mark.slow
 def test_counts_are_the_smallest_with_enough_probability():
     found = fitted("poisson").predict(NEW, likelihood="poisson", quantiles=LEVELS)
     x, w = np.polynomial.hermite_e.hermegauss(80)
@@ -100,6 +102,7 @@ def test_counts_are_the_smallest_with_enough_probability():
         np.testing.assert_array_equal(row, np.argmax(below >= level, 0))
 
 
+@pytest.mark.slow
 def test_draws_of_hyperparameters_are_a_mixture():
     method = pg.Laplace(hyper=pg.Sample(num_warmup=100, num_samples=50))
     fit = fitted("normal", method)
@@ -131,6 +134,7 @@ def test_shares_of_draws_below_are_the_levels(likelihood):
 TAILS = (0.001, 0.02, 0.5, 0.98, 0.999)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("has_cdf", [True, False])
 def test_errors_of_quantiles_over_draws_cover_in_tails_too(has_cdf):
     """In 300 repetitions, each of 1500 draws, quantile -+ 2 errors holds the quantile in 95.4 %
@@ -174,6 +178,7 @@ def test_errors_of_quantiles_of_outcomes_cover():
     assert np.all(np.asarray(error)[0] == 0.0)
 
 
+@pytest.mark.slow
 def test_quantiles_of_averaged_probabilities_have_an_error():
     def four(X, y=None):
         with numpyro.plate("classes", 4):
@@ -241,6 +246,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models(name):
@@ -260,6 +266,7 @@ def test_other_models(name):
         assert np.all((draws < q - e).mean(0) < level + slack)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("mixed", [True, False])
 def test_moments_of_a_direction_are_not_told_as_those_of_y(mixed):
@@ -320,6 +327,7 @@ def test_transforms_are_probabilities_below_and_up_to(likelihood):
 _F = ("f_mean", "f_variance")
 
 
+@pytest.mark.slow
 def test_a_row_is_answered_alike_whatever_stands_beside_it():
     fit = fitted("poisson")
     many, few = (

@@ -391,6 +391,7 @@ def test_a_fraction_of_a_draw_is_refused():
         require_settings(SimpleNamespace(**chains))
 
 
+@pytest.mark.slow
 def test_three_draws_are_not_converged():
     fit = pg.fit(small_fits.classifier, pg.NUTS(5, 3, 1), 0, X, y=Y, throw=False)
     assert fit.result == "not_mixed" and np.isnan(fit.stats["r_hat"]) and np.isnan(fit.stats["ess"])

@@ -76,6 +76,7 @@ def test_two_processes(one_device, tmp_path):
         np.testing.assert_array_equal(found["again"], first["bounds"])
 
 
+@pytest.mark.slow
 def test_more_devices_than_there_are():
     with pytest.raises(DataError, match=r"devices=1000\): JAX sees \d+; on CPU ask for more"):
         sharded_fits.fitted(1000)

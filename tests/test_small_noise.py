@@ -82,6 +82,7 @@ def test_what_converged_is_the_dense_formula(method, name, solved):
     assert least <= {pg.Laplace: 1e-7, pg.VI: 1e-6, pg.EP: 1e-3}[method]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("method", [pg.Laplace, pg.EP, pg.VI])
 def test_a_noise_without_digits_is_no_result(method, solved):
     for name in DATA:

@@ -55,6 +55,7 @@ def root_of(K, d, written_out=False):
     return asked(Independent(jnp.asarray(K)), sites, lambda factor: factor.root())
 
 
+@pytest.mark.slow
 def test_the_root_is_the_dense_precision(problem):
     K, k, _, d, dense = problem
     root = root_of(K, d)

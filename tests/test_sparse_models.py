@@ -120,6 +120,7 @@ def test_every_kind_of_fit_predicts_draws_saves_and_converts(name, tmp_path):
     ] == len(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["svgp", "nuts"])
 def test_draws_of_f_have_the_predicted_moments(name):
     fit, (_, _, X_new) = fitted(name), data()
@@ -218,6 +219,7 @@ def test_the_kl_rule_fires_and_monte_carlo_in_its_place_is_refused():
         svi.run(jax.random.key(0), 2, jnp.asarray(X), y=jnp.asarray(y), progress_bar=False)
 
 
+@pytest.mark.slow
 def test_approximate_draws_sites_from_any_posterior_process():
     X, y, X_new = data()
     vi = pg.fit(small_fits.classifier, pg.VI(hyper=FIXED), 0, X, y=y)
@@ -415,6 +417,7 @@ def test_more_points_than_data_duplicates_and_singular_kernels_still_answer():
     assert abs(singular.log_evidence - vi.log_evidence) < 1e-3
 
 
+@pytest.mark.slow
 def test_the_dimension_of_an_inducing_fit_is_what_was_asked_for():
     fit = fitted("svgp")
     assert isinstance(fit.inducing, pg.Points) and fit.inducing.Z.shape == (10, 2)

@@ -179,6 +179,7 @@ def _counts(X, y=None):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
+@pytest.mark.slow
 def test_the_integral_over_an_effect_is_that_of_a_fine_grid():
     """Values, derivatives in the function and in the spread, and draws; none without spread."""
     X, y = np.arange(4.0), np.array([0, 3, 40, 1])

@@ -138,6 +138,7 @@ def test_a_q_that_lags_is_told_with_what_it_lacks(hyper):
     assert fit.stats["q_gap"] == pytest.approx(evidence - fit.log_evidence, rel=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     "options",

@@ -118,6 +118,7 @@ def test_what_it_does_not_fit_is_refused():
             pg.SVI(**options)
 
 
+@pytest.mark.slow
 def test_a_kl_weight_of_the_loss_is_none_of_the_bound():
     """log p(y) is exact here: a bound is not above it, whatever the loss weighed."""
     fits = {

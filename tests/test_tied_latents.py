@@ -52,6 +52,7 @@ def test_a_path_is_not_drawn_anew(model, y):
     assert fit.hyper["x"].shape == (20, 10)
 
 
+@pytest.mark.slow
 def test_latents_that_stand_alone_are_new_at_new_rows():
     fit = pg.fit(exchangeable, NUTS, 0, T, y=Y, throw=False)
     assert fit.predict(T[:3]).mean.shape == (3,)

@@ -35,6 +35,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("name", METHODS)
 def test_groups_and_their_numbers(name):
@@ -83,6 +84,7 @@ def events(X, y=None):
         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_an_event_of_hyperparameters_has_one_prior_density():
     method = pg.Laplace(hyper=pg.Sample(num_warmup=20, num_samples=20))
     X2 = np.stack([X, X**2], 1)
@@ -146,6 +148,7 @@ def test_arviz_runs_on_the_tree(name):
     matplotlib.pyplot.close("all")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("how", ["obs_mask", "handler"])
 def test_rows_that_were_not_observed_have_no_density_and_no_prior(how):
     """ArviZ's leave-one-out of the tree is that of a fit to the other rows."""

@@ -81,6 +81,7 @@ def test_leave_one_out_is_that_of_refits(fits):
     np.testing.assert_allclose(fits["linear"].loo().elpd, np.sum(exact), atol=0.5)
 
 
+@pytest.mark.slow
 def test_predictions_are_mixtures_over_the_draws(fits):
     fit = fits["logistic"]
     w = np.asarray(fit.hyper["w"])
@@ -135,6 +136,7 @@ def test_laplace_and_draws_of_one_model_in_one_table(fits):
     assert rows[0]["mean_distance"] < 0.2 and rows[0]["sd_distance"] < 0.1
 
 
+@pytest.mark.slow
 def test_check_names_what_fits():
     told = {i.name: i for i in pg.check(logistic, X, y=LABELS).items}
     assert "NUTS" in told["methods"].message and "'w'" in told["predictor"].message
