@@ -1,5 +1,5 @@
 """Mean field: sweeps and whole fits of a mixture of normals beside scikit-learn's
-BayesianGaussianMixture, and beside BayesPy's where that is installed (`pip install bayespy`).
+BayesianGaussianMixture, and beside BayesPy's where that is installed, as `make bench` sees to.
 
 The same rows, components and priors; labels start at random. BayesPy's means and precisions are
 apart in q, ours and scikit-learn's are one block.
