@@ -1,10 +1,13 @@
 """The model's log joint, one term a site, as a function of the values of its latent sites."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
+from numpyro.distributions.distribution import validation_enabled
 
 from ppl_gp.conjugate.family import Values
 from ppl_gp.gp import unwrap
@@ -72,7 +75,8 @@ def _apart(site: dict) -> Array:
     fn: Any = site["fn"]
     if not isinstance(fn, dist.Independent):
         return scored(site)
-    log_prob: Any = fn.base_dist.log_prob(site["value"])
+    with _inside(site):
+        log_prob: Any = fn.base_dist.log_prob(site["value"])
     if site["scale"] is None:
         return log_prob
     scale = jnp.asarray(site["scale"])
@@ -81,8 +85,18 @@ def _apart(site: dict) -> Array:
 
 def scored(site: dict) -> Array:
     """A site's log density with masks and scale."""
-    log_prob = site["fn"].log_prob(site["value"])
+    with _inside(site):
+        log_prob = site["fn"].log_prob(site["value"])
     return log_prob if site["scale"] is None else site["scale"] * log_prob
+
+
+def _inside(site: dict):
+    """Where a latent's density is computed: without NumPyro's question whether the value is in its
+    support, where that is the same set whatever the parameters, as families have no others. It
+    costs eigenvalues of a Wishart site, and looks like a density that decides by its values.
+    """
+    known = not is_observed(site) and not jax.tree.leaves(site["fn"].support)
+    return validation_enabled(False) if known else nullcontext()
 
 
 class Logistic(NamedTuple):

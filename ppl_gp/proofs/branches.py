@@ -17,20 +17,25 @@ _DECIDING |= {"reduce_min", "cummax", "cummin", "cond", "while"}
 
 
 def decides(function, x, rest) -> bool:
-    """Whether any step of function(x, rest) that depends on x is one whose course its values
-    decide. Of loops and branches every step counts. Abstract: nothing is computed.
+    """Whether any step of function(x, rest) that depends on x, and that the result depends on, is
+    one whose course its values decide. Of loops and branches every step counts. Abstract: nothing
+    is computed.
     """
     jaxpr = jax.make_jaxpr(function)(x, rest).jaxpr
     num = len(jax.tree.leaves(x))
-    return _found(jaxpr, [i < num for i in range(len(jaxpr.invars))])[0]
+    given = [i < num for i in range(len(jaxpr.invars))]
+    return _found(jaxpr, given, [True] * len(jaxpr.outvars))[0]
 
 
-def _found(jaxpr, given: list[bool]) -> tuple[bool, list[bool]]:
-    """(whether there is such a step, which outputs depend on the given inputs)."""
+def _found(jaxpr, given: list[bool], wanted: list[bool]) -> tuple[bool, list[bool]]:
+    """(whether there is such a step on the way to the wanted outputs, which outputs depend on the
+    given inputs).
+    """
     known = dict(zip(jaxpr.invars, given, strict=True))
+    used = _used(jaxpr, wanted)
 
     def of(variable) -> bool:
-        return not isinstance(variable, Literal) and known.get(variable, False)
+        return not _literal(variable) and known.get(variable, False)
 
     found = False
     for equation in jaxpr.eqns:
@@ -38,12 +43,31 @@ def _found(jaxpr, given: list[bool]) -> tuple[bool, list[bool]]:
         inner = called(equation)
         if inner is None:
             out = [any(into)] * len(equation.outvars)
-            found |= any(into) and _is_deciding(equation)
+            found |= any(into) and _reaches(equation, used) and _is_deciding(equation)
         else:
-            decided, out = _found(inner, into)
+            decided, out = _found(inner, into, [v in used for v in equation.outvars])
             found |= decided
         known.update(zip(equation.outvars, out, strict=True))
     return found, [of(v) for v in jaxpr.outvars]
+
+
+def _used(jaxpr, wanted: list[bool]) -> set:
+    """The variables that the wanted outputs are made of. NumPyro's checks of parameters, whose
+    answers nothing uses under a transformation, are not among them.
+    """
+    used = {v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not _literal(v)}
+    for equation in reversed(jaxpr.eqns):
+        if _reaches(equation, used):
+            used |= {v for v in equation.invars if not _literal(v)}
+    return used
+
+
+def _reaches(equation, used: set) -> bool:
+    return any(v in used for v in equation.outvars)
+
+
+def _literal(variable) -> bool:
+    return isinstance(variable, Literal)
 
 
 def _is_deciding(equation) -> bool:
