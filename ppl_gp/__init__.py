@@ -4,6 +4,10 @@ matters.
 
 from typing import TYPE_CHECKING
 
+# Before anything imports jax
+from ppl_gp import native_logs as _sets_the_log_level
+
+# isort: split
 # The site and what it is made of
 from ppl_gp import kernels, means, observations, priors
 
@@ -72,7 +76,7 @@ from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.site import SparsePosterior
 from ppl_gp.sparse.svgp import SVGP, Checkpoint
 
-del _registers_local_methods, _registers_svgp
+del _registers_local_methods, _registers_svgp, _sets_the_log_level
 
 __all__ = [
     "Amortised",

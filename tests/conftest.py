@@ -13,10 +13,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ["JAX_ENABLE_X64"] = "true"
 # Half of compiling is LLVM's optimisation: tests marked `long` have it (`which_tests.py`).
-if (
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1"
-    and version("jaxlib") < "0.11"
-):
+if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1" and tuple(
+    map(int, version("jaxlib").split(".")[:2])
+) < (0, 11):
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
     )

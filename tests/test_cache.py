@@ -42,6 +42,21 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     }
 
 
+def test_what_a_cache_holds_is_read_in_silence(tmp_path):
+    code = f"""
+import ppl_gp as pg
+import jax, jax.numpy as jnp
+pg.cache({str(tmp_path)!r})
+jax.jit(lambda x: jnp.sin(x) @ jnp.ones(7))(jnp.zeros(7))
+"""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "TF_"))}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True
+        )
+        assert done.stderr == ""
+
+
 @pytest.mark.slow
 def test_the_folder_is_jaxs_or_the_users(tmp_path):
     own = run(COMPILE.format(path="None"), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "jax"))

@@ -2,6 +2,7 @@
 steps and windows between the values, bumps where q ends; and none refused for its guards.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,6 +10,13 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
+from models.mixture import mixture
+from ppl_gp.conjugate.choose import paired, single
+from ppl_gp.conjugate.conjugacy import num_values
+from ppl_gp.conjugate.log_joint import scored
+from ppl_gp.infer.mean_field_parts import log_joint_of
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.model.declared import declare
 from ppl_gp.proofs.branches import decides
 
 RNG = np.random.default_rng(6)
@@ -148,7 +156,44 @@ def test_the_likelihood_is_named_where_it_overflows():
         (lambda x, rest: jnp.where(jnp.isnan(x), 0.0, x), False),
         (lambda x, rest: x.astype(int) * rest, True),
         (lambda x, rest: jnp.sum(jnp.sort(x)), True),
+        (lambda x, rest: (x > 0, x * rest)[1], False),
+        (lambda x, rest: jax.jit(lambda x: (x > 0, x * rest))(x)[1], False),
+        (lambda x, rest: jax.jit(lambda x: (x > 0, x * rest))(x)[0] * rest, True),
+        (lambda x, rest: dist.Normal(x, jnp.exp(x), validate_args=True).log_prob(0.3), False),
+        (lambda x, rest: dist.Gamma(2.0, 1.0, validate_args=True).log_prob(x), True),
     ],
 )
 def test_what_decides_by_its_values(function, found):
     assert decides(function, jnp.ones(3), jnp.ones(3)) == found
+
+
+LATENTS = {
+    "gamma": (dist.Gamma(2.0, 1.5), 0.7, False),
+    "dirichlet": (dist.Dirichlet(jnp.ones(3)), jnp.array([0.2, 0.5, 0.3]), False),
+    # its ends are parameters: what it says of its support counts
+    "uniform": (dist.Uniform(0.0, 2.0), 0.3, True),
+    # its density asks whether a value is zero
+    "beta": (dist.Beta(2.0, 3.0).expand([2]).to_event(1), jnp.array([0.2, 0.6]), True),
+    "wishart": (dist.Wishart(3, rate_matrix=jnp.eye(2)), jnp.array([[2.0, 0.4], [0.4, 1.0]]), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+@pytest.mark.parametrize("name", LATENTS)
+def test_a_latents_density_needs_no_look_at_its_own_support(name):
+    fn, value, found = LATENTS[name]
+    site = {"type": "sample", "is_observed": False, "fn": fn, "value": value, "scale": None}
+    np.testing.assert_array_equal(scored(site), fn.log_prob(value))
+    assert scored({**site, "is_observed": True, "value": -value}) == -np.inf
+    if found is not None:
+        assert decides(lambda x, rest: scored({**site, "value": x}), value, 0.0) == found
+
+
+def test_a_mixture_with_numpyros_checks_is_held_to_few_values():
+    X = jnp.asarray(RNG.normal(size=(12, 2)))
+    declared = declare(mixture, (X, 3), {})
+    trace = first_trace(declared, (X, 3), {})
+    joint = log_joint_of(declared, trace, (X, 3), {})
+    sites = [single(k, trace[k]) for k in joint.latents]
+    both = paired("mean", "precision", trace)
+    assert num_values(joint, ("precision", "mean", "x"), both, sites) == 0

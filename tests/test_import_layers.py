@@ -16,6 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # here that its path begins with: a folder, or a file that stands between two folders. (`infer`
 # returns a `Fit`, which `results` defines.)
 LAYERS = [
+    "native_logs",
     "errors",
     "frames",
     "option_checks",

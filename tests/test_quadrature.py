@@ -118,6 +118,17 @@ def test_derivatives_are_right_where_numpyro_has_a_kink():
         np.testing.assert_allclose(curvature, -total / 4, atol=1e-12)
 
 
+def test_derivatives_are_of_what_counts_only():
+    def log_lik(f):  # a model that draws what it would observe; jax.hessian fails in JAX 0.9
+        dist.Poisson(jnp.exp(f)).sample(jax.random.key(0))
+        return dist.Poisson(jnp.exp(f)).log_prob(3.0)
+
+    f = jnp.array([0.2, 1.5])
+    gradient, hessian = derivatives(log_lik, f)
+    np.testing.assert_allclose(gradient, 3.0 - jnp.exp(f), rtol=1e-12)
+    np.testing.assert_allclose(hessian, -jnp.exp(f), rtol=1e-12)
+
+
 def test_moments_of_one_row_do_not_depend_on_its_companions():
     """Nodes that several centres share are found by iteration, which must leave alone what it has
     found.

@@ -1,9 +1,9 @@
 """The Cholesky factor and triangular solves, safe and cheap under `vmap`.
 
-On CPU, JAX hands a batch of factorisations to the thread pool that runs the program itself and
-waits there; two such waits at once on two cores never end (seen with jaxlib 0.10). Under `vmap`
-these functions therefore loop over the batch on CPU, where one factor fills the cores anyway, and
-use the batched kernels on accelerators.
+Under `vmap` these functions loop over the batch on CPU, where one factor fills the cores, and use
+the batched kernels on accelerators. jaxlib 0.10.0 to 0.11.0, which are excluded, hand a batch to
+the thread pool that runs the program itself and wait there: two such waits at once on two cores
+never end.
 """
 
 from functools import partial
