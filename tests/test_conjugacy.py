@@ -11,6 +11,7 @@ import pytest
 
 import ppl_gp as pg
 from models.mixture import mixture
+from ppl_gp.conjugate import conjugacy
 from ppl_gp.conjugate.choose import paired, single
 from ppl_gp.conjugate.conjugacy import num_values
 from ppl_gp.conjugate.log_joint import scored
@@ -189,11 +190,16 @@ def test_a_latents_density_needs_no_look_at_its_own_support(name):
         assert decides(lambda x, rest: scored({**site, "value": x}), value, 0.0) == found
 
 
-def test_a_mixture_with_numpyros_checks_is_held_to_few_values():
+def test_a_mixture_with_numpyros_checks_is_held_to_values_while_they_are_cheap(monkeypatch):
     X = jnp.asarray(RNG.normal(size=(12, 2)))
     declared = declare(mixture, (X, 3), {})
     trace = first_trace(declared, (X, 3), {})
     joint = log_joint_of(declared, trace, (X, 3), {})
     sites = [single(k, trace[k]) for k in joint.latents]
     both = paired("mean", "precision", trace)
-    assert num_values(joint, ("precision", "mean", "x"), both, sites) == 0
+    terms = ("precision", "mean", "x")
+    assert num_values(joint, terms, both, sites) == 2000
+    monkeypatch.setattr(conjugacy, "_WORK", 1000)
+    assert num_values(joint, terms, both, sites) == 0
+    # a categorical's probabilities are clipped: a decision, looked at whatever it costs
+    assert num_values(joint, ("weights", "z"), sites[0], sites) >= 80

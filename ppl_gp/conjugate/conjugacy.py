@@ -20,7 +20,7 @@ from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.gaussian import Gaussian
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.proofs.branches import decides
+from ppl_gp.proofs.branches import decides, num_entries
 from ppl_gp.quick import quick_jit
 
 _SPREADS = (0.3, 1.0, 3.0, 6.0)
@@ -91,7 +91,9 @@ def _looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: boo
 
 
 def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) -> int:
-    """At how many values terms are looked at besides: none where no step of theirs decides."""
+    """At how many values terms are looked at besides: where no step of theirs decides, as many as
+    are cheap (a narrow bump is analytic, and lies between few values all the same).
+    """
     values = jax.eval_shape(lambda: somewhere(all_sites, random.key(0)))
     own = {k: values[k] for k in family.sites}
 
@@ -99,7 +101,7 @@ def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) 
         return joint.entries(names, {**around, **own})
 
     if not decides(entries, own, values):
-        return 0
+        return min(_WORK // num_entries(entries, own, values), _MANY)
     size = sum(math.prod(x.shape) for x in jax.eval_shape(entries, own, values))
     return int(np.clip(_WORK // max(size, 1), _FEWEST, _MANY))
 

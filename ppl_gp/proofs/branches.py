@@ -5,6 +5,8 @@ A function that decides nothing is analytic where it is finite, and a few values
 it is; of one that does, what holds there says nothing about the values between.
 """
 
+import math
+
 import jax
 import jax.extend
 from jax.extend.core import Literal
@@ -25,6 +27,16 @@ def decides(function, x, rest) -> bool:
     num = len(jax.tree.leaves(x))
     given = [i < num for i in range(len(jaxpr.invars))]
     return _found(jaxpr, given, [True] * len(jaxpr.outvars))[0]
+
+
+def num_entries(function, x, rest) -> int:
+    """The entries that all steps of function(x, rest) compute, one at least: its cost, roughly."""
+    return max(_entries(jax.make_jaxpr(function)(x, rest).jaxpr), 1)
+
+
+def _entries(jaxpr) -> int:
+    own = sum(math.prod(v.aval.shape) for e in jaxpr.eqns for v in e.outvars)
+    return own + sum(_entries(inner) for e in jaxpr.eqns for inner in _inner(e))
 
 
 def _found(jaxpr, given: list[bool], wanted: list[bool]) -> tuple[bool, list[bool]]:
