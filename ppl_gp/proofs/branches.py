@@ -2,7 +2,8 @@
 values, roundings, read off its jaxpr.
 
 A function that decides nothing is analytic where it is finite, and a few values far apart tell what
-it is; of one that does, what holds there says nothing about the values between.
+it is, unless it is nearly flat at all of them (a narrow bump); of one that does, what holds there
+says nothing about the values between.
 """
 
 import math
