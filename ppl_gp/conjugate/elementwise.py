@@ -11,7 +11,7 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.family import Family, moments
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.quick import quick_jit
 
@@ -37,7 +37,7 @@ def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str,
     """{term: its form} of terms that see one block and have an entry for each of its elements;
     those that have one.
     """
-    statistics = q.expectations(q.coordinates())
+    statistics = moments(q)
     if statistics is None or statistics.shape[1] >= MOST or isinstance(q, Discrete):
         return {}
     size = statistics.shape[1] + 1

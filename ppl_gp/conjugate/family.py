@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
 
+from ppl_gp.quick import quick_jit
+
 Values = dict[str, Array]
 
 
@@ -102,6 +104,12 @@ class Family(eqx.Module):
     def somewhere(self, key, spread=1.0) -> Values:
         """Values far apart, anywhere in the support."""
         return self.at(self.free(key, spread))
+
+
+@quick_jit
+def moments(q: Family) -> Array | None:
+    """E[t] of each element, (E, T), where there is a closed form."""
+    return q.expectations(q.coordinates())
 
 
 def blend(old: Family, new: Family, rate) -> Family:

@@ -55,6 +55,7 @@ class _Finder:
         self.joint, self.trace, self.bounds = joint, trace, bounds
         self.alone = {k: single(k, trace[k]) for k in joint.latents}
         self.seen = _seen(joint, trace)
+        self.passed: dict[tuple, np.ndarray] = {}
 
     def find(self, factors) -> Structure:
         """Blocks as asked for, or as found, each proved; again where one took a local bound."""
@@ -79,8 +80,13 @@ class _Finder:
         return tuple(k for k in self.joint.terms if not self.seen[k].isdisjoint(sites))
 
     def _passes(self, family: Family) -> np.ndarray:
-        names = self._names(family.sites)
-        return conjugate_terms(self.joint, names, family, list(self.alone.values()))
+        """Each term's proof, which `_pairs` and `_proved` both ask for, once."""
+        what = (type(family), family.sites, family.batch, self.joint.bounded)
+        if what not in self.passed:
+            names = self._names(family.sites)
+            all_sites = list(self.alone.values())
+            self.passed[what] = conjugate_terms(self.joint, names, family, all_sites)
+        return self.passed[what]
 
     def _pairs(self) -> list[Family]:
         """A mean with the precision of its own prior."""

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.elementwise import MORE, MOST, RESIDUAL, SPREAD, entries_of
-from ppl_gp.conjugate.family import Family
+from ppl_gp.conjugate.family import Family, moments
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.quick import quick_jit
@@ -60,7 +60,7 @@ def sufficient(
     none. `axis`: of the rows in the term's batch shape, negative.
     """
     reading, K = getattr(joint.model, "reading", None), len(labels.categories)
-    statistics = q.expectations(q.coordinates())
+    statistics = moments(q)
     if reading is None or not reading.grows or statistics is None:
         return None
     features = _features(joint, reading, labels.batch[0])

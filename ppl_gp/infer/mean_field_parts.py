@@ -14,6 +14,7 @@ from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, roles
 from ppl_gp.model.tracing import bare_trace
+from ppl_gp.quick import quick_jit
 
 
 def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
@@ -75,9 +76,15 @@ def _improper(q) -> list[str]:
 
 def draws_of(q: list[Family], trace: dict, key, num: int) -> Draws:
     """Independent draws of q, those of GP sites apart."""
-    values = {}
-    for family, k in zip(q, random.split(key, len(q)), strict=True):
-        values |= family.draw(k, num)
+    values = _drawn(q, key, num)
     gps = roles(trace).gps
     known = {k: x for k, x in values.items() if k not in gps}
     return Draws.equal(known, {k: FromDraws(values[k]) for k in gps})
+
+
+@quick_jit
+def _drawn(q: list[Family], key, num: int) -> dict:
+    values = {}
+    for family, k in zip(q, random.split(key, len(q)), strict=True):
+        values |= family.draw(k, num)
+    return values

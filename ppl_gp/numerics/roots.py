@@ -2,7 +2,8 @@
 differentiable.
 
 Up to ten rows the loops are written out over the batch (`numerics.small`); above, LAPACK takes one
-matrix after another (`numerics.lapack`). O(D^3) a matrix.
+matrix after another (`numerics.lapack`). O(D^3) a matrix. Derivatives are written down, products
+with the inverse, so that differentiating traces and compiles no second set of loops.
 """
 
 import jax
@@ -15,32 +16,62 @@ from ppl_gp.numerics.lapack import cholesky, solve_lower
 _FEW = 10  # rows up to which written-out loops are faster, and compile in well under a second
 
 
+@jax.custom_jvp
 def root(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
     """Lower L with L L' = A; NaN, or zero columns, where A is not positive definite.
 
     Of the correlations, so that values in units of 1e8 and 1e-8 may stand beside each other.
     """
-    R, scale = _scaled(A)
-    L = small.lower_root(R) if A.shape[-1] <= _FEW else _over_batch(_root, R)
+    return _root(A)
+
+
+@root.defjvp
+def _root_jvp(primals, tangents):
+    L, dA = root(*primals), tangents[0]
+    G = _lower_inverse(L)
+    # dL = L Phi(L^-1 dA L^-T), Phi the lower triangle with a halved diagonal (Murray 2016, eq. 8)
+    inner = G @ (0.5 * (dA + jnp.swapaxes(dA, -1, -2))) @ jnp.swapaxes(G, -1, -2)
+    diagonal = jnp.eye(L.shape[-1], dtype=L.dtype) * inner
+    return L, L @ (jnp.tril(inner) - 0.5 * diagonal)
+
+
+@jax.custom_jvp
+def inverse(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
+    """A^-1, as `root`."""
+    G = _lower_inverse(_root(A))
+    return jnp.swapaxes(G, -1, -2) @ G
+
+
+@inverse.defjvp
+def _inverse_jvp(primals, tangents):
+    X = inverse(*primals)
+    return X, -X @ tangents[0] @ X
+
+
+@jax.custom_jvp
+def log_det(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch"]:
+    """log|A|."""
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(_root(A), axis1=-2, axis2=-1)), -1)
+
+
+@log_det.defjvp
+def _log_det_jvp(primals, tangents):
+    return log_det(*primals), jnp.sum(inverse(*primals) * tangents[0], (-2, -1))
+
+
+@jax.jit
+def _root(A):
+    scale = jnp.sqrt(jnp.diagonal(A, axis1=-2, axis2=-1))
+    R = A / (scale[..., :, None] * scale[..., None, :])
+    L = small.lower_root(R) if A.shape[-1] <= _FEW else _over_batch(cholesky, R)
     return scale[..., :, None] * L
 
 
-def inverse(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """A^-1, as `root`."""
-    R, scale = _scaled(A)
-    found = small.inverse(R) if A.shape[-1] <= _FEW else _over_batch(_inverse, R)
-    return found / (scale[..., :, None] * scale[..., None, :])
-
-
-def log_det(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch"]:
-    """log|A|."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(root(A), axis1=-2, axis2=-1)), -1)
-
-
-def _scaled(A):
-    """(A with a unit diagonal, the roots of its diagonal)."""
-    scale = jnp.sqrt(jnp.diagonal(A, axis1=-2, axis2=-1))
-    return A / (scale[..., :, None] * scale[..., None, :]), scale
+@jax.jit
+def _lower_inverse(L):
+    if L.shape[-1] <= _FEW:
+        return small.lower_inverse(L)
+    return _over_batch(lambda x: solve_lower(x, jnp.eye(len(x), dtype=x.dtype)), L)
 
 
 def _over_batch(function, A):
@@ -48,21 +79,3 @@ def _over_batch(function, A):
     # one matrix needs no vmap, under which LAPACK's results are copied
     found = function(flat[0])[None] if len(flat) == 1 else jax.vmap(function)(flat)
     return found.reshape(A.shape)
-
-
-@jax.custom_jvp
-def _root(A):
-    return cholesky(A)
-
-
-@_root.defjvp
-def _root_jvp(primals, tangents):
-    L, dA = _root(primals[0]), tangents[0]
-    # dL = L Phi(L^-1 dA L^-T), Phi the lower triangle with a halved diagonal (Murray 2016, eq. 8)
-    inner = solve_lower(L, solve_lower(L, 0.5 * (dA + dA.T)).T)
-    return L, L @ (jnp.tril(inner) - 0.5 * jnp.diag(jnp.diag(inner)))
-
-
-def _inverse(A):
-    half = solve_lower(_root(A), jnp.eye(len(A), dtype=A.dtype))
-    return half.T @ half
