@@ -15,8 +15,8 @@ import ppl_gp as pg
 from models.factor_analysis import factor_analysis
 from models.linear_regression import linear_regression
 from models.mixture import mixture
+from ppl_gp.conjugate.discrete import discrete
 from ppl_gp.conjugate.sweep import begin
-from ppl_gp.numerics.roots import inverse, root
 from tests.conjugate_families import NAMES, families
 
 TEN = np.random.RandomState(1).normal(5, 10, 10)  # BayesPy's quick start
@@ -342,6 +342,24 @@ def test_pairs_have_the_entropy_and_the_moments_of_their_draws(name):
         assert np.all(np.abs(mean - d.mean) < 5.0 * error)
 
 
+def test_labels_are_drawn_as_often_as_q_says_and_impossible_ones_never():
+    probs = np.array(
+        [[0.0, 0.2, 0.0, 0.8, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [1e-3, 0.0, 0.3, 0.3, 1.0]]
+    )
+    probs /= probs.sum(1, keepdims=True)
+    categories = (-3, 0, 2, 5, 9)
+    num = 100_000
+    q = discrete(("z",), (3,), categories, jnp.asarray(probs))
+    z = np.asarray(q.draw(random.key(0), num)["z"])
+    assert z.shape == (num, 3) and set(np.unique(z)) <= set(categories)
+    found = np.stack([np.mean(z == c, 0) for c in categories], 1)
+    assert np.all(found[probs == 0.0] == 0.0)
+    np.testing.assert_array_less(
+        np.abs(found - probs), 5.0 * np.sqrt(probs * (1.0 - probs) / num) + 1e-300
+    )
+    assert abs(np.corrcoef(z[:, 0], z[:, 2])[0, 1]) < 5.0 / np.sqrt(num)  # elements are independent
+
+
 def refused():
     """Models that are not conjugate, by what breaks them."""
     normal, gamma = dist.Normal(0.0, 1.0), dist.Gamma(2.0, 2.0)
@@ -427,20 +445,6 @@ def test_a_linear_regression_is_the_fixed_point_of_its_equations():
     np.testing.assert_allclose(fit.sites["weights"].covariance_matrix, S, rtol=1e-4, atol=1e-8)
     np.testing.assert_allclose(fit.sites["tau"].mean, tau, rtol=1e-5)
     np.testing.assert_allclose(fit.predict(X[:4]).mean, X[:4] @ m, atol=0.1)
-
-
-@pytest.mark.parametrize("columns", [3, 12])
-def test_roots_and_inverses_of_values_in_any_units(columns):
-    """Variances from 1e-20 to 1e20 in one block: those of the correlations, scaled."""
-    A = RNG.normal(size=(columns, 2 * columns))
-    R = np.corrcoef(A)
-    scale = 10.0 ** np.linspace(-10, 10, columns)
-    S = jnp.asarray(R * np.outer(scale, scale))
-    L = root(S)
-    np.testing.assert_allclose((L @ L.T) / np.outer(scale, scale), R, atol=1e-12)
-    np.testing.assert_allclose(
-        inverse(S) * np.outer(scale, scale), np.linalg.inv(R), rtol=1e-9, atol=1e-10
-    )
 
 
 @pytest.mark.slow
