@@ -1,7 +1,5 @@
 """What every fit by mean field needs: the log joint of a model, a start, draws of q."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +15,6 @@ from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, roles
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.quick import quick_jit
-
-_FEW_DRAWS = 10**6  # of elements: more repay a second of good code
 
 
 def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
@@ -80,8 +76,7 @@ def _improper(q) -> list[str]:
 
 def draws_of(q: list[Family], trace: dict, key, num: int) -> Draws:
     """Independent draws of q, those of GP sites apart."""
-    few = num * sum(math.prod(family.batch) for family in q) <= _FEW_DRAWS
-    values = (_drawn if few else _drawn.full)(q, key, num)
+    values = _drawn(q, key, num)
     gps = roles(trace).gps
     known = {k: x for k, x in values.items() if k not in gps}
     return Draws.equal(known, {k: FromDraws(values[k]) for k in gps})
