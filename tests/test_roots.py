@@ -54,3 +54,15 @@ def test_the_gradient_is_of_a_symmetric_matrix():
     np.testing.assert_allclose(
         jax.grad(lambda x: jnp.sum(log_det(x)))(S), np.linalg.inv(S), rtol=1e-8
     )
+
+
+@pytest.mark.parametrize("columns", [1, 3, 12])
+def test_nothing_is_the_inverse_of_zero(columns):
+    """A precision of zero is no distribution, which whoever asks for its moments has to see; the
+    other members of the batch are as they are.
+    """
+    S = jnp.stack([jnp.eye(columns), jnp.zeros((columns, columns))])
+    found = inverse(S)
+    np.testing.assert_allclose(found[0], np.eye(columns))
+    assert not np.any(np.isfinite(jnp.diagonal(found[1])))
+    assert not np.isfinite(log_det(S)[1])

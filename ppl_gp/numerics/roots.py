@@ -24,7 +24,8 @@ def root(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
 
     Of the correlations, so that values in units of 1e8 and 1e-8 may stand beside each other.
     """
-    return _root(A)
+    L, scale = _scaled_root(A)
+    return scale[..., :, None] * L
 
 
 @root.defjvp
@@ -39,9 +40,10 @@ def _root_jvp(primals, tangents):
 
 @jax.custom_jvp
 def inverse(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
-    """A^-1, as `root`."""
-    G = _lower_inverse(_root(A))
-    return jnp.swapaxes(G, -1, -2) @ G
+    """A^-1, as `root`; no numbers where a variance is zero."""
+    L, scale = _scaled_root(A)
+    G = _lower_inverse(L)
+    return jnp.swapaxes(G, -1, -2) @ G / (scale[..., :, None] * scale[..., None, :])
 
 
 @inverse.defjvp
@@ -53,7 +55,7 @@ def _inverse_jvp(primals, tangents):
 @jax.custom_jvp
 def log_det(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch"]:
     """log|A|."""
-    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(_root(A), axis1=-2, axis2=-1)), -1)
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(root(A), axis1=-2, axis2=-1)), -1)
 
 
 @log_det.defjvp
@@ -62,11 +64,11 @@ def _log_det_jvp(primals, tangents):
 
 
 @jax.jit
-def _root(A):
+def _scaled_root(A):
+    """(Root of the correlations, the roots of the diagonal)."""
     scale = jnp.sqrt(jnp.diagonal(A, axis1=-2, axis2=-1))
     R = A / (scale[..., :, None] * scale[..., None, :])
-    L = small.lower_root(R) if A.shape[-1] <= _FEW else _over_batch(cholesky, R)
-    return scale[..., :, None] * L
+    return small.lower_root(R) if A.shape[-1] <= _FEW else _over_batch(cholesky, R), scale
 
 
 @jax.jit
