@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Float
+
+from ppl_gp.numerics.pruned import pruned
 
 TAIL = 10.0  # standard deviations covered on each side
 NEWTON_STEPS = 50
@@ -48,23 +48,13 @@ def derivatives(
     iteration starts.
     """
     f = f + 16 * jnp.finfo(f.dtype).eps * (1.0 + jnp.abs(f))
-    slope = jax.grad(_pruned(lambda f: jnp.sum(log_lik(f)), f))
+    slope = jax.grad(pruned(lambda f: jnp.sum(log_lik(f)), f))
     if functions == 1:
         return jax.jvp(slope, (f,), (jnp.ones_like(f),))
     each = jnp.repeat(jnp.eye(functions, dtype=f.dtype), f.size // functions, 1)
     g, h = jax.vmap(lambda d: jax.jvp(slope, (f,), (d,)), out_axes=(None, 0))(each)
     blocks = jnp.reshape(h, (functions, functions, -1))
     return g, 0.5 * (blocks + jnp.swapaxes(blocks, 0, 1))
-
-
-def _pruned(function: Callable, x) -> Callable:
-    """A function of one array to one without the steps that its result does not need: a model's
-    draws of what it would observe, NumPyro's checks of parameters. Differentiating them twice costs
-    tracing, and JAX 0.9 cannot do it to a loop.
-    """
-    closed = jax.make_jaxpr(function)(x)
-    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
-    return lambda x: jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(x)[0]
 
 
 class _Search(NamedTuple):

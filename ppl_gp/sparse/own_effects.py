@@ -28,6 +28,7 @@ from ppl_gp.model.loadings import added
 from ppl_gp.model.predictor_parts import Own
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.numerics.modes import normal_log_pdf
+from ppl_gp.numerics.pruned import pruned
 from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.proofs.degree import degree
 
@@ -142,5 +143,6 @@ def _held(x: Any) -> Any:
 
 def quadratic(log_lik: Callable, f) -> tuple[Array, Array, Array]:
     """(value, slope, minus curvature) of a pointwise log-likelihood."""
-    slope, curvature = jax.jvp(jax.grad(lambda f: jnp.sum(log_lik(f))), (f,), (jnp.ones_like(f),))
+    gradient = jax.grad(pruned(lambda f: jnp.sum(log_lik(f)), f))
+    slope, curvature = jax.jvp(gradient, (f,), (jnp.ones_like(f),))
     return log_lik(f), slope, -curvature

@@ -1,6 +1,7 @@
 """Gaussian sites that would be integrated, were it not for something that stands beside the
-predictor (a factor, an observation of their own, a handler around their prior) or for an operation
-on the way to it that no proof knows.
+predictor (a factor, an observation of their own, a handler around their prior), for an operation
+on the way to it that no proof knows, or for arrays and sizes that the model holds for itself, so
+that it cannot be read at another number of rows.
 
 Under `MAP` they would silently become points, maximised with the hyperparameters: with an unknown
 spread that multiplies them, the mode is far from the posterior (a sum-to-zero factor on unit
@@ -61,7 +62,10 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     ]
     if not left:
         return
-    _require_proved(source, args, kwargs, trace, left, method)
+    reached = _reached(source, args, kwargs, trace, left)
+    if not source.reading.grows:
+        _require_read(trace, reached, method)
+    _require_proved(source, args, kwargs, trace, reached, method)
     tell_of_more_functions(source, args, kwargs, trace, left, method)
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)
     bared = tuple(k for k in left if not is_whole(trace[k]))
@@ -90,24 +94,61 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     )
 
 
-def _require_proved(model, args, kwargs, trace: dict, left: list[str], method: str) -> None:
+def _seen(model, args, kwargs, trace: dict, values: dict) -> dict:
+    """{scored site: arrays of its distribution} with all latents given, these ones moving."""
+    held = {k: s["value"] for k, s in trace.items() if _is_latent(s)}
+    again = run(model, args, kwargs, {**held, **values}, {**held, **values})
+    return {
+        k: _arrays(s["fn"]) for k, s in again.items() if s["type"] == "sample" and s["is_scored"]
+    }
+
+
+def _reached(model, args, kwargs, trace: dict, left: list[str]) -> list[str]:
+    """Those of these sites from which the scored observations are computed, with f given."""
+    flow = sources(
+        lambda values: _seen(model, args, kwargs, trace, values),
+        {k: trace[k]["value"] for k in left},
+    )
+    found = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
+    return [k for k in left if k in found]
+
+
+def _require_read(trace: dict, reached: list[str], method: str) -> None:
+    """Raise `ModelError` for effects of a model whose predictor cannot be found, as it cannot be
+    traced at another number of rows; warn of single values.
+    """
+    why = (
+        "the model cannot be traced at another number of rows, as where it holds arrays of one "
+        "entry a row, or writes their number down (numpyro.plate('units', 12)), and no linear "
+        "predictor is found in it. Pass the arrays as arguments, and take the number from them "
+        "(numpyro.plate('units', X.shape[0]))"
+    )
+    if many := [k for k in reached if np.size(trace[k]["value"]) > 1]:
+        raise ModelError(
+            f"sites {many} are Gaussian, the observations are computed from them, and {method} "
+            f"would maximise them and not integrate: {why}; or use hyper=Sample() or NUTS(); or "
+            "hold them, hyper=Fixed({...}); or say which sites to integrate, integrate=('f',), to "
+            "have the others maximised."
+        )
+    if reached:
+        warnings.warn(
+            f"{method} maximises {reached} with the hyperparameters and does not integrate them: "
+            f"{why}.",
+            stacklevel=3,
+        )
+
+
+def _require_proved(model, args, kwargs, trace: dict, reached: list[str], method: str) -> None:
     """Raise `ModelError` for a site of several values that the observations see through what looks
     affine and is not proved to be.
     """
-    held = {k: s["value"] for k, s in trace.items() if _is_latent(s)}
+    many = {k: trace[k]["value"] for k in reached if np.size(trace[k]["value"]) > 1}
+    for site in many:
 
-    def seen(values):
-        again = run(model, args, kwargs, {**held, **values}, {**held, **values})
-        return {
-            k: _arrays(s["fn"])
-            for k, s in again.items()
-            if s["type"] == "sample" and s["is_scored"]
-        }
+        def of_site(x, k=site):
+            return _seen(model, args, kwargs, trace, {k: x})
 
-    many = {k: trace[k]["value"] for k in left if np.size(trace[k]["value"]) > 1}
-    reached = frozenset().union(*jax.tree.leaves(sources(seen, many), is_leaf=_is_names))
-    for site in (k for k in many if k in reached):
-        if (step := unproved(lambda x, k=site: seen({k: x}), many[site])) is not None:
+        if (step := unproved(of_site, many[site])) is not None:
             raise ModelError(
                 f"site '{site}' looks like Gaussian effects of the predictor, and `{step}`, an "
                 "operation of JAX on its way to the observations, is not known to be affine: "

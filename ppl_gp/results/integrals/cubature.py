@@ -20,6 +20,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics import small
+from ppl_gp.numerics.pruned import pruned
 from ppl_gp.numerics.quadrature import nodes_around
 from ppl_gp.results.integrals.likelihood import log_expectation
 from ppl_gp.results.query.mixture import Moments
@@ -53,7 +54,8 @@ def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
     def objective(z):
         return log_g(z) - 0.5 * jnp.sum(z**2, 0)
 
-    slope = jax.grad(lambda z: jnp.sum(objective(z)))
+    zero = jnp.zeros((dims, *like.shape), like.dtype)
+    slope = jax.grad(pruned(lambda z: jnp.sum(objective(z)), zero))
 
     def curvature(z):
         """Eigenvalues (M, D) and vectors (M, D, D) of minus the Hessian, the former raised to where
@@ -216,7 +218,7 @@ def log_integral_of_quadratic(log_g: Callable, dims: int, like: Float[Array, "M"
     definite. D gradients, O(M D^3).
     """
     zero = jnp.zeros((dims, *like.shape), like.dtype)
-    slope = jax.grad(lambda z: jnp.sum(log_g(z)))
+    slope = jax.grad(pruned(lambda z: jnp.sum(log_g(z)), zero))
     along = lambda e: jax.jvp(slope, (zero,), (e[:, None] * jnp.ones_like(zero),))[1]  # noqa: E731
     eye = jnp.eye(dims, dtype=like.dtype)
     P, b = eye - jnp.moveaxis(jax.vmap(along)(eye), -1, 0), slope(zero)
