@@ -105,3 +105,54 @@ def test_with_a_known_scale_they_are_told_and_integrated_where_they_are_named():
     y = np.concatenate([Y, 0.5 * Y])
     evidence = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
     assert fit.log_evidence == pytest.approx(evidence, abs=1e-5)  # the GP's jitter
+
+
+def of_units(X, y=None, size=None, shared=False, bend=False):
+    """An effect a row, in a plate whose size may be written down; or one level for all."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    a = jnp.zeros(13) if size else jnp.zeros(X.shape[0] + 1)  # an array of the model's own
+    if shared:
+        u = numpyro.sample("u", dist.Normal(0.0, 0.5)) + a[:-1]
+    else:
+        with numpyro.plate("units", size or X.shape[0]):
+            u = numpyro.sample("u", dist.Normal(0.0, 0.5))
+    eta = f * jnp.exp(u) if bend else f + u
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
+
+
+ROWS = np.linspace(0.0, 4.0, 12)
+FEW = RNG.poisson(3.0, 12)
+
+
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP()], ids=["Laplace", "EP"])
+def test_effects_of_a_model_with_its_size_written_down_are_not_maximised(method):
+    """It cannot be traced at another number of rows, so that no predictor is found in it."""
+    with pytest.raises(pg.ModelError, match="cannot be traced at another number of rows"):
+        pg.fit(of_units, method, 0, ROWS, y=FEW, size=12)
+    shown = str(pg.check(of_units, ROWS, y=FEW, size=12))
+    assert "NO  maximum" in shown
+
+
+def test_the_same_effects_are_integrated_where_the_size_is_taken_from_the_data():
+    """As the GP with their variance on its diagonal."""
+
+    def whole(X, y=None):
+        kernel = pg.kernels.RBF(1.0, 1.0) + pg.kernels.White(0.25)
+        f = numpyro.sample("f", pg.GP(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    fit = pg.fit(of_units, pg.Laplace(), 0, ROWS, y=FEW)
+    other = pg.fit(whole, pg.Laplace(), 0, ROWS, y=FEW)
+    np.testing.assert_allclose(fit.log_evidence, other.log_evidence, rtol=1e-6)
+
+
+def test_who_says_what_to_integrate_has_the_rest_maximised():
+    fit = pg.fit(of_units, pg.Laplace(integrate=("f",)), 0, ROWS, y=FEW, size=12)
+    assert fit.hyper["u"].shape == (12,)
+
+
+def test_a_single_value_of_such_a_model_is_told_of():
+    with pytest.warns(UserWarning, match="another number of rows"):
+        pg.fit(of_units, pg.Laplace(), 0, ROWS, y=FEW, size=12, shared=True)

@@ -165,3 +165,29 @@ def test_errors_of_a_reference_without_draws_enough_are_no_numbers(ess, want):
     fit = made_fit(outputs, {}, F.T[:, :1], num_draws=2)
     fit.stats["ess"] = ess
     assert Comparison(None, None, fits={"nuts": fit}).reference_error == want
+
+
+@pytest.mark.parametrize("kind", ["poisson", "negative binomial"])
+def test_outcomes_whose_samplers_loop_are_predicted(kind):
+    """Draws of new outcomes stand in the trace that is differentiated twice. E[y] is a sum of two
+    log-normal means, or one; counts whose rate is not known vary more than Poisson's.
+    """
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(0.5, 1.0), X))
+        h = numpyro.sample("h", pg.GP(pg.kernels.RBF(0.5, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            fn = (
+                dist.Poisson(jnp.exp(f) + jnp.exp(h))
+                if kind == "poisson"
+                else dist.NegativeBinomial2(jnp.exp(f), jnp.exp(h))
+            )
+            numpyro.sample("y", fn, obs=y)
+
+    X, y = np.linspace(0.0, 3.0, 10), np.random.default_rng(1).poisson(3.0, 10)
+    fit = pg.fit(model, pg.Laplace(), 0, X, y=y)
+    found = fit.predict(X[:4] + 0.1)
+    means = dict(zip(found.f_rows, np.exp(found.f_mean + 0.5 * found.f_variance), strict=True))
+    wanted = means["f"] + means["h"] if kind == "poisson" else means["f"]
+    np.testing.assert_allclose(found.mean, wanted, rtol=1e-4)
+    assert np.all(found.variance > found.mean)

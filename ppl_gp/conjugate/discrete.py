@@ -6,10 +6,53 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array, Float
+from numpyro.distributions import constraints
 
 from ppl_gp.conjugate.family import Family, Nodes
 
-_LEAST = -1e300  # of log q: (1 - rate) times it is a number at a rate of one too
+LEAST = -1e300  # of log q and log p: nothing times it is nothing, as nothing times -inf is not
+
+
+class CategoricalOver(dist.CategoricalProbs):
+    """P(X = values_k) = probs_k, probs (..., K), of integers that need not count from zero."""
+
+    pytree_data_fields = ("probs",)
+    pytree_aux_fields = ("values",)
+
+    def __init__(self, probs, values: tuple[int, ...], *, validate_args=None):
+        self.values = tuple(values)
+        super().__init__(probs, validate_args=validate_args)
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)
+    def support(self):
+        """From the smallest value to the largest."""
+        return constraints.integer_interval(min(self.values), max(self.values))
+
+    def sample(self, key, sample_shape=()):
+        """Of the values."""
+        return jnp.asarray(self.values)[super().sample(key, sample_shape)]
+
+    def log_prob(self, value):
+        """Of values; of what lies between them, -inf."""
+        if self._validate_args:
+            self._validate_sample(value)
+        own = jnp.asarray(value)[..., None] == jnp.asarray(self.values)
+        return jnp.max(jnp.where(own, self.logits, -jnp.inf), -1)
+
+    @property
+    def mean(self):
+        """sum_k probs_k values_k."""
+        return self.probs @ jnp.asarray(self.values, self.probs.dtype)
+
+    @property
+    def variance(self):
+        """sum_k probs_k values_k^2 - mean^2."""
+        away = jnp.asarray(self.values) - self.mean[..., None]
+        return jnp.sum(self.probs * away**2, -1)
+
+    def enumerate_support(self, expand=True):
+        """The values."""
+        return jnp.asarray(self.values)[super().enumerate_support(expand)]
 
 
 class Discrete(Family):
@@ -41,7 +84,7 @@ class Discrete(Family):
 
     def eta(self):
         """log q, whose constant does not matter; a category that cannot be has a finite one."""
-        return jnp.maximum(self.log_probs, _LEAST)
+        return jnp.maximum(self.log_probs, LEAST)
 
     def at_eta(self, eta):
         """Normalised."""
@@ -54,10 +97,11 @@ class Discrete(Family):
         return -jnp.sum(jnp.where(q > 0, q * jnp.where(q > 0, self.log_probs, 0.0), 0.0))
 
     def distributions(self):
-        """`Categorical` over the positions of the categories: over the values, where these count
-        from zero.
-        """
-        return {self.sites[0]: dist.Categorical(probs=jnp.exp(self.log_probs))}
+        """`Categorical`; over the site's own values where these do not count from zero."""
+        probs = jnp.exp(self.log_probs)
+        counts = self.categories == tuple(range(len(self.categories)))
+        own = dist.CategoricalProbs(probs) if counts else CategoricalOver(probs, self.categories)
+        return {self.sites[0]: own}
 
     def log_prob(self, values):
         """Of labels among the categories."""

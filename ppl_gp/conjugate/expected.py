@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from ppl_gp.conjugate.discrete import Discrete
+from ppl_gp.conjugate.discrete import LEAST, Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.errors import ModelError
@@ -39,7 +39,13 @@ def expected(joint: LogJoint, term: Term, q: list[Family], coordinates: list) ->
     seen = [(q[j], coordinates[j]) for j in term.blocks]
     if term.bounded:
         return _bound(joint, term, seen, rest)
-    return _over_nodes(lambda v: joint.term(term.site, v), seen, rest, ())
+    labelled = any(isinstance(family, Discrete) for family, _ in seen)
+
+    def log_p(values):
+        found = joint.term(term.site, values)
+        return jnp.maximum(found, LEAST) if labelled else found  # a label that cannot be
+
+    return _over_nodes(log_p, seen, rest, ())
 
 
 def _by_form(term: Term, q: list[Family], coordinates: list) -> Array:
@@ -139,4 +145,5 @@ def bound(joint: LogJoint, terms: tuple[Term, ...], q: list[Family]) -> Array:
     """E_q[log p(y, z)] + H[q], nats: at most log p(y)."""
     coordinates: list[Any] = [f.coordinates() for f in q]
     energy = [expected(joint, t, q, coordinates) for t in terms]
-    return jnp.sum(jnp.stack(energy)) + jnp.sum(jnp.stack([f.entropy() for f in q]))
+    total = jnp.sum(jnp.stack(energy)) + jnp.sum(jnp.stack([f.entropy() for f in q]))
+    return jnp.where(total < 1e-10 * LEAST, -jnp.inf, total)

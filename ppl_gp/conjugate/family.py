@@ -38,6 +38,11 @@ class Family(eqx.Module):
     sites: eqx.AbstractVar[tuple[str, ...]]
     batch: eqx.AbstractVar[tuple[int, ...]]
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
     @abstractmethod
     def coordinates(self) -> Any:
         """Moments that determine q, a tree of arrays."""

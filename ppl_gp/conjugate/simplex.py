@@ -31,6 +31,11 @@ class Dirichlet(Family):
     alpha: Float[Array, "*batch K"]
 
     @property
+    def name(self) -> str:
+        """Of what it is."""
+        return "Beta" if self.is_beta else "Dirichlet"
+
+    @property
     def size(self) -> int:
         """K."""
         return self.alpha.shape[-1]

@@ -182,8 +182,10 @@ class _Finder:
             if why is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "
-                    f"site '{name}' does not see it so: {why}. Declare both in one plate, or sum "
-                    "it out (numpyro.distributions.MixtureSameFamily) and use NUTS()."
+                    f"site '{name}' does not see it so: {why}. Declare both in one plate; where an "
+                    "index or two plates of labels stand between them (z[group], a block model), "
+                    "such sums are not there, however conjugate the model is: use NUTS() with the "
+                    "labels summed out (numpyro.distributions.MixtureSameFamily)."
                 )
         return family
 
@@ -194,12 +196,12 @@ class _Finder:
         hint = (
             "bounds=True takes the local bound of Bernoulli and binomial sites with logits= that "
             "are affine in Gaussian sites. "
-            if "Bernoulli" in kind or "Binomial" in kind
+            if isinstance(family, Gaussian) and ("Bernoulli" in kind or "Binomial" in kind)
             else ""
         )
         return NotConjugateError(
             f"site {sites} is not conjugate to {what} ({kind}): its log density is not affine in "
-            f"the statistics of a {type(family).__name__} factor. {hint}Use SVI() or NUTS(), or "
+            f"the statistics of a {family.name} factor. {hint}Use SVI() or NUTS(), or "
             "EP() where a GP is behind it."
         )
 
@@ -217,7 +219,7 @@ def require_conjugate_nearby(structure: Structure, q: list[Family]) -> None:
             sites = " and ".join(f"'{k}'" for k in family.sites)
             raise NotConjugateError(
                 f"site {sites} is not conjugate to '{failed[0]}': about the fitted q its log "
-                f"density is not affine in the statistics of a {type(family).__name__} factor. Use "
+                f"density is not affine in the statistics of a {family.name} factor. Use "
                 "SVI() or NUTS()."
             )
 

@@ -15,6 +15,7 @@ from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, roles
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.quick import quick_jit
+from ppl_gp.wrappers import mask_of, unwrap
 
 
 def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
@@ -32,12 +33,22 @@ def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
     latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
     if not latents:
         raise ModelError("MeanField(): nothing in the model is random but the observations.")
+    if masked := [k for k in latents if _is_masked_label(trace[k])]:
+        raise ModelError(
+            f"MeanField(): a mask stands around the labels {masked}; a label that is masked has no "
+            "prior, and each of its categories would count as one, log K nats of the bound a "
+            "label. Mask the observations alone: labels of rows without any sum to one."
+        )
     if empty := [k for k in latents if 0 in trace[k]["fn"].shape()]:
         raise ModelError(f"MeanField(): sites {empty} have no elements (a plate of size zero).")
     terms = tuple(
         k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
     )
     return LogJoint(model, args, kwargs, latents, terms)
+
+
+def _is_masked_label(site: dict) -> bool:
+    return unwrap(site["fn"]).support.is_discrete and not bool(jnp.all(mask_of(site["fn"])))
 
 
 def start_of(init: dict | None, structure: Structure, trace: dict, key) -> list[Family]:
@@ -63,7 +74,7 @@ def caution_of(q) -> dict[str, str]:
         return {}
     return {
         "caution": f"q of {improper} is no distribution, as where the data do not make up for an "
-        "improper prior; give these sites a proper one"
+        "improper prior, or a mask takes both away; give these sites a proper one"
     }
 
 

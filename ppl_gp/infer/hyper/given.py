@@ -59,7 +59,8 @@ def fixed_values(hyper, names, model, args, kwargs) -> dict:
     if missing or unknown:
         raise ModelError(
             f"{label} = {dict(values)!r} does not fit the model's hyperparameters {list(names)}: "
-            f"missing {missing}, unknown {unknown}. Give one constrained value for each."
+            f"missing {missing}, unknown {unknown}. Give one constrained value for each. "
+            "Gaussian sites are among them where they are not integrated, integrate=(...)."
         )
     trace = run(holding(model, hyper), args, kwargs)
     return {n: trace[n]["value"] for n in names}
