@@ -123,6 +123,9 @@ def test_a_mask_around_labels_is_refused_and_one_around_the_data_drops_them():
 
     with pytest.raises(pg.ModelError, match="Mask the observations alone"):
         pg.fit(both, pg.MeanField(), 0, Y, seen)
+    first = np.array([True, True, True, False, False, False])  # the first batch masks nothing
+    with pytest.raises(pg.ModelError, match="Mask the observations alone"):
+        pg.fit(both, pg.MeanField(batch_size=3), 0, Y, first)
     masked = pg.fit(data_alone, pg.MeanField(), 0, Y, seen)
     fewer = pg.fit(three_means, pg.MeanField(), 0, Y[seen], probs)
     np.testing.assert_allclose(masked.log_evidence, fewer.log_evidence, rtol=1e-8)

@@ -18,9 +18,10 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.wrappers import mask_of, unwrap
 
 
-def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
-    """Of all latents and observations of a trace. `ModelError` for params, mutable state, and sites
-    without elements.
+def log_joint_of(model, trace: dict, args, kwargs, others: bool = False) -> LogJoint:
+    """Of all latents and observations of a trace. `ModelError` for params, mutable state, sites
+    without elements, and masks around labels; `others`: of rows that follow too, whose masks are
+    not known yet.
     """
     found = roles(trace)
     if found.params:
@@ -33,7 +34,7 @@ def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
     latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
     if not latents:
         raise ModelError("MeanField(): nothing in the model is random but the observations.")
-    if masked := [k for k in latents if _is_masked_label(trace[k])]:
+    if masked := [k for k in latents if _is_masked_label(trace[k], others)]:
         raise ModelError(
             f"MeanField(): a mask stands around the labels {masked}; a label that is masked has no "
             "prior, and each of its categories would count as one, log K nats of the bound a "
@@ -47,8 +48,10 @@ def log_joint_of(model, trace: dict, args, kwargs) -> LogJoint:
     return LogJoint(model, args, kwargs, latents, terms)
 
 
-def _is_masked_label(site: dict) -> bool:
-    return unwrap(site["fn"]).support.is_discrete and not bool(jnp.all(mask_of(site["fn"])))
+def _is_masked_label(site: dict, others: bool) -> bool:
+    mask = mask_of(site["fn"])
+    masked = not bool(jnp.all(mask)) or (others and mask.ndim > 0)
+    return masked and unwrap(site["fn"]).support.is_discrete
 
 
 def start_of(init: dict | None, structure: Structure, trace: dict, key) -> list[Family]:

@@ -45,7 +45,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     model = declare(model, batch.args, batch.kwargs)
     trace = first_trace(model, batch.args, batch.kwargs)
     require_no_subsampling(trace, "MeanField()")
-    joint = log_joint_of(model, trace, batch.args, batch.kwargs)
+    joint = log_joint_of(model, trace, batch.args, batch.kwargs, others=True)
     _require_shared(method, trace)
     structure = find_structure(joint, trace, method.factors, method.bounds)
     joint, parts = split(structure, trace)
