@@ -99,6 +99,16 @@ def integrated(
             "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
             "computed from it, or no array that is affine in it holds one entry a datum, or a "
             "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
-            "mask handler stands around its prior. Leave it out, or use NUTS()."
+            f"mask handler stands around its prior{_not_read(model)}. Leave it out, or use NUTS()."
         )
     return found
+
+
+def _not_read(model: Declared) -> str:
+    """What a model that holds arrays or sizes of its own lacks besides."""
+    if model.reading.grows:
+        return ""
+    return (
+        ", or, as here, the model cannot be traced at another number of rows (it holds arrays of "
+        "one entry a row, or writes their number down)"
+    )
