@@ -75,6 +75,7 @@ LAYERS = [
     "results.palette",
     "results.panels",
     "results.slices",
+    "results.calibration_plot",
     "results.plots",
     "results.slice_plots",
     "results.part_plots",

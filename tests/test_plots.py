@@ -22,7 +22,7 @@ import ppl_gp as pg  # noqa: E402
 from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
 from ppl_gp.frames.names import arrays  # noqa: E402
-from ppl_gp.results import plots  # noqa: E402
+from ppl_gp.results import calibration_plot, plots  # noqa: E402
 from ppl_gp.results.compare import scores  # noqa: E402
 from ppl_gp.results.compare.compare import compare  # noqa: E402
 from ppl_gp.results.slice_plots import plot_slice  # noqa: E402
@@ -167,10 +167,11 @@ def test_forest(small_fit):
 def test_calibration():
     fit = made_fit(classifier, HYPER, X, y=y)
     figure = plots.plot_calibration({"ep": fit}, X_test, y_test)
-    stated, observed, _ = scores.reliability(fit.predict(X_test), y_test)
-    np.testing.assert_allclose(
-        figure.axes[0].lines[1].get_xydata(), np.stack([stated, observed], 1)
-    )
+    stated, observed, rows = scores.reliability(fit.predict(X_test), y_test)
+    upper, lower = figure.axes
+    np.testing.assert_allclose(upper.lines[1].get_xydata(), np.stack([stated, observed], 1))
+    np.testing.assert_allclose(lower.lines[0].get_xydata(), np.stack([stated, rows], 1))
+    assert rows.sum() == len(y_test)
     assert "ECE" in words(figure) and "7 test rows" in words(figure)
     fit, x, values = curve()
     figure = plots.plot_calibration(fit, x, values)
@@ -181,10 +182,21 @@ def test_calibration():
     assert "coverage" in words(figure)
 
 
+def test_bars_are_wide_where_a_bin_has_few_rows():
+    few, many = np.array([1.0, 2.0]), np.array([100.0, 200.0])
+    for share in (0.0, 0.5, 1.0):
+        low, high = calibration_plot._interval(share * few, few)
+        inner_low, inner_high = calibration_plot._interval(share * many, many)
+        assert np.all(low <= share) and np.all(high >= share)
+        assert np.all(high - low > 5 * (inner_high - inner_low))
+    # one of one happened: the fifth percentile of Beta(1.5, 0.5)
+    np.testing.assert_allclose(calibration_plot._interval(1.0, 1.0)[0], 0.2285, atol=1e-4)
+
+
 def test_at_most_seven_methods_share_a_panel():
     fit = made_fit(classifier, HYPER, X, y=y)
     figure = plots.plot_calibration({f"method {i}": fit for i in range(9)}, X_test, y_test)
-    drawn = [ax.lines[1:] for ax in figure.axes]
+    drawn = [ax.lines[1:] for ax in figure.axes[:2]]
     assert [len(lines) for lines in drawn] == [7, 2] and "method 8" in words(figure)
     assert len({line.get_color() for line in drawn[0]}) == 7
     assert len({line.get_marker() for line in drawn[0]}) == 7

@@ -1,5 +1,5 @@
 """Pictures of fits, each a matplotlib Figure: bands, probability surfaces, evidence against truth,
-forest, calibration.
+forest; calibration has its own file.
 
 Matplotlib is imported when a picture is made, not with the package. Close a figure with
 `matplotlib.pyplot.close` when many are made.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.results.compare import scores
+from ppl_gp.results.calibration_plot import plot_calibration as plot_calibration
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.palette import COLOURS, MARKERS, sevens
 from ppl_gp.results.panels import (
@@ -23,8 +23,7 @@ from ppl_gp.results.panels import (
     mean_and_interval,
     panels,
 )
-from ppl_gp.results.predict.pit import pit
-from ppl_gp.results.query.by_names import by_names, with_observations
+from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.row_names import row_names
 from ppl_gp.results.shown import shown
 
@@ -259,46 +258,3 @@ def _interval(ax, draws, y, method: int, label):
     ax.plot([low, high], [y, y], color=colour, lw=1)
     ax.plot([quarter, three_quarters], [y, y], color=colour, lw=3)
     ax.plot(median, y, marker, color=colour, ms=5, label=label)
-
-
-def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
-    """Observed against stated frequency on test data, one line a fit; the diagonal is calibrated.
-
-    Finitely many outcomes: a reliability diagram over `scores.NUM_BINS` bins. Otherwise the
-    observed coverage of the predictive central intervals.
-    """
-    import matplotlib.pyplot as plt
-
-    groups = sevens(as_fits(fits))
-    figure, axes = plt.subplots(
-        1, len(groups), figsize=(5.6 * len(groups), 5.2), squeeze=False, layout="constrained"
-    )
-    for ax, group in zip(axes[0], groups, strict=True):
-        ax.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
-        for j, (name, fit) in enumerate(group.items()):
-            stated, observed, score, words = _calibration(fit, X_test, y_test, args, kwargs)
-            style = {"marker": MARKERS[j], "color": COLOURS[j], "markersize": 5, "linewidth": 1.2}
-            label = f"{name} ({score.name} {score.value:.3f})"
-            ax.plot(stated, observed, alpha=0.8, label=label, **style)
-        ax.set(xlabel=words[0], ylabel=words[1], xlim=(0, 1), ylim=(0, 1))
-        ax.legend(fontsize="small")
-    figure.suptitle(f"Calibration on {len(y_test)} test rows: on the dashed line it is right")
-    return figure
-
-
-def _calibration(fit: Fit, X_test, y_test, args, kwargs):
-    """(stated frequencies, observed ones, the score, what both are called)."""
-    X, y, others, named = with_observations(fit, X_test, y_test, args, kwargs)
-    prediction = fit.predict(X, *others, **named)
-    if scores.is_classification(prediction):
-        stated, observed = scores.reliability(prediction, y)[:2]
-        words = ("predicted probability", "observed frequency")
-        return stated, observed, scores.calibration(prediction, y), words
-    found = pit(fit, X, y, *others, **named)
-    if found is None:
-        raise DataError(
-            "plot_calibration shows one observed site of numbers or classes; the model "
-            "observes vectors or several sites."
-        )
-    words = ("nominal coverage", "observed coverage")
-    return scores.LEVELS, scores.coverage(found), scores.calibration(prediction, y, found), words

@@ -84,16 +84,16 @@ def calibration(prediction: Prediction, y, pit: Pit | None = None) -> Score:
     observed coverage of the predictive distribution's central intervals.
     """
     if is_classification(prediction):
-        stated, observed, weight = reliability(prediction, y)
-        return Score(float(np.sum(weight * np.abs(stated - observed))), "ECE")
+        stated, observed, rows = reliability(prediction, y)
+        return Score(float(np.average(np.abs(stated - observed), weights=rows)), "ECE")
     if pit is None:
         return Score(None, "coverage gap")
     return Score(float(np.mean(np.abs(coverage(pit) - LEVELS))), "coverage gap")
 
 
 def reliability(prediction: Prediction, y):
-    """(stated, observed, weight) of the occupied bins: mean probability, observed frequency, share
-    of the rows.
+    """(stated, observed, rows) of the occupied bins: mean probability, observed frequency, number
+    of rows.
     """
     probs = outcome_probabilities(prediction)
     y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
@@ -107,7 +107,7 @@ def reliability(prediction: Prediction, y):
         np.bincount(which, v, NUM_BINS)[used] / count[used]
         for v in (stated, happened.astype(float))
     ]
-    return (*means, count[used] / len(y))
+    return (*means, count[used])
 
 
 def coverage(pit: Pit) -> Float[ndarray, "L"]:
