@@ -133,43 +133,54 @@ print(comparison)
 
 # %%
 probs = {name: np.asarray(fit.predict(X_grid).probs).reshape(RESOLUTION, RESOLUTION) for name, fit in fits.items()}
-CLASSES = {0: ("tab:blue", "o"), 1: ("tab:red", "x")}
+CLASSES = {0: ("#0072B2", "o"), 1: ("#E69F00", "^")}
 
 
 def scatter(ax, size=22.0):
     for label, (color, marker) in CLASSES.items():
-        ax.scatter(*X[y == label].T, c=color, marker=marker, s=size, linewidths=1, label=f"class {label}")
+        ax.scatter(*X[y == label].T, c=color, marker=marker, s=size, linewidths=0, label=f"class {label}")
 
 
-def boundary(ax, values, level, **style):
-    """A contour line with an entry in the legend."""
-    ax.contour(axis_0, axis_1, values, levels=[level], colors=style["color"], linestyles=style.get("linestyle", "-"))
-    ax.plot([], [], **style)
+def boundary(ax, values, level, linestyle, label):
+    """A contour line in black with an entry in the legend."""
+    ax.contour(axis_0, axis_1, values, levels=[level], colors="black", linestyles=linestyle)
+    ax.plot([], [], color="black", linestyle=linestyle, label=label)
 
 
-fig, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
+def legend_below(ax):
+    """Outside of the map, where it hides no data."""
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=5, frameon=False)
+
+
+fig, axes = plt.subplots(1, 2, figsize=(12, 5), sharex=True, sharey=True, layout="constrained")
 scatter(axes[0])
-boundary(axes[0], optimal_grid, 0.0, color="tab:green", label="optimal boundary")
-boundary(axes[0], probs["NUTS"], 0.5, color="black", label="GP boundary (NUTS)")
+boundary(axes[0], optimal_grid, 0.0, "--", "optimal boundary")
+boundary(axes[0], probs["NUTS"], 0.5, "-", "GP's (NUTS)")
 axes[0].set(title="Optimal boundary and the GP's", xlabel="$x_1$", ylabel="$x_2$")
-axes[0].legend(fontsize=8, loc="lower left")
-filled = axes[1].contourf(axis_0, axis_1, probs["NUTS"], levels=np.linspace(0, 1, 21), cmap="RdBu_r")
-boundary(axes[1], probs["NUTS"], 0.5, color="black")
-axes[1].set(title="p(y = 1 | x, data), NUTS, and the GP boundary", xlabel="$x_1$")
+legend_below(axes[0])
+filled = axes[1].contourf(axis_0, axis_1, probs["NUTS"], levels=np.linspace(0, 1, 11), cmap="PuOr_r")
+boundary(axes[1], probs["NUTS"], 0.5, "-", "p(y = 1 | x, data) = 1/2")
+axes[1].set(title="Probability of class 1 (NUTS)", xlabel="$x_1$")
+legend_below(axes[1])
 fig.colorbar(filled, ax=axes[1], label="p(y = 1 | x, data)")
 plt.show()
 
 # %% [markdown]
 # ## The same boundary, other probabilities
+#
+# Left: six boundaries would lie on each other, so the map shades where the methods do not all name the same class.
+# Right: how far each method's probabilities lie from those of NUTS.
 
 # %%
-fig, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-scatter(axes[0], size=8.0)
-boundary(axes[0], optimal_grid, 0.0, color="tab:green", label="optimal")
-for (name, values), color in zip(probs.items(), plt.get_cmap("tab10")([1, 4, 5, 6, 7, 8]), strict=True):
-    boundary(axes[0], values, 0.5, color=color, label=name)
-axes[0].set(title="Every method's boundary", xlabel="$x_1$", ylabel="$x_2$")
-axes[0].legend(fontsize=8, loc="lower left")
+fig, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+agree_on_one = np.mean([values > 0.5 for values in probs.values()], 0)
+disagree = (agree_on_one > 0) & (agree_on_one < 1)
+axes[0].pcolormesh(axis_0, axis_1, np.where(disagree, 1.0, np.nan), cmap="Greys", vmin=0, vmax=2)
+axes[0].fill([], [], color="0.5", label="methods disagree")
+scatter(axes[0], size=10.0)
+boundary(axes[0], optimal_grid, 0.0, "--", "optimal boundary")
+axes[0].set(title=f"The six methods name different classes on {disagree.mean():.1%} of the map", xlabel="$x_1$", ylabel="$x_2$")
+legend_below(axes[0])
 others = [name for name in probs if name != "NUTS"]
 axes[1].boxplot([(probs[name] - probs["NUTS"]).ravel() for name in others], tick_labels=others, whis=(0, 100))
 axes[1].axhline(0.0, color="0.6", linewidth=0.8)

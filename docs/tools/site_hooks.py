@@ -24,6 +24,8 @@ _TABLE_LINK = "[The table of methods](../README.md#methods) says what each of th
 _BESIDE = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # The kernel that runs recipes warns that it has no widgets, with the path of a file of ours.
 _QUIET = "ignore:IProgress not found"
+# What Python writes before a warning: the file of whoever built the site, and a line in it.
+_PLACE = re.compile(r"(^|<pre>)\S+\.py:\d+: (?=\w*Warning: )", re.MULTILINE)
 _HEADING = re.compile(r"^## \[(.+)\]\(\.\./notebooks/(\w+)\.ipynb\)$", re.MULTILINE)
 
 
@@ -56,6 +58,11 @@ def on_page_markdown(markdown, page, config, files):
     for name, place in _BESIDE.items():
         inside = inside.replace(f"](../{name})", f"]({place})")
     return inside.replace(_TABLE_LINK, methods()) if _TABLE_LINK in inside else inside
+
+
+def on_page_content(html, page, config, files):
+    """Warnings of recipes and notebooks name no file of the machine that ran them."""
+    return _PLACE.sub(r"\1", html)
 
 
 def methods() -> str:
