@@ -124,7 +124,6 @@ def nothing_seen(y=None):
         numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
 
-@pytest.mark.slow
 def test_an_improper_posterior_is_no_fit():
     with pytest.raises(pg.PplGpError, match="'u'"):
         pg.fit(nothing_seen, pg.MeanField(), 0, y=ROWS)

@@ -75,6 +75,8 @@ def conjugate_again(
 
 
 def _checked(joint: LogJoint, names, family: Family, all_sites, seed: int, near: bool):
+    if not names:  # an improper prior that nothing is seen through
+        return np.ones(0, bool)
     keys = random.split(random.key(seed), _NEARBY if near else _SURROUNDINGS)
     many = num_values(joint, names, family, all_sites)
     found = [_looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
