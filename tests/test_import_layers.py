@@ -21,6 +21,7 @@ LAYERS = [
     "frames",
     "option_checks",
     "memory_maps",
+    "ctrl_c",
     "threads",
     "quick",
     "cache",

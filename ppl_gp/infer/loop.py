@@ -18,6 +18,8 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
+from ppl_gp.ctrl_c import answered, arrive
+
 S = TypeVar("S")
 
 
@@ -47,8 +49,9 @@ def interruptible(
                 # at once: arrays that are still being computed are no state to keep
                 last = jax.block_until_ready(stage)
                 update(last.done, last.text)
-        except KeyboardInterrupt:
-            if not last.keep:
+                arrive()
+        except (KeyboardInterrupt, Exception) as error:
+            if not (last.keep and answered(error)):
                 raise
             return last.state, True
     return last.state, False

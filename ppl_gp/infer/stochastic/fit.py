@@ -10,6 +10,7 @@ from jax import random
 from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import split
 from ppl_gp.conjugate.structure import find_structure
+from ppl_gp.ctrl_c import answered
 from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.mean_field_parts import (
@@ -65,9 +66,10 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     )
     try:
         q, value = over_all_data(problem, first, q, proof)
-    except KeyboardInterrupt:  # the steps are whole, and with no factor in rows so is q
-        if parts.local:
+    except (KeyboardInterrupt, Exception) as error:
+        if parts.local or not answered(error):
             raise
+        # the steps are whole, and with no factor in rows so is q
         value, result = None, Result.interrupted
     stats = {
         "bounds": bounds,

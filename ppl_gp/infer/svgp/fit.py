@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 from jax import random
 
+from ppl_gp.ctrl_c import answered
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
@@ -66,7 +67,10 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         return make_fit(method, subject, problem, ended, None, told, key_end)
     try:
         ended, bound, judgement = _judgement(problem, subject, state, ended, spread, key_end)
-    except KeyboardInterrupt:  # the steps are whole: only what would be said of them is missing
+    except (KeyboardInterrupt, Exception) as error:
+        if not answered(error):
+            raise
+        # the steps are whole: only what would be said of them is missing
         ended, bound, judgement = ended._replace(result=Result.interrupted), None, {}
     fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
     _tell_unsettled(fit)

@@ -1,0 +1,89 @@
+"""Ctrl-C that arrives, also where it is pressed while JAX traces and compiles.
+
+Python raises KeyboardInterrupt between two instructions of whatever runs. Callbacks of XLA and of
+the garbage collector do not pass it on: they drop it, or raise a RuntimeError in its place.
+"""
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# seconds, after which a press that a callback dropped is made again: callbacks are shorter
+_AGAIN = 0.01
+
+
+class _Press:
+    """Whether Ctrl-C was pressed and nothing has ended by it yet."""
+
+    unanswered = False
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Within, a press of Ctrl-C ends in KeyboardInterrupt, whatever became of the one that Python
+    raised.
+
+    Where the program handles the signal in its own way, or in a thread that gets none, nothing is
+    changed.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if not _in_main_thread() or handler not in (signal.default_int_handler, _press):
+        yield
+        return
+    with _listening(handler):
+        try:
+            yield
+            arrive()
+        except (KeyboardInterrupt, Exception) as error:
+            if answered(error) and not isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            raise
+
+
+def answered(error: BaseException) -> bool:
+    """Whether `error` is what became of Ctrl-C, which is then dealt with."""
+    pressed = _in_main_thread() and _Press.unanswered
+    if pressed:
+        _Press.unanswered = False
+    return pressed or isinstance(error, KeyboardInterrupt)
+
+
+def arrive() -> None:
+    """Raise the KeyboardInterrupt that something has dropped on its way."""
+    if _in_main_thread() and _Press.unanswered:
+        raise KeyboardInterrupt
+
+
+def _press(signum, frame):
+    _Press.unanswered = True
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _listening(handler):
+    """Python's own handler and its hook for errors that nobody can catch, replaced."""
+    if handler is _press:  # inside another verb
+        yield
+        return
+    _Press.unanswered, told = False, sys.unraisablehook
+
+    def hook(unraisable):
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            threading.Timer(_AGAIN, _thread.interrupt_main).start()
+        else:
+            told(unraisable)
+
+    sys.unraisablehook = hook
+    signal.signal(signal.SIGINT, _press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        sys.unraisablehook = told
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
