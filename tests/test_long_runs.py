@@ -964,6 +964,30 @@ def test_ctrl_c_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
     np.testing.assert_array_equal(fit.predict(X_NEW).probs, whole.predict(X_NEW).probs)
 
 
+@pytest.mark.slow
+def test_ctrl_c_that_is_dropped_while_the_bound_is_summed_keeps_the_steps(monkeypatch):
+    """Something inside catches all: the press is answered there, and not by the loss of the fit."""
+    real = final_bound.total_bound
+
+    def dropping(*args):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        return real(*args)
+
+    X, y = data()
+    whole = fitted(X, y=y)
+    monkeypatch.setattr(final_bound, "total_bound", dropping)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        fit = fitted(X, y=y)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert fit.result == Result.interrupted and fit.log_evidence is None
+    np.testing.assert_array_equal(fit.predict(X_NEW).probs, whole.predict(X_NEW).probs)
+
+
 def sized(sizes):
     """Batches of these sizes, one after another."""
     X, y = data()

@@ -10,7 +10,7 @@ from jax import random
 from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import split
 from ppl_gp.conjugate.structure import find_structure
-from ppl_gp.ctrl_c import answered
+from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.mean_field_parts import (
@@ -66,6 +66,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     )
     try:
         q, value = over_all_data(problem, first, q, proof)
+        arrive()
     except (KeyboardInterrupt, Exception) as error:
         if parts.local or not answered(error):
             raise

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 from jax import random
 
-from ppl_gp.ctrl_c import answered
+from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
@@ -66,7 +66,9 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if ended.message:  # a bad batch would be met again in the sum over all data
         return make_fit(method, subject, problem, ended, None, told, key_end)
     try:
-        ended, bound, judgement = _judgement(problem, subject, state, ended, spread, key_end)
+        found = _judgement(problem, subject, state, ended, spread, key_end)
+        arrive()
+        ended, bound, judgement = found
     except (KeyboardInterrupt, Exception) as error:
         if not answered(error):
             raise
