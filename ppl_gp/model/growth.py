@@ -155,11 +155,18 @@ def _matches(site) -> bool:
     return scaled and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
 
 
-def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
+def grow(
+    model, leaves: Leaves, base: Look, num: int, options: frozenset[str] = frozenset()
+) -> Axes | None:
     """The axes where the data are `num` rows, or `None` where no longer data can be traced.
 
     What has to grow is a GP site; the observations where no GP can (one GP at places that rows look
     up, f[place], or at inducing inputs).
+
+    One row broadcasts against any number, so that the data grow without an array of one entry tells
+    nothing of it: g of u[g] would pass for an option. Of one row every array that can grow with it
+    is the data's, but for those that bring latent values along (centres, a table of levels) and
+    `options`, that kernels are computed from beside their inputs (length scales).
     """
     more = _unused(leaves, base, num)
 
@@ -186,6 +193,8 @@ def grow(model, leaves: Leaves, base: Look, num: int) -> Axes | None:
                 fewer = {p: a for p, a in paths.items() if p != path}
                 without = trial(tuple(fewer.items()))
                 if without is None:
+                    continue
+                if num == 1 and path not in options and _shapes(look) == _shapes(without):
                     continue
                 # A table that happens to have N rows: the data can grow without it.
                 table = num > 1 and argument_of(path) != leaves.inputs
@@ -225,11 +234,17 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
             inputs[path] = 0
         if axes:
             options[path] = [*axes, None]
-    yield inputs
+    if num > 1:  # one row's other arrays broadcast, and would pass for options
+        yield inputs
     choices = itertools.product(*(range(len(o)) for o in options.values()))
     for choice in sorted(choices, key=sum) if len(options) <= _SORTED else choices:
         picked = {p: o[i] for (p, o), i in zip(options.items(), choice, strict=True)}
         yield {p: a for p, a in picked.items() if a is not None}
+
+
+def _shapes(look: Look) -> list[tuple[int, ...]]:
+    """Of all latent values and parameters."""
+    return [x.shape for x in jax.tree.leaves(look.values) if hasattr(x, "shape")]
 
 
 def _data_grow(base: Look, look: Look, growing: tuple[str, ...]) -> bool:

@@ -99,13 +99,13 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     """
     leaves = Leaves(model, args, kwargs)
     base = look_at(model, leaves, {})
-    grown = next(
-        (a for num in lengths(leaves) if (a := grow(model, leaves, base, num)) is not None), None
-    )
+    seen, factors = graph(model, leaves, base)
+    options = frozenset().union(*(s.arguments for s in seen.kernels.values()))
+    trials = (grow(model, leaves, base, num, options) for num in lengths(leaves))
+    grown = next((a for a in trials if a is not None), None)
     axes = by_moving(model, leaves, base) if grown is None else grown
     acting = acting_by_row(model, leaves, axes)
     axes = axes._replace(rows=axes.rows | acting)
-    seen, factors = graph(model, leaves, base)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
     predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
     return Reading(

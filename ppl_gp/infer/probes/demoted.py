@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
+from ppl_gp.infer.probes.bent_effects import tell_of_bent_effects
 from ppl_gp.infer.probes.more_functions import tell_of_more_functions
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
@@ -66,18 +67,31 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     if not source.reading.grows:
         _require_read(trace, reached, method)
     _require_proved(source, args, kwargs, trace, reached, method)
-    tell_of_more_functions(source, args, kwargs, trace, left, method)
+    told = tell_of_more_functions(source, args, kwargs, trace, left, method)
+    demoted = _require_alone(source, args, kwargs, trace, left, method)
+    bent = [k for k in reached if np.size(trace[k]["value"]) > 1 and k not in {*told, *demoted}]
+    tell_of_bent_effects(
+        lambda values: _seen(source, args, kwargs, trace, values), trace, bent, method
+    )
+
+
+def _require_alone(
+    source: Declared, args, kwargs, trace: dict, left: list[str], method: str
+) -> list[str]:
+    """Raise `ModelError` where something beside the predictor keeps sites of several values from
+    being integrated; warn of single values, and return them.
+    """
     hidden = tuple(k for k, s in trace.items() if is_observed(s) and s["data_axis"] is None)
     bared = tuple(k for k in left if not is_whole(trace[k]))
     if not hidden and not bared:
-        return
+        return []
     plain = Declared(keyed(_only_predictor(source.function, hidden, bared)), source.reading)
     found = collapse(plain, args, kwargs)
     gps = set(roles(trace).gps)
     would = set(found.plan.sites) if isinstance(found, Collapsed) else gps
     demoted = [k for k in left if k in would]
     if not demoted:
-        return
+        return []
     why = _why(_seeing(source, args, kwargs, trace, hidden, demoted), demoted, bared)
     many = [k for k in demoted if np.size(trace[k]["value"]) > 1]
     if many:
@@ -90,8 +104,9 @@ def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
     warnings.warn(
         f"{method} maximises {demoted} with the hyperparameters and does not integrate them, as "
         f"{why}.",
-        stacklevel=2,
+        stacklevel=3,
     )
+    return demoted
 
 
 def _seen(model, args, kwargs, trace: dict, values: dict) -> dict:

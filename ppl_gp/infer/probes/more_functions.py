@@ -24,18 +24,20 @@ from ppl_gp.proofs.dependence import sources
 
 def tell_of_more_functions(
     model: Declared, args, kwargs, trace: dict, left: list[str], method: str
-) -> None:
+) -> list[str]:
     """Raise `ModelError` where such sites of several values, `left` ones, are multiplied by an
-    unknown hyperparameter; warn of others. Abstract traces, where there are any such sites.
+    unknown hyperparameter; warn of others, and return them. Abstract traces, where there are any
+    such sites.
     """
     many = tuple(k for k in left if np.size(trace[k]["value"]) > 1)
     if not many:
-        return
+        return []
     asked = collapse(model, args, kwargs, only=many)
     if not isinstance(asked, Collapsed):
-        return
+        return []
     named = (*roles(trace).gps, *(k for k in many if k in asked.plan.sites))
-    for site in (k for k in many if k in asked.plan.sites):
+    found = [k for k in many if k in asked.plan.sites]
+    for site in found:
         remedy = f"integrate={named!r} integrates it"
         if scales := sorted(_multiplying(asked, args, kwargs, trace, site)):
             raise ModelError(
@@ -48,8 +50,9 @@ def tell_of_more_functions(
             f"{method} maximises '{site}' ({np.size(trace[site]['value'])} values) with the "
             "hyperparameters: with it a datum sees more functions than there are GPs. "
             f"{remedy}; integrate={tuple(roles(trace).gps)!r} says that it is to be maximised.",
-            stacklevel=2,
+            stacklevel=3,
         )
+    return found
 
 
 def _multiplying(asked: Collapsed, args, kwargs, trace: dict, site: str) -> frozenset[str]:

@@ -1,0 +1,112 @@
+"""One training row broadcasts against any number of rows, and tells no option from an array of the
+data by its shape: what is predicted elsewhere is what dense algebra has, or a typed refusal.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+
+NOISE, GROUPS = 0.4, 3
+X, XN = np.array([1.0]), np.array([1.0, 1.0, 9.0])
+Y, RESIDUAL = np.array([2.0]), 2.0 - 0.5
+CROSS = 1.5 * np.exp(-0.5 * ((XN - X) / 0.8) ** 2)
+
+
+def parts(X, g=None, W=None, off=0.0, noise=NOISE, centres=None, y=None):
+    """A function, groups, fixed effects and bumps, each of them where its array is given."""
+    eta = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X)) + off
+    if g is not None:
+        with numpyro.plate("groups", GROUPS):
+            eta += numpyro.sample("u", dist.Normal(0.0, 1.0))[g]
+    if W is not None:
+        with numpyro.plate("columns", W.shape[1]):
+            eta += W @ numpyro.sample("b", dist.Normal(0.0, 1.0))
+    if centres is not None:
+        with numpyro.plate("bumps", centres.shape[0]):
+            a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        eta += jnp.exp(-((X[:, None] - centres) ** 2)) @ a
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(eta, noise), obs=y)
+
+
+def _group(g):
+    return np.equal.outer(g, np.arange(GROUPS)).astype(float)
+
+
+BUMPS = np.array([1.2])
+CASES = {  # given in training, given at prediction, features there and here
+    "group": ({"g": [0]}, {"g": [0, 2, 1]}, lambda v: _group(np.asarray(v["g"]))),
+    "columns": ({"W": [[1.0, -2.0]]}, {"W": [[1.0, 3], [0, 1], [2, 2]]}, lambda v: v["W"]),
+    "column": ({"W": [[2.0]]}, {"W": [[1.0], [0], [2]]}, lambda v: v["W"]),
+    "none": ({}, {}, lambda v: np.zeros((1, 1))),
+}
+
+
+def _algebra(features, trained, new):
+    A, B = (np.asarray(features(v), float) for v in (trained, new))
+    cross = CROSS + (B @ A.T)[:, 0]
+    C = 1.5 + (A @ A.T)[0, 0] + NOISE**2
+    return cross / C, 1.5 + (B**2).sum(1) - cross**2 / C
+
+
+def _arrays(given):
+    return {k: np.array(v) for k, v in given.items()}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("method", [pg.Laplace, pg.EP])
+@pytest.mark.parametrize("case", CASES)
+def test_elsewhere_is_what_dense_algebra_has(case, method):
+    trained, new, features = CASES[case]
+    fit = pg.fit(
+        parts, method(hyper=pg.Fixed({})), 0, X, y=Y, **_arrays(trained), off=np.array([0.5])
+    )
+    offsets = np.array([0.7, 0.1, -3.0])
+    weight, variance = _algebra(features, trained, new)
+    pred = fit.predict(XN, **_arrays(new), off=offsets)
+    np.testing.assert_allclose(pred.mean, offsets + weight * RESIDUAL, atol=1e-6)
+    np.testing.assert_allclose(pred.f_variance, variance, atol=1e-6)
+    for row in range(3):
+        here = {k: v[[row]] for k, v in {**_arrays(new), "off": offsets}.items()}
+        np.testing.assert_allclose(
+            fit.predict(XN[[row]], **here).mean[0], pred.mean[row], atol=1e-8
+        )
+
+
+def test_what_is_left_out_is_asked_for():
+    fit = pg.fit(parts, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y, g=np.array([0]))
+    with pytest.raises(pg.DataError, match="g"):
+        fit.predict(XN)
+    with pytest.raises(pg.DataError, match="g"):
+        fit.predict(XN[:1])
+
+
+def test_noise_of_one_entry_may_be_given_a_row():
+    noise = np.array([NOISE])
+    fit = pg.fit(parts, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y - 0.5, noise=noise)
+    pred = fit.predict(XN, noise=np.array([NOISE, 1.0, 2.0]))
+    np.testing.assert_allclose(pred.f_mean, CROSS / (1.5 + NOISE**2) * RESIDUAL, atol=1e-6)
+
+
+def test_centres_bring_their_weights_along_and_are_options():
+    fit = pg.fit(parts, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=Y - 0.5, centres=BUMPS)
+    there, here = (np.exp(-((x[:, None] - BUMPS) ** 2)) for x in (XN, X))
+    cross = CROSS + (there @ here.T)[:, 0]
+    expected = cross / (1.5 + (here**2).sum() + NOISE**2) * RESIDUAL
+    np.testing.assert_allclose(fit.predict(XN).f_mean, expected, atol=1e-6)
+
+
+def scaled(X, scales, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, scales), X))
+    numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def test_a_length_scale_of_one_entry_is_an_option():
+    x = X[:, None]
+    fit = pg.fit(scaled, pg.Laplace(hyper=pg.Fixed({})), 0, x, np.array([0.8]), y=Y - 0.5)
+    mean = fit.predict(XN[:, None]).f_mean
+    np.testing.assert_allclose(mean, CROSS / (1.5 + NOISE**2) * RESIDUAL, atol=1e-6)
