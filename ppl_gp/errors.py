@@ -58,7 +58,7 @@ class Result(enum.StrEnum):
 _MESSAGES = {
     Result.converged: "converged.",
     Result.max_steps: "the step limit was reached before the tolerance; raise `max_steps` (MAP's "
-    "where map_steps has reached it), lower `damping`, or loosen `tol`.",
+    "where map_steps has reached it), loosen `tol`, or lower `damping` where the method has one.",
     Result.nonfinite: "a value that is not finite appeared; run pg.check(model, ...) and look at "
     "the data's scale, the jitter and the hyperparameters.",
     Result.negative_curvature: "the Gaussian's precision K^-1 + T stopped being positive "

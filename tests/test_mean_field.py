@@ -516,4 +516,6 @@ def test_a_model_of_its_inputs_has_nothing_to_predict():
     fit = pg.fit(model, pg.Laplace(integrate=()), 0, x)
     with pytest.raises(pg.ModelError, match=r"nothing to predict at them; log_density"):
         fit.predict(x)
+    with pytest.raises(pg.ModelError, match=r"sample: .*nothing to predict at them"):
+        fit.sample(0, x, 3)
     assert pg.compare({"a": fit}, x).table[0]["log_density"] is not None

@@ -144,3 +144,43 @@ def test_plates_of_size_zero_are_named():
         pg.fit(mixture, pg.MeanField(), 0, np.zeros((0, 2)), num_components=2)
     with pytest.raises(pg.PplGpError, match="size zero"):
         pg.fit(mixture, pg.MeanField(), 0, np.ones((3, 2)), num_components=0)
+
+
+def repeats(x, labels_dim):
+    """Two repeats a row, whose label's plate stands to the left or to the right of theirs."""
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(2)))
+    with numpyro.plate("components", 2):
+        m = numpyro.sample("m", dist.Normal(0.0, 2.0))
+    with numpyro.plate("data", 4, dim=labels_dim):
+        z = numpyro.sample("z", dist.Categorical(weights))
+        with numpyro.plate("repeats", 2, dim=-3 - labels_dim):
+            numpyro.sample("x", dist.Normal(m[z], 1.0), obs=x)
+
+
+def test_a_label_to_the_left_of_other_plates_is_told_where_to_stand():
+    with pytest.raises(pg.NotConjugateError, match="to the right of its plate. Give .* dim=-1"):
+        pg.fit(repeats, pg.MeanField(), 0, np.ones((4, 2)), -2)
+
+
+@pytest.mark.slow
+def test_a_label_in_the_last_plate_is_seen_by_all_repeats():
+    x = np.stack([ROWS, ROWS + 0.1])
+    fit = pg.fit(repeats, pg.MeanField(max_steps=3000), 0, x, -1)
+    exact = logsumexp(
+        [
+            log_joint_of_repeats(x, np.array(z))
+            for z in itertools.product(range(2), repeat=len(ROWS))
+        ]
+    )
+    assert exact - 2.0 < fit.log_evidence < exact
+
+
+def log_joint_of_repeats(x, z):
+    counts = np.bincount(z, minlength=2)
+    found = gammaln(2.0) - gammaln(2.0 + len(z)) + np.sum(gammaln(1.0 + counts))
+    for k in range(2):
+        own = x[:, z == k].ravel()
+        C = np.eye(len(own)) + 4.0
+        found -= 0.5 * own @ np.linalg.solve(C, own)
+        found -= 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
+    return found

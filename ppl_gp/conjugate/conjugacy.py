@@ -294,16 +294,24 @@ def coupled_rows(
     """
     around = somewhere(all_sites, random.key(0))
     shape = jax.eval_shape(lambda v: joint.term(name, v), around).shape
-    if len(shape) < len(family.batch) or not _holds(shape, family.batch):
-        return "it stands outside its plate"
+    if not _holds(shape, family.batch):
+        if len(shape) >= len(family.batch) and _holds(shape, family.batch, within=True):
+            return (
+                "it stands in plates to the right of its plate. Give that plate dim=-1, and the "
+                "others dimensions to the left of it"
+            )
+        return "it stands outside its plate. Declare both in one plate"
     if not bool(_rows_apart(joint, name, family, around, random.key(1))):
-        return "one of its entries sees several elements"
+        return "one of its entries sees several elements. Declare both in one plate"
     return None
 
 
-def _holds(shape, batch) -> bool:
+def _holds(shape, batch, within: bool = False) -> bool:
+    """Whether a shape ends in this batch, `within` as what its single entries broadcast to."""
     tail = shape[len(shape) - len(batch) :] if batch else ()
-    return tuple(tail) == tuple(batch)
+    return len(tail) == len(batch) and all(
+        n == m or (within and m == 1) for n, m in zip(tail, batch, strict=True)
+    )
 
 
 @quick_jit

@@ -182,7 +182,7 @@ class _Finder:
             if why is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "
-                    f"site '{name}' does not see it so: {why}. Declare both in one plate; where an "
+                    f"site '{name}' does not see it so: {why}; where an "
                     "index or two plates of labels stand between them (z[group], a block model), "
                     "such sums are not there, however conjugate the model is: use NUTS() with the "
                     "labels summed out (numpyro.distributions.MixtureSameFamily)."

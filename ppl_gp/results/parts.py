@@ -45,7 +45,8 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     integrated, by `Sample` or `Grid`, each is the `MixtureSameFamily` over the S weighted draws,
     O(S M) memory. Arguments, errors and cost as `predict`, and O(M N^2) a part and a draw.
 
-    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each.
+    Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each, and
+    for sites that are called as its own two entries.
     """
     case = case_at(record, *by_names(record, X_new, args, kwargs))
     (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
@@ -111,18 +112,27 @@ def _components(case: Case, seen: Collapsed | None):
             there = new.kernel.at(new.X)
             return _of_one(site, total, there.parts[site].weights[0, 0], there.offset[0])
         if not isinstance(case.model, Collapsed):
-            return {site: total, TOTAL: total}, jnp.zeros_like(total.mean)
+            return _and_total({site: total}, total), jnp.zeros_like(total.mean)
         there = new.kernel.at(new.X)
         parts = _part_moments(prior.kernel.at(prior.X), there, root, kept)
-        return {**parts, TOTAL: total}, jnp.reshape(there.offset, total.mean.shape)
+        return _and_total(parts, total), jnp.reshape(there.offset, total.mean.shape)
 
     return over_draws(one, case.draws)
+
+
+def _and_total(parts: dict[str, Moments], total: Moments) -> dict[str, Moments]:
+    if taken := sorted(parts.keys() & {TOTAL, OFFSET}):
+        raise ModelError(
+            f"components() has the predictor's own 'total' and 'offset', and the model has site(s) "
+            f"{taken}, which would be hidden by them: give these another name."
+        )
+    return {**parts, TOTAL: total}
 
 
 def _of_one(site: str, f: Moments, weight, offset):
     """({part: Moments}, the offset) of weight_n f_n + offset_n."""
     part = Moments(weight * f.mean, weight**2 * f.variance)
-    return {site: part, TOTAL: Moments(part.mean + offset, part.variance)}, offset
+    return _and_total({site: part}, Moments(part.mean + offset, part.variance)), offset
 
 
 def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str, Moments]:

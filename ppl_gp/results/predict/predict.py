@@ -63,7 +63,9 @@ class Prediction(eqx.Module):
     - `f_quantiles`, `quantiles`: of f and of y, where `predict(quantiles=)` asked for them, in the
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
-    - `quantiles_error`: of `quantiles` where y was averaged over draws, else `None`: half the way
+    - `quantiles_error`: of `quantiles` where y was averaged over draws of f, latents or layers,
+      else `None`, also under `MeanField()`, whose quantiles average over `num_draws` draws of q
+      even where its moments are exact (a few hundredths of the spread at 1000): half the way
       to the farther end of the interval of values whose p(y <= v) is within two standard errors of
       the level, so that `quantiles` -+ 2 errors holds the quantile with about 95 %. The standard
       error where it is Gaussian; zero where the interval is one outcome; infinite where fewer than
@@ -162,12 +164,7 @@ def predict(
     f, y, log_probs, errors = exact or predictive(
         case, integration, link_approximation, judged=bool(fit.blocks)
     )
-    if not f and not y:
-        raise ModelError(
-            "predict: the model has no function, and observes the inputs themselves, so that there "
-            "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
-            "posterior."
-        )
+    _require_any(f, y, "predict")
     means = {k: v.mean for k, v in errors.items()}
     below = {k: v.below for k, v in errors.items() if v.below is not None}
     found = quantiles_at(case, integration, levels, y, log_probs, below) if levels else None
@@ -326,4 +323,14 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
     key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, int(num_samples))
+    _require_any(f, y, "sample")
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))
+
+
+def _require_any(f, y, verb: str) -> None:
+    if not f and not y:
+        raise ModelError(
+            f"{verb}: the model has no function, and observes the inputs themselves, so that there "
+            "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
+            "posterior."
+        )
