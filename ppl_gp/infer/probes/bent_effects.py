@@ -49,7 +49,9 @@ def _scales(seen, trace: dict, site: str) -> list[str]:
     """
     value = {k: trace[k]["value"] for k in roles(trace).hyper}
     zero, one = {site: jnp.zeros_like(value[site])}, {site: jnp.ones_like(value[site])}
-    others = [k for k in value if k != site and jnp.issubdtype(jnp.asarray(value[k]).dtype, float)]
+    others = [
+        k for k in value if k != site and jnp.issubdtype(jnp.asarray(value[k]).dtype, jnp.floating)
+    ]
     flow = sources(lambda moved: seen({site: value[site], **moved}), {k: value[k] for k in others})
     acting = frozenset().union(*jax.tree.leaves(flow, is_leaf=lambda x: isinstance(x, frozenset)))
     with jax.ensure_compile_time_eval():
