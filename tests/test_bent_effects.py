@@ -82,3 +82,8 @@ def test_who_says_what_is_integrated_is_not_told():
 
 def test_what_is_integrated_is_not_told():
     assert not [w for w in _said(lambda u, t, g: (t * u)[g], None) if "maximises" in w]
+
+
+def test_a_scale_is_found_in_float32():
+    with jax.enable_x64(False), pytest.raises(pg.ModelError, match=r"together with \['tau'\]"):
+        pg.fit(model, pg.Laplace(), 0, X, G, *REFUSED["bent, then looked up"], y=Y)
