@@ -110,3 +110,42 @@ def test_a_length_scale_of_one_entry_is_an_option():
     fit = pg.fit(scaled, pg.Laplace(hyper=pg.Fixed({})), 0, x, np.array([0.8]), y=Y - 0.5)
     mean = fit.predict(XN[:, None]).f_mean
     np.testing.assert_allclose(mean, CROSS / (1.5 + NOISE**2) * RESIDUAL, atol=1e-6)
+
+
+def of_rows(X, g, plate="obs", y=None):
+    """A row's own effect, in a plate (or none) that g alone has the size of."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+    if plate:
+        with numpyro.plate(plate, g.shape[0]):
+            e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+    else:
+        e = numpyro.sample("e", dist.Normal(jnp.zeros(g.shape[0]), 1.0).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + e, NOISE), obs=y)
+
+
+@pytest.mark.parametrize("plate", ["obs", ""])
+def test_a_new_row_has_its_own_effect_where_another_array_sizes_them(plate):
+    fit = pg.fit(of_rows, pg.Laplace(hyper=pg.Fixed({})), 0, X, np.array([0]), plate, y=Y)
+    C = 1.5 + 1.0 + NOISE**2
+    for given in ({}, {"g": np.array([0, 1, 2])}):
+        pred = fit.predict(XN, **given)
+        np.testing.assert_allclose(pred.mean, CROSS / C * Y[0], atol=1e-6)
+        np.testing.assert_allclose(pred.variance, C - CROSS**2 / C, atol=1e-6)
+
+
+def of_levels(X, table, level, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+    with numpyro.plate("levels", table.shape[0]):
+        e = numpyro.sample("e", dist.Normal(table, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + e[level], NOISE), obs=y)
+
+
+def test_a_table_of_one_level_is_an_option():
+    fit = pg.fit(
+        of_levels, pg.Laplace(hyper=pg.Fixed({})), 0, X, np.array([0.5]), np.array([0]), y=Y
+    )
+    pred = fit.predict(XN, level=np.zeros(3, int))
+    weight = (CROSS + 1.0) / (1.5 + 1.0 + NOISE**2)
+    np.testing.assert_allclose(pred.mean, 0.5 + weight * RESIDUAL, atol=1e-6)

@@ -165,8 +165,9 @@ def grow(
 
     One row broadcasts against any number, so that the data grow without an array of one entry tells
     nothing of it: g of u[g] would pass for an option. Of one row every array that can grow with it
-    is the data's, but for those that bring latent values along (centres, a table of levels) and
-    `options`, that kernels are computed from beside their inputs (length scales).
+    is the data's, but for those that bring latent values along and reach no row by their own size
+    (centres, a table of levels), and `options`, that kernels are computed from beside their inputs
+    (length scales).
     """
     more = _unused(leaves, base, num)
 
@@ -194,7 +195,8 @@ def grow(
                 without = trial(tuple(fewer.items()))
                 if without is None:
                     continue
-                if num == 1 and path not in options and _shapes(look) == _shapes(without):
+                alone = trial(((path, paths[path]),))
+                if num == 1 and path not in options and _reaches_rows(base, look, without, alone):
                     continue
                 # A table that happens to have N rows: the data can grow without it.
                 table = num > 1 and argument_of(path) != leaves.inputs
@@ -240,6 +242,15 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
     for choice in sorted(choices, key=sum) if len(options) <= _SORTED else choices:
         picked = {p: o[i] for (p, o), i in zip(options.items(), choice, strict=True)}
         yield {p: a for p, a in picked.items() if a is not None}
+
+
+def _reaches_rows(base: Look, look: Look, without: Look, alone: Look | None) -> bool:
+    """Of one row, whether an array is the data's: no latent sizes come along with it, or grown
+    alone it makes the observations grow (effects of rows, that an array of groups has the size of).
+    """
+    if _shapes(look) == _shapes(without):
+        return True
+    return alone is None or _data_grow(base, alone, _observations(base))
 
 
 def _shapes(look: Look) -> list[tuple[int, ...]]:
