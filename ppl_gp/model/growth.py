@@ -195,9 +195,10 @@ def grow(
                 without = trial(tuple(fewer.items()))
                 if without is None:
                     continue
-                alone = trial(((path, paths[path]),))
-                if num == 1 and path not in options and _reaches_rows(base, look, without, alone):
-                    continue
+                if num == 1 and path not in options:
+                    alone = trial(((path, paths[path]),))
+                    if _reaches_rows(base, look, without, alone):
+                        continue
                 # A table that happens to have N rows: the data can grow without it.
                 table = num > 1 and argument_of(path) != leaves.inputs
                 if _data_grow(base, without, growing) or (
