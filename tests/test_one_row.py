@@ -149,3 +149,16 @@ def test_a_table_of_one_level_is_an_option():
     pred = fit.predict(XN, level=np.zeros(3, int))
     weight = (CROSS + 1.0) / (1.5 + 1.0 + NOISE**2)
     np.testing.assert_allclose(pred.mean, 0.5 + weight * RESIDUAL, atol=1e-6)
+
+
+def seen_together(X, see, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+    with numpyro.plate("data", X.shape[0]):
+        e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(f + see(e), NOISE), obs=y)
+
+
+@pytest.mark.parametrize("see", [lambda e: e.sum(), lambda e: e.mean(), lambda e: e - e.mean()])
+def test_what_sees_other_rows_is_refused_of_one_row_too(see):
+    with pytest.raises(pg.NotPointwiseError, match="other rows"):
+        pg.fit(seen_together, pg.Laplace(hyper=pg.Fixed({})), 0, X, see, y=Y)

@@ -21,6 +21,7 @@ from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare_shape, hidden_axes
 
 MAX_TRIALS = 200  # sets of arguments that are tried as the data's
+MAX_TOGETHER = 40  # sets of arguments that are tried as tables together
 _SORTED = 8  # arguments up to which all sets are listed, the likeliest first
 Sizes = tuple[int | np.integer, int | np.integer]
 
@@ -190,23 +191,40 @@ def grow(
             look = trial(tuple(paths.items()))
             if look is None or not _data_grow(base, look, growing):
                 continue
-            for path in list(paths):
-                fewer = {p: a for p, a in paths.items() if p != path}
+            for dropped in _droppable(leaves, paths):
+                if not dropped <= paths.keys():
+                    continue
+                fewer = {p: a for p, a in paths.items() if p not in dropped}
                 without = trial(tuple(fewer.items()))
                 if without is None:
                     continue
-                if num == 1 and path not in options:
-                    alone = trial(((path, paths[path]),))
+                if num == 1 and not dropped <= options:
+                    alone = trial(tuple((p, paths[p]) for p in paths if p in dropped))
                     if _reaches_rows(base, look, without, alone):
                         continue
                 # A table that happens to have N rows: the data can grow without it.
-                table = num > 1 and argument_of(path) != leaves.inputs
+                table = num > 1 and all(argument_of(p) != leaves.inputs for p in dropped)
                 if _data_grow(base, without, growing) or (
                     table and _data_grow(base, without, _observations(base))
                 ):
                     paths, look = fewer, without
             return _axes(base, look, paths)
     return None
+
+
+def comes_along(model, leaves: Leaves, base: Look, rows: dict[str, int], path: str, axis: int):
+    """Whether an array can grow with the data and brings no latent values along.
+
+    Means of levels, each of which happens to belong to the row of its number, do one or the other.
+    """
+    num = leaves.arrays[path].shape[axis]
+    more = _unused(leaves, base, num)
+    grown = {p: (a, more) for p, a in rows.items()}
+    try:
+        looks = [look_at(model, leaves, g) for g in (grown, grown | {path: (axis, more)})]
+    except Exception:  # noqa: BLE001 - as in `grow`
+        return False
+    return _shapes(looks[0]) == _shapes(looks[1])
 
 
 def _gps_or_all(base: Look) -> tuple[str, ...]:
@@ -243,6 +261,18 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
     for choice in sorted(choices, key=sum) if len(options) <= _SORTED else choices:
         picked = {p: o[i] for (p, o), i in zip(options.items(), choice, strict=True)}
         yield {p: a for p, a in picked.items() if a is not None}
+
+
+def _droppable(leaves: Leaves, paths: dict[str, int]) -> Iterator[frozenset[str]]:
+    """Arguments that may be tables: each by itself, then together those beside the inputs and y
+    (means and standard deviations of levels grow together or not at all).
+    """
+    yield from (frozenset({p}) for p in list(paths))
+    others = [p for p in paths if argument_of(p) not in (leaves.inputs, "y")]
+    sets = itertools.chain.from_iterable(
+        itertools.combinations(others, n) for n in range(2, len(others) + 1)
+    )
+    yield from map(frozenset, itertools.islice(sets, MAX_TOGETHER))
 
 
 def _reaches_rows(base: Look, look: Look, without: Look, alone: Look | None) -> bool:

@@ -118,7 +118,8 @@ def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]
 
     Growing cannot see them: an array that is indexed by row numbers, y[rows], need not have more
     entries (JAX clamps indices). A table that is looked up moves other rows than its own, unless
-    each place belongs to the datum of the same number.
+    each place belongs to the datum of the same number: `growth.comes_along` tells them apart where
+    data can grow.
     """
     num = next((leaves.arrays[p].shape[a] for p, a in axes.rows.items()), 0)
     others = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ppl_gp.model.arguments import Leaves, argument_of
 from ppl_gp.model.graph import NOTHING, Graph, Seen, graph
-from ppl_gp.model.growth import Axes, Look, grow, lengths, look_at
+from ppl_gp.model.growth import Axes, Look, comes_along, grow, lengths, look_at
 from ppl_gp.model.moving import acting_by_row, by_moving
 
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
@@ -104,7 +104,11 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     trials = (grow(model, leaves, base, num, options) for num in lengths(leaves))
     grown = next((a for a in trials if a is not None), None)
     axes = by_moving(model, leaves, base) if grown is None else grown
-    acting = acting_by_row(model, leaves, axes)
+    acting = {
+        p: a
+        for p, a in acting_by_row(model, leaves, axes).items()
+        if grown is None or comes_along(model, leaves, base, axes.rows, p, a)
+    }
     axes = axes._replace(rows=axes.rows | acting)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
     predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
