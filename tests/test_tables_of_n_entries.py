@@ -89,3 +89,36 @@ def test_centres_and_widths_of_bumps(num, size):
     evidence, mean = _algebra(X, XN, y, here, there, np.zeros(size), np.ones(size))
     np.testing.assert_allclose(fit.log_evidence, evidence, atol=1e-6)
     np.testing.assert_allclose(fit.predict(XN).mean, mean, atol=1e-6)
+
+
+def known(X, g, table, y=None):
+    """f and what is known of a level."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + table[g], NOISE), obs=y)
+
+
+@pytest.mark.parametrize("g", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 3, 3]])
+def test_a_table_of_numbers_is_remembered_whole(g):
+    """In whichever order the rows look it up; it was taken for one entry a row in their own."""
+    X, y = _data(4)
+    g, table = np.array(g), np.array([10.0, -20.0, 30.0, 5.0])
+    XN, new = np.array([0.1, 1.7]), np.array([3, 0])
+    fit = pg.fit(known, pg.Laplace(hyper=pg.Fixed({})), 0, X, g, table, y=y)
+    plain = pg.fit(known, pg.Laplace(hyper=pg.Fixed({})), 0, X, g * 0, np.zeros(4), y=y - table[g])
+    np.testing.assert_allclose(fit.log_evidence, plain.log_evidence, atol=1e-8)
+    np.testing.assert_allclose(
+        fit.predict(XN, new).mean, plain.predict(XN, 0 * new).mean + table[new], atol=1e-8
+    )
+
+
+def test_minibatches_keep_a_table_whole():
+    X = np.linspace(0.0, 2.0, 12)
+    g, table = np.arange(12), 3.0 * np.arange(12.0)
+    y = np.sin(X) + table
+    svgp = pg.SVGP(num_inducing=12, batch_size=4, max_steps=400, hyper=pg.Fixed({}))
+    fit = pg.fit(known, svgp, 0, X, g, table, y=y)
+    exact = pg.fit(known, pg.Laplace(hyper=pg.Fixed({})), 0, X, g, table, y=y)
+    np.testing.assert_allclose(fit.log_evidence, exact.log_evidence, atol=1e-3)
+    new = (np.array([0.3, 1.9]), np.array([11, 4]))
+    np.testing.assert_allclose(fit.predict(*new).mean, exact.predict(*new).mean, atol=1e-3)

@@ -24,6 +24,7 @@ MAX_TRIALS = 200  # sets of arguments that are tried as the data's
 MAX_TOGETHER = 40  # sets of arguments that are tried as tables together
 _SORTED = 8  # arguments up to which all sets are listed, the likeliest first
 Sizes = tuple[int | np.integer, int | np.integer]
+Tied = dict[tuple[str, int], tuple[str, int]]  # (path, axis) to what stands for its length
 
 
 class Axes(NamedTuple):
@@ -157,7 +158,12 @@ def _matches(site) -> bool:
 
 
 def grow(
-    model, leaves: Leaves, base: Look, num: int, options: frozenset[str] = frozenset()
+    model,
+    leaves: Leaves,
+    base: Look,
+    num: int,
+    options: frozenset[str] = frozenset(),
+    tied: Tied | None = None,
 ) -> Axes | None:
     """The axes where the data are `num` rows, or `None` where no longer data can be traced.
 
@@ -168,7 +174,7 @@ def grow(
     nothing of it: g of u[g] would pass for an option. Of one row every array that can grow with it
     is the data's, but for those that bring latent values along and reach no row by their own size
     (centres, a table of levels), and `options`, that kernels are computed from beside their inputs
-    (length scales).
+    (length scales). `tied`: axes that are proved to be of one length grow together or not at all.
     """
     more = _unused(leaves, base, num)
 
@@ -191,7 +197,7 @@ def grow(
             look = trial(tuple(paths.items()))
             if look is None or not _data_grow(base, look, growing):
                 continue
-            for dropped in _droppable(leaves, paths):
+            for dropped in _droppable(leaves, paths, tied or {}):
                 if not dropped <= paths.keys():
                     continue
                 fewer = {p: a for p, a in paths.items() if p not in dropped}
@@ -210,21 +216,6 @@ def grow(
                     paths, look = fewer, without
             return _axes(base, look, paths)
     return None
-
-
-def comes_along(model, leaves: Leaves, base: Look, rows: dict[str, int], path: str, axis: int):
-    """Whether an array can grow with the data and brings no latent values along.
-
-    Means of levels, each of which happens to belong to the row of its number, do one or the other.
-    """
-    num = leaves.arrays[path].shape[axis]
-    more = _unused(leaves, base, num)
-    grown = {p: (a, more) for p, a in rows.items()}
-    try:
-        looks = [look_at(model, leaves, g) for g in (grown, grown | {path: (axis, more)})]
-    except Exception:  # noqa: BLE001 - as in `grow`
-        return False
-    return _shapes(looks[0]) == _shapes(looks[1])
 
 
 def _gps_or_all(base: Look) -> tuple[str, ...]:
@@ -263,16 +254,20 @@ def _candidates(leaves: Leaves, num: int) -> Iterator[dict[str, int]]:
         yield {p: a for p, a in picked.items() if a is not None}
 
 
-def _droppable(leaves: Leaves, paths: dict[str, int]) -> Iterator[frozenset[str]]:
-    """Arguments that may be tables: each by itself, then together those beside the inputs and y
-    (means and standard deviations of levels grow together or not at all).
+def _droppable(leaves: Leaves, paths: dict[str, int], tied: Tied) -> Iterator[frozenset[str]]:
+    """Arguments that may be tables: each with what it is tied to, then several beside the inputs
+    and y (means and standard deviations of levels, that a site alone brings together).
     """
-    yield from (frozenset({p}) for p in list(paths))
-    others = [p for p in paths if argument_of(p) not in (leaves.inputs, "y")]
+    groups: dict = {}
+    for axis in paths.items():
+        groups.setdefault(tied.get(axis, axis), set()).add(axis[0])
+    yield from map(frozenset, groups.values())
+    given = {p for p in paths if argument_of(p) in (leaves.inputs, "y")}
+    others = [g for g in groups.values() if not g & given]
     sets = itertools.chain.from_iterable(
         itertools.combinations(others, n) for n in range(2, len(others) + 1)
     )
-    yield from map(frozenset, itertools.islice(sets, MAX_TOGETHER))
+    yield from (frozenset().union(*g) for g in itertools.islice(sets, MAX_TOGETHER))
 
 
 def _reaches_rows(base: Look, look: Look, without: Look, alone: Look | None) -> bool:

@@ -117,9 +117,8 @@ def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]
     rows, and of no others.
 
     Growing cannot see them: an array that is indexed by row numbers, y[rows], need not have more
-    entries (JAX clamps indices). A table that is looked up moves other rows than its own, unless
-    each place belongs to the datum of the same number: `growth.comes_along` tells them apart where
-    data can grow.
+    entries (JAX clamps indices). A table that is looked up moves other rows than its own once the
+    rows have changed places, and with them what they look up.
     """
     num = next((leaves.arrays[p].shape[a] for p, a in axes.rows.items()), 0)
     others = {
@@ -132,24 +131,30 @@ def acting_by_row(model: Callable, leaves: Leaves, axes: Axes) -> dict[str, int]
             return {
                 p: a
                 for p, a in others.items()
-                if num > 1 and _moves_its_rows(model, leaves, axes, p, a, num)
+                if num > 1
+                and _moves_its_rows(model, leaves, axes, p, a, num)
+                and _moves_its_rows(model, leaves, axes, p, a, num, turned=1)
             }
     except (jax.errors.JAXTypeError, FloatingPointError):
         return {}
 
 
-def _moves_its_rows(model, leaves, axes: Axes, path: str, axis: int, num: int) -> bool:
+def _moves_its_rows(
+    model, leaves: Leaves, axes: Axes, path: str, axis: int, num: int, turned: int = 0
+) -> bool:
+    """With the data's rows in their order, or `turned` places on."""
     rng, x = np.random.default_rng(1), jnp.asarray(leaves.arrays[path])
-    here, found = _by_row(bare_trace(model, *leaves.replaced({})), axes, leaves, num), False
+    given = {p: jnp.roll(jnp.asarray(leaves.arrays[p]), turned, a) for p, a in axes.rows.items()}
+
+    def terms(moved):
+        args, kwargs = leaves.replaced({**given, path: moved})
+        return _by_row(bare_trace(model, args, kwargs), axes, leaves, num)
+
+    here, found = terms(x), False
     for _ in range(_MOVES):
         rows = rng.permutation(num) < max(1, num // 2)
         source = np.where(rows, rng.permutation(num), np.arange(num))
-        there = _by_row(
-            bare_trace(model, *leaves.replaced({path: jnp.take(x, source, axis)})),
-            axes,
-            leaves,
-            num,
-        )
+        there = terms(jnp.take(x, source, axis))
         moved = np.any(
             [_differs(a, there[k], num) for k, a in here.items() if k in there]
             or [np.zeros(num, bool)],

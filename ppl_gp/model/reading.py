@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from ppl_gp.model.arguments import Leaves, argument_of
 from ppl_gp.model.graph import NOTHING, Graph, Seen, graph
-from ppl_gp.model.growth import Axes, Look, comes_along, grow, lengths, look_at
+from ppl_gp.model.growth import Axes, Look, grow, lengths, look_at
 from ppl_gp.model.moving import acting_by_row, by_moving
+from ppl_gp.model.tied import tied
 
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 
@@ -101,14 +102,11 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
     base = look_at(model, leaves, {})
     seen, factors = graph(model, leaves, base)
     options = frozenset().union(*(s.arguments for s in seen.kernels.values()))
-    trials = (grow(model, leaves, base, num, options) for num in lengths(leaves))
+    together = tied(model, leaves, base)
+    trials = (grow(model, leaves, base, num, options, together) for num in lengths(leaves))
     grown = next((a for a in trials if a is not None), None)
     axes = by_moving(model, leaves, base) if grown is None else grown
-    acting = {
-        p: a
-        for p, a in acting_by_row(model, leaves, axes).items()
-        if grown is None or comes_along(model, leaves, base, axes.rows, p, a)
-    }
+    acting = acting_by_row(model, leaves, axes)
     axes = axes._replace(rows=axes.rows | acting)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
     predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
