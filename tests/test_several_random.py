@@ -15,7 +15,6 @@ from jax import random
 
 import ppl_gp as pg
 from ppl_gp.errors import Result
-from ppl_gp.local import several
 
 N, DRAWS = 5, 200_000
 
@@ -133,7 +132,7 @@ def test_random_problems_converge_near_the_truth(family, method):
         value, code, told = fitted(*given, y)
         exact, error = truth(*given, y, random.key(seed))
         codes.append(Result.from_code(code) is Result.converged)
-        if codes[-1] and float(error) < 0.05 and (told is None or float(told) < several.TOLERANCE):
+        if codes[-1] and float(error) < 0.05 and (told is None or float(told) < 1e-2):
             gaps.append(float(value - exact))
             assert name != "VI" or gaps[-1] < 4 * float(error)  # a bound
     assert np.mean(codes) >= 0.98

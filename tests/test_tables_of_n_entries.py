@@ -122,3 +122,25 @@ def test_minibatches_keep_a_table_whole():
     np.testing.assert_allclose(fit.log_evidence, exact.log_evidence, atol=1e-3)
     new = (np.array([0.3, 1.9]), np.array([11, 4]))
     np.testing.assert_allclose(fit.predict(*new).mean, exact.predict(*new).mean, atol=1e-3)
+
+
+@pytest.mark.parametrize("argument", ["covariance_matrix", "scale_tril"])
+def test_a_covariance_of_as_many_levels_as_rows(argument):
+    """Its rows in another order are no covariance matrix."""
+
+    def model(X, g, S, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+        u = numpyro.sample("u", dist.MultivariateNormal(0.0, **{argument: S}))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + u[g], NOISE), obs=y)
+
+    X, y = _data(4)
+    S, g = np.diag([1.0, 2.0, 3.0, 4.0]) + 0.5, np.array([0, 0, 3, 1])
+    given = np.linalg.cholesky(S) if argument == "scale_tril" else S
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, X, g, given, y=y)
+    K = _k(X, X) + S[g][:, g] + NOISE**2 * np.eye(4)
+    evidence = -0.5 * (y @ np.linalg.solve(K, y) + np.linalg.slogdet(2 * np.pi * K)[1])
+    np.testing.assert_allclose(fit.log_evidence, evidence, atol=1e-6)
+    XN, new = np.array([0.1, 1.7]), np.array([2, 3])
+    mean = (_k(XN, X) + S[new][:, g]) @ np.linalg.solve(K, y)
+    np.testing.assert_allclose(fit.predict(XN, new).mean, mean, atol=1e-6)

@@ -24,11 +24,10 @@ from ppl_gp.local.natural import Marginals, PseudoLikelihood, at_mean
 from ppl_gp.numerics import small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
+from ppl_gp.numerics.quadrature import TOLERANCE
 
-# Nodes a direction: of the rule, and of the one that judges it; and Sobol points above.
-NODES = {2: (24, 18), 3: (14, 11)}
-POINTS = (4096, 2048)
-TOLERANCE = 1e-2  # nats: an estimated error above it is told
+NODES = {1: 96, 2: 24, 3: 14}  # a direction; the rule that judges it has three quarters of them
+POINTS = 8192  # of Sobol's above, with their mirror images; half of them judge
 _BATCH = 64  # nodes at once: memory is that many likelihoods of all data
 _STEPS = 30
 _FRACTIONS = (1.0, 0.5, 0.2, 0.05, 0.01)  # of a Newton step that are tried
@@ -41,17 +40,32 @@ class Rule(NamedTuple):
     w: Float[np.ndarray, "Q"]
 
 
+def nodes_of(functions: int, num: int | None) -> int:
+    """What `num_nodes` of a method stands for: nodes a direction up to three functions, points
+    above.
+    """
+    return num or NODES.get(functions, POINTS)
+
+
+def tolerance(functions: int) -> float:
+    """Nats: an estimated error of a datum above it is told. Points are no better than that."""
+    if functions == 1:
+        return TOLERANCE
+    return 1e-4 if functions in NODES else 1e-2
+
+
 @lru_cache(maxsize=32)
-def rule(functions: int, fine: bool = True) -> Rule:
-    """The rule for R functions, or the coarser one that judges it."""
+def rule(functions: int, num: int | None = None, fine: bool = True) -> Rule:
+    """The rule of `num_nodes` for R functions, or the coarser one that judges it."""
+    num = nodes_of(functions, num)
     if functions in NODES:
-        x, w = np.polynomial.hermite_e.hermegauss(NODES[functions][not fine])
+        x, w = np.polynomial.hermite_e.hermegauss(num if fine else num - num // 4)
         z = np.stack(np.meshgrid(*[x] * functions, indexing="ij"), -1).reshape(-1, functions)
         weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * functions, indexing="ij")), 0)
         return Rule(z, weights.ravel())
     from scipy.stats import qmc  # takes half a second, which others need not wait for
 
-    num = POINTS[not fine]
+    num = max(num // (2 if fine else 4), 1)
     u = qmc.Sobol(functions, scramble=False).random(num) + 0.5 / num  # midpoints of its cells
     z = ndtri(np.concatenate([u, 1.0 - u]))  # odd moments vanish
     e, V = np.linalg.eigh(z.T @ z / len(z))
@@ -78,10 +92,16 @@ def _back(T):
     return jnp.moveaxis(T, 0, -1)
 
 
-def expected_log_lik(log_lik: Callable, mean, covariance: Float[Array, "R R N"], fine: bool = True):
+def expected_log_lik(
+    log_lik: Callable,
+    mean,
+    covariance: Float[Array, "R R N"],
+    num: int | None = None,
+    fine: bool = True,
+):
     """E_N(f; mean, covariance)[log p(y_n | f_n)], (N,), differentiable in both. O(Q N)."""
     R = covariance.shape[0]
-    z, w = (jnp.asarray(x, mean.dtype) for x in rule(R, fine))
+    z, w = (jnp.asarray(x, mean.dtype) for x in rule(R, num, fine))
     L = small.lower_root(_front(covariance))
     centre = _split(mean, R)
 
@@ -92,17 +112,17 @@ def expected_log_lik(log_lik: Callable, mean, covariance: Float[Array, "R R N"],
 
 
 def variational_target(
-    log_lik: Callable, q: Marginals, sites: PseudoLikelihood
+    log_lik: Callable, q: Marginals, sites: PseudoLikelihood, num: int | None = None
 ) -> tuple[PseudoLikelihood, Array, Array]:
     """(the natural-gradient target nat2 = -2 dE/dV, nat1 = dE/dmu + nat2 mu; E_n; its estimated
     error, nats).
     """
-    total = lambda m, V: (lambda e: (jnp.sum(e), e))(expected_log_lik(log_lik, m, V))  # noqa: E731
+    total = lambda m, V: (lambda e: (jnp.sum(e), e))(expected_log_lik(log_lik, m, V, num))  # noqa: E731
     (_, expected), (slope, curve) = jax.value_and_grad(total, (0, 1), has_aux=True)(
         q.mean, q.variance
     )
     nat2 = -(curve + jnp.swapaxes(curve, 0, 1))
-    coarse = expected_log_lik(log_lik, q.mean, q.variance, fine=False)
+    coarse = expected_log_lik(log_lik, q.mean, q.variance, num, fine=False)
     error = lax.stop_gradient(jnp.abs(expected - coarse))
     return sites.like(slope + times(nat2, q.mean), nat2), expected, error
 
@@ -139,12 +159,14 @@ class TiltedMoments(NamedTuple):
     error: Float[Array, "N"]
 
 
-def tilted_moments(log_lik: Callable, without: Cavity, power: float) -> TiltedMoments:
+def tilted_moments(
+    log_lik: Callable, without: Cavity, power: float, num: int | None = None
+) -> TiltedMoments:
     """Of cavity x p(y_n | f_n)^power, by nodes at its mode. O(Q N)."""
     R = without.precision.shape[-1]
     mode, spread = lax.stop_gradient(_mode(log_lik, without, power))
-    log_z, mean, covariance = _moments(log_lik, without, power, mode, spread, rule(R))
-    coarse, *_ = _moments(log_lik, without, power, mode, spread, rule(R, fine=False))
+    log_z, mean, covariance = _moments(log_lik, without, power, mode, spread, rule(R, num))
+    coarse, *_ = _moments(log_lik, without, power, mode, spread, rule(R, num, fine=False))
     return TiltedMoments(log_z, mean, covariance, lax.stop_gradient(jnp.abs(log_z - coarse)))
 
 

@@ -71,7 +71,7 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 
 class VI(LocalMethod):
     """Full-covariance Gaussian variational inference. `damping` is the natural-gradient step size
-    in (0, 1].
+    in (0, 1]; `num_nodes` as of `EP`.
     """
 
     evidence_is = "lower bound"
@@ -79,7 +79,7 @@ class VI(LocalMethod):
     hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     damping: float = eqx.field(default=1.0, static=True)
-    num_nodes: int = eqx.field(default=96, static=True)
+    num_nodes: int | None = eqx.field(default=None, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=200, static=True)
 
@@ -109,18 +109,20 @@ class VI(LocalMethod):
         """E_q[log p(y_n|f_n)] - E_q[log t_n] + log t_n at the mean, q held."""
         q, sites = solution.marginals, solution.sites
         if sites.functions > 1:
-            expected = several.expected_log_lik(log_lik, q.mean, q.variance)
+            expected = several.expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
             return expected + _spread(q, sites)
-        expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
+        expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
         return expected + _spread(q, sites)
+
+    @property
+    def _nodes(self) -> int:
+        return several.nodes_of(1, self.num_nodes)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         q = condition(K, mean, sites)
         if sites.functions > 1:
-            return _evaluation_of_several(log_lik, mean, q, sites)
-        expected, slope, curve, error = expected_log_lik(
-            log_lik, q.mean, q.variance, self.num_nodes
-        )
+            return _evaluation_of_several(log_lik, mean, q, sites, self.num_nodes)
+        expected, slope, curve, error = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
         target = self._settle(log_lik, q, sites, slope, curve)
         terms = expected + _spread(q, sites)
         elbo = assembled(q, mean, terms)
@@ -158,7 +160,7 @@ class VI(LocalMethod):
         def settle(_, state):
             m, nat2, slope, curve = state
             m, nat2, precision = move(m, nat2, slope, curve)
-            _, slope, curve, _ = expected_log_lik(log_lik, m, 1.0 / precision, self.num_nodes)
+            _, slope, curve, _ = expected_log_lik(log_lik, m, 1.0 / precision, self._nodes)
             return m, nat2, slope, curve
 
         far = jnp.max(jnp.abs(-2.0 * curve - sites.nat2) * q.variance) > _SETTLE_ABOVE
@@ -173,8 +175,10 @@ class VI(LocalMethod):
         return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
 
 
-def _evaluation_of_several(log_lik, mean, q: Marginals, sites: PseudoLikelihood) -> Evaluation:
-    target, expected, error = several.variational_target(log_lik, q, sites)
+def _evaluation_of_several(
+    log_lik, mean, q: Marginals, sites: PseudoLikelihood, num: int | None
+) -> Evaluation:
+    target, expected, error = several.variational_target(log_lik, q, sites, num)
     terms = expected + _spread(q, sites)
     residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
     elbo = assembled(q, mean, terms)

@@ -29,7 +29,6 @@ from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
-from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
 
@@ -152,17 +151,13 @@ def _quadrature_error(solution, code, method) -> dict:
     if solution.quadrature_error is None:
         return {}
     error, R = float(solution.quadrature_error), solution.sites.functions
-    if R > 1 and int(code) == Result.converged.code and not error <= several.TOLERANCE:
+    if int(code) == Result.converged.code and not error <= several.tolerance(R):
+        num, name = several.nodes_of(R, method.num_nodes), type(method).__name__
+        seen = f" over the {R} functions that it sees" if R > 1 else ""
         warnings.warn(
-            f"{type(method).__name__}(): the integral over the {R} functions that some datum sees "
-            f"is off by about {error:.1g} nats; compare with Laplace(), SVGP() or NUTS().",
-            stacklevel=2,
-        )
-    elif R == 1 and int(code) == Result.converged.code and not error <= TOLERANCE:
-        warnings.warn(
-            f"{type(method).__name__}(num_nodes={method.num_nodes}): the integral of some datum's "
-            f"likelihood is off by about {error:.1g} nats (several modes, or edges); raise "
-            "num_nodes, or use NUTS().",
+            f"{name}(num_nodes={num}): the integral of some datum's likelihood{seen} is off by "
+            f"about {error:.1g} nats (several modes, edges, long tails); raise num_nodes, or use "
+            "NUTS().",
             stacklevel=2,
         )
     return {"quadrature_error": error}
