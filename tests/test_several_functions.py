@@ -548,7 +548,7 @@ def test_more_nodes_are_what_a_funnel_needs_and_the_fit_says_so():
     given = (0, np.array([0.0, 1.0]))
     with pytest.warns(UserWarning, match="num_nodes=24.*2 functions.*raise num_nodes"):
         rough = pg.fit(own_noise, pg.EP(hyper=pg.Fixed({})), *given, y=np.array([0.5, -1.0]))
-    method = pg.EP(hyper=pg.Fixed({}), num_nodes=128)
+    method = pg.EP(hyper=pg.Fixed({}), num_nodes=200)
     fit = pg.fit(own_noise, method, *given, y=np.array([0.5, -1.0]))
     assert fit.stats["quadrature_error"] < 0.1 * rough.stats["quadrature_error"]
     np.testing.assert_allclose(fit.log_evidence, -3.20812, atol=1e-4)

@@ -42,6 +42,8 @@ def tied(model, leaves: Leaves, base: Look) -> dict[Axis, Axis]:
     except jax.errors.JAXTypeError:
         return {}
     for name, at in inputs.items():
+        if _SITE + name not in named:  # observed itself
+            continue
         axes.join(at[0], (_SITE + name, len(named[_SITE + name].shape) - 1))
     return {
         (p, i): axes.group((_ARGUMENT + p, i))
