@@ -76,3 +76,14 @@ def test_many_columns_are_read_in_few_traces():
     assert len(runs) < 20
     assert len(found.rows) == 13
     assert not any("table" in path for path, _ in found.rows)
+
+
+def test_a_network_among_the_arguments_ties_its_weights():
+    axes = SameLength()
+    tree = {"W": jnp.zeros((P, N)), "b": jnp.zeros(P)}
+    axes.read(
+        lambda named: named["net"]["W"] @ named["x"] + named["net"]["b"],
+        {"net": tree, "x": jnp.zeros(N)},
+    )
+    assert axes.group(("net[0]", 1)) == axes.group(("x", 0))
+    assert axes.group(("net[0]", 0)) == axes.group(("net[1]", 0))

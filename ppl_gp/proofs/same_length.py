@@ -39,12 +39,12 @@ class SameLength:
             self._above[a] = b
         return b
 
-    def read(self, function: Callable, named: dict[str, jax.ShapeDtypeStruct]):
+    def read(self, function: Callable, named: dict[str, Any]):
         """The outputs of `function(named)` with each array replaced by what its axes are, and None
         for each axis of one entry or of a length of its own. One trace.
         """
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(named)
-        given = [_own(name, named[name].shape) for name in sorted(named)]  # as JAX sorts keys
+        given = [x for name in sorted(named) for x in _own(name, named[name])]  # as JAX sorts keys
         out = self._follow(closed.jaxpr, given)
         return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
@@ -106,8 +106,14 @@ class SameLength:
         return (*both, *free[0], *free[1])
 
 
-def _own(name: str, shape) -> tuple:
-    return _without_ones(tuple((name, i) for i in range(len(shape))), shape)
+def _own(name: str, tree) -> list[tuple]:
+    """Of an argument, or of each array of one that is a tree (a network)."""
+    arrays = jax.tree.leaves(tree)
+    names = [name] if len(arrays) == 1 else [f"{name}[{i}]" for i in range(len(arrays))]
+    return [
+        _without_ones(tuple((k, i) for i in range(len(x.shape))), x.shape)
+        for k, x in zip(names, arrays, strict=True)
+    ]
 
 
 def _without_ones(axes: tuple | None, shape) -> tuple:
