@@ -273,5 +273,5 @@ def test_a_table_of_places_as_first_argument_is_told():
 def test_a_key_that_was_forgotten():
     X, y = good()
     for key in (X, None, "a", 0.5):
-        with pytest.raises(DataError, match="rng_key is no key.*third argument"):
+        with pytest.raises(DataError, match=r"rng_key must be an integer.*\(model, method, 0"):
             pg.fit(classifier, LOCAL["laplace"], key, X, y=y)

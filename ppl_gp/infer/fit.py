@@ -4,9 +4,6 @@ from collections.abc import Callable
 from functools import singledispatch
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import random
 
 from ppl_gp.errors import DataError, FitError, Result
 from ppl_gp.frames.names import Names
@@ -18,6 +15,7 @@ from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
 from ppl_gp.model.substituted import require_drawn
 from ppl_gp.model.user_errors import of_the_model
+from ppl_gp.option_checks import as_key
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
 
@@ -51,7 +49,7 @@ def fit(
         raise DataError(
             f"method={method.__name__} is a class; give an instance, {method.__name__}()."
         )
-    key = _key(rng_key)
+    key = as_key(rng_key, "fit(model, method, 0, X, y=y)")
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
     arrays = Leaves(model, args, kwargs).arrays
@@ -74,23 +72,6 @@ def fit(
             result,
         )
     return result
-
-
-def _key(rng_key):
-    if isinstance(rng_key, int | np.integer):
-        return random.key(int(rng_key))
-    dtype = getattr(rng_key, "dtype", None)
-    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
-        raise DataError(
-            f"rng_key is no key, but {_described(rng_key)}; the third argument is an integer or a "
-            "jax.random.key: fit(model, method, 0, X, y=y)."
-        )
-    return rng_key
-
-
-def _described(value) -> str:
-    shape = f" of shape {jnp.shape(value)}" if hasattr(value, "shape") else ""
-    return f"{type(value).__name__}{shape}" if shape or value is None else repr(value)
 
 
 def _caution(stats) -> str:

@@ -18,6 +18,7 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.per_datum import data_axis
 from ppl_gp.model.roles import is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
+from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.labelled_densities import densities_without_labels
@@ -117,7 +118,7 @@ def to_datatree(
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
     require_whole_data(fit, "to_datatree")
-    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    key = as_key(rng_key, "fit.to_datatree(rng_key=0)")
     hyper, f, parts = draws_with_parts(fit, key, num_draws)
     sites = training_sites(fit)
     groups = _groups_of_training(fit, sites, hyper, f, parts)

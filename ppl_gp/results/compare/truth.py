@@ -29,6 +29,7 @@ from jax.scipy.special import logsumexp
 from ppl_gp.model.factors import read
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.linalg import half_log_det, tril_inverse
+from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.integrals.modes import MAX_MODES, other_modes, precision_factor
@@ -91,7 +92,7 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
         )
     if not observed_names(training_sites(fit)):
         return unavailable("a loaded fit holds no observations")
-    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    key = as_key(rng_key, "compare(fits, X, y, rng_key=0)")
     factors, R, centre, strength = _coordinates(
         fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0)
     )

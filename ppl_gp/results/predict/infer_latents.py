@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.deep.latents import Encoded, latent_form
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
@@ -66,7 +67,7 @@ def infer_latents(
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     case = case_at(fit, X_new, args, kwargs)
     observations = observations_at(case, y_new)
-    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    key = as_key(rng_key, "fit.infer_latents(0, X_new, y_new)")
     encoders = {k: q for k, q in fit.local.items() if isinstance(q, Encoded)}
     groups = groups_above(case, plan_integration(case), observations)
     # the model's prior is what h* has, not an encoder's guess

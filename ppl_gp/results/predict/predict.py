@@ -16,11 +16,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.option_checks import as_key
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments, tell_of_infinite
@@ -320,7 +320,7 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
             f"sample(num_samples={told}): give a whole number of at least 1 after the inputs, and "
             "the model's other arguments after it: sample(rng_key, X_new, num_samples, ...)."
         )
-    key = random.key(rng_key) if isinstance(rng_key, int) else rng_key
+    key = as_key(rng_key, "fit.sample(0, X_new, 100)")
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, int(num_samples))
     _require_any(f, y, "sample")
