@@ -5,7 +5,6 @@ and what conditioning gives.
 from abc import abstractmethod
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -98,7 +97,7 @@ class GP(dist.Distribution):
         it had to be raised.
         """
         K = self.covariance_matrix
-        return robust_cholesky(K, _raise(K))
+        return robust_cholesky(K, default_jitter(jnp.diagonal(K)))
 
     def unwhiten(self, white):
         """m + L v for v = `white`, (..., N): what has this prior where v ~ N(0, I). O(N^3)."""
@@ -122,11 +121,6 @@ class GP(dist.Distribution):
         white = solve_lower(L, centred.T)
         constant = half_log_det(L) + 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi)
         return jnp.reshape(-0.5 * jnp.sum(white**2, 0), jnp.shape(value)[:-1]) - constant
-
-
-def _raise(K):
-    """The first addition to a diagonal that does not factorise."""
-    return jax.lax.stop_gradient(default_jitter(jnp.diagonal(K)))
 
 
 def _floating(X):

@@ -8,10 +8,19 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.optimize import minimize
 
 import ppl_gp as pg
+from ppl_gp.deep.bound import terms
+from ppl_gp.deep.importance import Sampling
+from ppl_gp.deep.structure import Structure
 from ppl_gp.local.method import log_evidence
 from ppl_gp.model.factors import read
+from ppl_gp.sparse.bound import Batch, Variational
+from ppl_gp.sparse.collapsed import collapsed
+from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.families import FullGaussian
+from ppl_gp.sparse.inducing import Points
 
 rng = np.random.default_rng(0)
 X = np.sort(rng.uniform(0.0, 30.0, 40))
@@ -104,3 +113,104 @@ def test_a_noise_that_wants_to_vanish_is_followed_to_where_it_does_not_matter():
     prior = float(dist.HalfNormal(1.0).log_prob(fit.hyper["noise"]))
     assert fit.result == "converged" and abs(fit.log_evidence - value) < 1e-2
     assert np.isfinite(prior) and fit.hyper["noise"] < 1e-2
+
+
+# --- the default jitter follows the kernel's variance, and so does its derivative
+# -----------------------------------------------------------------------------
+
+LINE = np.linspace(0.0, 5.0, 30)
+WAVE = np.sin(LINE) + 0.3 * np.cos(2.3 * LINE)
+
+
+def smooth(X, noise, y=None):
+    """A smooth f of large variance, with the default jitter."""
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+def many_trials(X, noise, y=None):
+    """Counts that know f as precisely as that noise does: the local bound's kind of data."""
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Binomial(4.0 / noise**2, logits=f), obs=y)
+
+
+def local(method, model):
+    def value(hyper, noise, y):
+        return log_evidence(method, read(model, LINE, noise, hyper=hyper, y=y))[0]
+
+    return value
+
+
+def sparse(hyper, noise, y):
+    """The bound of `SVGP` at a q(u) that does not move."""
+    inducing = Points(jnp.asarray(LINE[::2] + 0.05))
+    q = FullGaussian(jnp.linspace(-1.0, 1.0, inducing.num), 0.1 * jnp.eye(inducing.num))
+    at, of = Variational({"f": inducing}, {"f": q}), Structure(("f",), (), (), (), ("f",))
+    args = (Expectation(16), Sampling(), of, hyper, at, _batch(noise, y))
+    return terms(smooth, *args).bound
+
+
+def collapsed_bound(hyper, noise, y):
+    variables = {"f": Points(jnp.asarray(LINE[::2] + 0.05))}
+    return collapsed(smooth, hyper, variables, _batch(noise, y)).bound
+
+
+def _batch(noise, y):
+    return Batch((jnp.asarray(LINE), noise), {"y": y}, jnp.ones(len(LINE)), jax.random.key(0))
+
+
+VALUES = {
+    "laplace": local(pg.Laplace(), smooth),
+    "collapsed": collapsed_bound,
+    "ep": local(pg.EP(), smooth),
+    "vi": local(pg.VI(), smooth),
+    "bound": local(pg.LocalBound(), many_trials),
+    "sparse": sparse,
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("name", VALUES)
+def test_the_slope_in_the_variance_is_that_of_the_value(name):
+    """With the derivative of the jitter stopped it is off by N jitter / (2 (noise^2 + jitter))."""
+
+    def value(log_variance, noise):
+        y = WAVE if name != "bound" else jnp.round(4.0 / noise**2 / (1.0 + jnp.exp(-WAVE)))
+        hyper = {"variance": jnp.exp(log_variance), "lengthscale": jnp.asarray(1.0)}
+        return VALUES[name](hyper, noise, y)
+
+    both = jax.jit(jax.value_and_grad(value))
+    for noise in (1e-1, 1e-2, 1e-3):
+        at = lambda h: both(jnp.log(50.0) + h, jnp.asarray(noise))  # noqa: B023, E731
+        moved = [float(at(h)[0]) for h in (2e-3, 1e-3, -1e-3, -2e-3)]
+        wanted = (8.0 * (moved[1] - moved[2]) - (moved[0] - moved[3])) / 12e-3
+        assert abs(float(at(0.0)[1]) - wanted) < 1e-3 * (1.0 + abs(wanted)), noise
+
+
+def test_a_search_ends_at_the_optimum_of_a_dense_one():
+    """With the derivative of the jitter stopped the search ended elsewhere."""
+    for noise in (1e-2, 1e-3):
+        fit = pg.fit(smooth, pg.Laplace(), 0, LINE, noise, y=WAVE)
+        best = minimize(
+            _negative_log_posterior, np.zeros(2), (noise,), "Nelder-Mead", options=EXACT
+        )
+        assert fit.result == "converged"
+        assert abs(fit.stats["log_posterior"] + best.fun) < 1e-6
+
+
+EXACT = {"xatol": 1e-7, "fatol": 1e-9, "maxiter": 4000}
+
+
+def _negative_log_posterior(log_hyper, noise):
+    variance, lengthscale = np.exp(log_hyper)
+    K = variance * np.exp(-0.5 * (LINE[:, None] - LINE) ** 2 / lengthscale**2)
+    L = np.linalg.cholesky(K + (JITTER * variance + noise**2) * np.eye(30))
+    white = np.linalg.solve(L, WAVE)
+    log_p = -0.5 * white @ white - np.sum(np.log(np.diag(L))) - 15.0 * np.log(2.0 * np.pi)
+    prior = 0.5 * log_hyper @ log_hyper + np.log(2.0 * np.pi) + np.sum(log_hyper)
+    return prior - log_p

@@ -25,7 +25,7 @@ def default_jitter(variance: Float[Array, "N"]) -> Float[Array, ""]:
     precision.
     """
     variance = jnp.asarray(variance)
-    return _RELATIVE_JITTER.get(variance.dtype.name, 1e-5) * jnp.mean(lax.stop_gradient(variance))
+    return _RELATIVE_JITTER.get(variance.dtype.name, 1e-5) * jnp.mean(variance)
 
 
 def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "*batch N N"]:
@@ -44,8 +44,8 @@ def robust_cholesky(
     k = 0, 1, ...
 
     K already carries its own jitter; `unit` is the first raise (an absolute variance). L is NaN if
-    `MAX_RAISES` do not suffice. Differentiable in K, at the `added` that was used. O(N^3 / 3) for
-    each attempt.
+    `MAX_RAISES` do not suffice. Differentiable in K and in `unit`, with k fixed. O(N^3 / 3) per
+    attempt.
     """
 
     def failed(state):
@@ -65,7 +65,9 @@ def robust_cholesky(
 @robust_cholesky.defjvp
 def _robust_cholesky_jvp(primals, tangents):
     L, added = robust_cholesky(*primals)
-    return (L, added), (L @ _phi(L, tangents[0]), jnp.zeros_like(added))
+    power = added / jnp.where(added > 0, primals[1], 1.0)
+    dadded = (power * tangents[1]).astype(added.dtype)
+    return (L, added), (L @ _phi(L, add_diagonal(tangents[0], dadded)), dadded)
 
 
 def _phi(L, dK):

@@ -112,7 +112,7 @@ class DenseRoot(Root):
 
 def dense_root(K: Float[Array, "M M"], unit: Float[Array, ""]) -> DenseRoot:
     """Factor K_uu, which carries its jitter already; `unit` is the first raise where that fails."""
-    L, W, omega, added = _factor(K, lax.stop_gradient(unit))
+    L, W, omega, added = _factor(K, unit)
     return DenseRoot(lax.stop_gradient(L), lax.stop_gradient(W), omega, lax.stop_gradient(added))
 
 
@@ -126,11 +126,13 @@ def _factor(K, unit):
 
 def _factor_forward(K, unit):
     out = _factor(K, unit)
-    return out, out[1]
+    return out, (out[1], out[3] / jnp.where(out[3] > 0, unit, 1.0))
 
 
-def _factor_reverse(W, cotangents):
-    return _pull_back(W, cotangents[2]), None
+def _factor_reverse(residuals, cotangents):
+    W, power = residuals  # of ten, by which the unit was raised
+    K_bar = _pull_back(W, cotangents[2])
+    return K_bar, power * jnp.trace(K_bar)
 
 
 # Under `vmap`, over draws of the hyperparameters, one matrix after the other.
