@@ -860,7 +860,7 @@ def test_checkpoint_with_other_arrays(saved, tmp_path):
     files.save(state, np.zeros(4), 4, last=True)
     again = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
     assert again.restore(state)[1].shape == (4,)
-    with pytest.raises(StoreError, match="holds 2 arrays, and this run has 3"):
+    with pytest.raises(StoreError, match="leaf-1.npy.* extra or absent"):
         again.restore({**state, "b": jnp.zeros(2)})
     with pytest.raises(StoreError, match=r"shape \(3,\).*\(4,\)"):
         again.restore({"a": jnp.zeros(4)})

@@ -169,8 +169,10 @@ def written(path, header, arrays):
 
 
 def contents(path):
+    """As of an early file: without digests, so that every other check is met by itself."""
     with zipfile.ZipFile(path) as archive:
         header = json.loads(archive.read("header.json"))
+        del header["digest"], header["array_digests"]
         return header, {n: np.load(archive.open(f"{n}.npy")) for n in header["arrays"]}
 
 
@@ -245,7 +247,10 @@ def test_nothing_but_store_error_or_the_same_predictions(kind, tmp_path):
             ),
             r"q of 'f' has shape \(1, 2, 25\)",
         ),
-        (lambda h, a: a.update({"args/X": X.astype(np.float32)}), "array 'args/X' is float32"),
+        (
+            lambda h, a: a.update({"args/X": X.astype(np.float32)}),
+            "array 'args/X' has type float32.*float64",
+        ),
         (lambda h, a: h["latent"]["f"].update(sites=None), "'f' lacks a part"),
         (
             lambda h, a: h["latent"]["f"].update(sites=None, alpha=None),

@@ -1,9 +1,6 @@
 """`load`: a saved fit, checked against the model it is given."""
 
-import json
-import math
 import warnings
-import zipfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +18,12 @@ from ppl_gp.model.declared import Declared, declare, own_function
 from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.reading import Reading
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.store.coding import NUMBER_KINDS, decode
+from ppl_gp.results.store.coding import decode
 from ppl_gp.results.store.names import decode_names
 from ppl_gp.results.store.predictors import decode_predictor
 from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, qualified_name, reading_digest
 from ppl_gp.results.verify import check_model, check_values, require
-from ppl_gp.storage.archive import HEADER
+from ppl_gp.storage.archive import read_archive
 from ppl_gp.threads import one_at_a_time
 
 # What a header says. A field that not every file of this version has (a new one) has a default,
@@ -99,14 +96,16 @@ def load(path, model: Callable) -> Fit:
     file holds float64 and JAX has it off.
     """
     path = Path(path)
-    with open(path, "rb") as file, _named(path):
-        header, arrays = _read(file)
+    with _named(path):
+        header, arrays = read_archive(path, _arrays_of)
+        exact = any(a.dtype == np.float64 for a in arrays.values())
         fit = _rebuilt(model, header, arrays)
         check_values(header, fit)
+        require(not arrays, f"nothing is made of the arrays {sorted(arrays)[:5]}.")
     check_model(path, header, fit)
     _check_function(path, header, fit)
     _check_constants(path, header["reads"], fit)
-    _warn_of_precision(path, arrays)
+    _warn_of_precision(path, exact)
     return fit
 
 
@@ -115,6 +114,8 @@ def _named(path: Path):
     """Whatever a damaged file raises becomes one error that names it."""
     try:
         yield
+    except FileNotFoundError:
+        raise
     except StoreError as error:
         raise StoreError(f"{path} {error}") from error
     except Exception as error:
@@ -124,18 +125,15 @@ def _named(path: Path):
         ) from error
 
 
-def _read(file) -> tuple[dict, dict]:
-    """(header, arrays by name)."""
-    with zipfile.ZipFile(file) as archive:
-        if HEADER not in archive.namelist():
-            raise StoreError(f"is no fit saved by ppl_gp: it is a zip file without {HEADER}.")
-        header = json.loads(archive.read(HEADER))
-        _check_format(header)
-        return header, {name: _array(archive, name, header["arrays"]) for name in header["arrays"]}
+def _arrays_of(header: dict) -> dict:
+    """{name: [dtype, shape]}, or `None` for a shape that an early file does not claim."""
+    _check_format(header)
+    claims = header["arrays"]
+    return claims if isinstance(claims, dict) else dict.fromkeys(claims)
 
 
-def _check_format(header) -> None:
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+def _check_format(header: dict) -> None:
+    if header.get("format") != FORMAT:
         raise StoreError(f"is no fit saved by ppl_gp: its header does not say '{FORMAT}'.")
     version = header.get("version")
     if type(version) is not int or version < 1:
@@ -157,41 +155,6 @@ def _check_format(header) -> None:
             raise StoreError(
                 f"is damaged: the header's '{name}' is {str(header.get(name))[:100]!r}."
             )
-
-
-def _array(archive, name, claims) -> np.ndarray:
-    """One array, of the size that its own header claims: the file may claim more than there is
-    memory.
-    """
-    info = archive.getinfo(f"{name}.npy")
-    with archive.open(info) as member:
-        shape, _, dtype = _npy_header(member)
-        if math.prod(shape) * dtype.itemsize > info.file_size:
-            raise StoreError(
-                f"is damaged: array '{name}' claims the shape {shape}, and has {info.file_size} "
-                "bytes."
-            )
-    with archive.open(info) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        member.read()  # to the end, where the checksum is compared
-    if array.dtype.kind not in NUMBER_KINDS:
-        raise StoreError(f"is damaged: array '{name}' holds {array.dtype}.")
-    if isinstance(claims, dict) and claims[name] != [array.dtype.str, list(array.shape)]:
-        found = f"{array.dtype} {array.shape}"
-        raise StoreError(
-            f"is damaged: array '{name}' is {found}, and its header says {claims[name]}."
-        )
-    return array
-
-
-def _npy_header(member):
-    version = np.lib.format.read_magic(member)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    return read(member)
 
 
 def _rebuilt(model, header, arrays) -> Fit:
@@ -322,10 +285,8 @@ def _kept(name: str, fields) -> Kept:
     return FromPseudo(mean, variance, alpha, pseudo)
 
 
-def _warn_of_precision(path, arrays) -> None:
-    if any(a.dtype == np.float64 for a in arrays.values()) and not jax.config.read(
-        "jax_enable_x64"
-    ):
+def _warn_of_precision(path, exact: bool) -> None:
+    if exact and not jax.config.read("jax_enable_x64"):
         warnings.warn(
             f"{path} holds float64, which JAX has switched off: predictions will be less exact "
             "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first.",

@@ -3,9 +3,7 @@ half of one.
 """
 
 import functools
-import json
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,10 +17,14 @@ from ppl_gp.errors import StoreError
 from ppl_gp.model.fingerprint import digest, fingerprint
 from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import Checkpoint
-from ppl_gp.storage.archive import HEADER, write_archive
+from ppl_gp.storage.archive import read_archive, write_archive
 from ppl_gp.storage.versions import package_versions
 
 FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 3
+
+
+class _OtherRun(StoreError):
+    """A checkpoint that is whole, and of another run: none that is older is looked for."""
 
 
 class Checkpoints:
@@ -51,7 +53,8 @@ class Checkpoints:
             # Those of an earlier run (resume=False) go as well: the next start would take them for
             # this one's.
             for old in set(self._files()) - set(self.files):
-                old.unlink(missing_ok=True)
+                if old.is_file():
+                    old.unlink(missing_ok=True)
         except OSError as error:
             self.error = f"step {step}: {error}"
             warnings.warn(
@@ -60,31 +63,45 @@ class Checkpoints:
             )
 
     def restore(self, state: Any) -> tuple[Any, np.ndarray]:
-        """(state, bounds so far) of the newest checkpoint, or `state` as it is where there is none.
+        """(state, bounds so far) of the newest checkpoint that can be read, with a warning that
+        names those that cannot; `state` as it is where there is none.
 
-        Raises `StoreError` where it belongs to another model, method, data or version, or cannot be
-        read.
+        Raises `StoreError` where it belongs to another model, method, data or version, or none can
+        be read.
         """
         for half_written in self.folder.glob(".step-*.ckpt.*"):  # by a run that was killed
             half_written.unlink(missing_ok=True)
-        self.files = self._files() if self.config.resume else []
-        if not self.files:
+        files, self.files = self._files() if self.config.resume else [], []
+        if not files:
             return state, np.zeros(0)
-        path = self.files[-1]
-        header, arrays = self._read(path)
-        self._require_same(path, header)
         leaves, structure = jax.tree.flatten(state)
-        if set(arrays) != {*_arrays(leaves), "bounds"}:
-            raise StoreError(
-                f"{path} holds {len(arrays)} arrays, and this run has {len(_arrays(leaves)) + 1}. "
-                f"{_REMEDY}"
-            )
+        path, arrays = self._newest(files, leaves)
+        self.files = files[: files.index(path) + 1]
         restored = [
-            _like(arrays[f"leaf-{i}"], x, path) if eqx.is_array(x) else x
-            for i, x in enumerate(leaves)
+            jnp.asarray(arrays[f"leaf-{i}"]) if eqx.is_array(x) else x for i, x in enumerate(leaves)
         ]
         self.saved = len(arrays["bounds"])
         return jax.tree.unflatten(structure, restored), arrays["bounds"]
+
+    def _newest(self, files: list[Path], leaves) -> tuple[Path, dict]:
+        damaged: list[StoreError] = []
+        for path in reversed(files):
+            try:
+                arrays = self._read(path, leaves)
+            except _OtherRun:
+                raise
+            except StoreError as error:
+                damaged.append(error)
+                continue
+            if damaged:
+                told = "; ".join(map(str, damaged))
+                warnings.warn(
+                    f"{told} The run goes on from {path}, {len(arrays['bounds'])} steps after its "
+                    "start, with the numbers that it would have had.",
+                    stacklevel=2,
+                )
+            return path, arrays
+        raise damaged[0]
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.ckpt"))
@@ -101,41 +118,33 @@ class Checkpoints:
         }
         write_archive(path, header, arrays)
 
-    def _read(self, path: Path) -> tuple[dict, dict]:
+    def _read(self, path: Path, leaves) -> dict:
+        def expected(header):
+            if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
+                raise StoreError(
+                    f"has format {header.get('format')!r}, version {header.get('version')}; this "
+                    f"installation reads {FORMAT!r}, version {FORMAT_VERSION}."
+                )
+            self._require_same(path, header)
+            own = {k: np.asarray(x) for k, x in _arrays(leaves).items()}
+            return {k: [x.dtype.str, list(x.shape)] for k, x in own.items()} | {"bounds": None}
+
         try:
-            with zipfile.ZipFile(path) as archive:
-                header = json.loads(archive.read(HEADER))
-                names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
-                arrays = {}
-                for name in names:
-                    with archive.open(f"{name}.npy") as member:
-                        arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-                if not isinstance(header, dict):
-                    raise ValueError("its header is no dictionary")
-        except (
-            OSError,
-            zipfile.BadZipFile,
-            KeyError,
-            ValueError,
-            EOFError,
-            RuntimeError,
-            SyntaxError,
-        ) as error:
+            return read_archive(path, expected)[1]
+        except _OtherRun:
+            raise
+        except StoreError as error:
+            raise StoreError(f"{path} {error} {_REMEDY}") from error
+        except Exception as error:
             raise StoreError(
                 f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}"
             ) from error
-        if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
-            raise StoreError(
-                f"{path} has format {header.get('format')!r}, version {header.get('version')}; "
-                f"this installation reads {FORMAT!r}, version {FORMAT_VERSION}. {_REMEDY}"
-            )
-        return header, arrays
 
     def _require_same(self, path, header) -> None:
         other = {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}
         if other:
             told = "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in other.items())
-            raise StoreError(f"{path} belongs to another run: {told}. {_REMEDY}")
+            raise _OtherRun(f"{path} belongs to another run: {told}. {_REMEDY}")
 
 
 _REMEDY = "Give another folder, delete this one, or pass Checkpoint(..., resume=False)."
@@ -143,15 +152,6 @@ _REMEDY = "Give another folder, delete this one, or pass Checkpoint(..., resume=
 
 def _arrays(leaves) -> dict:
     return {f"leaf-{i}": x for i, x in enumerate(leaves) if eqx.is_array(x)}
-
-
-def _like(array: np.ndarray, leaf, path):
-    if array.shape != jnp.shape(leaf) or array.dtype != np.asarray(leaf).dtype:
-        raise StoreError(
-            f"{path} holds an array of shape {array.shape} and type {array.dtype} where this run "
-            f"has {jnp.shape(leaf)} and {np.asarray(leaf).dtype}. {_REMEDY}"
-        )
-    return jnp.asarray(array)
 
 
 def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> dict:

@@ -11,10 +11,10 @@ import numpy as np
 
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.results.store.storable import file_name, storable_modules
+from ppl_gp.storage.archive import NUMBER_KINDS
 
 _MARK = "$"  # begins the keys that stand for what JSON has no word for
 _ARRAY, _TUPLE, _MODULE = "$array", "$tuple", "$module"
-NUMBER_KINDS = "biufc"  # of entries that are written without pickle and that JAX has too
 
 
 def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
@@ -55,13 +55,13 @@ def _plain_array(value, name: str) -> np.ndarray:
 
 
 def decode(value: Any, arrays) -> Any:
-    """The inverse of `encode`; `arrays` maps keys to arrays."""
+    """The inverse of `encode`. Each array is taken out of `arrays`, so that none is used twice."""
     if isinstance(value, list):
         return [decode(v, arrays) for v in value]
     if not isinstance(value, dict):
         return value
     if set(value) == {_ARRAY}:
-        return jnp.asarray(arrays[value[_ARRAY]])
+        return jnp.asarray(arrays.pop(value[_ARRAY]))
     if set(value) == {_TUPLE}:
         return tuple(decode(v, arrays) for v in value[_TUPLE])
     if _MODULE in value:
