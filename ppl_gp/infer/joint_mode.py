@@ -96,6 +96,11 @@ def fit_joint(problem: LocalProblem) -> Fit:
     such mode: discrete sites, params, subsampling, a spread that is itself unknown.
     """
     method: Any = problem.method
+    if method.marginals != "gaussian":
+        raise ModelError(
+            f'Laplace(marginals="{method.marginals}") corrects GPs and effects of a linear predictor, '
+            "and this model has none: use Laplace(), or NUTS() for its marginals."
+        )
     args, kwargs = problem.args, problem.kwargs
     joint = _joint(problem)
     config = method.hyper if isinstance(method.hyper, MAP) else MAP()

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax, vjp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_gp.errors import Result
+from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from_mean
 from ppl_gp.local.covariance import pulled_back
@@ -37,6 +37,7 @@ from ppl_gp.numerics.modes import derivatives
 # along most of the way.
 _TRIALS = 0.5 ** np.concatenate([np.arange(13), np.arange(15, 63, 3)])
 
+_MARGINALS = ("gaussian", "simplified")
 _RUNNING = -1  # no status of a result
 
 
@@ -88,6 +89,11 @@ class Laplace(LocalMethod):
     integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=100, static=True)
+    marginals: str = eqx.field(default="gaussian", static=True)
+
+    def __check_init__(self):
+        if self.marginals not in _MARGINALS:
+            raise DataError(f"Laplace(marginals={self.marginals!r}): give one of {_MARGINALS}.")
 
     def form(self, factors):
         """As in the base class, and what is known of a softmax of independent functions."""
@@ -110,6 +116,18 @@ class Laplace(LocalMethod):
             code = jnp.where(told, code, Result.nonfinite.code)
         return Solution(state.sites, state.marginals, state.at, state.steps, state.decrement, code)
 
+    def centred(self, K, mean, log_lik, sites, q):
+        """Of `simplified` marginals: with D_n = d^3 log p(y_n | f_n), the posterior mean is off its
+        mode by Sigma D diag(Sigma) / 2 to first order in D, which a change of nat1 gives to all
+        that is computed from the sites.
+        """
+        if self.marginals == "gaussian":
+            return sites, q
+        bend = _bend(log_lik, q.mean, sites, pulled_to(sites.nat2, -0.5 * q.variance))
+        moved = sites.like(sites.nat1 + bend, sites.nat2)
+        centre = condition_mean(K, mean, moved)
+        return moved, q._replace(mean=centre.mean, alpha=centre.alpha)
+
     def log_terms(self, log_lik, solution):
         """The expansion of log p(y_n | f_n) at the mean (R&W 3.32), made where the sites were."""
         f, sites = solution.local, solution.sites
@@ -127,8 +145,7 @@ class Laplace(LocalMethod):
         q, R = condition_for_gradients(K, mean, sites)
         f, form, functions = solution.marginals.mean, type(sites), sites.functions
         half = pulled_to(sites.nat2, -0.5 * q.variance)  # of -log|B| / 2
-        _, pull_mode = vjp(lambda f: expand(log_lik, f, form, functions)[0].nat2, f)
-        (mode_bar,) = pull_mode(half)  # -diag(Sigma) d^3 log p / 2
+        mode_bar = _bend(log_lik, f, sites, half)
         w = mode_bar - R @ (K @ mode_bar)  # (I + T K)^-1 mode_bar
         K_bar = pulled_back(K, R, jnp.ones((), K.dtype), w, q.alpha)
 
@@ -139,6 +156,14 @@ class Laplace(LocalMethod):
         _, pull_lik = eqx.filter_vjp(held, log_lik)
         ones = jnp.ones_like(mean[: mean.size // functions])
         return (K_bar, q.alpha + w, *pull_lik((K @ w, half, ones)))
+
+
+def _bend(log_lik, f, sites: PseudoLikelihood, half) -> Float[Array, "RN"]:
+    """sum_st d^3 log p / (df_r df_s df_t) Sigma_st / 2 at the mode f, (R N,); `half`: -Sigma / 2
+    within each datum, as a cotangent of nat2.
+    """
+    _, pull = vjp(lambda f: expand(log_lik, f, type(sites), sites.functions)[0].nat2, f)
+    return pull(half)[0]
 
 
 def _is_told(s: _State, mean, log_lik) -> Bool[Array, ""]:

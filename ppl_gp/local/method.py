@@ -13,8 +13,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
-from ppl_gp.local.condition import log_partition_and_mean
-from ppl_gp.local.natural import MinusRankOne, Positive, PseudoLikelihood, assembled, flat
+from ppl_gp.local.condition import condition, log_partition_and_mean
+from ppl_gp.local.natural import (
+    Marginals,
+    MinusRankOne,
+    Positive,
+    PseudoLikelihood,
+    assembled,
+    flat,
+)
 from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
@@ -73,6 +80,12 @@ class LocalMethod(eqx.Module):
         """What is known of the signs of the pseudo-likelihood."""
         return Positive if factors.log_lik.is_concave else PseudoLikelihood
 
+    def centred(
+        self, K: Covariance, mean, log_lik: LogLikelihood, sites: PseudoLikelihood, q: Marginals
+    ) -> tuple[PseudoLikelihood, Marginals]:
+        """(sites, their marginals) that a fit keeps, from those of the solution."""
+        return sites, q
+
     def refuses(self, log_lik: LogLikelihood) -> str | None:
         """Why the method cannot take this pointwise likelihood, where it cannot: the message of a
         `ModelError`.
@@ -89,6 +102,14 @@ class LocalMethod(eqx.Module):
         _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
         one = jnp.ones((), K.dtype)
         return (*pull(one), *pull_terms(one))
+
+
+def centred(
+    method: LocalMethod, factors: Factors, sites: PseudoLikelihood
+) -> tuple[PseudoLikelihood, Marginals]:
+    """`LocalMethod.centred` of a solution's sites. O(N^3)."""
+    K, mean = covariance_of(factors.prior), jnp.ravel(factors.prior.mean)
+    return method.centred(K, mean, factors.log_lik, sites, condition(K, mean, sites))
 
 
 def one_function_only(method: LocalMethod, log_lik: LogLikelihood) -> str | None:

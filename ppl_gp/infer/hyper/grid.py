@@ -33,7 +33,7 @@ from ppl_gp.infer.hyper.design import (
     stretched,
 )
 from ppl_gp.infer.hyper.map import maximise
-from ppl_gp.infer.hyper.point import Point, fit_at
+from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
@@ -160,7 +160,9 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     reach = _reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch)
     hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
     site, sites = problem.site, at.solution.sites
-    kept, ratios = kept_of_draws(problem.model, site, hyper, sites, problem.args, problem.kwargs)
+    kept, ratios = kept_of_draws(
+        problem.model, without_values(problem.method), hyper, sites, problem.args, problem.kwargs
+    )
     half = 0.5 * thetas.shape[1] * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return Fit(
         model=problem.model,

@@ -20,8 +20,7 @@ from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
-from ppl_gp.local.condition import condition
-from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
+from ppl_gp.local.method import LocalMethod, Solution, centred, first_sites, log_evidence
 from ppl_gp.local.natural import Positive, as_kept
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
@@ -51,7 +50,9 @@ class Point(NamedTuple):
 def fit_at(problem: LocalProblem, point: Point) -> Fit:
     """A fit of one draw. One more O(N^3)."""
     hyper, ended, stats, value, solution = point
-    kept, code, figures = _kept(problem.model, hyper, problem.args, problem.kwargs, solution)
+    kept, code, figures = _kept(
+        problem.model, without_values(problem.method), hyper, problem.args, problem.kwargs, solution
+    )
     stats = {**stats, **_quadrature_error(solution, code, problem.method)}
     if int(code) == Result.converged.code:
         stats |= tell_of_width(problem.method, figures[-1])
@@ -107,12 +108,12 @@ def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Arr
 
 
 @quick_jit
-def _kept(model, hyper, args, kwargs, solution: Solution):
+def _kept(model, method, hyper, args, kwargs, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures and q's width)."""
-    prior = read(model, *args, hyper=hyper, **kwargs).prior
-    K = covariance_of(prior)
-    q = condition(K, jnp.ravel(prior.mean), solution.sites)
-    kept = jax.tree.map(lambda x: x[None], from_sites(q, as_kept(solution.sites)))
+    factors = read(model, *args, hyper=hyper, **kwargs)
+    prior, K = factors.prior, covariance_of(factors.prior)
+    sites, q = centred(method, factors, solution.sites)
+    kept = jax.tree.map(lambda x: x[None], from_sites(q, as_kept(sites)))
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
     # none. F F^T is semi-definite, and has no jitter.
     variance = diagonal_of(q.variance)

@@ -4,7 +4,6 @@ integrates out.
 
 from functools import lru_cache
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
@@ -14,18 +13,18 @@ from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
+from ppl_gp.infer.hyper.point import without_values
 from ppl_gp.infer.hyper.space import require_draws
 from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
-from ppl_gp.local.condition import condition
+from ppl_gp.local.method import centred
 from ppl_gp.local.natural import of_arrays
-from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.model.factors import read
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.record import prior_at
 
 
 @lru_cache(maxsize=64)
@@ -67,7 +66,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
     sites = of_arrays(values[f"{name}_nat1"], values[f"{name}_nat2"])
-    kept, ratios = kept_of_draws(model, name, hyper, sites, args, kwargs)
+    kept, ratios = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
     stats |= tell_of_width(method, ratios)
     return Fit(
         model=model,
@@ -85,15 +84,15 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 
 @quick_jit
 def kept_of_draws(
-    model, site, hyper, sites, args, kwargs
+    model, method, hyper, sites, args, kwargs
 ) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"]]:
     """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods, and how much
     wider than the prior q(f) is. O(S N^3).
     """
 
     def one(entry):
-        prior = prior_at(model, site, entry[0], args, kwargs)
-        q = condition(covariance_of(prior), jnp.ravel(prior.mean), entry[1])
-        return from_sites(q, entry[1]), widest(prior, diagonal_of(q.variance))
+        factors = read(model, *args, hyper=entry[0], **kwargs)
+        sites, q = centred(method, factors, entry[1])
+        return from_sites(q, sites), widest(factors.prior, diagonal_of(q.variance))
 
     return lax.map(one, (hyper, sites))
