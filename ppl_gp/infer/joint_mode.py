@@ -98,8 +98,8 @@ def fit_joint(problem: LocalProblem) -> Fit:
     method: Any = problem.method
     if method.marginals != "gaussian":
         raise ModelError(
-            f'Laplace(marginals="{method.marginals}") corrects GPs and effects of a linear predictor, '
-            "and this model has none: use Laplace(), or NUTS() for its marginals."
+            f'Laplace(marginals="{method.marginals}") corrects what enters a GP or a linear '
+            "predictor, and this model has neither: use Laplace() without it, or NUTS()."
         )
     args, kwargs = problem.args, problem.kwargs
     joint = _joint(problem)

@@ -80,6 +80,10 @@ class Laplace(LocalMethod):
     `hyper`: `MAP()`, `Fixed({...})`, `Grid()` or `Sample()`. Results: converged, max_steps,
     nonfinite, negative_curvature.
 
+    `marginals`: `"gaussian"` has its means at the mode. `"simplified"` shifts the means of latents
+    and effects by the likelihood's third derivatives at the mode, which costs one more solve and
+    leaves variances and the evidence as they are (Rue, Martino & Chopin 2009, section 3.2.3).
+
     Of a model without GPs and without a linear predictor (or with `integrate=()`), it is a Gaussian
     at the joint mode of all latents in NumPyro's unconstrained coordinates, `infer.joint_mode`:
     `MAP(restarts=)` looks for it, `Fixed` holds sites, and the evidence has the log-Jacobian.
