@@ -20,10 +20,12 @@ from ppl_gp.model.reading import Reading
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.coding import decode
 from ppl_gp.results.store.names import decode_names
-from ppl_gp.results.store.predictors import decode_predictor
+from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
+from ppl_gp.results.store.predictors import decode_predictor, source_of
 from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, qualified_name, reading_digest
 from ppl_gp.results.verify import check_model, check_values, require
 from ppl_gp.storage.archive import read_archive
+from ppl_gp.storage.versions import package_versions
 from ppl_gp.threads import one_at_a_time
 
 # What a header says. A field that not every file of this version has (a new one) has a default,
@@ -47,6 +49,7 @@ _FIELDS = {
     "latent_sites": list,
     "local": dict,
     "reads": dict | None,  # what the model read when it was fitted
+    "portrait": dict | None,  # None where the model does not run without observations
     "reading_digest": str | None,
     "reading": dict | None,  # None in files of earlier versions
     "predictor": dict | None,  # None where no sites were integrated
@@ -63,6 +66,7 @@ _DEFAULTS = {
     "reading": None,
     "reading_digest": None,
     "reads": None,
+    "portrait": None,
     "predictor": None,
     "log_weights": None,
     "names": None,
@@ -105,6 +109,9 @@ def load(path, model: Callable) -> Fit:
     check_model(path, header, fit)
     _check_function(path, header, fit)
     _check_constants(path, header["reads"], fit)
+    with _named(path):
+        moved = _changed_densities(header, fit)
+    _warn_of_numbers(path, moved)
     _warn_of_precision(path, exact)
     return fit
 
@@ -244,6 +251,36 @@ def _check_constants(path: Path, saved: dict | None, fit: Fit) -> None:
         )
 
 
+def _changed_densities(header: dict, fit: Fit) -> list[str]:
+    """Sites whose densities have other numbers in the same formula. Another likelihood or kernel
+    under the same name is refused, and another formula where the versions are the file's.
+    """
+    saved, first = header["portrait"], fit.draws.at(0)
+    now = portrait(source_of(fit.model), fit.args, fit.kwargs, first.known, first.values)
+    if saved is None or now is None:
+        return []
+    same = saved["formula"] == now["formula"] or header.get("packages") != package_versions()
+    classes, numbers = changed_classes(saved, now), changed_numbers(saved, now)
+    if classes or (numbers and not same):
+        told = "; ".join(classes) or f"there are other formulas behind {', '.join(numbers)}"
+        raise StoreError(
+            f"was saved from another model of the name '{qualified_name(fit.model)}': {told}. Give "
+            "the function that was fitted, or fit again."
+        )
+    return numbers
+
+
+def _warn_of_numbers(path: Path, moved: list[str]) -> None:
+    if moved:
+        warnings.warn(
+            f"{path}: a number in the model has changed since it was fitted. At the fit's own "
+            f"values this moves the mean log density, or the kernel, of {', '.join(moved)}. The "
+            "fit predicts by the new numbers, with an f that was inferred by the old ones: put "
+            "these back, or fit again.",
+            stacklevel=4,
+        )
+
+
 def _is_function(name: str, saved: dict) -> bool:
     """Whether an entry stands for a function, whose code has an entry of its own."""
     return "'" in name and f"code of '{name.split(chr(39))[1]}'" in saved
@@ -290,5 +327,5 @@ def _warn_of_precision(path, exact: bool) -> None:
         warnings.warn(
             f"{path} holds float64, which JAX has switched off: predictions will be less exact "
             "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first.",
-            stacklevel=3,
+            stacklevel=4,
         )

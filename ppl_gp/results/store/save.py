@@ -11,6 +11,7 @@ import json
 from functools import singledispatch
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -28,6 +29,7 @@ from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.coding import encode, encode_module
 from ppl_gp.results.store.names import encode_names
+from ppl_gp.results.store.portrait import portrait
 from ppl_gp.results.store.predictors import encode_predictor, source_of
 from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
@@ -48,7 +50,8 @@ def save(fit: Record, path) -> Path:
     args, kwargs = _without_observations(fit)
     names, training = argument_names(fit.model, len(args)), training_sites(fit)
     reading, weighted = dataclasses.asdict(source_of(fit.model).reading), fit.draws.is_weighted()
-    predictor = encode_predictor(fit.model)
+    predictor, values = encode_predictor(fit.model), fit.draws.at(0).values
+    first = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
     header = {
         "format": FORMAT,
         "version": 4 if _has_softmax(fit) else 3 if predictor else 2 if weighted else 1,
@@ -58,6 +61,7 @@ def save(fit: Record, path) -> Path:
         "hyper_sites": {k: list(np.shape(v)[fit.sampled :]) for k, v in fit.hyper.items()},
         "latent_sites": list(fit.local),
         "reads": reads(fit.model.function),
+        "portrait": portrait(source_of(fit.model), tuple(args), kwargs, first, values),
         "reading": reading,
         "reading_digest": reading_digest(reading),
         "predictor": predictor,

@@ -1,0 +1,128 @@
+"""What a file says of the densities that q was fitted to, so that another model is known by them:
+the classes of its distributions and kernels, and their values at one point.
+
+The point is the first draw of the hyperparameters, with f at its means and every other site at the
+first value that its support names, so that no random number enters. Densities are numbers, which
+JAX's versions agree on; the digest of the jaxpr is compared within one version only.
+"""
+
+import hashlib
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.model.tracing import run
+
+_ROWS = 5  # of the inputs at which a kernel is compared
+_CLOSE = 1e-4  # of float32
+
+
+def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict | None:
+    """{"classes": {site: words}, "numbers": {site: number}, "formula": digest}; `None` of a model
+    that does not run without its observations.
+    """
+    classes: dict[str, str] = {}
+
+    def numbers(hyper, values):
+        trace = run(model, args, kwargs, {**_plain_values(first, hyper), **hyper}, values)
+        sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
+        classes.update({k: f"{_words(s['fn'])} {list(s['fn'].shape())}" for k, s in sites.items()})
+        return {k: _number(s) for k, s in sites.items()}
+
+    try:
+        first = run(model, args, kwargs, hyper, values)
+        text = re.sub(
+            r"0x[0-9a-f]+|[\d.]+(e[+-]?\d+)?", "", str(jax.make_jaxpr(numbers)(hyper, values))
+        )
+        found = {k: float(x) for k, x in numbers(hyper, values).items()}
+    except Exception:  # noqa: BLE001 - a model may raise anything without its observations
+        return None
+    formula = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return {"classes": classes, "numbers": found, "formula": formula}
+
+
+def changed_classes(saved: dict, now: dict) -> list[str]:
+    """Of sites with another distribution or kernel, in words."""
+    old, new = saved["classes"], now["classes"]
+    return [
+        f"'{k}' is {new.get(k, 'absent')} and was {old.get(k, 'absent')}"
+        for k in sorted({*old, *new})
+        if old.get(k) != new.get(k)
+    ]
+
+
+def changed_numbers(saved: dict, now: dict) -> list[str]:
+    """Of sites with another density, in words."""
+    pairs = {k: (x, now["numbers"][k]) for k, x in saved["numbers"].items()}
+    return [
+        f"'{k}' (from {a:.6g} to {b:.6g})"
+        for k, (a, b) in pairs.items()
+        if not np.isclose(a, b, rtol=_CLOSE, atol=_CLOSE, equal_nan=True)
+    ]
+
+
+def _plain_values(trace: dict, known: dict) -> dict[str, Any]:
+    """Some value of every site's support that does not depend on a key."""
+    found = {}
+    for name, site in trace.items():
+        if site["type"] != "sample" or site["is_observed"] or isinstance(unwrap(site["fn"]), GP):
+            continue
+        try:
+            found[name] = site["fn"].support.feasible_like(jnp.zeros_like(site["value"]))
+        except NotImplementedError:  # its draw by the fixed key
+            continue
+    return {k: v for k, v in found.items() if k not in known}
+
+
+def _number(site) -> jax.Array:
+    """The weighted mean of a site's log density, or of what a GP's kernel and mean are there."""
+    prior: Any = unwrap(site["fn"])
+    if not isinstance(prior, GP):
+        scale = 1.0 if site.get("scale") is None else site["scale"]
+        return _mean(scale * site["fn"].log_prob(site["value"]))
+    parts = [x for x in jax.tree.leaves(prior.kernel) if eqx.is_array_like(x)]
+    rows = prior.X[:_ROWS]
+    try:
+        parts += [prior.kernel(rows, rows), prior.mean_function(rows)]
+    except Exception:  # noqa: BLE001 - parameters with an axis of units, distances of all rows
+        pass
+    return sum((_mean(x) for x in parts), jnp.zeros(()))
+
+
+def _mean(x) -> jax.Array:
+    """With weights, so that entries that change places show."""
+    flat = jnp.ravel(jnp.asarray(x, float))
+    return jnp.mean(flat * jnp.linspace(1.0, 2.0, flat.size))
+
+
+def _words(value) -> str:
+    """The class of a distribution, kernel or mean, with those of its parts and its options."""
+    if isinstance(value, dist.Distribution):
+        value = unwrap(value)
+        parts = (
+            vars(value)
+            if not isinstance(value, GP)
+            else {"k": value.kernel, "m": value.mean_function}
+        )
+        inner = [_words(x) for _, x in sorted(parts.items()) if _has_parts(x)]
+    elif isinstance(value, list | tuple):
+        return f"[{', '.join(map(_words, value))}]"
+    elif isinstance(value, eqx.Module):
+        parts = [getattr(value, k) for k in value.__dataclass_fields__]
+        inner = [_words(x) for x in parts if x is not None and not eqx.is_array_like(x)]
+    else:
+        return str(value) if isinstance(value, str | int | float) else type(value).__name__
+    return f"{type(value).__name__}({', '.join(inner)})" if inner else type(value).__name__
+
+
+def _has_parts(x) -> bool:
+    kinds = (dist.Distribution, dist.transforms.Transform, eqx.Module)
+    return isinstance(x, kinds) or (
+        isinstance(x, list | tuple) and bool(x) and all(isinstance(y, kinds) for y in x)
+    )
