@@ -68,6 +68,7 @@ LAYERS = [
     "results.row_names",
     "results.loo",
     "results.store",
+    "results.summary",
     "results.fit",
     "results.verify",
     "results.load",

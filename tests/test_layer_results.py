@@ -82,7 +82,8 @@ def test_every_method_has_the_same_variables_and_dimensions(model):
         pg.fit(model, method, 0, X, y=y, throw=False).to_datatree(num_draws=4) for method in methods
     ]
     for tree in trees:
-        assert set(tree.posterior) == set(trees[0].posterior)
+        points = tree["point_estimates"] if "point_estimates" in tree.children else {}
+        assert {*tree.posterior, *points} == set(trees[0].posterior)
         for name, values in tree.posterior.items():
             assert values.dims == trees[0].posterior[name].dims, name
             assert np.all(np.isfinite(values))

@@ -53,7 +53,7 @@ from ppl_gp.results.tree_dimensions import (
     sizes_of,
     without_clashes,
 )
-from ppl_gp.results.whole_tree import further_groups
+from ppl_gp.results.whole_tree import deterministic_sites, further_groups
 from ppl_gp.storage.versions import package_versions
 from ppl_gp.wrappers import bare, bare_shape, mask_of
 
@@ -76,8 +76,11 @@ def to_datatree(
 ) -> "xr.DataTree":
     """ArviZ's DataTree of a fit; every variable of `posterior` has the dimensions chain and draw.
 
-    Groups: `posterior` (hyperparameters and f at the training inputs; where sites were integrated
-    into a predictor, those sites and the predictor, drawn jointly), `log_likelihood` (each
+    Groups: `posterior` (hyperparameters, f at the training inputs and deterministic sites; where
+    sites were integrated into a predictor, those sites and the predictor, drawn jointly),
+    `point_estimates` (without chain and draw: hyperparameters that the fit keeps at one value, as
+    under `MAP()` and `Fixed()`, and deterministic sites that depend on nothing else: they have no
+    distribution), `log_likelihood` (each
     observed site and datum, without the rows that masks leave out of all of them; 0 where an
     entry is masked beside others; of factors those that see observations),
     `observed_data`, `constant_data` (inputs), `sample_stats` (of NUTS; and `inner_steps`,
@@ -87,8 +90,8 @@ def to_datatree(
 
     `whole=True` adds what ArviZ's checks ask for: `prior` (every site, and deterministic ones),
     `prior_predictive`, `posterior_predictive` (y at the training inputs; a site that is computed
-    from another's observations is drawn given these), `log_prior` (of hyperparameters, nats, for
-    `psense`), and deterministic sites in `posterior`. `coords`: {dimension: labels}, such as
+    from another's observations is drawn given these) and `log_prior` (of hyperparameters that have
+    draws, nats, for `psense`). `coords`: {dimension: labels}, such as
     {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
     as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
@@ -104,7 +107,7 @@ def to_datatree(
     these groups, whose axis of the data has the row labels of the new inputs.
 
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
-    approximation q(f), jointly, and the hyperparameters are repeated. With `Sample` f is drawn once
+    approximation q(f), jointly. With `Sample` f is drawn once
     from q(f) at each draw of theirs; draws that have weights are first resampled to `num_draws` of
     equal weight.
     `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks
@@ -122,12 +125,16 @@ def to_datatree(
     hyper, f, parts = draws_with_parts(fit, key, num_draws)
     sites = training_sites(fit)
     groups = _groups_of_training(fit, sites, hyper, f, parts)
-    dims = dimensions(fit, sites)
+    values = {**hyper, **parts, **f}
+    further, still = deterministic_sites(fit, values)
+    groups["posterior"] |= by_chain(further, _chains(fit))
+    groups["point_estimates"] |= jax.tree.map(np.asarray, still)
+    shapes = {k: np.shape(v)[1:] for k, v in further.items()}
+    shapes |= {k: np.shape(v) for k, v in still.items()}
+    dims = dimensions(fit, sites) | deterministic_dimensions(fit, shapes, data_plate(sites))
+    dims = without_clashes(dims)
     if whole:
-        found = further_groups(fit, {**hyper, **parts, **f}, key, num_draws)
-        further = found.pop("deterministic")
-        dims |= deterministic_dimensions(fit, further, data_plate(sites))
-        groups["posterior"] |= by_chain(further, _chains(fit))
+        found = further_groups(fit, values, key, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
     named = names_of_variables(fit, sites)
     groups["constant_data"], named, dims = with_columns(groups["constant_data"], named, dims)
@@ -139,7 +146,7 @@ def to_datatree(
     options: dict = {"coords": own | given}
     if predictions is not None:
         num = np.shape(next(iter({**hyper, **f}.values())))[0]
-        new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named)
+        new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named, still)
         groups |= new.groups | {"predictions": by_chain(new.groups["predictions"], _chains(fit))}
         rows = dots(data_plate(sites) or "")
         shared = functions | {d: labels for d, labels in given.items() if d != rows}
@@ -160,14 +167,19 @@ def _function_coordinates(fit: Record, dims: dict) -> dict[str, list[str]]:
 
 
 def _tree(groups: dict[str, dict], dims: dict, options: dict) -> "xr.DataTree":
-    """By ArviZ. A log prior has one density for an event, and so the batch's dimensions alone."""
+    """By ArviZ. A log prior has one density for an event, and so the batch's dimensions alone;
+    point estimates have no draws.
+    """
     import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
 
-    densities = groups.pop("log_prior", None)
+    densities, points = groups.pop("log_prior", None), groups.pop("point_estimates", None)
     tree = arviz_base.from_dict(groups, dims=dims, **options)
     if densities:
         own = {"coords": options["coords"], "dims": dims, "skip_event_dims": True}
         tree["log_prior"] = type(tree)(arviz_base.dict_to_dataset(densities, **own))
+    if points:
+        own = {"coords": options["coords"], "dims": dims, "sample_dims": []}
+        tree["point_estimates"] = type(tree)(arviz_base.dict_to_dataset(points, **own))
     return tree
 
 
@@ -178,8 +190,10 @@ def _chains(fit: Record) -> int:
 
 def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: dict) -> dict:
     observed = {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)}
+    drawn = {k: v for k, v in {**hyper, **parts, **f}.items() if k not in fit.points}
     return {
-        "posterior": by_chain({**hyper, **parts, **f}, _chains(fit)),
+        "posterior": by_chain(drawn, _chains(fit)),
+        "point_estimates": {k: np.asarray(hyper[k][0]) for k in hyper if k in fit.points},
         "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), _chains(fit)),
         "observed_data": observed,
         "constant_data": inputs_of(fit.model, fit.args, fit.kwargs),
@@ -343,7 +357,7 @@ def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
     named = {label_of(k, trace): site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
     named |= _part_dimensions(fit)
     inputs = inputs_of(fit.model, fit.args, fit.kwargs)
-    return without_clashes({**named, **input_dimensions(fit.model, inputs, plate)})
+    return {**named, **input_dimensions(fit.model, inputs, plate)}
 
 
 def _part_dimensions(fit: Record) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from ppl_gp.results.predict.infer_latents import infer_latents
 from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save
+from ppl_gp.results.summary import summary
 from ppl_gp.results.symmetry import Symmetry, symmetries
 from ppl_gp.threads import one_at_a_time
 
@@ -129,6 +130,11 @@ class Fit(Record):
     def to_datatree(self, **kwargs):
         """ArviZ's DataTree, as `ppl_gp.results.datatree.to_datatree`."""
         return to_datatree(self, **kwargs)
+
+    @_verb
+    def summary(self):
+        """One table of the hyperparameters and effects, as `ppl_gp.results.summary.summary`."""
+        return summary(self)
 
     @_verb
     def save(self, path):

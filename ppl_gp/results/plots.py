@@ -26,6 +26,7 @@ from ppl_gp.results.panels import (
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.row_names import row_names
 from ppl_gp.results.shown import shown
+from ppl_gp.results.tree_dimensions import dots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,8 +196,7 @@ def plot_forest(
 
     site = next(iter(next(iter(fits.values())).latent)) if site is None else site
     draws = {
-        name: _forest_draws(fit.to_datatree().posterior, fit, site, num_latents)
-        for name, fit in fits.items()
+        name: _forest_draws(fit.to_datatree(), fit, site, num_latents) for name, fit in fits.items()
     }
     labels = list(next(iter(draws.values())))
     panels = [
@@ -235,17 +235,18 @@ def _forest(ax, group: Mapping[str, dict], panel: Sequence[str], rows: int) -> N
     ax.grid(axis="x", alpha=0.3)
 
 
-def _forest_draws(posterior, fit: Fit, site: str, num_latents: int) -> dict[str, np.ndarray]:
+def _forest_draws(tree, fit: Fit, site: str, num_latents: int) -> dict[str, np.ndarray]:
     """{label: all draws} of every entry of the hyperparameters, then of `num_latents` rows of f, by
     the rows' labels where they have some.
     """
-    flat = {}
-    for name in [k for k in fit.hyper if k in posterior]:
-        values = np.asarray(posterior[name])
-        entries = values.reshape(values.shape[0] * values.shape[1], -1)
+    flat, posterior = {}, tree.posterior
+    for name in [k for k in fit.hyper if k in fit.points or dots(k) in posterior]:
+        point = name in fit.points
+        values = np.asarray(tree["point_estimates" if point else "posterior"][dots(name)])
+        entries = values.reshape(1 if point else values.shape[0] * values.shape[1], -1)
         single = entries.shape[1] == 1
         flat |= {name if single else f"{name}[{i}]": entries[:, i] for i in range(entries.shape[1])}
-    f = np.asarray(posterior[site])
+    f = np.asarray(posterior[dots(site)])
     f = f.reshape(f.shape[0] * f.shape[1], -1)
     chosen = np.linspace(0, f.shape[1] - 1, num_latents).round().astype(int)
     names = row_names(fit, f.shape[1])

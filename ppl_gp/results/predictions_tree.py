@@ -2,7 +2,7 @@
 and these inputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,13 +53,19 @@ class Predicted(NamedTuple):
 
 
 def predicted_groups(
-    fit: Record, predictions: Any, key, num: int, trained: Mapping[str, ArrayNames]
+    fit: Record,
+    predictions: Any,
+    key,
+    num: int,
+    trained: Mapping[str, ArrayNames],
+    fixed: Container[str],
 ) -> Predicted:
     """y, f and deterministic sites at new inputs, `num` joint draws: draw s at the hyperparameters
     of the posterior's draw s.
 
     `predictions`: the new inputs, or {argument: value} with them among others; `trained`: {variable
-    of the training data: names}. Raises `DataError` as `predict`. O(S M^3) for M rows.
+    of the training data: names}; `fixed`: deterministic sites that have no distribution, and so
+    are with the new inputs. Raises `DataError` as `predict`. O(S M^3) for M rows.
     """
     X_new, kwargs = _arguments(fit, predictions)
     X_new, args, kwargs, names = named_at(fit, X_new, (), kwargs)
@@ -70,8 +76,9 @@ def predicted_groups(
     plate = data_plate(trace)
     labels = {s.name: s.label for s in case.layout.sites} | {k: k for k in f}
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
-    dims |= deterministic_dimensions(fit, further, plate)
+    dims |= deterministic_dimensions(fit, {k: np.shape(v)[1:] for k, v in further.items()}, plate)
     dims |= input_dimensions(fit.model, inputs, plate)
+    inputs |= {k: np.asarray(further.pop(k)[0]) for k in list(further) if k in fixed}
     own = {p: found for p, found in names.items() if p in inputs}
     own |= {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
     inputs, named, dims = with_columns(inputs, own, without_clashes(dims))

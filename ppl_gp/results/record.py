@@ -89,6 +89,18 @@ class Record:
         """
         return self.draws.known if self.sampled else self.draws.at(0).known
 
+    @functools.cached_property
+    def points(self) -> frozenset[str]:
+        """Sites of `hyper` that the fit keeps at one value, and so has no distribution of: all of
+        them under `MAP()` and `Fixed()`; of a guide's draws, or a grid's, those that are the same
+        number in each. A chain that is stuck is not at a point.
+        """
+        if not self.sampled:
+            return frozenset(self.hyper)
+        one = lambda x: len(x) > 1 and x.dtype.kind == "f" and np.all(x == x[0])  # noqa: E731
+        known = {} if self.log_evidence is None else self.hyper
+        return frozenset(k for k, x in known.items() if one(np.asarray(x)))
+
     @property
     def latent(self) -> Mapping[str, Kept]:
         """{GP site: what is kept of q(f)}, with a leading axis of S (1 where the hyperparameters

@@ -15,7 +15,8 @@ from ppl_gp.model.tracing import run
 from ppl_gp.results.record import Record
 from ppl_gp.results.whole_tree import source_of
 
-_DATA = ("observed_data", "constant_data", "predictions_constant_data")  # no chains, no draws
+# no chains, no draws
+_DATA = ("observed_data", "constant_data", "predictions_constant_data", "point_estimates")
 
 
 def label_of(name: str, trace: dict) -> str:
@@ -46,18 +47,18 @@ def site_dimensions(name: str, site: dict, plate: str | None) -> list[str]:
 
 
 def deterministic_dimensions(
-    fit: Record, values: Mapping, plate: str | None
+    fit: Record, shapes: Mapping[str, tuple], plate: str | None
 ) -> dict[str, list[str]]:
-    """{deterministic site: dimensions} of draws (S, ...). The axis of the data is the one that is
-    longer where the model is run with a row more: O(N).
+    """{deterministic site: dimensions} of sites of these shapes. The axis of the data is the one
+    that is longer where the model is run with a row more: O(N).
     """
-    grown = _with_a_row_more(fit) if values and plate and fit.model.reading.grows else {}
+    grown = _with_a_row_more(fit) if shapes and plate and fit.model.reading.grows else {}
     return {
         k: [
             plate if plate and n < m else f"{k}_dim_{i}"
-            for i, (n, m) in enumerate(zip(*grown.get(k, (v.shape[1:],) * 2), strict=True))
+            for i, (n, m) in enumerate(zip(*grown.get(k, (shape,) * 2), strict=True))
         ]
-        for k, v in values.items()
+        for k, shape in shapes.items()
     }
 
 
