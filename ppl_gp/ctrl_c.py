@@ -18,7 +18,7 @@ _AGAIN = 0.01
 class _Press:
     """Whether Ctrl-C was pressed and nothing has ended by it yet."""
 
-    unanswered = False
+    unanswered, in_hook = False, False
 
 
 @contextmanager
@@ -62,6 +62,14 @@ def _press(signum, frame):
     raise KeyboardInterrupt
 
 
+def _press_again() -> None:
+    """Once the main thread has left the hook, in which another press would be lost as well."""
+    if _Press.in_hook:
+        threading.Timer(_AGAIN, _press_again).start()
+    elif _Press.unanswered:
+        _thread.interrupt_main()
+
+
 @contextmanager
 def _listening(handler):
     """Python's own handler and its hook for errors that nobody can catch, replaced."""
@@ -72,7 +80,9 @@ def _listening(handler):
 
     def hook(unraisable):
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            threading.Timer(_AGAIN, _thread.interrupt_main).start()
+            _Press.in_hook = True
+            threading.Timer(_AGAIN, _press_again).start()
+            _Press.in_hook = False
         else:
             told(unraisable)
 

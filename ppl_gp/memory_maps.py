@@ -2,41 +2,69 @@
 allows 65 530 by default; beyond them LLVM ends the process.
 
 A loop of fits that each compile (other numbers of rows, a Python number among the arguments) gets
-there in some hundred fits. JAX can forget its programs, and compiles again what is wanted again.
+there in some hundred fits, with 40 MiB of memory for each. JAX can forget its programs, and
+compiles again what is wanted again; the C library gives memory back when it is asked to.
 """
 
+import ctypes
 import warnings
 from pathlib import Path
 
 import jax
 
 _MAPS, _MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
+_PAGES, _PAGE = Path("/proc/self/statm"), 4096
 _FULL = 0.7  # of what the system allows: a fit and its questions take a few thousand
+_GROWN = 2**31  # bytes of memory since the last time: some fifty fits
 _EVERY = 100  # programs between two looks, which take some hundredths of a second
 
 _compiled = {"seen": 0}
 
 
 def make_room(compilations: int) -> bool:
-    """Let JAX forget its compiled programs, with a warning, where the maps are nearly used up;
-    whether it did. `compilations`: how many the process has made, so that looks are rare. Nothing
-    where the system does not tell.
+    """Let JAX forget its compiled programs, with a warning, where the maps are nearly used up or
+    the process has grown by 2 GiB since the first look or the last time; whether it did.
+    `compilations`: how many the process has made, so that looks are rare. Nothing where the system
+    does not tell.
     """
     if compilations - _compiled["seen"] < _EVERY:
         return False
     _compiled["seen"] = compilations
-    taken, most = _counts()
-    if taken < _FULL * most:
+    (taken, most), memory = _counts(), _resident()
+    grown = memory - _compiled.setdefault("memory", memory)
+    if taken < _FULL * most and grown < _GROWN:
         return False
     jax.clear_caches()
-    warnings.warn(
+    _give_back()
+    _compiled["memory"] = _resident()
+    told = (
         f"{taken} of the {most:.0f} memory maps that the system allows a process are taken, nearly "
-        "all by compiled programs; JAX's are forgotten now, and compiled again where they are "
-        "wanted. Fits in a loop compile anew where shapes or Python numbers among the arguments "
-        "change: pass numbers as arrays, np.array(0.3), and keep the number of rows.",
+        "all by compiled programs"
+        if taken >= _FULL * most
+        else f"the process has grown by {grown / 2**30:.1f} GiB while it compiled many programs"
+    )
+    warnings.warn(
+        f"{told}; JAX's are forgotten now, and compiled again where they are wanted. Fits in a "
+        "loop compile anew where shapes or Python numbers among the arguments change: pass numbers "
+        "as arrays, np.array(0.3), and keep the number of rows.",
         stacklevel=3,
     )
     return True
+
+
+def _resident() -> int:
+    """Bytes of memory that the process takes."""
+    try:
+        return int(_PAGES.read_text().split()[1]) * _PAGE
+    except (OSError, ValueError):
+        return 0
+
+
+def _give_back() -> None:
+    """What was freed, which glibc keeps."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if _PAGES.exists() else None
+    if trim is not None:
+        trim(0)
 
 
 def _counts() -> tuple[int, float]:

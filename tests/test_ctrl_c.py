@@ -13,6 +13,7 @@ import pytest
 import small_fits
 
 import ppl_gp as pg
+from ppl_gp import ctrl_c
 from ppl_gp.ctrl_c import answered, heard
 from ppl_gp.infer.hyper import map as map_run
 from ppl_gp.infer.loop import Stage, interruptible
@@ -67,6 +68,22 @@ def test_a_press_ends_in_keyboard_interrupt(pressed, capfd):
     with pytest.raises(KeyboardInterrupt), heard():
         pressed()
     assert capfd.readouterr().err == ""  # nor is the dropped one told of
+
+
+def test_a_press_is_not_made_again_inside_the_hook(monkeypatch, capfd):
+    """As on a busy machine, where the hook that asks for it takes longer than the press waits."""
+
+    class Slow(threading.Timer):
+        def start(self):
+            super().start()
+            if threading.current_thread() is threading.main_thread():
+                time.sleep(20 * ctrl_c._AGAIN)
+
+    monkeypatch.setattr(ctrl_c.threading, "Timer", Slow)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), heard():
+        collected()
+    assert capfd.readouterr().err == "" and time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("pressed", [press, dropped, changed, collected])

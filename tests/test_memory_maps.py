@@ -1,5 +1,9 @@
 """Long sessions: the process has room for compiled programs, and its maps do not run out."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -27,6 +31,62 @@ def test_programs_are_forgotten_where_maps_run_out(few):
 def test_nothing_happens_where_there_is_room(few, monkeypatch):
     monkeypatch.setattr(memory_maps, "_counts", lambda: (69, 100.0))
     assert not memory_maps.make_room(1000) and not few
+
+
+def test_programs_are_forgotten_where_memory_grows(few, monkeypatch):
+    """By 2 GiB since the first look, or since the last time."""
+    monkeypatch.setattr(memory_maps, "_counts", lambda: (0, 100.0))
+    memory = iter([1.0, 2.9, 3.1, 0.5, 2.4, 2.6, 0.5])
+    monkeypatch.setattr(memory_maps, "_resident", lambda: int(next(memory) * 2**30))
+    assert not memory_maps.make_room(100) and not memory_maps.make_room(200)
+    with pytest.warns(UserWarning, match="has grown by 2.1 GiB"):
+        assert memory_maps.make_room(300)
+    assert not memory_maps.make_room(400) and few == [1]
+    with pytest.warns(UserWarning, match="has grown by 2.1 GiB"):
+        assert memory_maps.make_room(500)
+
+
+_LOOP = """
+import resource, sys
+import jax, numpy as np
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_enable_compilation_cache", False)
+sys.path.insert(0, "tests")
+import ppl_gp as pg
+from small_fits import HYPER, classifier
+from ppl_gp import memory_maps
+rng, smallest = np.random.default_rng(0), float(sys.argv[2])
+memory_maps._GROWN = smallest * 2**20
+for i in range(int(sys.argv[1])):
+    X = rng.normal(size=(20 + i, 2))
+    y = (X[:, 0] > 0).astype(int)
+    fit = pg.fit(classifier, pg.Laplace(hyper=pg.Fixed(HYPER)), 0, X, y=y)
+    fit.predict(X[:3])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def _peak(fits, smallest) -> float:
+    """MiB of a process with so many fits of changing shapes."""
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _LOOP, str(fits), str(smallest)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+    )
+    return float(told.stdout.split()[-1])
+
+
+@pytest.mark.slow
+def test_150_fits_of_changing_shapes_stay_under_4_gib():
+    assert _peak(150, 2048) < 4096
+
+
+@pytest.mark.slow
+def test_memory_comes_back():
+    """40 MiB for each fit are kept without the guard."""
+    assert _peak(24, 200) < _peak(24, 10**6) - 300
 
 
 def test_maps_are_counted_where_the_system_tells():

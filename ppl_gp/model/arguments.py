@@ -62,6 +62,11 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
         return value
+    if hasattr(value, "toarray") and hasattr(value, "nnz"):
+        raise DataError(
+            f"{name} is a sparse {type(value).__name__} of shape {value.shape}; pass "
+            "X.toarray(), which takes 8 bytes for each entry, or fewer columns."
+        )
     if isinstance(value, np.integer | np.bool_) and not lists:
         return value.item()
     if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):

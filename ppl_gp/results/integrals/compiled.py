@@ -38,6 +38,8 @@ from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
 from ppl_gp.wrappers import bare
 
+_ROOM = 2**30  # bytes for the covariances of draws that are made together
+_COPIES = 25  # of a covariance that a joint draw takes on its way
 _LITTLE = 5000  # draws x rows, of 96 nodes each, that take less time than it takes to compile well
 
 
@@ -199,12 +201,23 @@ def joint_draws(case: Case, key, num_samples: int):
     """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws'
     weights.
     """
-    return _joint_draws(case, key, *_places(case, num_samples), False)[:2]
+    return _in_batches(case, key, num_samples, False)[:2]
 
 
 def joint_sites(case: Case, key, num_samples: int):
     """As `joint_draws`, and {deterministic site: (num_samples, ...)}."""
-    return _joint_draws(case, key, *_places(case, num_samples), True)
+    return _in_batches(case, key, num_samples, True)
+
+
+def _in_batches(case: Case, key, num_samples: int, further: bool):
+    """The samples of a draw at once, or as many as `_ROOM` has covariances for where each has
+    inputs, and so a covariance, of its own.
+    """
+    chosen, place, each = _places(case, num_samples)
+    at_once = each
+    if case.layout.local_latents or case.layout.inner:
+        at_once = max(1, int(_ROOM / (_COPIES * 8 * case.layout.num**2)))
+    return _joint_draws(case, key, chosen, place, each, min(at_once, each), further)
 
 
 def _places(case: Case, num_samples: int):
@@ -221,7 +234,7 @@ def _places(case: Case, num_samples: int):
 
 
 @full_jit
-def _joint_draws(case: Case, key, chosen, place, each: int, further: bool):
+def _joint_draws(case: Case, key, chosen, place, each: int, at_once: int, further: bool):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample)
     are kept; `further`: deterministic sites too.
     """
@@ -237,7 +250,7 @@ def _joint_draws(case: Case, key, chosen, place, each: int, further: bool):
             y = {s.label: trace[s.name]["value"] for s in case.layout.sites}
             return f, y, {k: v for k, v in known.items() if further and is_array(v)}
 
-        return jax.vmap(one)(keys)
+        return jax.vmap(one)(keys) if at_once == each else lax.map(one, keys, batch_size=at_once)
 
     keys = random.split(key, (chosen.shape[0], each))
     found = lax.map(component, (case.draws.part(chosen), keys))
