@@ -38,7 +38,6 @@ from ppl_gp.posterior import (
     unknowns,
 )
 from ppl_gp.softmax_posterior import OfSoftmax, coloured
-from ppl_gp.sparse.families import Basis
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
 from ppl_gp.sparse.process import SparseProcess
@@ -255,7 +254,6 @@ class FromInducing(Kept):
     inducing: InducingVariables
     mean: Float[Array, "*S_and_F M"]
     reduction: Any
-    basis: Basis | None = None
 
     @property
     def coupled(self):
@@ -275,7 +273,7 @@ class FromInducing(Kept):
 
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
-        return SparseProcess(prior, self.inducing, root, self.mean, self.reduction, self.basis)
+        return SparseProcess(prior, self.inducing, root, self.mean, self.reduction)
 
     def moments(self, prior):
         """O(M^3 + N M^2)."""

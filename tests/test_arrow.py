@@ -129,7 +129,7 @@ def test_a_natural_step_is_that_of_the_dense_form():
 
     found = []
     for sites, C in ((arrow, columns), (dense, columns.array())):
-        q = sites.whitened(root, None, None)
+        q = sites.whitened()
         target = sites.target(q, gradient(sites, C, q), 0.7)
         gain = sites.expected_gain(q, target, 0.7)
         moved, halved = blend_all({"f": sites}, {"f": target}, 0.3)

@@ -33,7 +33,7 @@ from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.families import Basis, DecoupledGaussian, FullGaussian, Values, Whitened
+from ppl_gp.sparse.families import FullGaussian, Values, Whitened
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import sparse_process
 
@@ -311,16 +311,13 @@ def processes():
         gaussian(1, 5),
         gaussian(2, 3, 5),
     )
-    whiten = lambda q, u: q.whitened(u.root(prior), u, prior)  # noqa: E731
     features = pg.features.LaplacianFeatures(5, -3.0, 3.0)
     diagonal = Whitened(full.loc, jnp.linspace(0.1, 0.9, 5), jnp.zeros(()))
-    decoupled = DecoupledGaussian(full, Basis(points.Z + 0.3, jnp.linspace(-1.0, 1.0, 5)))
     return {
-        "points": sparse_process(prior, points, whiten(full, points)),
-        "three functions": sparse_process(prior, points, whiten(many, points)),
+        "points": sparse_process(prior, points, full.whitened()),
+        "three functions": sparse_process(prior, points, many.whitened()),
         "diagonal": sparse_process(prior, points, diagonal),
-        "decoupled": sparse_process(prior, points, whiten(decoupled, points)),
-        "features": sparse_process(prior, features, whiten(gaussian(3, features.num), features)),
+        "features": sparse_process(prior, features, gaussian(3, features.num).whitened()),
     }
 
 
@@ -329,7 +326,7 @@ COPIES = jnp.asarray(np.random.default_rng(9).normal(size=(4, 3, 1)))  # K copie
 
 @pytest.mark.slow
 @pytest.mark.one_case
-@pytest.mark.parametrize("name", ["points", "three functions", "diagonal", "decoupled", "features"])
+@pytest.mark.parametrize("name", ["points", "three functions", "diagonal", "features"])
 def test_copies_have_the_joint_covariance(name):
     process = processes()[name]
     mean, covariance = _over_copies(process, process.at(COPIES[0]), COPIES)

@@ -27,7 +27,6 @@ from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import (
     DiagonalGaussian,
     FullGaussian,
-    UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
@@ -205,29 +204,17 @@ def test_collapsed_refuses_what_it_cannot_do():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"natural": False},
-        {"whiten": False},
-        {"dual_bound": True},
-        {"covariance": "decoupled", "natural": False},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"natural": False}], ids=str)
 def test_parameterisations_reach_the_same_optimum(options):
     X, y, X_new = data()
     common = {"inducing": X[:10], "learning_rate": 0.02, "max_steps": 3000}
     natural = pg.fit(small_fits.classifier, pg.SVGP(inducing=X[:10], **HELD), 0, X, y=y)
     other = pg.fit(small_fits.classifier, pg.SVGP(**common, **HELD, **options), 0, X, y=y)
     gain = other.log_evidence - natural.log_evidence
-    if "covariance" in options:  # more points for the mean: at least as good
-        assert gain > 1e-3
-    else:
-        assert abs(gain) < 1e-4
-        np.testing.assert_allclose(
-            other.predict(X_new).f_mean, natural.predict(X_new).f_mean, atol=2e-2
-        )
+    assert abs(gain) < 1e-4
+    np.testing.assert_allclose(
+        other.predict(X_new).f_mean, natural.predict(X_new).f_mean, atol=2e-2
+    )
 
 
 @pytest.mark.slow
@@ -262,22 +249,17 @@ def _families(M):
 
 
 def test_every_family_says_the_same_of_one_distribution():
-    X, _, _ = data()
-    prior, points = pg.GP(pg.kernels.RBF(2.0, 1.2), X), Points(X[:6])
-    root = points.root(prior)
     loc, L = _families(6)
     S = L @ L.T
-    whitened = FullGaussian(loc, L).whitened(root, points, prior)
-    unwhitened = UnwhitenedGaussian(root.L @ loc, root.L @ L).whitened(root, points, prior)
+    whitened = FullGaussian(loc, L).whitened()
     nat2 = jnp.linalg.inv(S) - jnp.eye(6)
-    sites = NaturalGaussian(jnp.linalg.solve(S, loc), nat2).whitened(root, points, prior)
-    carried = NaturalGaussian(jnp.linalg.solve(S, loc), nat2, root.L).whitened(root, points, prior)
+    sites = NaturalGaussian(jnp.linalg.solve(S, loc), nat2).whitened()
     kl = 0.5 * (jnp.trace(S) + loc @ loc - 6 - jnp.linalg.slogdet(S)[1])
-    for q in (whitened, unwhitened, sites, carried):
+    for q in (whitened, sites):
         np.testing.assert_allclose(q.mean, loc, atol=1e-8)
         np.testing.assert_allclose(q.reduction, np.eye(6) - S, atol=1e-8)
         assert abs(q.kl - kl) < 1e-8
-    diagonal = DiagonalGaussian(loc, jnp.zeros(6)).whitened(root, points, prior)
+    diagonal = DiagonalGaussian(loc, jnp.zeros(6)).whitened()
     assert abs(diagonal.kl - 0.5 * loc @ loc) < 1e-12 and not diagonal.reduction.any()
 
 

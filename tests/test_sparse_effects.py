@@ -233,7 +233,6 @@ def test_effects_are_held_by_numpy_arrays():
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"covariance": "decoupled"}, "'full' or 'diagonal'"),
         ({"inducing": {"f": np.linspace(0, 6, 5), "u": np.zeros(5)}}, r"entries for \['u'\]"),
     ],
 )

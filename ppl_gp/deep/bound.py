@@ -61,7 +61,7 @@ def terms(
     expected = jnp.sum(jnp.where(batch.weights > 0, counts * per_datum, 0.0))
     weights = kl_weights(at.trace, at.priors, sampling.beta)
     kl = weighted_kl(at.q, weights)
-    return Terms(expected, kl, shared_log_prob(at.trace), at.q, at.roots, weights)
+    return Terms(expected, kl, shared_log_prob(at.trace), at.q, weights)
 
 
 def _log_mean_weights(

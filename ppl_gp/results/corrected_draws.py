@@ -31,9 +31,7 @@ def can_be_corrected(fit: Record, num_data: int) -> bool:
         or (len(fit.latent) > 1 and feeds_another(fit))
     ):
         return False
-    return all(
-        isinstance(kept, FromInducing) and kept.basis is None for kept in fit.latent.values()
-    )
+    return all(isinstance(kept, FromInducing) for kept in fit.latent.values())
 
 
 @full_jit

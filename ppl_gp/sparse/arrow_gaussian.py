@@ -20,7 +20,7 @@ class ArrowGaussian(NaturalGaussian):
 
     nat2: Arrow
 
-    def whitened(self, root, inducing, prior):
+    def whitened(self):
         gram = self._precision()
         m, trace = gram.solve(self.nat1), jnp.trace(gram.block) + jnp.sum(gram.own)
         kl = 0.5 * (trace + jnp.sum(m**2) - m.size) + gram.half_log_det()

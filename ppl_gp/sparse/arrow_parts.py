@@ -95,11 +95,11 @@ def parts_variables(
     return PartsVariables(gps, units, tables)
 
 
-def natural_prior(variables: InducingVariables, shape, dtype, base=None) -> NaturalGaussian:
+def natural_prior(variables: InducingVariables, shape, dtype) -> NaturalGaussian:
     """q(v) = p(v), in the form that the variables have; `shape` (*F, M)."""
     nat1 = jnp.zeros(shape, dtype)
     if not isinstance(variables, ArrowVariables):
-        return NaturalGaussian(nat1, jnp.zeros((*shape, shape[-1]), dtype), base)
+        return NaturalGaussian(nat1, jnp.zeros((*shape, shape[-1]), dtype))
     num = variables.tables[variables.levels]
     start = variables.start(variables.levels)
     return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))

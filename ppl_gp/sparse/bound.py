@@ -22,7 +22,6 @@ from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.natural_gaussian import Nudge
 from ppl_gp.sparse.own_effects import Averaged, all_apart, averaged
 from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.sparse.root import Root
 
 
 class Batch(NamedTuple):
@@ -64,7 +63,6 @@ class Terms(eqx.Module):
     kl: Float[Array, ""]
     shared: Float[Array, ""]
     q: dict[str, Whitened]
-    roots: dict[str, Root]
     kl_weights: dict[str, Array]  # of each site's KL in `kl`, () or (*F,)
 
     @property
@@ -91,7 +89,6 @@ class AtBatch(NamedTuple):
     priors: dict[str, GP]
     processes: dict[str, SparseProcess]
     q: dict[str, Whitened]
-    roots: dict[str, Root]
     own: dict[str, Array]  # variances of effects that stand one a datum, which f is without
 
     @property
@@ -160,15 +157,14 @@ def weighted_kl(q: dict[str, Whitened], weights: dict[str, Array]) -> Float[Arra
 
 def processes(
     priors: dict[str, GP], variational: Variational, nudge: dict[str, Nudge] | None = None
-) -> tuple[dict[str, SparseProcess], dict[str, Whitened], dict[str, Root]]:
-    """The posterior process, q(v) and the root of every GP site. O(M^3) each."""
-    posterior, q, roots = {}, {}, {}
+) -> tuple[dict[str, SparseProcess], dict[str, Whitened]]:
+    """The posterior process and q(v) of every GP site. O(M^3) each."""
+    posterior, q = {}, {}
     for name, prior in priors.items():
         variables = variational.variables[name]
-        roots[name] = variables.root(prior)
-        q[name] = variational.q[name].whitened(roots[name], variables, prior)
+        q[name] = variational.q[name].whitened()
         m, P = q[name].mean, q[name].reduction
         if nudge is not None and name in nudge:
             m, P = m + nudge[name].mean, P + nudge[name].reduction
-        posterior[name] = SparseProcess(prior, variables, roots[name], m, P, q[name].basis)
-    return posterior, q, roots
+        posterior[name] = SparseProcess(prior, variables, variables.root(prior), m, P)
+    return posterior, q

@@ -1,8 +1,8 @@
 """Families of q(u): Gaussians over the inducing variables, each seen as q(v) = N(m, S) of the
 whitened v = R^-1 (u - E[u]).
 
-A family holds arrays (several functions at one site: a leading axis F) and says, for a given root
-R, what m, P = I - S and KL[q(u) || p(u)] are. The KL does not depend on R for the whitened ones.
+A family has arrays (several functions at one site: a leading axis F) and says what m, P = I - S
+and KL[q(u) || p(u)] are.
 """
 
 from abc import abstractmethod
@@ -13,18 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.gp import GP
-from ppl_gp.numerics.linalg import half_log_det, robust_cholesky
-from ppl_gp.numerics.triangular import lower_of_product, product, tril_outer
-from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DenseRoot, Root
-
-
-class Basis(NamedTuple):
-    """Further points of the posterior mean: k(x, Z) weights is added to it."""
-
-    Z: Float[Array, "K *D"]
-    weights: Float[Array, "*F K"]
+from ppl_gp.numerics.triangular import lower_of_product, tril_outer
 
 
 class Whitened(NamedTuple):
@@ -35,15 +24,14 @@ class Whitened(NamedTuple):
     mean: Float[Array, "*F M"]
     reduction: Any
     kl: Float[Array, "*F"]
-    basis: Basis | None = None
 
 
 class Family(eqx.Module):
     """A parameterised q(u)."""
 
     @abstractmethod
-    def whitened(self, root: Root, inducing: InducingVariables, prior: GP) -> Whitened:
-        """The same distribution in whitened coordinates."""
+    def whitened(self) -> Whitened:
+        """q(v), with KL[q(u) || p(u)]."""
 
     @abstractmethod
     def narrowed(self, scale: Float[Array, ""]) -> "Family":
@@ -58,36 +46,11 @@ class FullGaussian(Family):
     loc: Float[Array, "*F M"]
     scale_tril: Float[Array, "*F M M"]
 
-    def whitened(self, root, inducing, prior):
+    def whitened(self):
         return _from_scale(self.loc, jnp.tril(self.scale_tril))
 
     def narrowed(self, scale):
         return FullGaussian(self.loc, scale * self.scale_tril)
-
-
-class UnwhitenedGaussian(Family):
-    """q(u) = N(loc, L L^T) in u's own coordinates: slower to train, easier to read."""
-
-    loc: Float[Array, "*F M"]
-    scale_tril: Float[Array, "*F M M"]
-
-    def whitened(self, root, inducing, prior):
-        def one(loc, scale_tril):
-            m = root.whiten((loc - inducing.mean(prior))[:, None])[:, 0]
-            scale = root.whiten(jnp.tril(scale_tril))
-            # R^-1 L is lower triangular where R is; of another root's product the determinant needs
-            # a factorisation.
-            if isinstance(root, DenseRoot):
-                return _from_scale(m, jnp.tril(scale))
-            S = product(scale, scale.T)
-            return _of_moments(m, S, half_log_det(robust_cholesky(S, jnp.zeros((), S.dtype))[0]))
-
-        for _ in self.loc.shape[:-1]:
-            one = jax.vmap(one)
-        return one(self.loc, self.scale_tril)
-
-    def narrowed(self, scale):
-        return UnwhitenedGaussian(self.loc, scale * self.scale_tril)
 
 
 class Values(Family):
@@ -95,7 +58,7 @@ class Values(Family):
 
     values: Float[Array, "*F M"]
 
-    def whitened(self, root, inducing, prior):
+    def whitened(self):
         return Whitened(
             self.values,
             jnp.ones_like(self.values),
@@ -114,36 +77,13 @@ class DiagonalGaussian(Family):
     loc: Float[Array, "*F M"]
     log_scale: Float[Array, "*F M"]
 
-    def whitened(self, root, inducing, prior):
+    def whitened(self):
         variance = jnp.exp(2.0 * self.log_scale)
         kl = 0.5 * jnp.sum(variance + self.loc**2 - 1.0, -1) - jnp.sum(self.log_scale, -1)
         return Whitened(self.loc, 1.0 - variance, kl)
 
     def narrowed(self, scale):
         return DiagonalGaussian(self.loc, self.log_scale + jnp.log(scale))
-
-
-class DecoupledGaussian(Family):
-    """Orthogonally decoupled (Salimbeni et al. 2018, eq. 13-15): a second set of points for the
-    mean alone.
-
-    mean(x) = a^T m + (k(x, Z') - a^T A') w, A' = Cov[v, f(Z')]; KL gains w^T (K_Z'Z' - A'^T A') w /
-    2. The covariance is the full one of the inducing variables. Each of the K further points costs
-       O(M^2) and O(B K), not O(K^3).
-    """
-
-    q: FullGaussian
-    basis: Basis
-
-    def whitened(self, root, inducing, prior):
-        full, (Z, w) = self.q.whitened(root, inducing, prior), self.basis
-        A = root.whiten(inducing.cross(prior, Z))
-        Aw = w @ A.T
-        quadratic = jnp.sum((w @ prior.kernel(Z, Z)) * w, -1) - jnp.sum(Aw**2, -1)
-        return Whitened(full.mean - Aw, full.reduction, full.kl + 0.5 * quadratic, self.basis)
-
-    def narrowed(self, scale):
-        return DecoupledGaussian(self.q.narrowed(scale), self.basis)
 
 
 def _from_scale(loc, L) -> Whitened:

@@ -1,9 +1,9 @@
-"""Inducing variables: what u is. A kind of them says three things about a GP prior, and nothing
+"""Inducing variables: what u is. A kind of them says two things about a GP prior, and nothing
 else changes.
 
 u is a set of M linear functionals of f: values at points, projections on Fourier features or
-eigenfunctions, derivatives. The bound, the posterior, training and prediction only ask for E[u],
-Cov[u] and Cov[u, f(X)].
+eigenfunctions, derivatives. q(v) of the whitened v = R^-1 (u - E[u]) is trained, so the bound, the
+posterior, training and prediction ask for Cov[u] and Cov[u, f(X)] only.
 """
 
 from abc import abstractmethod
@@ -39,10 +39,6 @@ class InducingVariables(eqx.Module):
         return 1
 
     @abstractmethod
-    def mean(self, prior: GP) -> Float[Array, "M"]:
-        """E[u] under the prior."""
-
-    @abstractmethod
     def root(self, prior: GP) -> Root:
         """R with R R^T = Cov[u], in the form that its structure allows."""
 
@@ -61,9 +57,6 @@ class Points(InducingVariables):
     @property
     def num(self):
         return self.Z.shape[0]
-
-    def mean(self, prior):
-        return prior.mean_function(self.Z)
 
     def root(self, prior) -> DenseRoot:
         variance = prior.kernel.diag(self.Z)

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
@@ -57,11 +56,6 @@ def draws_with_inducing(
     process: SparseProcess, new: GP, key, num: int
 ) -> tuple[Float[Array, "num *F N"], Float[Array, "num"]]:
     """`num` of these. O(M N^2 + N^3 + num N^2)."""
-    if process.basis is not None:
-        raise ModelError(
-            "draws of u are for q(u) over the inducing variables alone, and this one has further "
-            "points of the mean."
-        )
     key_u, key_f = random.split(key)
     L, white = (
         factor_of_v(process),
@@ -102,6 +96,5 @@ def draw_given_inducing(
     white = random.normal(key_u, (num, *m.shape), m.dtype)
     v = m + factor_of_v(process).colour(white)
     rest = jnp.sqrt(jnp.maximum(prior.variance - squares(A), 0.0))
-    mean = flat_mean(prior) + process.further(prior)
     noise = random.normal(key_f, (num, *m.shape[:-1], A.shape[1]), m.dtype)
-    return shaped(mean + v @ A + rest * noise, prior)
+    return shaped(flat_mean(prior) + v @ A + rest * noise, prior)

@@ -21,7 +21,7 @@ from ppl_gp.numerics.linalg import (
 )
 from ppl_gp.numerics.triangular import product
 from ppl_gp.sparse.families import Family, Whitened
-from ppl_gp.sparse.root import Root, positive_definite
+from ppl_gp.sparse.root import positive_definite
 
 
 class Nudge(NamedTuple):
@@ -37,40 +37,23 @@ class NaturalGaussian(Family):
     """q(v) proportional to N(v; 0, I) exp(nat1^T v - v^T nat2 v / 2): the likelihood's part in
     natural parameters.
 
-    The dual parameterisation (Adam, Chang, Khan & Solin 2021). `base`: the factor L of K_uu for
-    which they were computed; under another root R they are carried over, T = R^-1 L, nat1 <- T
-    nat1, nat2 <- T nat2 T^T, so that the bound as a function of the hyperparameters moves q(u) with
-    the prior (their eq. 17). `None`: held in whitened coordinates.
+    The dual parameterisation (Adam, Chang, Khan & Solin 2021), in whitened coordinates.
     """
 
     nat1: Float[Array, "*F M"]
     nat2: Any  # (*F, M, M)
-    base: Float[Array, "M M"] | None = None
 
-    def carried(self, root: Root) -> "NaturalGaussian":
-        """The same sites in this root's coordinates."""
-        if self.base is None:
-            return self
-        T = root.whiten(self.base)
-        return NaturalGaussian(self.nat1 @ T.T, product(product(T, self.nat2), T.T))
-
-    def based(self, before: "NaturalGaussian", root: Any) -> "NaturalGaussian":
-        """Remembering the root, where the bound carries sites from one root to the next."""
-        base = None if before.base is None else lax.stop_gradient(root.L)
-        return dataclasses.replace(self, base=base)
-
-    def whitened(self, root, inducing, prior):
-        here = self.carried(root)
+    def whitened(self):
         one = _from_natural
         for _ in self.nat1.shape[:-1]:
             one = jax.vmap(one)
-        mean, reduction, kl = one(here.nat1, here.nat2)
+        mean, reduction, kl = one(self.nat1, self.nat2)
         return Whitened(mean, reduction, kl)
 
     def narrowed(self, scale):
         # the precision I + nat2, held where v is whitened
         nat2 = add_diagonal(self.nat2, 1.0) / scale**2
-        return NaturalGaussian(self.nat1 / scale**2, add_diagonal(nat2, -1.0), self.base)
+        return NaturalGaussian(self.nat1 / scale**2, add_diagonal(nat2, -1.0))
 
     def nudge(self) -> Nudge:
         """Zeros of the shapes of q(v)'s mean and P."""

@@ -52,10 +52,6 @@ class PartsVariables(InducingVariables):
     def is_exact(self):
         return all(v.is_exact for v in self.gps.values())
 
-    def mean(self, prior):
-        """Zero: what the sites' means add is in the predictor's."""
-        return jnp.zeros(self.num, prior.X.dtype)
-
     def root(self, prior) -> Root:
         return self._blocks(prior, self.names)
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from ppl_gp.gp import GP, Conditioned
 from ppl_gp.model.predictor_prior import blocks_of
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.sparse.families import Basis, Whitened
+from ppl_gp.sparse.families import Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.projection import explained, explained_blocks, explained_jointly, gram
 from ppl_gp.sparse.root import Root
@@ -29,7 +29,6 @@ class SparseProcess(Conditioned):
     root: Root
     mean: Float[Array, "*F M"]
     reduction: Any
-    basis: Basis | None = None
 
     def marginals(self, new: GP):
         """(mean, variance), (*F, B) or (R, B) each; rounding below zero is raised to a rounding
@@ -41,8 +40,7 @@ class SparseProcess(Conditioned):
         prior_variance = new.variance
         least = jnp.finfo(prior_variance.dtype).eps * prior_variance
         variance = jnp.maximum(prior_variance - explained_variance, least)
-        mean = flat_mean(new) + mean + self.further(new)
-        return shaped(mean, new), shaped(variance, new)
+        return shaped(flat_mean(new) + mean, new), shaped(variance, new)
 
     def moments(self, new: GP):
         """As `marginals`; of functions that are correlated within a row their covariances,
@@ -75,13 +73,9 @@ class SparseProcess(Conditioned):
             Q = gram(A)
             rest = jnp.maximum(new.variance - jnp.diagonal(Q), 0.0)
             covariance = add_diagonal(covariance - new.covariance_matrix + Q, rest)
-        return flat_mean(new) + self.mean @ A + self.further(new), covariance
-
-    def further(self, new: GP):
-        """What points of the mean alone add, (*F, B)."""
-        return 0.0 if self.basis is None else self.basis.weights @ new.kernel(self.basis.Z, new.X)
+        return flat_mean(new) + self.mean @ A, covariance
 
 
 def sparse_process(prior: GP, inducing: InducingVariables, q: Whitened) -> SparseProcess:
     """The posterior process of q(u) under a prior (its inputs do not matter). O(M^3)."""
-    return SparseProcess(prior, inducing, inducing.root(prior), q.mean, q.reduction, q.basis)
+    return SparseProcess(prior, inducing, inducing.root(prior), q.mean, q.reduction)

@@ -16,9 +16,10 @@ from numpyro.distributions.kl import kl_divergence
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.model.companions import require_pairs, unpaired
-from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, UnwhitenedGaussian
+from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.process import SparseProcess, sparse_process
+from ppl_gp.sparse.svgp import COVARIANCES
 
 
 class SparseMarginals(dist.Distribution):
@@ -81,34 +82,27 @@ class SparsePosterior(eqx.Module):
     """Declares a trainable q(u) for `approximate` and `guide`: its parameters become
     `numpyro.param`s.
 
-    `inducing`: an array Z, or inducing variables. `covariance`: "full" or "diagonal";
-    `whiten=False` parameterises q(u) itself (full only). Parameters of site f: `f_Z` where points
-    are trained, `f_loc`, and `f_scale_tril` or `f_log_scale`.
+    `inducing`: an array Z, or inducing variables. `covariance` of the whitened q(v): "full" or
+    "diagonal". Parameters of site f: `f_Z` if points are trained, `f_loc`, and `f_scale_tril` or
+    `f_log_scale`.
     """
 
     inducing: Any
     covariance: str = eqx.field(default="full", static=True)
-    whiten: bool = eqx.field(default=True, static=True)
     train_inducing: bool = eqx.field(default=True, static=True)
 
     def __check_init__(self):
-        if self.covariance not in ("full", "diagonal") or (
-            self.covariance == "diagonal" and not self.whiten
-        ):
+        if self.covariance not in COVARIANCES:
             raise DataError(
-                f"SparsePosterior(covariance={self.covariance!r}, whiten={self.whiten}): give "
-                "'full' or a whitened 'diagonal'."
+                f"SparsePosterior(covariance={self.covariance!r}): give one of {COVARIANCES}."
             )
 
     def at_site(self, name: str, fn, prior: GP) -> SparseMarginals:
         """The distribution at a GP site, its parameters registered under the site's name."""
         require_pairs(unpaired({name: prior}))
         variables = self._variables(name)
-        root = variables.root(prior)
-        q = self._family(name, fn.shape()[:-1], variables, root, prior).whitened(
-            root, variables, prior
-        )
-        process = SparseProcess(prior, variables, root, q.mean, q.reduction, q.basis)
+        q = self._family(name, fn.shape()[:-1], variables).whitened()
+        process = sparse_process(prior, variables, q)
         return SparseMarginals(process, prior, q.kl)
 
     def _variables(self, name) -> InducingVariables:
@@ -117,7 +111,7 @@ class SparsePosterior(eqx.Module):
         Z = self.inducing.Z if isinstance(self.inducing, Points) else jnp.asarray(self.inducing)
         return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 
-    def _family(self, name, batch, variables, root, prior) -> Family:
+    def _family(self, name, batch, variables) -> Family:
         shape = (*batch, variables.num)
         zeros, eye = (
             jnp.zeros(shape),
@@ -127,11 +121,4 @@ class SparsePosterior(eqx.Module):
             return DiagonalGaussian(
                 _param(f"{name}_loc", zeros), _param(f"{name}_log_scale", zeros)
             )
-        if self.whiten:
-            return FullGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_scale_tril", eye))
-        loc = _param(f"{name}_loc", lambda key: jnp.broadcast_to(variables.mean(prior), shape))
-        scale = _param(
-            f"{name}_scale_tril",
-            lambda key: jnp.broadcast_to(root.color(jnp.eye(variables.num)), eye.shape),
-        )
-        return UnwhitenedGaussian(loc, scale)
+        return FullGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_scale_tril", eye))

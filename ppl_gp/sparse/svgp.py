@@ -10,7 +10,7 @@ from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.option_checks import require_positive, require_whole
 from ppl_gp.sparse.expectation import Expectation
 
-COVARIANCES = ("full", "diagonal", "decoupled")
+COVARIANCES = ("full", "diagonal")
 _FULL_BATCH = 2000
 _MINIBATCH = 1000
 _COUNTS = (
@@ -58,12 +58,8 @@ class SVGP:
     - `num_inducing`, `inducing`: "greedy", "kmeans", "subset" (see `sparse.select`), an array Z, or
       inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
       `train_inducing`: whether Z moves.
-    - `covariance`: of q(u): "full", "diagonal", or "decoupled" (as many points again for the mean
-      alone). `whiten=False` parameterises q(u) itself. `natural=False`, and everything but a
-      whitened full covariance, trains q(u) by Adam.
-    - `dual_bound`: the hyperparameters' gradient moves q(u) with the prior (t-SVGP, Adam et al.
-      2021) in place of holding q(v). For fixed inducing inputs; not the default, as it was slower
-            on the data it was measured on.
+    - `covariance` of q(v), the whitened q(u): "full" or "diagonal". `natural=False` and a diagonal
+      covariance train it by Adam.
     - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in
       a step, O(N M^2); the options on batches and rates do not apply.
     - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws,
@@ -132,9 +128,7 @@ class SVGP:
     inducing: Any = field(default="greedy", hash=False, compare=True)
     train_inducing: bool = True
     covariance: str = "full"
-    whiten: bool = True
     natural: bool = True
-    dual_bound: bool = False
     collapsed: bool = False
     hyper: Any = field(default=MAP(), hash=False)
     batch_size: int | None = None
@@ -166,12 +160,7 @@ class SVGP:
     @property
     def uses_natural(self) -> bool:
         """Whether q(u) is trained by natural gradients."""
-        return self.natural and self.whiten and self.covariance == "full"
-
-    @property
-    def carries_sites(self) -> bool:
-        """Whether natural-gradient sites follow K_uu as it moves (`dual_bound`)."""
-        return self.dual_bound and not isinstance(self.hyper, Fixed)
+        return self.natural and self.covariance == "full"
 
     @property
     def expectation(self) -> Expectation:
@@ -199,18 +188,6 @@ def _require_form(method: SVGP) -> None:
     """The form of q(u), and what stands for the hyperparameters."""
     if method.covariance not in COVARIANCES:
         raise DataError(f"SVGP(covariance={method.covariance!r}): give one of {COVARIANCES}.")
-    if not method.whiten and method.covariance != "full":
-        raise DataError(
-            f"SVGP(whiten=False, covariance={method.covariance!r}): only a full covariance has an "
-            "unwhitened form."
-        )
-    if method.dual_bound and method.train_inducing:
-        # Sites carried to other inputs, T = R(Z')^-1 R(Z), blow up along directions that K_uu
-        # hardly determines.
-        raise DataError(
-            "SVGP(dual_bound=True) carries q(u) along with the prior and needs "
-            "train_inducing=False."
-        )
     if isinstance(method.hyper, Mapping):
         raise DataError("SVGP(hyper={...}): values are held by hyper=Fixed({...}).")
     if isinstance(method.hyper, type) and issubclass(method.hyper, MAP | Fixed):

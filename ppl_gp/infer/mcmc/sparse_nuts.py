@@ -88,7 +88,7 @@ def sparse_model(undeclared: Callable, expectation: Expectation, structure: Stru
         noise = {k: _white(f"{k}_noise", shapes[k]) for k in structure.inner}
         at = run(model, args, kwargs, given)
         priors = {k: unwrap(at[k]["fn"]) for k in structure.gps}
-        posterior, _, _ = processes(priors, Variational(variables, q))
+        posterior, _ = processes(priors, Variational(variables, q))
         log_lik = log_lik_given_noise(
             model, expectation, structure, given, posterior, noise, args, kwargs
         )

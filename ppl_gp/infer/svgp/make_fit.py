@@ -83,12 +83,9 @@ def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict
         kept, raised = {}, jnp.zeros(())
         for name, prior in priors_at(problem.plan.model, batch, hyper).items():
             variables = state.variational.variables[name]
-            root = variables.root(prior)
-            q = state.variational.q[name].whitened(root, variables, prior)
-            kept[name] = FromInducing(
-                inducing=variables, mean=q.mean, reduction=q.reduction, basis=q.basis
-            )
-            raised = jnp.maximum(raised, root.added)
+            q = state.variational.q[name].whitened()
+            kept[name] = FromInducing(inducing=variables, mean=q.mean, reduction=q.reduction)
+            raised = jnp.maximum(raised, variables.root(prior).added)
         return hyper, kept, raised
 
     if not problem.plan.draws_hyper:

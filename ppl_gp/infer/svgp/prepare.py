@@ -44,9 +44,6 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     """
     batch = as_batch(subject.first, key)
     guide, fixed, free = _start_of_hyper(method, subject, batch, key)
-    if guide is not None:
-        # Draws of the hyperparameters share one q(v): sites are held in whitened coordinates.
-        method = dataclasses.replace(method, dual_bound=False)
     plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
     # units and q(h) follow from the inputs that the hyperparameters give
     problem = Problem(plan, _rates(method, subject.structure), fixed, units=None, frozen={})

@@ -23,16 +23,12 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.arrow_parts import natural_prior, parts_variables
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import (
-    Basis,
-    DecoupledGaussian,
     DiagonalGaussian,
     Family,
     FullGaussian,
-    UnwhitenedGaussian,
 )
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables
-from ppl_gp.sparse.root import DenseRoot
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.several import batch_of
 from ppl_gp.sparse.svgp import SVGP
@@ -201,47 +197,15 @@ def initial_latents(
 
 
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
-    root = _root(variables, prior)
     # X may be float32, and the kernel float64
     shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
     if method.uses_natural:
-        base = root.L if method.carries_sites and isinstance(root, DenseRoot) else None
-        return natural_prior(variables, shape, dtype, base)
+        return natural_prior(variables, shape, dtype)
     zeros = jnp.zeros(shape, dtype)
     eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
     if method.covariance == "diagonal":
         return DiagonalGaussian(zeros, zeros)
-    if not method.whiten:
-        mean = jnp.broadcast_to(variables.mean(prior), shape)
-        return UnwhitenedGaussian(
-            mean, jnp.broadcast_to(root.color(jnp.eye(variables.num, dtype=dtype)), eye.shape)
-        )
-    full = FullGaussian(zeros, eye)
-    if method.covariance == "full":
-        return full
-    if isinstance(variables, PartsVariables):
-        raise DataError(
-            "SVGP(covariance='decoupled') is of one GP; where effects stand beside GPs take 'full' "
-            "or 'diagonal'."
-        )
-    if not isinstance(variables, Points):
-        raise DataError(
-            "SVGP(covariance='decoupled') needs inducing points, and has "
-            f"{type(variables).__name__}."
-        )
-    return DecoupledGaussian(full, Basis(_between(variables.Z), zeros))
-
-
-@quick_jit
-def _root(variables: InducingVariables, prior: GP):
-    return variables.root(prior)
-
-
-def _between(Z):
-    """Further points for the mean: halfway from each inducing point to its successor, so that none
-    coincides with one.
-    """
-    return 0.5 * (Z + jnp.roll(Z, 1, 0)) + 1e-3 * jnp.std(Z, 0)
+    return FullGaussian(zeros, eye)
 
 
 def units(variables: InducingVariables, X) -> Any:

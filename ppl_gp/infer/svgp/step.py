@@ -127,20 +127,19 @@ def _waiting(state: State, optimised: Optimised) -> Optimised:
 def _advance(
     problem: Problem, state: State, optimised: Optimised, toward, t: Terms, value
 ) -> State:
-    here, target = _natural(state, toward, t)
+    sites = {k: q for k, q in state.variational.q.items() if isinstance(q, NaturalGaussian)}
+    target = {k: q.target(t.q[k], toward[k], t.kl_weights[k]) for k, q in sites.items()}
     rate = problem.natural_rate(state.step) * state.shrink
-    moved, halved = blend_all(here, target, rate)
+    moved, halved = blend_all(sites, target, rate)
     # of a batch that is some of the data a step's gain is that batch's
-    told = [] if problem.plan.noisy else list(here)
-    gaps = [here[k].expected_gain(t.q[k], target[k], t.kl_weights[k]) for k in told]
-    # where a failed step comes back to: the sites at the root of this evaluation
-    carried = state.variational._replace(q={**state.variational.q, **here})
+    told = [] if problem.plan.noisy else list(sites)
+    gaps = [sites[k].expected_gain(t.q[k], target[k], t.kl_weights[k]) for k in told]
     loss_allowed = optimised.allowed + 1e-9 * (1.0 + jnp.abs(value))
     return State(
         free=optimised.free,
         variational=optimised.variational._replace(q={**optimised.variational.q, **moved}),
         optimiser=optimised.optimiser,
-        last=Last(state.free, carried, target, value, loss_allowed),
+        last=Last(state.free, state.variational, target, value, loss_allowed),
         step=state.step + 1,
         shrink=jnp.minimum(1.0, GROWTH * state.shrink),
         failures=jnp.zeros_like(state.failures),
@@ -189,19 +188,6 @@ def _allowed(gradient, updates, num_data) -> Array:
 
 def _largest(tree) -> Array:
     return jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)] or [0.0]))
-
-
-def _natural(
-    state: State, toward: dict, t: Terms
-) -> tuple[dict[str, NaturalGaussian], dict[str, NaturalGaussian]]:
-    """(the sites that natural gradients train, where those point), at this evaluation's roots."""
-    sites = {k: q for k, q in state.variational.q.items() if isinstance(q, NaturalGaussian)}
-    here = {k: q.carried(t.roots[k]).based(q, t.roots[k]) for k, q in sites.items()}
-    target = {
-        k: q.target(t.q[k], toward[k], t.kl_weights[k]).based(q, t.roots[k])
-        for k, q in sites.items()
-    }
-    return here, target
 
 
 def _retreat(problem: Problem, state: State) -> State:

@@ -11,7 +11,6 @@ from ppl_gp.deep.latents import Encoded, FreeGaussian
 from ppl_gp.kept import FromInducing
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.sparse.arrow_parts import ArrowVariables
-from ppl_gp.sparse.families import Basis
 from ppl_gp.sparse.inducing import InducingVariables
 
 
@@ -24,7 +23,7 @@ def storable_modules() -> dict[str, type]:
         for cls in _descendants(InducingVariables)
         if cls.__module__.startswith("ppl_gp.")
     }
-    known = (Arrow, ArrowVariables, Basis, MLPEncoder, Encoded, FreeGaussian)
+    known = (Arrow, ArrowVariables, MLPEncoder, Encoded, FreeGaussian)
     factors = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)
     named = {cls.__name__: cls for cls in known} | {f"Factor{cls.__name__}": cls for cls in factors}
     return {"SparseLatent": FromInducing, **named, **kinds}

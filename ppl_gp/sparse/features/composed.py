@@ -62,9 +62,6 @@ class Additive(_Composed):
     def num(self):
         return sum(part.num for part in self.parts)
 
-    def mean(self, prior):
-        return jnp.concatenate([part.mean(term) for part, term in self._terms(prior)])
-
     def root(self, prior) -> "BlockRoot":
         return BlockRoot(
             tuple(part.root(term) for part, term in self._terms(prior)),
@@ -91,10 +88,6 @@ class Kronecker(_Composed):
     @property
     def num(self):
         return reduce(lambda n, part: n * part.num, self.parts, 1)
-
-    def mean(self, prior):
-        self._factors(prior)
-        return jnp.zeros(self.num, prior.X.dtype)
 
     def root(self, prior) -> "KroneckerRoot":
         roots = tuple(part.root(factor) for part, factor in self._factors(prior))

@@ -49,9 +49,6 @@ class Concatenated(InducingVariables):
     def num(self):
         return sum(part.num for part in self.parts)
 
-    def mean(self, prior):
-        return jnp.concatenate([part.mean(prior) for part in self.parts])
-
     def root(self, prior) -> "ScaledRoot":
         K = jnp.block([[_covariance(prior, i, j) for j in self.parts] for i in self.parts])
         scale = safe_sqrt(jnp.diagonal(K))

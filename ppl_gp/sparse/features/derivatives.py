@@ -34,9 +34,6 @@ class Derivatives(InducingVariables):
     def num(self):
         return self.Z.shape[0]
 
-    def mean(self, prior):
-        return self.of(prior.mean_function)
-
     def root(self, prior) -> DenseRoot:
         K = self.of(lambda Z: self.cross(prior, Z))
         unit = default_jitter(jnp.diagonal(K))

@@ -72,9 +72,6 @@ class FourierFeatures(InducingVariables):
     def num(self):
         return 2 * self.num_frequencies + 1
 
-    def mean(self, prior):
-        return jnp.zeros(self.num, prior.X.dtype)
-
     def root(self, prior) -> LowRankRoot:
         variance, rate, order, _ = self._process(prior, prior.X)
         w = jnp.asarray(self._frequencies(), rate.dtype)

@@ -81,9 +81,6 @@ class LaplacianFeatures(InducingVariables):
         """
         return False
 
-    def mean(self, prior):
-        return jnp.zeros(self.num, prior.X.dtype)
-
     def root(self, prior) -> DiagonalRoot:
         fitting(prior.kernel, (RBF, *_SMOOTHNESS), "LaplacianFeatures")
         return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))

@@ -66,9 +66,6 @@ class MercerFeatures(InducingVariables):
     def num(self):
         return count(self.size)
 
-    def mean(self, prior):
-        return jnp.zeros(self.num, prior.X.dtype)
-
     def root(self, prior) -> DiagonalRoot:
         fitting(prior.kernel, (RBF,), "MercerFeatures")
         return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))

@@ -27,7 +27,6 @@ from ppl_gp.infer.svgp.prepare import prepare  # noqa: E402
 from ppl_gp.infer.svgp.step import advance, advance_whole, begin  # noqa: E402
 from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402
-from ppl_gp.sparse.process import SparseProcess  # noqa: E402
 
 
 def model(X, y=None, *, jitter, columns):
@@ -119,9 +118,8 @@ def _predict(problem, state, X):
     batch = Batch((X,), options, jnp.ones(X.shape[0]), random.key(0))
     hyper, _ = hyper_at(problem, state.free, batch)
     prior, variables = priors_at(model, batch, hyper)["f"], state.variational.variables["f"]
-    root = variables.root(prior)
-    q = state.variational.q["f"].whitened(root, variables, prior)
-    return SparseProcess(prior, variables, root, q.mean, q.reduction).marginals(prior)
+    q = state.variational.q["f"].whitened()
+    return sparse_process(prior, variables, q).marginals(prior)
 
 
 if __name__ == "__main__":
