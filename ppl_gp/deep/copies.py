@@ -46,7 +46,7 @@ def _over_copies(process: SparseProcess, prior: GP, X: Float[Array, "K B *D"]):
     m, P = process.mean, process.reduction
     PA = P @ A if P.ndim > m.ndim else P[..., None] * A
     explained = _products(A, PA, K)
-    mean = process.at(flat).mean + m @ A + process.further(flat)
+    mean = process.at(flat).mean + m @ A
     mean = jnp.swapaxes(
         jnp.reshape(jnp.broadcast_to(mean, (*m.shape[:-1], K * B)), (*m.shape[:-1], K, B)), -1, -2
     )
