@@ -101,6 +101,9 @@ class EP(LocalMethod):
 
         end = run(self.damping) if sites.functions == 1 else self._ever_shorter(run)
         marginals, skipped, terms, error = end.evaluation.aux
+        if sites.functions == 1:
+            precision, centre, _ = self._cavity(marginals, end.x)
+            error = jnp.max(error.error(log_lik, centre, 1.0 / precision, self.power))
         code = jnp.where(
             (end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code
         )
@@ -223,7 +226,7 @@ class EP(LocalMethod):
             q,
             jnp.any(~cavity[2]),
             self._terms(q, sites, cavity, moments.log_z),
-            jnp.max(moments.error),
+            moments,
         )
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
         return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)

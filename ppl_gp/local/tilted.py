@@ -20,37 +20,44 @@ from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.model.roles import is_observed
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, log_sum_error
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.proofs.affine import Dependence, dependence
+from ppl_gp.proofs.branches import decides
 
 
 class Tilted(NamedTuple):
-    """log normaliser (nats), mean and variance of each tilted distribution, and the estimated error
-    of log_z, (N,).
+    """log normaliser (nats), mean and variance of each tilted distribution, (N,), and the nodes of
+    their quadrature (`None` of a closed form), by which `error` judges it.
     """
 
     log_z: Float[Array, "N"]
     mean: Float[Array, "N"]
     variance: Float[Array, "N"]
-    error: Float[Array, "N"]
+    nodes: Float[Array, "Q N"] | None = None
+
+    def error(self, log_lik: Callable, mean, variance, power=1.0) -> Float[Array, "N"]:
+        """Estimated error of log_z, nats, by a finer rule of another kind. O(N Q)."""
+        if self.nodes is None:
+            return jnp.zeros_like(self.log_z)
+        log_g = lambda f: power * log_lik(f)  # noqa: E731
+        return log_integral_error(log_g, self.log_z, self.nodes, mean, variance)
 
 
 def tilted_quadrature(
-    log_lik: Callable, mean, variance, *, num: int, power=1.0, breaks=False, concave=False
+    log_lik: Callable, mean, variance, *, num: int, power=1.0, **kind: bool
 ) -> Tilted:
-    """Moments by `num` nodes a datum, with more at jumps and kinks of the likelihood for `breaks`.
-    O(N num).
+    """Moments by `num` nodes per datum, prepared for what `kind` says of the likelihood, as in
+    `likelihood_nodes`. O(N num).
     """
     f, log_w = likelihood_nodes(
-        log_lik, mean, variance, num=num, power=power, breaks=breaks, concave=concave
+        log_lik, mean, variance, num=num, power=power, **kind or {"breaks": False}
     )
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
     first = jnp.sum(p * f, 0)
-    error = log_sum_error(log_p, 1.0 if concave else SAFETY)
-    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(error))
+    return Tilted(log_z, first, jnp.sum(p * (f - first) ** 2, 0), lax.stop_gradient(f))
 
 
 def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
@@ -61,7 +68,7 @@ def tilted_probit(mean, variance, slope, intercept, sign) -> Tilted:
     ratio = jnp.exp(normal_log_pdf(z, 0.0, 1.0) - log_z)
     b = sign * slope / spread
     first, second = mean + variance * b * ratio, variance - variance**2 * b**2 * ratio * (z + ratio)
-    return Tilted(log_z, first, second, jnp.zeros_like(mean))
+    return Tilted(log_z, first, second)
 
 
 def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
@@ -72,7 +79,6 @@ def tilted_gaussian(mean, variance, slope, intercept, y, scale) -> Tilted:
         normal_log_pdf(y, slope * mean + intercept, total),
         mean + gain * (y - slope * mean - intercept),
         variance * scale**2 / total,
-        jnp.zeros_like(mean),
     )
 
 
@@ -125,8 +131,16 @@ def tilted(
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
     if closed is not None:
         return closed
-    concave = is_concave(log_lik.trace, None, log_lik.num)
-    return tilted_quadrature(log_lik, mean, variance, num=num, power=power, concave=concave)
+    kind = integrand(log_lik, mean)
+    return tilted_quadrature(log_lik, mean, variance, num=num, power=power, **kind)
+
+
+def integrand(log_lik: Callable, f) -> dict[str, bool]:
+    """What `likelihood_nodes` has to be prepared for, decided while tracing."""
+    is_read = isinstance(log_lik, LogLikelihood)
+    concave = is_read and is_concave(log_lik.trace, None, log_lik.num)
+    split = not concave and decides(lambda f, _: log_lik(f), f, ())
+    return {"concave": concave, "breaks": False, "split": split}
 
 
 def _closed_form(log_lik, mean, variance) -> Tilted | None:

@@ -35,9 +35,8 @@ from ppl_gp.local.natural import (
     mismatch,
     site_weights,
 )
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.factors import LogLikelihood
-from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, trapezoid_error
+from ppl_gp.local.tilted import integrand
+from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, panel_nodes
 
 _ROUNDS = 20
 # relative change of a marginal precision from which on a plain step is not trusted
@@ -45,28 +44,32 @@ _SETTLE_ABOVE = 1.0
 
 
 def expected_log_lik(log_lik, mean, variance, num: int):
-    """(E_n, dE_n/dmean, dE_n/dvariance, error) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each;
-    O(N num).
-
-    The error is estimated, of E_n, in nats.
+    """(E_n, dE_n/dmean, dE_n/dvariance) of E_N(f; mean, variance)[log p(y_n|f)], (N,) each, and
+    the nodes (Q, N); O(N num).
     """
-    concave = isinstance(log_lik, LogLikelihood) and is_concave(log_lik.trace, None, log_lik.num)
+    kind = integrand(log_lik, mean)
     f, log_w = likelihood_nodes(
-        log_lik, mean, variance, num=num, tilt=1.0, breaks=False, concave=concave
+        log_lik, mean, variance, num=num, tilt=1.0, **kind
     )  # tilt for exponential links
-    w = jnp.exp(log_w)
-    here = log_lik(mean)
-    # w underflows where log p may be infinite
-    rise = jnp.where(w > 0, jax.vmap(log_lik)(f) - here, 0.0)
+    w, rise = _rises(log_lik, mean, f, log_w)
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
     curve = 0.5 * jnp.sum(w * (z**2 - 1.0) * rise, 0) / variance
-    return (
-        here + jnp.sum(w * rise, 0),
-        slope,
-        curve,
-        lax.stop_gradient(trapezoid_error(w * rise, 1.0 if concave else SAFETY)),
-    )
+    return log_lik(mean) + jnp.sum(w * rise, 0), slope, curve, lax.stop_gradient(f)
+
+
+def _rises(log_lik, mean, f, log_w):
+    """Weights, and log p at the nodes less that at the mean; w underflows where log p may be
+    infinite.
+    """
+    w = jnp.exp(log_w)
+    return w, jnp.where(w > 0, jax.vmap(log_lik)(f) - log_lik(mean), 0.0)
+
+
+def expectation_gap(log_lik, mean, variance, expected, nodes) -> Float[Array, "N"]:
+    """Estimated error of `expected` by `nodes`, nats, by a finer rule of another kind."""
+    w, rise = _rises(log_lik, mean, *panel_nodes(nodes, mean, variance))
+    return SAFETY * jnp.abs(expected - log_lik(mean) - jnp.sum(w * rise, 0))
 
 
 class VI(LocalMethod):
@@ -103,6 +106,9 @@ class VI(LocalMethod):
             project=admissible,
         )
         q, terms, error = end.evaluation.aux
+        if init.functions == 1:
+            expected = terms - _spread(q, end.x)
+            error = jnp.max(expectation_gap(log_lik, q.mean, q.variance, expected, error))
         return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
 
     def log_terms(self, log_lik, solution):
@@ -122,14 +128,12 @@ class VI(LocalMethod):
         q = condition(K, mean, sites)
         if sites.functions > 1:
             return _evaluation_of_several(log_lik, mean, q, sites, self.num_nodes)
-        expected, slope, curve, error = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
+        expected, slope, curve, nodes = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
         target = self._settle(log_lik, q, sites, slope, curve)
         terms = expected + _spread(q, sites)
         elbo = assembled(q, mean, terms)
         residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
-        return Evaluation(
-            target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error))
-        )
+        return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, nodes))
 
     def _settle(
         self, log_lik, q: Marginals, sites: PseudoLikelihood, slope, curve

@@ -7,11 +7,12 @@ likelihood and a broad Gaussian, where Gauss-Hermite with nodes tied to the Gaus
 not (a logistic edge of width 1 under a standard deviation of 30).
 
 Several centres (further modes, jumps and kinks: `numerics.modes`) share the nodes by t = sum_k
-arcsinh((f - c_k) / a_k). Each costs nodes, so few nodes may leave many centres unresolved:
-`trapezoid_error` compares the rule with its own halves and quarters.
+arcsinh((f - c_k) / a_k). Each costs nodes, so few nodes may leave many centres unresolved. One or
+two breaks may be ends of pieces instead. `panel_nodes`, a finer rule of another kind, judges both.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +31,11 @@ from ppl_gp.numerics.modes import (
 )
 
 TOLERANCE = 1e-6  # nats: an estimated error above it is told
-SAFETY = 10.0  # factor on the estimated error of a rule
+SAFETY = 5.0  # factor on the distance to a finer rule, which has errors of its own at a jump
 _INVERSIONS = 150
+_BREAK = 1e-5  # standard deviations: a centre of a smaller scale is a jump or a kink
+_PIECES = 3  # at most, of the range of one datum
+_UNIFORM = 129  # nodes of a judging rule that depend on no likelihood
 
 
 def sinh_nodes(
@@ -40,16 +44,25 @@ def sinh_nodes(
     centres: Centres,
     num: int,
     tilt: float = 0.0,
+    split: bool = False,
 ) -> tuple[Float[Array, "Q N"], Float[Array, "Q N"]]:
     """(f, log_w) with sum_q exp(log_w) phi(f_q) = E_N(f; mean, variance)[phi(f)], dense within
     `scale` of each centre.
 
     Weights carry the Gaussian. Q = num. `tilt` widens the range for integrands that grow like
     exp(tilt |f|), whose mass under the Gaussian sits `tilt * variance` away from its mean.
+    `split`: a datum with one mode and one or two breaks is integrated from break to break.
     """
     first, scale = centres.at[0], centres.scale[0]
     reach = _reach(mean, variance, first, tilt)
     single = _spread(scale, reach, num)
+    if split:
+        breaks = (centres.used & (centres.scale < _BREAK * jnp.sqrt(variance))).at[0].set(False)
+        few = jnp.any(breaks, 0) & (jnp.sum(breaks, 0) < _PIECES)
+        few &= ~jnp.any((centres.used & ~breaks)[1:], 0)
+        pieces = lambda: _in_pieces(centres, breaks, few, reach, num)  # noqa: E731
+        single = lax.cond(jnp.any(few), pieces, lambda: single)
+        centres = centres._replace(used=centres.used & ~(few & breaks))
     several = jnp.any(centres.used[1:])
     x, log_spacing = lax.cond(several, lambda: _shared(centres, reach, single), lambda: single)
     f = first + x
@@ -68,6 +81,49 @@ def _spread(scale, reach, num: int):
         jnp.log(scale) + jnp.logaddexp(t, -t) - jnp.log(2.0) + jnp.log(2.0 * end / (num - 1))
     )
     return scale * jnp.sinh(t), log_spacing
+
+
+def _in_pieces(centres: Centres, breaks, split, reach, num: int):
+    """As `_spread`, with Gauss and Legendre's nodes between the breaks of the data to be `split`:
+    what is analytic from one break to the next is integrated as if it had none. The breaks are
+    nodes too, without weight, so that `panel_nodes` has them.
+    """
+    scale, each = centres.scale[0], (num - _PIECES + 1) // _PIECES
+    end = jnp.arcsinh(reach / scale)
+    t_at = jnp.clip(jnp.arcsinh((centres.at - centres.at[0]) / scale), -end, end)
+    low = jnp.min(jnp.where(breaks, t_at, jnp.inf), 0)
+    high = jnp.max(jnp.where(breaks, t_at, -jnp.inf), 0)
+    wide = jnp.where(low > 0, low - end, low + end) / 2  # the middle of the longer piece
+    edges = jnp.sort(jnp.stack([-end, low, jnp.where(high > low, high, wide), end]), 0)
+    middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * (edges[1:] - edges[:-1])
+
+    at, weight = (jnp.asarray(a, reach.dtype)[:, None, None] for a in _legendre(each))
+    t = jnp.reshape(middle + half * at, (-1, *scale.shape))
+    log_w = jnp.log(scale) + jnp.logaddexp(t, -t) - jnp.log(2.0)
+    log_w += jnp.reshape(jnp.log(half * weight), t.shape)
+    inner = jnp.concatenate([edges[1:-1], jnp.zeros((num - len(t) - _PIECES + 1, *scale.shape))])
+    x = scale * jnp.sinh(jnp.concatenate([t, inner]))
+    log_w = jnp.concatenate([log_w, jnp.full_like(inner, -jnp.inf)])
+    whole = _spread(scale, reach, num)
+    return tuple(jnp.where(split, a, b) for a, b in zip((x, log_w), whole, strict=True))
+
+
+@lru_cache(maxsize=32)
+def _legendre(num: int):
+    return np.polynomial.legendre.leggauss(num)
+
+
+def panel_nodes(nodes: Float[Array, "Q N"], mean, variance):
+    """(f, log_w) as of `sinh_nodes`, by a rule to judge another one's `nodes` by: four nodes of
+    Gauss and Legendre between any two of them, and of `_UNIFORM` more that are equally spaced.
+    """
+    even = jnp.linspace(-TAIL, TAIL, _UNIFORM, dtype=nodes.dtype)[:, None]
+    edges = jnp.sort(jnp.concatenate([nodes, mean + jnp.sqrt(variance) * even]), 0)
+    at, weight = (jnp.asarray(a, nodes.dtype)[:, None, None] for a in _legendre(4))
+    half = 0.5 * (edges[1:] - edges[:-1])
+    f = 0.5 * (edges[1:] + edges[:-1]) + half * at
+    log_w = normal_log_pdf(f, mean, variance) + jnp.log(half * weight)
+    return tuple(jnp.reshape(a, (-1, *nodes.shape[1:])) for a in (f, log_w))
 
 
 def nodes_around(mean, variance, centre, scale, num: int, tilt: float = 0.0):
@@ -139,6 +195,7 @@ def likelihood_nodes(
     tilt=0.0,
     breaks=True,
     concave: bool = False,
+    split: bool = False,
 ):
     """`sinh_nodes` where N(f; mean, variance) p(y|f)^power needs them; constants as far as
     derivatives go.
@@ -152,44 +209,18 @@ def likelihood_nodes(
             log_lik, *tilted_mode(log_lik, *frozen, frozen[0], power), frozen[1], power
         )
         return nodes_around(mean, variance, *jax.tree.map(lax.stop_gradient, centre), num, tilt)
-    centres = find_centres(log_lik, *frozen, power, breaks)
-    return sinh_nodes(mean, variance, jax.tree.map(lax.stop_gradient, centres), num, tilt)
+    centres = find_centres(log_lik, *frozen, power, breaks or split)
+    return sinh_nodes(mean, variance, jax.tree.map(lax.stop_gradient, centres), num, tilt, split)
 
 
-def trapezoid_error(terms: Float[Array, "Q N"], safety: float = SAFETY) -> Float[Array, "N"]:
-    """Estimated error of sum_q terms, terms those of a trapezoidal rule with Q = 4 m nodes or so.
-
-    The rule is the mean of two rules with every second node, of four with every fourth, of eight.
-    Where their distances d from it fall geometrically the rule itself is off by d2 (d2 / d4)^2;
-    across a jump they do not fall, and it is about d2. d2 counts as no smaller than d4 and d8 lead
-    to expect, and all is taken `safety` times: a distance may be small by accident. An integrand
-    with one smooth mode needs no such factor.
+def log_integral_error(log_g: Callable, value, nodes, mean, variance) -> Float[Array, "N"]:
+    """Estimated error of `value`, a log E[exp log_g(f)] by `nodes`, nats: `SAFETY` times its
+    distance to that of `panel_nodes`; infinite where nothing was found. O(N Q).
     """
-    total = jnp.sum(terms, 0)
-
-    padded = jnp.pad(terms, ((0, -terms.shape[0] % 8), (0, 0)))
-    eighths = jnp.sum(jnp.reshape(padded, (-1, 8, *terms.shape[1:])), 0)
-
-    def distance(m):
-        return jnp.max(
-            jnp.abs(m * jnp.sum(jnp.reshape(eighths, (-1, m, *terms.shape[1:])), 0) - total), 0
-        )
-
-    def ratio(a, b):
-        return jnp.minimum(1.0, jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0))
-
-    d2, d4, d8 = distance(2), distance(4), distance(8)
-    d2 = jnp.maximum(d2, d4 * ratio(d4, d8) ** 2)
-    return safety * d2 * ratio(d2, d4) ** 2
-
-
-def log_sum_error(log_terms: Float[Array, "Q N"], safety: float = SAFETY) -> Float[Array, "N"]:
-    """`trapezoid_error` of logsumexp(log_terms, 0), nats; infinite where nothing was found."""
-    total = logsumexp(log_terms, 0)
-    relative = trapezoid_error(
-        jnp.exp(log_terms - jnp.where(jnp.isfinite(total), total, 0.0)), safety
-    )
-    return jnp.where(jnp.isfinite(total), relative, jnp.inf)
+    f, log_w = panel_nodes(nodes, mean, variance)
+    terms = jax.vmap(log_g)(f) + log_w
+    finer = logsumexp(jnp.where(jnp.isnan(terms), -jnp.inf, terms), 0)
+    return jnp.where(jnp.isfinite(value), SAFETY * jnp.abs(value - finer), jnp.inf)
 
 
 def gauss_hermite(mean: Float[Array, "N"], variance: Float[Array, "N"], num: int = 32):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.per_datum import log_prob_per_datum
-from ppl_gp.numerics.quadrature import likelihood_nodes, log_sum_error
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
 from ppl_gp.results.query.layout import Layout, ObservedSite
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.wrappers import bare, unwrap
@@ -42,9 +42,10 @@ def log_expectation_and_error(log_g: Callable, f: Moments, num_nodes: int, conca
     nodes, log_w = likelihood_nodes(
         log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave
     )
-    terms = log_w + jax.vmap(log_g)(nodes)
-    value = logsumexp(terms, 0)
-    return value, jnp.full_like(value, -jnp.inf) if concave else jnp.log(log_sum_error(terms))
+    value = logsumexp(log_w + jax.vmap(log_g)(nodes), 0)
+    if concave:
+        return value, jnp.full_like(value, -jnp.inf)
+    return value, jnp.log(log_integral_error(log_g, value, nodes, f.mean, floored(f).variance))
 
 
 def expected_moments(
