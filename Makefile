@@ -11,7 +11,7 @@ ONE_ORDER := PYTHONHASHSEED=0
 BY_FILE := --dist loadfile --no-loadscope-reorder
 NOTEBOOKS = $(wildcard notebooks/*.py)
 
-.PHONY: demo test test-slow bench bench-history bench-peers docs dist-check lint notebooks clean
+.PHONY: demo test test-slow mutants bench bench-history bench-peers docs dist-check lint notebooks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -22,6 +22,13 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m slow
+
+# Random edits of the package, one at a time, and whether `make test` would notice: hours for a hundred.
+# What survives is printed; `make mutants MUTANTS=20 SEED=3` takes twenty others.
+MUTANTS ?= 100
+SEED ?= 0
+mutants: $(VENV)/.installed
+	$(BIN)/python tests/mutants.py $(MUTANTS) --seed $(SEED)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks.run
