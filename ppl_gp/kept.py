@@ -127,7 +127,7 @@ class BehindSites(Kept):
 
     def root(self, prior):
         K = covariance_of(prior)
-        if isinstance(K, LowRank):
+        if isinstance(K, LowRank) and K.rest is None:
             return unknowns(K, prior.mean, self.sites)
         return prediction_root(K, self.sites)
 

@@ -2,6 +2,8 @@
 what they say of it.
 """
 
+import warnings
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,7 @@ from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.infer.hyper import map as map_file
 from ppl_gp.infer.hyper.map import _result
 from ppl_gp.infer.hyper.restarts import Run
 from ppl_gp.infer.hyper.space import log_prior
@@ -352,3 +355,72 @@ def test_fixed_values_are_checked_against_the_support_that_they_have():
             scale,
             y=y,
         )
+
+
+# --- what a converged search says of itself
+# -----------------------------------------------------------------------------
+
+EFFECTS, ERRORS = [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], [15, 10, 16, 11, 9, 11, 10, 18]
+
+
+def schools(error, y=None):
+    """Eight schools (Rubin 1981; Gelman et al. 2013, section 5.5)."""
+    mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(5.0))
+    with numpyro.plate("data", error.shape[0]):
+        theta = numpyro.sample("theta", dist.Normal(mu, tau))
+        numpyro.sample("y", dist.Normal(theta, error), obs=y)
+
+
+def test_a_spread_that_leans_on_zero_is_said():
+    """Its sds of theta were .6 of the truth, in silence; with a known spread nothing is said."""
+    error = np.asarray(ERRORS, float)
+    with pytest.warns(UserWarning, match=r"'tau' ends at .*leans on zero .*Grid\(\)"):
+        pg.fit(schools, pg.Laplace(), 0, error, y=np.asarray(EFFECTS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pg.fit(schools, pg.Laplace(), 0, error, y=20.0 * np.asarray(EFFECTS))
+
+
+def test_sds_at_the_mode_are_those_of_the_curvature(monkeypatch):
+    """By second differences of the closed form."""
+    seen = {}
+    monkeypatch.setattr(map_file, "weakly_known", lambda trace, hyper, sds: seen.update(sds))
+    error, y = np.asarray(ERRORS, float), 20.0 * np.asarray(EFFECTS)
+    fit = pg.fit(schools, pg.Laplace(), 0, error, y=y)
+
+    def log_posterior(log_tau):
+        tau = np.exp(log_tau)
+        K = tau**2 * np.eye(8) + 25.0 + np.diag(error**2)
+        prior = float(dist.HalfCauchy(5.0).log_prob(tau))
+        return multivariate_normal(np.zeros(8), K).logpdf(y) + prior
+
+    at, h = np.log(float(fit.hyper["tau"])), 1e-3
+    bend = (log_posterior(at + h) - 2 * log_posterior(at) + log_posterior(at - h)) / h**2
+    assert float(seen["tau"]) == pytest.approx(1.0 / np.sqrt(-bend), rel=0.02)
+
+
+def periodic(X, y=None):
+    period = numpyro.sample("period", dist.LogNormal(1.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.Periodic(1.0, 1.0, period), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def test_one_start_for_a_period_is_said_and_more_starts_are_better():
+    """The data's period is 1; from the prior's median, 2.7, a search ends elsewhere."""
+    X = np.linspace(0.0, 6.0, 40)
+    y = np.sin(2.0 * np.pi * X)
+    with pytest.warns(UserWarning, match=r"\['period'\] is a period.*restarts=8"):
+        one = pg.fit(periodic, pg.Laplace(), 0, X, y=y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        many = pg.fit(periodic, pg.Laplace(hyper=pg.MAP(restarts=8)), 0, X, y=y)
+    assert many.stats["log_posterior"] >= one.stats["log_posterior"] - 1e-6
+    assert "period" in one.stats["hint"] and "hint" not in many.stats
+
+
+def test_a_search_survives_a_first_value_without_digits():
+    """The start that was asked for has no value; the prior's median and draws have."""
+    fit = _basin(0.0, init={"level": 1e200})
+    assert fit.result == Result.converged
+    assert fit.stats["log_posterior"] >= _basin(0.0).stats["log_posterior"] - 1e-6

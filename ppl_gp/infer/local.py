@@ -4,7 +4,7 @@ hyperparameters.
 
 from typing import cast
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed
 from ppl_gp.infer.fit import run_method
 
@@ -12,6 +12,7 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import holding
+from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.probes.demoted import require_none_demoted
@@ -62,4 +63,8 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)
-    return infer_hyper(method.hyper, problem)
+    fit = infer_hyper(method.hyper, problem)
+    if fit.result is Result.nonfinite and "caution" not in fit.stats:
+        there = read(model, *args, hyper=fit.draws.at(0).known, **kwargs).prior
+        fit.stats |= {k: x for k, x in {"caution": wide_column(there)}.items() if x}
+    return fit

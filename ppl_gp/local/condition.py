@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.local.covariance import pulled_back
+from ppl_gp.local.covariance import moved, pulled_back
 from ppl_gp.local.factor import Factor, PredictionRoot
 from ppl_gp.local.forms import asked
 from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat, flat_as
 from ppl_gp.numerics.blocks import diagonal_of, outer, pulled_to, times
-from ppl_gp.numerics.low_rank import Covariance, within
+from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.low_rank import Covariance, dense, within
 
 
 def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
@@ -83,8 +84,7 @@ def _forward(K, mean, sites):
 def _backward(residuals, cotangents):
     K, sites, q, R = residuals
     z_bar, mean_bar = cotangents
-    w = mean_bar - R @ (K @ mean_bar)  # (I + T K)^-1 mean_bar
-    Kw = K @ w
+    w, Kw = moved(K, R, mean_bar)
     K_bar = pulled_back(K, R, z_bar, w, q.alpha)
     # d / dT of -(mu^T T mu + tr(T Sigma)) / 2, and of the mean's movement K (dnat1 - dT mu)
     seen = outer(q.mean, q.mean, sites.nat2) + q.variance
@@ -137,4 +137,5 @@ def prediction_root(K: Covariance, sites: PseudoLikelihood) -> PredictionRoot:
     """The factor of (K + T^-1)^-1 behind predictive variances: k** - k*^T R k*. O(N^3), of R
     functions O((R N)^3), and O(R N^3) of a softmax of independent ones.
     """
-    return asked(K, sites, lambda factor: factor.root())
+    whole = K if isinstance(K, Independent) else dense(K)
+    return asked(whole, sites, lambda factor: factor.root())

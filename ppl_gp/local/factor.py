@@ -6,7 +6,7 @@ with the same questions:
 
 - nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
 - any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is
-  positive definite; of either sign where L has few columns (`LowRank`).
+  positive definite; of either sign where L has few columns (`LowRank`), beside a K0 factored so.
 
 Of R functions a datum K is (R N, R N), T has blocks (`numerics.blocks`), and sqrt(T) is S with
 S S^T = T: R^3 times the cost of one function.
@@ -16,6 +16,7 @@ import abc
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -38,7 +39,7 @@ from ppl_gp.numerics.linalg import (
     tril_gram,
     tril_inverse,
 )
-from ppl_gp.numerics.loads import Gram, Loads
+from ppl_gp.numerics.loads import Dense, DenseGram, Gram, Loads
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
@@ -243,13 +244,20 @@ class _SignedFactor(Factor):
 class _LowRankInverse(Inverse):
     nat2: Float[Array, "..."]
     F: Loads
+    E: Loads
     G: Gram
+    rest: tuple[Array, Inverse] | None  # (K0, its inverse)
 
     def variance(self):
-        return self.F.variance(self.G, self.nat2)
+        if self.rest is None:
+            return self.F.variance(self.G, self.nat2)
+        K0, alone = self.rest
+        left = Dense(self.F.array() - K0 @ self.E.array())  # (I + K0 T)^-1 F
+        return alone.variance() + left.variance(self.G, self.nat2)
 
     def precision(self):
-        return Precision(self.nat2, self.F, self.G)
+        rest = None if self.rest is None else (self.rest[0], self.rest[1].precision())
+        return Precision(self.nat2, self.F, self.E, self.G, rest)
 
     def root(self):
         V = self.G.half() @ self.F.array().T
@@ -257,25 +265,35 @@ class _LowRankInverse(Inverse):
 
 
 class _LowRankFactor(Factor):
+    """Of K = K0 + F F^T, `alone` being the factor of K0: E = (I + T K0)^-1 T F, G = I + F^T E."""
+
+    K: LowRank
     nat2: Float[Array, "..."]
-    F: Loads
+    E: Loads
     G: Gram
+    alone: Factor | None
 
     def half_log_det(self):
-        return self.G.half_log_det()
+        half = self.G.half_log_det()
+        return half if self.alone is None else half + self.alone.half_log_det()
 
     def solve(self, r):
-        return r - times(self.nat2, self._moved(r))
+        left, unknowns = self._solved(r)
+        return left - self.E @ unknowns
 
     def centred(self, K, r, solved):
-        return self._moved(r)
+        moved = self.K.F @ self._solved(r)[1]
+        return moved if self.alone is None else moved + self.K.rest @ solved
 
-    def _moved(self, r):
-        # F^T (I + T K)^-1 r is G^-1 F^T r, without the cancellation that wide priors bring
-        return self.F @ self.G.solve(self.F.pull(r))
+    def _solved(self, r):
+        # F^T (I + T K)^-1 r is G^-1 F^T (I + T K0)^-1 r, without the cancellation that wide priors
+        # bring
+        left = r if self.alone is None else self.alone.solve(r)
+        return left, self.G.solve(self.K.F.pull(left))
 
     def inverse(self):
-        return _LowRankInverse(self.nat2, self.F, self.G)
+        rest = None if self.alone is None else (self.K.rest, self.alone.inverse())
+        return _LowRankInverse(self.nat2, self.K.F, self.E, self.G, rest)
 
 
 def positive(K, nat2) -> Factor:
@@ -294,9 +312,13 @@ def signed(K, nat2) -> Factor:
     return _SignedFactor(nat2, L, cholesky(add_diagonal(L.T @ times(nat2, L), 1.0)))
 
 
-def low_rank(K: LowRank, nat2) -> Factor:
-    """Of either sign, with few columns."""
-    return _LowRankFactor(nat2, K.F, K.F.gram(nat2))
+def low_rank(K: LowRank, nat2, alone: Factor | None = None) -> Factor:
+    """Of either sign, with few columns; `alone`: the factor of `K.rest`."""
+    if alone is None:
+        return _LowRankFactor(K, nat2, K.F.scaled(nat2), K.F.gram(nat2), None)
+    F = K.F.array()
+    E = jax.vmap(alone.solve, 1, 1)(times(nat2, F))
+    return _LowRankFactor(K, nat2, Dense(E), DenseGram(cholesky(add_diagonal(F.T @ E, 1.0))), alone)
 
 
 def _cho_solve(C, b):

@@ -24,7 +24,9 @@ def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) 
             return ask(SoftmaxFactor.of(K, sites.nat2))
         sites = Positive(sites.nat1, as_blocks(sites.nat2))
     if isinstance(K, LowRank):
-        return ask(low_rank(K, sites.nat2))
+        if K.rest is None:
+            return ask(low_rank(K, sites.nat2))
+        return asked(K.rest, sites, lambda alone: ask(low_rank(K, sites.nat2, alone)))
     if isinstance(K, Independent):
         K = K.dense()
     if isinstance(sites, Positive):

@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from ppl_gp.errors import DataError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from_mean
-from ppl_gp.local.covariance import pulled_back
+from ppl_gp.local.covariance import moved, pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
 from ppl_gp.model.factors import functions_of
@@ -150,7 +150,7 @@ class Laplace(LocalMethod):
         f, form, functions = solution.marginals.mean, type(sites), sites.functions
         half = pulled_to(sites.nat2, -0.5 * q.variance)  # of -log|B| / 2
         mode_bar = _bend(log_lik, f, sites, half)
-        w = mode_bar - R @ (K @ mode_bar)  # (I + T K)^-1 mode_bar
+        w, Kw = moved(K, R, mode_bar)
         K_bar = pulled_back(K, R, jnp.ones((), K.dtype), w, q.alpha)
 
         def held(lik):
@@ -159,7 +159,7 @@ class Laplace(LocalMethod):
 
         _, pull_lik = eqx.filter_vjp(held, log_lik)
         ones = jnp.ones_like(mean[: mean.size // functions])
-        return (K_bar, q.alpha + w, *pull_lik((K @ w, half, ones)))
+        return (K_bar, q.alpha + w, *pull_lik((Kw, half, ones)))
 
 
 def _bend(log_lik, f, sites: PseudoLikelihood, half) -> Float[Array, "RN"]:

@@ -25,7 +25,7 @@ from ppl_gp.local.natural import (
 from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.numerics.low_rank import Covariance
+from ppl_gp.numerics.low_rank import Covariance, LowRank
 from ppl_gp.option_checks import require_positive, require_whole
 
 _SPREAD = 100.0  # measured: a half to ten (tests/test_small_noise.py)
@@ -127,20 +127,33 @@ def _log_evidence(differentiable, method: LocalMethod, init):
     K, mean, log_lik = differentiable
     solution = method.solve(K, mean, log_lik, init)
     terms = method.log_terms(log_lik, solution) if solution.terms is None else solution.terms
-    code = jnp.where(_has_digits(K, solution), solution.code, Result.nonfinite.code)
+    code = jnp.where(_has_digits(K, mean, solution), solution.code, Result.nonfinite.code)
     value = assembled(solution.marginals, mean, terms)
     return value, solution._replace(code=code.astype(solution.code.dtype))
 
 
-def _has_digits(K: Covariance, solution: Solution) -> Bool[Array, ""]:
-    """Whether rounding leaves an evidence. The mean K alpha is known to about delta = eps max(K)
-    |alpha|_1, and sites of precision T lose N T delta^2 nats by it, times `_SPREAD`.
+def _has_digits(K: Covariance, mean, solution: Solution) -> Bool[Array, ""]:
+    """Whether rounding leaves an evidence. What columns of unknowns add to the mean is known to eps
+    over the share of a column that the others do not explain, whatever their scales.
     """
-    q, nat2 = solution.marginals, diagonal_of(solution.sites.nat2)
-    eps = jnp.finfo(q.mean.dtype).eps
-    delta = eps * jnp.max(jnp.abs(_diagonal(K))) * jnp.sum(jnp.abs(q.alpha))
-    lost = _SPREAD * nat2.size * jnp.max(jnp.abs(nat2)) * delta**2
-    return ~(lost > jnp.maximum(1e-2, 1e7 * eps)) | (solution.code != Result.converged.code)
+    q, delta, array = solution.marginals, jnp.zeros(()), K
+    if isinstance(K, LowRank):
+        most = jnp.max(jnp.abs(diagonal_of(solution.sites.nat2)))
+        delta, array = jnp.max(jnp.abs(q.mean - mean)) / K.F.apart(most), K.rest
+    sound = has_digits(array, q, solution.sites, delta)
+    return sound | (solution.code != Result.converged.code)
+
+
+def has_digits(K: Covariance | None, q, sites: PseudoLikelihood, delta=0.0) -> Bool[Array, ""]:
+    """Whether a mean K alpha is known well enough: to about eps max(K) |alpha|_1, and eps `delta`
+    more; of columns alone, to the latter. Sites of precision T lose N T times its square, nats,
+    times `_SPREAD`.
+    """
+    eps, nat2 = jnp.finfo(q.mean.dtype).eps, diagonal_of(sites.nat2)
+    if K is not None and not (isinstance(K, LowRank) and K.rest is None):
+        delta += jnp.max(jnp.abs(_diagonal(K))) * jnp.sum(jnp.abs(q.alpha))
+    lost = _SPREAD * nat2.size * jnp.max(jnp.abs(nat2)) * (eps * delta) ** 2
+    return ~(lost > jnp.maximum(1e-2, 1e7 * eps))
 
 
 def _diagonal(K: Covariance):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
-from ppl_gp.model.loadings import Loadings, added
+from ppl_gp.model.loadings import FEW_LEVELS, Loadings, added
 from ppl_gp.model.predictor_parts import Levels, Table, Weighted
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.independent import Independent
@@ -188,7 +188,7 @@ def blocks_of(prior: Any) -> Float[Array, "R R n"]:
 def covariance_of(prior: GP) -> Covariance:
     """Cov[f] at a prior's inputs in the form that fits: columns of unknowns where a predictor sees
     fewer of them than there are data, and nothing that has one entry a datum; a matrix a function
-    where several are independent.
+    where several are independent; else an array, with few columns beside it where there are any.
     """
     if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
         F = loads_of(prior)
@@ -197,4 +197,22 @@ def covariance_of(prior: GP) -> Covariance:
     if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
         if prior.kernel.functions > 1:
             return Independent(prior.kernel.separate(prior.X))
-    return prior.covariance_matrix
+    beside = _beside(prior.kernel, prior.X) if isinstance(prior, PredictorGP) else None
+    return prior.covariance_matrix if beside is None else beside
+
+
+@eqx.filter_jit
+def _beside(kernel: RowsKernel, X) -> LowRank | None:
+    """The covariance with the columns of the smallest tables beside all else, if there are any."""
+    here = kernel.at(X)
+    tables = sorted((p.num_unknowns, k) for k, p in here.parts.items() if isinstance(p, Table))
+    few: list[Table] = []
+    others, left = dict(here.parts), max(FEW_LEVELS, len(X) // 8)
+    for size, k in tables:
+        if size <= left and len(others) > 1:
+            few, left = [*few, others.pop(k)], left - size
+    if not few:
+        return None
+    rest = Loadings(here.offset, others)
+    flat = jnp.concatenate([part.flat for part in few], 1)
+    return LowRank(Dense(flat), rest.cross(rest) + matrix_of(rest.jitter()))

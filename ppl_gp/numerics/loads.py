@@ -71,6 +71,17 @@ class Loads(eqx.Module):
     def gram(self, nat2) -> Gram:
         """I + F^T T F, factored."""
 
+    @property
+    @abstractmethod
+    def several(self) -> Float[Array, "N V"]:
+        """The columns that a row may see several of."""
+
+    def apart(self, precision: Float[Array, ""]) -> Float[Array, ""]:
+        """The least share of the square of one of them that those before it do not explain."""
+        C = self.gram(jnp.full(self.shape[0], precision)).C  # pyright: ignore[reportAttributeAccessIssue]
+        whole = 1.0 + precision * jnp.sum(self.several**2, 0)
+        return jnp.min(jnp.diagonal(C) ** 2 / whole, initial=1.0)
+
     @abstractmethod
     def variance(self, gram: Any, like) -> Float[Array, "..."]:
         """diag(F G^-1 F^T), or the blocks of it that T has."""
@@ -107,6 +118,10 @@ class Dense(Loads):
         return jnp.sum(self.F**2, 1)
 
     def array(self):
+        return self.F
+
+    @property
+    def several(self):
         return self.F
 
     def gram(self, nat2):
@@ -167,6 +182,10 @@ class OneAndOthers(Loads):
 
     def squares(self):
         return self.weight**2 + jnp.sum(self.others**2, 1)
+
+    @property
+    def several(self):
+        return self.others
 
     def array(self):
         levels = jnp.arange(self.num)

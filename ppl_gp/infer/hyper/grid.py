@@ -160,7 +160,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     reach = _reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch)
     hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
     site, sites = problem.site, at.solution.sites
-    kept, ratios = kept_of_draws(
+    kept, ratios, sound = kept_of_draws(
         problem.model, without_values(problem.method), hyper, sites, problem.args, problem.kwargs
     )
     half = 0.5 * thetas.shape[1] * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
@@ -171,7 +171,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
         kwargs=problem.kwargs,
         draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
         log_evidence=None,
-        result=_ended(result, reach, total),
+        result=_ended(result, reach, total) if np.all(sound[solved]) else Result.nonfinite,
         stats={
             **mode.stats,
             **tell_of_width(problem.method, ratios, np.exp(log_weights)),

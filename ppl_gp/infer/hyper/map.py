@@ -4,13 +4,16 @@ The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with 
 far. `restarts.py` is one step of all restarts, compiled.
 """
 
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError, Result
+from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import fixed_values
@@ -23,14 +26,21 @@ from ppl_gp.infer.hyper.restarts import (
     advance,
     asked_for,
     constrained,
+    spreads,
     start,
 )
-from ppl_gp.infer.hyper.space import Space, space
-from ppl_gp.infer.hyper.vanishing import vanishing
+from ppl_gp.infer.hyper.space import Space, cannot_be_drawn, space
+from ppl_gp.infer.hyper.vanishing import vanishing, weakly_known
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
+from ppl_gp.model.predictor_prior import PredictorGP
+from ppl_gp.model.roles import roles
+from ppl_gp.model.tracing import run
 from ppl_gp.numerics.host import entry
+from ppl_gp.proofs.dependence import sources
 from ppl_gp.results.fit import Fit
+
+_AGAIN = 8  # starts where none of those that were asked for has a value
 
 
 @infer_hyper.register
@@ -44,7 +54,39 @@ def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
     cautions = [x for x in (best.stats.get("caution"), unbounded) if x]
     if best.result is not Result.converged and cautions:
         best = best._replace(stats={**best.stats, "caution": "; and ".join(cautions)})
+    if hyper.restarts == 1 and hyper.init is None and (hint := _one_start(problem)):
+        best = best._replace(stats={**best.stats, "hint": hint})
     return fit_at(problem, best)
+
+
+def _one_start(problem: LocalProblem) -> str | None:
+    """What to say of one start, where hyperparameters are a period or the length scales of several
+    columns; a warning of a period.
+    """
+
+    def tuned(hyper):
+        trace = run(problem.model, problem.args, problem.kwargs, hyper)
+        fn: Any = unwrap(trace[problem.site]["fn"])
+        whole = isinstance(fn, PredictorGP)
+        priors = fn.kernel.model.priors(fn.kernel, fn.X).values() if whole else [fn]
+        parts = jax.tree.leaves([p.kernel for p in priors], is_leaf=is_stationary)
+        scales = [k.lengthscale for k in parts if is_stationary(k) and np.size(k.lengthscale) > 1]
+        return [k.period for k in parts if hasattr(k, "period")], scales
+
+    is_stationary = lambda k: hasattr(k, "lengthscale")  # noqa: E731
+    values = {k: problem.trace[k]["value"] for k in problem.names}
+    periods, scales = (sorted(frozenset().union(*x)) for x in sources(tuned, values))
+    if not (periods or scales):
+        return None
+    what = f"{periods} is a period" if periods else f"{scales} are length scales of several columns"
+    hint = (
+        f"MAP(): {what}, whose likelihood often has several modes, and the search had one start. "
+        "Another mode may be better by any number of nats: compare stats['log_posterior'] with "
+        "that of hyper=MAP(restarts=8)."
+    )
+    if periods:
+        warnings.warn(hint, stacklevel=2)
+    return hint
 
 
 def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tuple[Ascent, Point]:
@@ -61,18 +103,25 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     _require_inside(runs, config)
     begun = runs.point
     label = f"{type(method).__name__} MAP"
-    stages = _stages(ascent, runs, config)
+    drawn = not any(cannot_be_drawn(problem.trace[k]) for k in where.names)
+    again = (lambda: start(ascent, problem.rng_key, _AGAIN, None)) if drawn else None
+    stages = _stages(ascent, runs, config, again)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
     return ascent, _best(ascent, begun, runs, interrupted, problem.trace)
 
 
-def _stages(ascent: Ascent, runs: Run, config: MAP) -> Iterator[Stage[Run]]:
-    """Steps of all restarts, until every one has ended."""
+def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run]]:
+    """Steps of all restarts, until every one has ended. Where none has a first value, `again`: from
+    the prior's median and draws.
+    """
     yield Stage(runs, 0)
     tol = jnp.asarray(config.tol)
     for step in range(config.max_steps):
         runs, at = asked_for(ascent, runs)
         runs = advance(runs, at, tol)
+        if step == 0 and again is not None and not np.any(np.asarray(runs.loss) < UNUSABLE):
+            runs = again()
+            continue
         yield Stage(runs, step + 1, f"log posterior {-np.min(np.asarray(runs.loss)):.3f}")
         if np.all(np.asarray(runs.done)):
             return
@@ -100,6 +149,10 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
         first, _ = constrained(ascent, runs._replace(point=begun), best)
         if caution := vanishing(trace, first, hyper, slopes):
             stats["caution"] = caution
+    if result is Result.converged and not (ascent.jacobian or roles(trace).params):
+        sds = spreads(ascent, runs, best, slopes)
+        if sds is not None and (told := weakly_known(trace, hyper, sds)):
+            warnings.warn(told, stacklevel=2)
     return Point(hyper, result, stats, value, solution)
 
 

@@ -20,7 +20,14 @@ from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
-from ppl_gp.local.method import LocalMethod, Solution, centred, first_sites, log_evidence
+from ppl_gp.local.method import (
+    LocalMethod,
+    Solution,
+    centred,
+    first_sites,
+    has_digits,
+    log_evidence,
+)
 from ppl_gp.local.natural import Positive, as_kept
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
@@ -118,9 +125,10 @@ def _kept(model, method, hyper, args, kwargs, solution: Solution):
     # none. F F^T is semi-definite, and has no jitter.
     variance = diagonal_of(q.variance)
     proper, raised = jnp.all(variance >= 0), jnp.zeros(())
-    if not isinstance(K, LowRank):
+    if not isinstance(K, LowRank) or K.rest is not None:
         factorises, raised = _factorised(prior, K)
-        proper = factorises & jnp.all(variance > 0)
+        # predictions take k(x*, X) alpha, wide columns and all
+        proper = factorises & jnp.all(variance > 0) & has_digits(K, q, solution.sites)
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )
@@ -137,6 +145,9 @@ def _kept(model, method, hyper, args, kwargs, solution: Solution):
 
 def _factorised(prior, K):
     """(whether the prior covariance has a factor, what its diagonal was raised by for it)."""
+    if isinstance(K, LowRank):
+        L, raised = robust_cholesky(K.rest, default_jitter(jnp.diagonal(K.rest)))
+        return jnp.isfinite(L[-1, -1]), raised
     if not isinstance(K, Independent):
         L, raised = prior.factor()
         return jnp.isfinite(L[-1, -1]), raised

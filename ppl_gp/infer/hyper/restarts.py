@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix as optx
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from ppl_gp.errors import Result
@@ -23,11 +24,14 @@ from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general
 from ppl_gp.model.factors import read
+from ppl_gp.numerics.host import entry
 from ppl_gp.quick import FEW_DATA, quick_jit
 
 FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 # loss where the density cannot be evaluated: finite, so that the line search backs off
 UNUSABLE = 1e10
+FEW = 8  # unconstrained values up to which the curvature at the end is looked at
+_STEP = 5e-3  # of its differences
 
 
 class Ascent(eqx.Module):
@@ -212,6 +216,31 @@ def asked_for(problem: Ascent, runs: Run) -> tuple[Run, Evaluation]:
         runs = as_general(runs)
         at = compiled(problem, runs.asked, runs.sites, runs.done)
     return runs, at
+
+
+def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
+    """{site: standard deviations of its unconstrained values}, of the curvature at the best point,
+    by differences of `slopes`: one evaluation each, and nothing compiled. Infinite where there is
+    no curvature; `None` where an evaluation fails, or for more than `FEW`.
+    """
+    centre, rebuild = ravel_pytree(entry(runs.point, best))
+    others, here = jnp.arange(len(runs.done)) != best, ravel_pytree(slopes)[0]
+    H = np.zeros((centre.size, centre.size))
+    if centre.size > FEW:
+        return None
+    for i in range(centre.size):
+        moved = rebuild(centre.at[i].add(_STEP))
+        asked = jax.tree.map(lambda x, y: x.at[best].set(y), runs.point, moved)
+        _, at = asked_for(problem, runs._replace(asked=asked, done=others))
+        if not np.asarray(at.loss)[best] < UNUSABLE:
+            return None
+        H[i] = np.asarray(ravel_pytree(entry(at.slopes, best))[0] - here) / _STEP
+    own, H = np.diag(H), 0.5 * (H + H.T)
+    with np.errstate(divide="ignore"):
+        variances = np.where(own > 0, 1.0 / np.abs(own), np.inf)
+    if np.linalg.eigvalsh(H)[0] > 0:
+        variances = np.diag(np.linalg.inv(H))
+    return jax.tree.map(np.asarray, rebuild(jnp.asarray(np.sqrt(variances))))
 
 
 @quick_jit

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
@@ -19,9 +19,10 @@ from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.infer.marginal import marginal
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
-from ppl_gp.local.method import centred
+from ppl_gp.local.method import centred, has_digits
 from ppl_gp.local.natural import of_arrays
 from ppl_gp.model.factors import read
+from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
@@ -66,8 +67,9 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
         result = Result.from_code(codes.max())
     hyper = {k: values[k] for k in found.hyper}
     sites = of_arrays(values[f"{name}_nat1"], values[f"{name}_nat2"])
-    kept, ratios = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
+    kept, ratios, sound = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
     stats |= tell_of_width(method, ratios)
+    result = result if np.all(sound) else Result.nonfinite
     return Fit(
         model=model,
         method=method,
@@ -85,14 +87,15 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
 @quick_jit
 def kept_of_draws(
     model, method, hyper, sites, args, kwargs
-) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"]]:
-    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods, and how much
-    wider than the prior q(f) is. O(S N^3).
+) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"], Bool[Array, "S"]]:
+    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods, how much
+    wider than the prior q(f) is, and whether its mean has digits. O(S N^3).
     """
 
     def one(entry):
         factors = read(model, *args, hyper=entry[0], **kwargs)
         sites, q = centred(method, factors, entry[1])
-        return from_sites(q, sites), widest(factors.prior, diagonal_of(q.variance))
+        sound = has_digits(covariance_of(factors.prior), q, sites)
+        return from_sites(q, sites), widest(factors.prior, diagonal_of(q.variance)), sound
 
     return lax.map(one, (hyper, sites))

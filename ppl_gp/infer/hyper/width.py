@@ -14,14 +14,39 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.local.laplace import Laplace
+from ppl_gp.model.predictor_parts import Table
+from ppl_gp.model.predictor_prior import PredictorGP
+from ppl_gp.numerics.blocks import diagonal_of
 
 WIDE = 2.0  # standard deviations of q(f_n), in prior ones, that no mode away from a saddle has
+_APART = 1e3
 SHARE = 0.01  # of the posterior's weight that may have such a q unsaid
 
 
 def widest(prior: GP, variance: Float[Array, "RN"]) -> Float[Array, ""]:
     """The largest standard deviation of q in that of the prior."""
     return jnp.sqrt(jnp.max(variance / prior.variance))
+
+
+def wide_column(prior: GP) -> str | None:
+    """In words, the unknown of a predictor that adds a thousand times as much as another term."""
+    if not isinstance(prior, PredictorGP):
+        return None
+    sizes = {}
+    for k, part in prior.kernel.at(prior.X).parts.items():
+        squares = (
+            part.flat**2 if isinstance(part, Table) else part.diag() + diagonal_of(part.jitter())
+        )
+        rms = np.sqrt(np.mean(np.asarray(squares), 0))
+        sizes |= {(k, i): float(x) for i, x in enumerate(np.atleast_1d(rms)) if x > 0}
+    (site, i), widest = max(sizes.items(), key=lambda entry: entry[1])
+    if not (ratio := widest / min(sizes.values())) > _APART:
+        return None
+    return (
+        f"unknown {i} of '{site}' adds {widest:.1g} prior standard deviations to the predictor, "
+        f"{ratio:.0e} times as much as the smallest of its terms, and no digits may be left of the "
+        f"others: centre and scale its column, or give '{site}' a narrower prior"
+    )
 
 
 def tell_of_width(method, ratios, weights=None) -> dict[str, float]:
