@@ -340,7 +340,7 @@ def test_greedy_selection_is_pivoted_cholesky_and_stops_where_nothing_is_left():
     assert 6 < len(few) < 25
 
 
-@pytest.mark.parametrize("rule", ["greedy", "kmeans", "subset"])
+@pytest.mark.parametrize("rule", ["greedy", "kmeans", "subset", "farthest"])
 def test_selections_have_distinct_rows_of_the_right_shape(rule):
     X = np.repeat(np.random.default_rng(5).normal(size=(30, 2)), 3, axis=0)
     prior = pg.GP(pg.kernels.RBF(1.0, 1.0), X)

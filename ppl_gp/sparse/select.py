@@ -14,18 +14,23 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 
 MAX_CANDIDATES = 10_000  # rows that a choice looks at, a random subset of more
-RULES = ("greedy", "kmeans", "subset")
+RULES = ("greedy", "kmeans", "subset", "farthest")
 
 
-def select(rule: str, prior: GP, X, num: int, seed: int, tol: float = 1e-6) -> np.ndarray:
+def select(
+    rule: str, prior: GP, X, num: int, seed: int, tol: float = 1e-6, moves: bool = False
+) -> np.ndarray:
     """At most `num` inducing points Z (M, *D) for the GP prior, from the rows of X.
 
     - "greedy": the next point is the one of largest variance given those before it (a pivoted
       Cholesky factorisation; Burt, Rasmussen & van der Wilk 2020, section 7). Stops early where no
-      variance exceeds `tol` of the prior's. O(N M^2).
+      variance exceeds `tol` of the prior's. O(N M^2). Where the hyperparameters are going to move
+      (`moves`), other points will be needed than at these: exactly `num` all over the inputs, by
+      "kmeans", with columns of whole numbers (such as the number of an output) rounded.
     - "kmeans": centres of clusters of X / (column standard deviation); not rows of X. O(N M) a
       pass.
     - "subset": rows at random.
+    - "farthest": the row nearest to the mean, then rows the farthest from all before them.
 
     Duplicate rows are dropped first; where fewer than `num` remain, all are taken. Raises
     `DataError` for another rule.
@@ -49,20 +54,49 @@ def select(rule: str, prior: GP, X, num: int, seed: int, tol: float = 1e-6) -> n
         return _kmeans(rows, num, rng)
     if rule == "subset":
         return rows[np.sort(rng.choice(len(rows), num, replace=False))]
+    if rule == "farthest":
+        columns = _scaled(rows)[0]
+        middle = np.argmin(np.sum((columns - columns.mean(0)) ** 2, 1))
+        return _filled(rows[[middle]], rows, num)
+    if moves:
+        return _everywhere(rows, num, rng)
     at = GP(prior.kernel, rows, prior.mean_function, prior.jitter)
     chosen, variance = greedy(at, num)
     enough = np.asarray(variance) > tol * float(jnp.mean(at.variance))
     return rows[np.asarray(chosen)[: max(1, int(np.sum(np.minimum.accumulate(enough))))]]
 
 
-def _kmeans(rows, num, rng):
+def _scaled(rows):
+    """(rows in standard deviations of their columns, flat; those)."""
     scale = np.where(rows.std(0) > 0, rows.std(0), 1.0)
-    columns = (rows / scale).reshape(len(rows), -1)
+    return (rows / scale).reshape(len(rows), -1), scale
+
+
+def _kmeans(rows, num, rng):
+    columns, scale = _scaled(rows)
     from scipy.cluster.vq import kmeans2  # here: it takes a fifth of a second
 
     centres, _ = kmeans2(columns, num, minit="++", seed=rng)
     centres = np.unique(centres, axis=0)
     return (centres.reshape(-1, *rows.shape[1:]) * scale).astype(rows.dtype)
+
+
+def _everywhere(rows, num, rng):
+    """Exactly `num` of `_kmeans`, where they are too few rows that are far from all of them."""
+    whole, Z = np.all(rows == np.round(rows), 0), _kmeans(rows, num, rng)
+    return _filled(np.unique(np.where(whole, np.round(Z), Z), axis=0), rows, num)
+
+
+def _filled(Z, rows, num):
+    """Z, and then rows, each the farthest from all points before it."""
+    columns, scale = _scaled(rows)
+    others = (Z / scale).reshape(len(Z), -1)
+    left = np.min([np.sum((columns - z) ** 2, 1) for z in others], 0)
+    chosen = []
+    while len(Z) + len(chosen) < num:
+        chosen.append(int(np.argmax(left)))
+        left = np.minimum(left, np.sum((columns - columns[chosen[-1]]) ** 2, 1))
+    return np.concatenate([Z, rows[np.array(chosen, int)]])
 
 
 @partial(jax.jit, static_argnames="num")

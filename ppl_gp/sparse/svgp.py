@@ -55,9 +55,12 @@ class SVGP:
     q(u) by natural gradients in the dual parameterisation, hyperparameters and inducing inputs by
     Adam, both from one forward and reverse pass a step. O(M^3 + M^2 B) a step, O(B M + M^2) memory.
 
-    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset" (see `sparse.select`), an array Z, or
-      inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
-      `train_inducing`: whether Z moves.
+    - `num_inducing`, `inducing`: "greedy", "kmeans", "subset", "farthest" (see `sparse.select`), an
+      array Z, or inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
+      `train_inducing`: whether Z moves. With `Fixed`, "greedy" takes as many points as the
+      hyperparameters need. Otherwise it starts from `num_inducing` points all over the inputs. If
+      more would help after an eighth of a run of 1000 steps or more (or where a collapsed run has
+      converged), "farthest" points get as many steps, and the better run goes on.
     - `covariance` of q(v), the whitened q(u): "full" or "diagonal". `natural=False` and a diagonal
       covariance train it by Adam.
     - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in
@@ -117,9 +120,13 @@ class SVGP:
     averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
     `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes
     miss something of the likelihood (0 for Gaussian noise): a warning where that is above 1e-3 a
-    datum. `log_evidence` is the bound at the hyperparameters where they are points, by any guide,
-    without their prior, and the bound on log p(y) where they have a distribution (of some: at the
-    points of the rest).
+    datum. `stats["inducing_gap"]` is how many nats more inducing variables could add at most at
+    these hyperparameters: a bound for Gaussian noise and up to 2000 rows, else an estimate; a
+    warning above 1 nat per 100 rows. `stats["ended"]` says why the run stopped.
+
+    `log_evidence` is the bound at the hyperparameters where they are points, by any guide, without
+    their prior, and the bound on log p(y) where they have a distribution (of some: at the points of
+    the rest).
     """
 
     evidence_is: ClassVar[str] = "lower bound"

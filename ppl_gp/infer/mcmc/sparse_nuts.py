@@ -142,8 +142,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     priors, _ = priors_of(subject.trace, subject.gps)
     inputs = site_inputs(subject, hyper, seed)
     variables = {
-        k: inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
-        for k, p in priors.items()
+        k: inducing_variables(method, k, p, inputs[k], seed, bool(hyper)) for k, p in priors.items()
     }
     expectation = Expectation(method.num_nodes, additive=subject.additive)
     kernel = _kernel(

@@ -20,7 +20,7 @@ from ppl_gp.infer.svgp.objective import hyper_at, terms_at
 from ppl_gp.infer.svgp.problem import Plan, Problem
 from ppl_gp.infer.svgp.step import State
 from ppl_gp.quick import quick_jit
-from ppl_gp.sparse.bound import Batch, quadrature_gap
+from ppl_gp.sparse.bound import Batch, inducing_gap, quadrature_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
@@ -97,45 +97,44 @@ def judged(
     return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(num)) if num > 1 else None
 
 
-def nodes_error(problem: Problem, state: State, subject: Subject, key) -> float | None:
-    """By how much `log_evidence` is too high, nats, because nodes of the likelihood's expectations
-    miss something.
+def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
+    """What `stats` say of the bound's own errors, nats; nothing where expectations are drawn.
 
-    An estimate from up to `_SWEEP` rows at even distances, or the first batch of a stream; `None`
-    where expectations are drawn. A warning where it matters.
+    `expectation_error`: by how much it is too high, because nodes of the likelihood's expectations
+    miss something, with a warning where that matters. `inducing_gap`: by how much too low at most,
+    at these hyperparameters, for want of inducing points. Estimates from up to `_SWEEP` rows at
+    even distances, or the first batch of a stream.
     """
     if problem.plan.drawn:
-        return None
+        return {}
     source, first = subject.source, subject.first
     if not isinstance(source, StreamSource):
         first = source.spread(_SWEEP)
     batch = as_batch(first, key)
-    # A row of a sweep counts once, also where the model's own plate scales it; those of a stream's
-    # batch stand for all data.
-    counted = np.sum(np.asarray(batch.weights) > 0)
-    share = 1.0 if isinstance(source, StreamSource) else source.num_data / counted
-    gap, size = (share * float(x) for x in _expectation_gap(problem, state, batch))
-    if size > _WORTH_TELLING * source.num_data:
+    share = source.num_data / int(np.sum(np.asarray(batch.weights) > 0))
+    if isinstance(source, StreamSource):
+        # A row counts once, as in a sweep, also where the model's own plate scales it.
+        batch = batch._replace(weights=batch.weights / share)
+    *nodes, short = map(float, _errors(problem, state, batch, jnp.asarray(share)))
+    gap, size = (share * x for x in nodes)
+    if told and size > _WORTH_TELLING * source.num_data:
         warnings.warn(
             f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
             f"expectations are off by {size:.2g} nats in all, and the bound is {gap:.2g} nats too "
             "high; raise num_nodes.",
             stacklevel=2,
         )
-    return gap
+    return {"expectation_error": gap, "inducing_gap": None if np.isnan(short) else short}
 
 
 @quick_jit
-def _expectation_gap(
-    problem: Problem, state: State, batch: Batch
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """By how much the nodes of one batch's expectations are off, nats: (sum, of absolute values).
-    For one layer, at one setting.
+def _errors(problem: Problem, state: State, batch: Batch, share) -> tuple[Array, Array, Array]:
+    """(by how much the nodes of one batch's expectations are off, nats: sum, of absolute values;
+    `inducing_gap`). For one layer, at one setting.
     """
     hyper, _ = hyper_at(problem, state.free, batch)
-    return quadrature_gap(
-        problem.plan.model, problem.plan.expectation, hyper, state.variational, batch
-    )
+    at = (problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
+    return *quadrature_gap(*at), inducing_gap(*at, share)
 
 
 def result_of(

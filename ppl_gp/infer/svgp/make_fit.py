@@ -7,12 +7,13 @@ import numpy as np
 from jax import lax, random
 
 from ppl_gp.draws import Draws
+from ppl_gp.errors import Result
 from ppl_gp.frames.names import Names
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.objective import hyper_at
-from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.problem import Plan, Problem
 from ppl_gp.infer.svgp.run import Ended
 from ppl_gp.infer.svgp.step import State
 from ppl_gp.kept import FromInducing
@@ -60,12 +61,22 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         "failed_steps": int(state.failed),
         "shortened_steps": int(state.halved),
     }
+    if ended.result in (Result.converged, Result.completed):
+        stats["ended"] = _why(ended, plan)
     if not plan.noisy:
         stats["q_gap"] = float(state.q_gap)
     if plan.names and plan.guide is None and not plan.noisy:
         stats["map_gradient"] = float(state.slope)
     # what is kept of the data: `loo` and `to_datatree` know no others
     return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
+
+
+def _why(ended: Ended, plan: Plan) -> str:
+    """Why a run stopped that nothing stopped before its time."""
+    if ended.result is Result.converged and not plan.noisy:
+        return "no step would gain"
+    made = len(ended.bounds) >= plan.max_steps
+    return "all steps made" if made else "the bound stopped rising"
 
 
 def _on_device(x):

@@ -50,7 +50,7 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     hyper = _hyper_at(problem, free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
-    variational = initial_variational(method, trace, subject.structure, inputs, seed)
+    variational = initial_variational(method, trace, subject.structure, inputs, seed, bool(free))
     scale = {
         k: units(v, inputs[k]) if method.train_inducing else _none(v)
         for k, v in variational.variables.items()

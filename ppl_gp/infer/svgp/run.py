@@ -2,7 +2,7 @@
 with nothing lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
+RACE, LONG = 0.13, 1000  # part of a long run after which another start is compared
 FLAT = 1e-2  # gradient of the hyperparameters, nats, below which a run may have converged
 NO_GAP = 1e-4  # likewise, what a step of q(u) still expects to gain, nats
 MAX_FAILURES = 20  # failed steps in a row after which a run is over
@@ -64,6 +65,7 @@ class LongRun(NamedTuple):
     placement: Placement
     checkpoints: Checkpoints | None
     progress: bool
+    other: Callable[[State], State | None]  # another start, given what this one has reached
 
     def go(self, state: State) -> Ended:
         """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
@@ -95,10 +97,26 @@ class LongRun(NamedTuple):
                 yield Stage(reached._replace(failure=chunk), len(reached.bounds))
                 return
             reached = self._advance(reached, chunk)
+            if len(reached.bounds) == race_at(self.problem.plan.max_steps):
+                reached = self._raced(reached)
             yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1]:.2f}")
             self._save(reached)
             if self._ended(reached) is not None:
                 return
+
+    def _raced(self, reached: Reached) -> Reached:
+        """This, or what another start reaches in as many steps."""
+        start = self.other(self.placement.local(reached.state))
+        if start is None:
+            return reached
+        other = Reached(self.placement.replicated(start), np.zeros(0))
+        for chunk in self._chunks(0):
+            if isinstance(chunk, Failure):
+                return reached
+            other = self._advance(other, chunk)
+            if len(other.bounds) == len(reached.bounds):
+                break
+        return max(reached, other, key=lambda run: np.mean(run.bounds[-CHUNK:]))
 
     def _advance(self, reached: Reached, chunk: "list[Rows]") -> Reached:
         """What is reached after some more steps."""
@@ -183,6 +201,12 @@ class LongRun(NamedTuple):
 def is_settled(state: State) -> bool:
     """Whether nothing is left to gain at a state, of all data: a short step tells nothing."""
     return float(state.slope) < FLAT and float(state.q_gap) < NO_GAP
+
+
+def race_at(max_steps: int) -> int:
+    """Steps after which another start may be tried: whole chunks, none of a short run."""
+    chunk = chunk_size(max_steps)
+    return chunk * int(RACE * max_steps / chunk) if max_steps >= LONG else 0
 
 
 def chunk_size(max_steps: int) -> int:

@@ -68,16 +68,16 @@ def _starts(where: Space, key):
 
 
 def initial_variational(
-    method: SVGP, trace: dict, structure: Structure, inputs: dict, seed: int
+    method: SVGP, trace: dict, structure: Structure, inputs: dict, seed: int, moves: bool
 ) -> Variational:
     """Inducing variables of every GP site; q(u) = p(u) over them, nearly certain in inner
-    layers.
+    layers. `moves`: whether the hyperparameters will.
     """
     priors, shapes = priors_of(trace, structure.gps)
     variables = {
-        k: _of_parts(method, p, inputs[k], seed)
+        k: _of_parts(method, p, inputs[k], seed, moves)
         if isinstance(p, PredictorGP)
-        else inducing_variables(method.inducing, k, method.num_inducing, p, inputs[k], seed)
+        else inducing_variables(method, k, p, inputs[k], seed, moves)
         for k, p in priors.items()
     }
     _require_known(method.inducing, variables)
@@ -101,13 +101,11 @@ def _require_known(choice: Any, variables: dict) -> None:
         )
 
 
-def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int) -> PartsVariables:
+def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int, moves) -> PartsVariables:
     """Inducing variables of each GP behind a predictor, and what else there is."""
     parts = prior.kernel.at(jnp.asarray(rows)).parts
     gps = {
-        k: inducing_variables(
-            method.inducing, k, method.num_inducing, p.prior, np.asarray(p.prior.X), seed
-        )
+        k: inducing_variables(method, k, p.prior, np.asarray(p.prior.X), seed, moves)
         for k, p in parts.items()
         if isinstance(p, Weighted)
     }
@@ -130,16 +128,16 @@ def of_site(choice: Any, site: str, option: str) -> Any:
 
 
 def inducing_variables(
-    choice: Any, site: str, num: int, prior: GP, X, seed: int
+    method: Any, site: str, prior: GP, X, seed: int, moves: bool
 ) -> InducingVariables:
-    """The inducing variables of a GP site, as an `inducing=` argument says: a rule, Z, variables,
-    or {site: one of those}.
+    """The inducing variables of a GP site, as a method's `inducing` says: a rule, Z, variables, or
+    {site: one of those}.
     """
-    choice = of_site(choice, site, "inducing")
+    choice = of_site(method.inducing, site, "inducing")
     if isinstance(choice, InducingVariables):
         return choice
     if isinstance(choice, str):
-        return Points(jnp.asarray(select(choice, prior, X, num, seed)))
+        return Points(jnp.asarray(select(choice, prior, X, method.num_inducing, seed, moves=moves)))
     Z = jnp.asarray(choice, prior.X.dtype)
     if Z.ndim != prior.X.ndim or Z.shape[1:] != prior.X.shape[1:] or 0 in Z.shape:
         raise DataError(
