@@ -19,11 +19,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
-from small_fits import classification
+from small_fits import classification, made_fit
 from typer.testing import CliRunner
 
 import ppl_gp as pg
-from ppl_gp.cli import app
+from ppl_gp.cli import app, pictures
 from ppl_gp.cli import run as cli_run
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, prepare
@@ -31,9 +31,12 @@ from ppl_gp.cli.demo_data import breast_cancer, digits_3_5, principal_components
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable
-from ppl_gp.cli.problem import observes_two_outcomes
+from ppl_gp.cli.predictions import write_predictions
+from ppl_gp.cli.problem import num_outcomes, read_problem
+from ppl_gp.cli.run import Problem
 from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.results.predict.predict import Prediction
 
 ROOT = Path(__file__).parents[1]
 MODEL = f"{ROOT / 'models' / 'classification.py'}:binary"
@@ -97,7 +100,9 @@ def test_fit_then_predict(data, tmp_path):
     assert pg.load(saved, model).names["X"].columns == ("width", "height")
     want = pg.fit(model, pg.Laplace(), 0, scaled, y=y).predict(scaled)
     found = rows(predictions)
-    assert list(found[0]) == ["f_mean", "f_sd", "p(no)", "p(yes)"] and len(found) == 25
+    assert list(found[0]) == ["row", "width", "height", "f_mean", "f_sd", "p(no)", "p(yes)"]
+    assert [r["row"] for r in found] == [str(i + 1) for i in range(25)]
+    np.testing.assert_array_equal([[float(r[k]) for k in ("width", "height")] for r in found], X)
     np.testing.assert_allclose([float(r["p(yes)"]) for r in found], want.probs, rtol=1e-6)
     np.testing.assert_allclose([float(r["f_sd"]) ** 2 for r in found], want.f_variance, rtol=1e-6)
 
@@ -208,6 +213,132 @@ def test_a_file_of_any_bytes_is_one_line(tmp_path):
         result = run("check", MODEL, tmp_path / f"{i}.csv", "--target", "b")
         assert result.exit_code == 2 and f"{i}.csv" in result.stderr
         assert isinstance(result.exception, SystemExit) and "Traceback" not in result.output
+
+
+BY_WORDS = """
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+
+import ppl_gp as pg
+
+
+def as_distance(X, y=None, used=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def as_slope(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X[:, 0]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + X @ b, 0.5), obs=y)
+
+
+def as_index(X, y=None):
+    u = numpyro.sample("u", dist.Normal(jnp.zeros(3), 1.0).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X[:, 0]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[X[:, 1].astype(int)], 0.5), obs=y)
+
+
+def as_label(X, y=None):
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X[:, :1]))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u * (X[:, 1] == 1.0), 0.5), obs=y)
+"""
+
+
+@pytest.mark.parametrize("name", ["as_distance", "as_slope", "as_index", "as_label"])
+def test_words_are_no_numbers(name, tmp_path):
+    """A column of words is an index or a comparison; as a number it would order the alphabet."""
+    model, path = tmp_path / "wards.py", tmp_path / "wards.csv"
+    model.write_text(BY_WORDS)
+    path.write_text("age,ward,y\n" + "".join(f"{i},{'aaab'[i % 4]},{i % 5}\n" for i in range(12)))
+    read = functools.partial(read_problem, f"{model}:{name}", path, "y", True, 0.0, 0, settings=[])
+    if name in ("as_index", "as_label"):
+        assert read()[0].X.shape == (12, 2)
+        return
+    with pytest.raises(DataError, match=r"column 'ward' holds words.*u\[X\[:, 1\].astype\(int\)\]"):
+        read()
+
+
+def test_a_picture_shows_the_data_and_names_the_predictor(tmp_path, monkeypatch):
+    """Of numbers y with its points; of two outcomes the function by its name."""
+    shown = []
+
+    def band(fits, X, y, **how):
+        shown.append(how)
+        raise DataError("seen")
+
+    monkeypatch.setattr(pictures.plots, "plot_band", band)
+
+    def model(X):
+        numpyro.sample("eta", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+
+    fit = made_fit(model, {}, np.zeros((2, 1)))
+    for y, how in (([0.5, 2.0], {"observed": True}), ([0, 1], {"observed": False})):
+        problem = Problem(model, np.zeros((2, 1)), np.array(y), np.zeros((0, 1)), np.zeros(0))
+        with pytest.raises(DataError, match="seen"):
+            pictures.write_picture(
+                tmp_path / "p.png", {"laplace": fit}, problem, Preparation("y", ["x"], [0.0], [1.0])
+            )
+        assert shown.pop() == {**how, "flabel": "eta"}
+
+
+@pytest.mark.slow
+def test_three_words_are_three_classes(tmp_path):
+    """From the file to p(word) of each row, by the repository's model."""
+    model, path, out = (
+        f"{ROOT / 'models' / 'multiclass.py'}:multiclass",
+        tmp_path / "a.csv",
+        tmp_path,
+    )
+    write(path, np.array(["red", "green", "blue"])[np.arange(25) % 3], "x1,x2,colour")
+    result = run("fit", model, path, "--target", "colour", "--methods", "laplace", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "blue is read as 0, green as 1, red as 2" in result.stderr
+    saved = ["--fit", out / "laplace.fit", "--out", out / "p.csv"]
+    result = run("predict", model, path, *saved)
+    assert result.exit_code == 0, result.output
+    found = rows(out / "p.csv")
+    assert list(found[0]) == ["row", "x1", "x2", "p(blue)", "p(green)", "p(red)"]
+    total = [sum(float(r[f"p({k})"]) for k in ("blue", "green", "red")) for r in found]
+    np.testing.assert_allclose(total, 1.0, atol=1e-6)
+
+
+def test_predictions_of_numbers_have_quantiles(tmp_path):
+    """Of y; and an input that is called as an output is keeps its name apart."""
+    path = tmp_path / "p.csv"
+    table = tmp_path / "t.csv"
+    table.write_text("mean,y\n" + "".join(f"{i},{i % 3}\n" for i in range(4)))
+    columns = read_csv(table)
+    plain = np.arange(4.0)
+    found = Prediction(
+        f_mean=plain,
+        f_variance=plain,
+        probs=None,
+        counts=False,
+        mean=plain,
+        variance=plain**2,
+        quantiles=np.stack([plain - 1, plain, plain + 1]),
+    )
+    write_predictions(path, found, prepare(columns, "y", False), columns)
+    first = rows(path)[3]
+    assert list(first) == [
+        "row",
+        "mean (input)",
+        "f_mean",
+        "f_sd",
+        "mean",
+        "sd",
+        "y_0.05",
+        "y_0.5",
+        "y_0.95",
+    ]
+    assert [float(x) for x in first.values()] == [4, 3, 3, 3**0.5, 3, 3, 2, 3, 4]
 
 
 def test_predict_errors(data, tmp_path):
@@ -537,18 +668,19 @@ def masked_labels(X, y=None):
         (two_classes, "b a a", ["a", "b"], [1, 0, 0]),
         (two_classes, "0.0 1.0 1", None, [0, 1, 1]),
         (three_classes, "b a a", "words", None),
+        (three_classes, "b a c b", ["a", "b", "c"], [1, 0, 2, 1]),
         (normal, "b a a", "words", None),
     ],
 )
 def test_labels_are_recoded_for_models_of_two_outcomes_only(model, cells, labels, want, tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("x,kind\n" + "".join(f"{i},{c}\n" for i, c in enumerate(cells.split())))
-    columns, is_binary = read_csv(path), functools.partial(observes_two_outcomes, model, {})
+    columns, outcomes = read_csv(path), functools.partial(num_outcomes, model, {})
     if labels == "words":
         with pytest.raises(DataError, match=r"words \['a', 'b'\]"):
-            prepare(columns, "kind", True, is_binary)
+            prepare(columns, "kind", True, outcomes)
         return
-    found = prepare(columns, "kind", True, is_binary)
+    found = prepare(columns, "kind", True, outcomes)
     assert found.labels == labels
     np.testing.assert_array_equal(found.y(columns), want)
 

@@ -17,11 +17,12 @@ from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
-from ppl_gp.cli.predictions import require_same_labels, write_predictions
+from ppl_gp.cli.predictions import LEVELS, require_same_labels, write_predictions
 from ppl_gp.cli.problem import read_problem
 from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
+from ppl_gp.results.compare.scores import is_classification
 from ppl_gp.results.load import load
 
 app = typer.Typer(
@@ -115,8 +116,7 @@ def _reported(command):
             threadpool_limits(1, user_api="blas")
             code = command(*args, **kwargs)
         except (PplGpError, OSError) as error:
-            more = f" See {error.help}" if isinstance(error, PplGpError) else ""
-            say(f"error: {' '.join(str(error).split())}{more}")
+            say(f"error: {' '.join(str(error).split())}")
             code = 2
         except KeyboardInterrupt:
             say("interrupted.")
@@ -208,7 +208,11 @@ def predict(
             "of its own."
         )
     require_same_labels(saved, fitted, preparation)
-    write_predictions(out, fitted.predict(preparation.X(columns)), preparation)
+    X = preparation.X(columns)
+    found = fitted.predict(X)
+    if not (isinstance(found.mean, dict) or is_classification(found)):
+        found = fitted.predict(X, quantiles=LEVELS)
+    write_predictions(out, found, preparation, columns)
     print(out)
 
 

@@ -28,7 +28,7 @@ class Preparation:
     inputs: list[str]
     shift: list[float]
     scale: list[float]
-    labels: list[str] | None = None  # the labels for y = 0 and y = 1, where they were recoded
+    labels: list[str] | None = None  # the labels for y = 0, 1 ..., where they were recoded
     # of the training inputs, so that a fit of another run is not taken for one of this
     digest: str = ""
     # of each input the labels, whose integers are their places, or None where it holds numbers
@@ -105,8 +105,10 @@ class Preparation:
             or not (np.isfinite(shift) & (scale > 0)).all()
         ):
             raise ValueError(f"{len(self.inputs)} inputs need as many shifts and positive scales.")
-        if labels is not None and not (isinstance(labels, list) and len(set(labels)) == 2):
-            raise ValueError(f"its labels are {labels}, and two are needed.")
+        if labels is not None and not (
+            isinstance(labels, list) and 1 < len(labels) == len(set(labels))
+        ):
+            raise ValueError(f"its labels are {labels}, and two or more that differ are needed.")
         if self.levels is not None and len(self.levels) != len(self.inputs):
             raise ValueError(f"{len(self.inputs)} inputs need as many entries of levels.")
         for found in filter(None, self.levels or ()):
@@ -120,23 +122,23 @@ def digest(X) -> str:
     return hashlib.sha256(repr(X.shape).encode() + X.tobytes()).hexdigest()
 
 
-def _a_classifier(X, y) -> bool:
-    return True
+def _a_classifier(X, y) -> int:
+    return len(np.unique(y))
 
 
 def prepare(
     columns: Columns,
     target: str,
     standardise: bool,
-    is_binary: Callable[[np.ndarray, np.ndarray], bool] = _a_classifier,
+    outcomes: Callable[[np.ndarray, np.ndarray], int] = _a_classifier,
 ) -> Preparation:
     """Inputs are all columns but the target: numbers, standardised on request, or words, which
-    become the integers of their labels in alphabetical order. Two labels of the target may be
-    recoded to 0 and 1.
+    become the integers of their labels in alphabetical order. Labels of the target may be recoded
+    to 0, 1, ...
 
-    `is_binary`(X, y) says whether the model takes observations for one of two outcomes. Two numbers
-    other than 0 and 1 are recoded only then: counts of 1 and 4 are counts. Two words are recoded,
-    or refused where it does not.
+    `outcomes`(X, y) is the number of outcomes 0, 1, ... that the model observes, or 0. Two numbers
+    other than 0 and 1 are recoded only where it is 2: counts of 1 and 4 are counts. Words are
+    recoded where it is their number, and refused elsewhere.
     """
     if target not in columns.names:
         raise DataError(
@@ -153,7 +155,7 @@ def prepare(
     if standardise:
         shift, scale = _standard(columns, found, X)
         found = dataclasses.replace(found, shift=shift.tolist(), scale=scale.tolist())
-    return dataclasses.replace(found, labels=_labels(columns, found, is_binary))
+    return dataclasses.replace(found, labels=_labels(columns, found, outcomes))
 
 
 def _levels(columns: Columns, name: str) -> list[str] | None:
@@ -188,30 +190,29 @@ def _standard(columns, found: Preparation, X):
     return shift, scale
 
 
-def _labels(columns: Columns, found: Preparation, is_binary) -> list[str] | None:
+def _labels(columns: Columns, found: Preparation, outcomes) -> list[str] | None:
     words = _words(columns, found.target)
     labels = sorted(
         {_canonical(c) for c in columns.cells(found.target)},
         key=lambda v: (is_number(v) and float(v), v),
     )
-    of_two = dataclasses.replace(found, labels=labels)
-    if words and len(labels) != 2:
+    if not words:
+        two = len(labels) == 2 and labels != ["0", "1"]
+        return labels if two and outcomes(found.X(columns), found.y(columns)) == 2 else None
+    if len(labels) == 1 or len(labels) == len(columns.rows) > 2:
         raise DataError(
             f"{columns.path}: the target '{found.target}' has {len(labels)} values such as "
-            f"{labels[0]!r}; give numbers, in the order that the model means (0, 1, 2 ...), or "
-            "two words."
+            f"{labels[0]!r} in {len(columns.rows)} rows; give numbers, or words that occur often."
         )
-    if words and not is_binary(found.X(columns), of_two.y(columns)):
+    coded = dataclasses.replace(found, labels=labels).y(columns)
+    if (num := outcomes(found.X(columns), coded)) != len(labels):
+        model = f"a variable with {num} outcomes" if num else "no variable with such outcomes"
         raise DataError(
-            f"{columns.path}: the target '{found.target}' has the words {labels}, and the model "
-            "observes no variable with the outcomes 0 and 1; give numbers."
+            f"{columns.path}: the target '{found.target}' has the {len(labels)} words "
+            f"{labels[:10]}, and the model observes {model}; give the model's number of classes "
+            f"(--set num_classes={len(labels)}, where that is its option), or give numbers."
         )
-    if words:
-        return labels
-    recoded = (
-        len(labels) == 2 and labels != ["0", "1"] and is_binary(found.X(columns), found.y(columns))
-    )
-    return labels if recoded else None
+    return labels
 
 
 def _words(columns: Columns, name: str, else_: str = "") -> bool:

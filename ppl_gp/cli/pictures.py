@@ -49,8 +49,12 @@ def require_drawable(path: Path | None, problem: Problem, along: str | None = No
 
 
 def _can_be_seen_whole(problem: Problem) -> bool:
-    num, binary = problem.X.shape[1], set(np.unique(problem.y).tolist()) <= {0, 1}
-    return not _holds_words(problem) and (num == 1 or (num == 2 and binary))
+    num = problem.X.shape[1]
+    return not _holds_words(problem) and (num == 1 or (num == 2 and _is_binary(problem)))
+
+
+def _is_binary(problem: Problem) -> bool:
+    return set(np.unique(problem.y).tolist()) <= {0, 1}
 
 
 def _holds_words(problem: Problem) -> bool:
@@ -73,17 +77,27 @@ def write_picture(
         scales = zip(preparation.shift, preparation.scale, strict=True)
         units = dict(zip(preparation.inputs, scales, strict=True))
         X, y = problem.X, problem.y
-        figure = plot_slice(fits, X, y, along=along, units=units, **problem.kwargs)
+        how = _shown(fits, problem)
+        figure = plot_slice(fits, X, y, along=along, units=units, **how, **problem.kwargs)
         _save(figure, path, "")
         return
-    draw = plots.plot_band if problem.X.shape[1] == 1 else plots.plot_surface
-    figure = draw(fits, problem.X, problem.y, **problem.kwargs)
+    one = problem.X.shape[1] == 1
+    draw, how = (plots.plot_band, _shown(fits, problem)) if one else (plots.plot_surface, {})
+    figure = draw(fits, problem.X, problem.y, **how, **problem.kwargs)
     for ax in figure.axes[: len(fits)]:
         for axis, shift, scale in zip(
             (ax.xaxis, ax.yaxis), preparation.shift, preparation.scale, strict=False
         ):
             axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
     _save(figure, path, "")
+
+
+def _shown(fits: Mapping[str, Fit], problem: Problem) -> dict:
+    """y with the data, or of two outcomes the function by its name: of a predictor it is more than
+    f.
+    """
+    (site, *_) = next(iter(fits.values())).latent or ("f",)
+    return {"observed": not _is_binary(problem), "flabel": site}
 
 
 def write_surface(

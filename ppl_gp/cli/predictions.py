@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ppl_gp.cli.csv_file import Columns
 from ppl_gp.cli.data import Preparation
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.model.arguments import argument_names
@@ -29,9 +30,14 @@ def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None
             )
 
 
-def write_predictions(path: Path, prediction: Prediction, preparation: Preparation) -> None:
-    """One row an input row: mean and standard deviation of f; p(y = k) for each label, else mean
-    and sd of y.
+LEVELS = (0.05, 0.5, 0.95)
+
+
+def write_predictions(
+    path: Path, prediction: Prediction, preparation: Preparation, columns: Columns
+) -> None:
+    """One row per input row: its number and inputs as they are in the file, mean and standard
+    deviation of f; p(y = k) for each label, else mean, sd and `LEVELS` quantiles of y.
     """
     if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
         raise ModelError(
@@ -39,6 +45,8 @@ def write_predictions(path: Path, prediction: Prediction, preparation: Preparati
             "pg.load(...).predict(X_new)."
         )
     table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
+    if is_classification(prediction) and np.ndim(prediction.f_mean) > 1:
+        table = {}  # a function for each class, of which only differences are known
     if is_classification(prediction):
         probs = outcome_probabilities(prediction)
         labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
@@ -50,13 +58,20 @@ def write_predictions(path: Path, prediction: Prediction, preparation: Preparati
         table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
     elif prediction.mean is not None:
         table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
-    columns = {name: np.asarray(column) for name, column in table.items()}
-    if several := {name: column.shape for name, column in columns.items() if column.ndim != 1}:
+    if prediction.quantiles is not None:
+        ends = np.asarray(prediction.quantiles)
+        table |= {f"y_{level:g}": ends[i] for i, level in enumerate(LEVELS)}
+    found = {name: np.asarray(column) for name, column in table.items()}
+    if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
         raise ModelError(
             f"a row has several values of {several}; predict from Python: "
             "pg.load(...).predict(X_new)."
         )
+    taken = {*found, "row"}
+    cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
+    whole = {"row": range(1, len(columns.rows) + 1), **cells}
+    whole |= {name: column.tolist() for name, column in found.items()}
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        writer.writerow(whole)
+        writer.writerows(zip(*whole.values(), strict=True))

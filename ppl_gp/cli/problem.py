@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 from numpyro.distributions import constraints
 
@@ -17,8 +18,10 @@ from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import argument_names, as_arrays
+from ppl_gp.model.declared import declare
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.model.tracing import run
+from ppl_gp.results.store.portrait import site_number
 from ppl_gp.results.store.save import qualified_name
 
 
@@ -36,11 +39,10 @@ def read_problem(
     """
     columns, function = read_table(data), load_model(model)
     options = parse_settings(settings, function)
-    preparation = prepare(
-        columns, target, standardise, partial(observes_two_outcomes, function, options)
-    )
+    preparation = prepare(columns, target, standardise, partial(num_outcomes, function, options))
     if preparation.labels is not None:
-        say(f"'{target}': {preparation.labels[0]} is read as 0, {preparation.labels[1]} as 1.")
+        first, *others = (f"{label} is read as {k}" for k, label in enumerate(preparation.labels))
+        say(f"'{target}': {', '.join([first, *(x.replace('is read ', '') for x in others)])}.")
     for name in preparation.inputs:
         if levels := preparation.of(name):
             told = ", ".join(f"{label} {i}" for i, label in enumerate(levels[:10]))
@@ -54,6 +56,15 @@ def read_problem(
                 "them as words, or leave all inputs as they are by --no-standardise."
             )
     X, y = preparation.X(columns), preparation.y(columns)
+    for j, name in enumerate(preparation.inputs):
+        if preparation.of(name) and _is_a_number(function, options, X, y, j):
+            raise DataError(
+                f"{columns.path}: column '{name}' holds words, and the model takes their integers "
+                "for numbers, so that the order of the alphabet would be a distance. Use it as an "
+                f"index in the model, u[X[:, {j}].astype(int)] of an effect u of "
+                f"{len(preparation.of(name) or ())} levels, and give the kernel the other columns; "
+                "or write one column of 0 and 1 for each word."
+            )
     test, train = _split(len(y), test_fraction, seed)
     _trace(function, options, X[train], y[train])
     names = preparation.names(argument_names(function, 1)[0])
@@ -84,29 +95,52 @@ def _split(num: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.nd
     return order[:num_test], np.sort(order[num_test:])
 
 
-def observes_two_outcomes(model: Callable, options: dict, X: np.ndarray, y: np.ndarray) -> bool:
-    """Whether every site that observes y has the outcomes 0 and 1. y (N,) holds two values; two
+def num_outcomes(model: Callable, options: dict, X: np.ndarray, y: np.ndarray) -> int:
+    """How many outcomes 0, 1, ... every site has that observes y, 0 where one has others. Two
     traces, O(N).
 
-    The sites are those whose value moves when y's two values change places.
+    The sites are those whose value moves when y's values (N,) change places.
     """
     first, other = (_trace(model, options, X, z) for z in (y, y.min() + y.max() - y))
     data = [k for k, s in first.items() if is_observed(s) and not is_factor(s)]
     moved = [
         k for k in data if k in other and not np.array_equal(first[k]["value"], other[k]["value"])
     ]
-    return bool(moved) and all(_is_binary(unwrap(first[k]["fn"])) for k in moved)
+    found = {_num_outcomes(unwrap(first[k]["fn"])) for k in moved}
+    return found.pop() if len(found) == 1 else 0
 
 
-def _is_binary(fn) -> bool:
+def _num_outcomes(fn) -> int:
     if fn.support is constraints.boolean:
-        return True
+        return 2
     if fn.event_dim or not fn.has_enumerate_support:
-        return False
+        return 0
     try:
-        return np.array_equal(np.ravel(fn.enumerate_support(expand=False)), [0, 1])
+        values = np.ravel(fn.enumerate_support(expand=False))
     except NotImplementedError:  # a binomial with totals that differ
+        return 0
+    return len(values) if np.array_equal(values, np.arange(len(values))) else 0
+
+
+def _is_a_number(model: Callable, options: dict, X, y, j: int) -> bool:
+    """Whether the densities or kernels move with column j between integers, where an index, and a
+    comparison with labels, stay.
+    """
+    odd = np.arange(len(X)) % 2.0
+    at = X + 0.25 * odd[:, None] * (np.arange(X.shape[1]) == j)
+    tangent = np.zeros_like(X)
+    tangent[:, j] = 1.0 + odd
+    declared, kwargs = declare(model, *as_arrays((X,), {**options, "y": y})), {**options, "y": y}
+
+    def numbers(X):
+        sites = run(declared, (X,), kwargs).values()
+        return [site_number(s) for s in sites if s["type"] == "sample"]
+
+    try:
+        _, slopes = jax.jvp(numbers, (at,), (tangent,))
+    except Exception:  # noqa: BLE001 - a model may need integers there, which an index is
         return False
+    return any(float(abs(x)) > 0.0 for x in slopes)
 
 
 def _trace(model: Callable, options: dict, X, y) -> dict:

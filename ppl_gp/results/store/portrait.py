@@ -33,7 +33,7 @@ def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict | None:
         trace = run(model, args, kwargs, {**_plain_values(first, hyper), **hyper}, values)
         sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
         classes.update({k: f"{_words(s['fn'])} {list(s['fn'].shape())}" for k, s in sites.items()})
-        return {k: _number(s) for k, s in sites.items()}
+        return {k: site_number(s) for k, s in sites.items()}
 
     try:
         first = run(model, args, kwargs, hyper, values)
@@ -80,7 +80,7 @@ def _plain_values(trace: dict, known: dict) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in known}
 
 
-def _number(site) -> jax.Array:
+def site_number(site) -> jax.Array:
     """The weighted mean of a site's log density, or of what a GP's kernel and mean are there."""
     prior: Any = unwrap(site["fn"])
     if not isinstance(prior, GP):
