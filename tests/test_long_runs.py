@@ -690,6 +690,43 @@ def test_run_that_was_killed_is_resumed(tmp_path):
     assert same(fit, stream_fit()) and fit.log_evidence == stream_fit().log_evidence
 
 
+_SLOW = """
+import os, sys, time
+sys.path.insert(0, "tests")
+import test_long_runs as t
+from ppl_gp.infer.svgp import run as long_run
+long_run.CHUNK, fsync = t.CHUNK, os.fsync
+os.fsync = lambda file: (time.sleep(0.2), fsync(file))
+def slow():
+    print("running", flush=True)
+    for batch in t.batches(3):
+        yield batch
+        time.sleep(0.1)
+t.fitted(t.Stream(slow, t.N), method=t.with_checkpoints(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_ten_kills_lose_nothing(tmp_path):
+    """SIGKILL at random moments, of writing too; the last run has the numbers of a whole one."""
+    rng, killed = np.random.default_rng(0), 0
+    for _ in range(10):
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SLOW, str(tmp_path)],
+            cwd=Path(__file__).parents[1],
+            env=os.environ,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stdout.readline() == b"running\n"
+        time.sleep(rng.uniform(0.0, 1.5))
+        process.kill()
+        killed += process.wait(30) == -signal.SIGKILL
+    assert killed >= 5
+    fit = fitted(Stream(batches(3), N), method=with_checkpoints(tmp_path))
+    assert same(fit, stream_fit()) and fit.log_evidence == stream_fit().log_evidence
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_finished_run_is_not_run_again(tmp_path):
     """Neither one that made all steps nor one that had ended by itself."""
     X, y = data()

@@ -39,7 +39,8 @@ def fit(
     The first positional argument holds the inputs, the keyword `y` the observations. Frames and
     columns of pandas and polars and xarray's DataArrays serve as arrays; `fit.names` keeps what
     they called columns, categories and rows, and predictions are held to it.
-    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted.
+    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted; while
+    the first step compiles, and in the warm-up of a sampler, it raises `KeyboardInterrupt`.
 
     **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
     work; `FitError` at the end where the method did not succeed, with the fit in `error.fit`;
