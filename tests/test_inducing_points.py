@@ -2,6 +2,7 @@
 and by how much more of them would help.
 """
 
+import dataclasses
 import re
 import warnings
 
@@ -14,6 +15,7 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.optimize import minimize
 
 import ppl_gp as pg
+from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.sparse.select import select
 
 
@@ -66,7 +68,27 @@ def test_default_points_give_the_evidence_whatever_the_start(options, seeds):
     for seed in seeds:
         fit = pg.fit(regression, method, seed, X, y=y)
         assert fit.stats["num_inducing"] == 60
+        assert fit.stats["ended"] == (
+            "no step would gain" if fit.result == "converged" else "all steps made"
+        )
         assert abs(fit.log_evidence - exact) < 0.01 * len(y), (seed, fit.hyper)
+
+
+def test_the_better_of_two_starts_goes_on(monkeypatch):
+    """Where more points would help: by the objective after as many steps."""
+    X, y = waves(60)
+    method = pg.SVGP(num_inducing=6, max_steps=40)
+    others = [method, dataclasses.replace(method, inducing="farthest")]
+    alone = [[pg.fit(regression, m, seed, X, y=y) for m in others] for seed in range(4)]
+    monkeypatch.setattr(long_run, "LONG", 40)
+    monkeypatch.setattr(long_run, "RACE", 0.5)  # after 20 of the 40 steps
+    winners = set()
+    for seed, fits in enumerate(alone):
+        best = int(np.argmax([np.mean(fit.stats["bounds"][:20]) for fit in fits]))
+        raced = pg.fit(regression, method, seed, X, y=y)
+        np.testing.assert_allclose(raced.log_evidence, fits[best].log_evidence, rtol=1e-9)
+        winners.add(best)
+    assert winners == {0, 1}
 
 
 def test_what_more_points_would_add_is_covered():

@@ -132,17 +132,14 @@ def at_batch(
     return AtBatch(model, batch, given, trace, priors, *found, own)
 
 
-def quadrature_gap(
-    model: Callable, expectation: Expectation, hyper: dict, variational: Variational, batch: Batch
-):
+def quadrature_gap(at: AtBatch, expectation: Expectation):
     """(sum_n w_n (E_q[log p(y_n | f_n)] by the bound's nodes - by finer ones), the same of absolute
     values), nats. Of effects that stand one a datum the nodes of both integrals count.
 
     Zero, and no finer nodes, where log p(y_n | f_n) is proved a polynomial that Gauss-Hermite nodes
     integrate exactly.
     """
-    at = at_batch(model, hyper, variational, batch)
-    log_lik, (mean, variance) = at.log_lik, at.marginals()
+    batch, log_lik, (mean, variance) = at.batch, at.log_lik, at.marginals()
     f, rebuild = flatten(mean)
     # n nodes are exact up to degree 2 n - 1
     if degree(lambda f: log_lik(rebuild(f)), f) < 2 * min(NODES.values()):
@@ -153,14 +150,7 @@ def quadrature_gap(
     return jnp.sum(gap), jnp.sum(jnp.abs(gap))
 
 
-def inducing_gap(
-    model: Callable,
-    expectation: Expectation,
-    hyper: dict,
-    variational: Variational,
-    batch: Batch,
-    share,
-) -> Float[Array, ""]:
+def inducing_gap(at: AtBatch, expectation: Expectation, share) -> Float[Array, ""]:
     """By how much more inducing variables could raise the bound at these hyperparameters, nats, at
     most. O(B^2 M). Each row of the batch stands for `share` data. NaN for correlated functions and
     for a batch of more than `_PAIRED` rows.
@@ -174,7 +164,7 @@ def inducing_gap(
     is y^T C y >= 2 v^T y - v^T C^-1 v at v = g, C^-1 = K + T^-1). To second order elsewhere. Pairs
     of different rows are seen for a part share^-2 of them.
     """
-    at = at_batch(model, hyper, variational, batch)
+    batch = at.batch
     if any(is_coupled(prior) for prior in at.priors.values()) or batch.num > _PAIRED:
         return jnp.full((), jnp.nan)
 

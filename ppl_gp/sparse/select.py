@@ -58,8 +58,9 @@ def select(
         columns = _scaled(rows)[0]
         middle = np.argmin(np.sum((columns - columns.mean(0)) ** 2, 1))
         return _filled(rows[[middle]], rows, num)
-    if moves:
-        return _everywhere(rows, num, rng)
+    if moves:  # k-means may give fewer
+        whole, Z = np.all(rows == np.round(rows), 0), _kmeans(rows, num, rng)
+        return _filled(np.unique(np.where(whole, np.round(Z), Z), axis=0), rows, num)
     at = GP(prior.kernel, rows, prior.mean_function, prior.jitter)
     chosen, variance = greedy(at, num)
     enough = np.asarray(variance) > tol * float(jnp.mean(at.variance))
@@ -79,12 +80,6 @@ def _kmeans(rows, num, rng):
     centres, _ = kmeans2(columns, num, minit="++", seed=rng)
     centres = np.unique(centres, axis=0)
     return (centres.reshape(-1, *rows.shape[1:]) * scale).astype(rows.dtype)
-
-
-def _everywhere(rows, num, rng):
-    """Exactly `num` of `_kmeans`, where they are too few rows that are far from all of them."""
-    whole, Z = np.all(rows == np.round(rows), 0), _kmeans(rows, num, rng)
-    return _filled(np.unique(np.where(whole, np.round(Z), Z), axis=0), rows, num)
 
 
 def _filled(Z, rows, num):

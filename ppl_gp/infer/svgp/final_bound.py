@@ -20,7 +20,7 @@ from ppl_gp.infer.svgp.objective import hyper_at, terms_at
 from ppl_gp.infer.svgp.problem import Plan, Problem
 from ppl_gp.infer.svgp.step import State
 from ppl_gp.quick import quick_jit
-from ppl_gp.sparse.bound import Batch, inducing_gap, quadrature_gap
+from ppl_gp.sparse.bound import Batch, at_batch, inducing_gap, quadrature_gap
 
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
@@ -133,8 +133,9 @@ def _errors(problem: Problem, state: State, batch: Batch, share) -> tuple[Array,
     `inducing_gap`). For one layer, at one setting.
     """
     hyper, _ = hyper_at(problem, state.free, batch)
-    at = (problem.plan.model, problem.plan.expectation, hyper, state.variational, batch)
-    return *quadrature_gap(*at), inducing_gap(*at, share)
+    at = at_batch(problem.plan.model, hyper, state.variational, batch)
+    expectation = problem.plan.expectation
+    return *quadrature_gap(at, expectation), inducing_gap(at, expectation, share)
 
 
 def result_of(

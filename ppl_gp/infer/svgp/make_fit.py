@@ -13,7 +13,7 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.objective import hyper_at
-from ppl_gp.infer.svgp.problem import Plan, Problem
+from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.run import Ended
 from ppl_gp.infer.svgp.step import State
 from ppl_gp.kept import FromInducing
@@ -62,21 +62,15 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         "shortened_steps": int(state.halved),
     }
     if ended.result in (Result.converged, Result.completed):
-        stats["ended"] = _why(ended, plan)
+        made = "all steps made" if stats["steps"] >= plan.max_steps else "the bound stopped rising"
+        settled = ended.result is Result.converged and not plan.noisy
+        stats["ended"] = "no step would gain" if settled else made
     if not plan.noisy:
         stats["q_gap"] = float(state.q_gap)
     if plan.names and plan.guide is None and not plan.noisy:
         stats["map_gradient"] = float(state.slope)
     # what is kept of the data: `loo` and `to_datatree` know no others
     return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
-
-
-def _why(ended: Ended, plan: Plan) -> str:
-    """Why a run stopped that nothing stopped before its time."""
-    if ended.result is Result.converged and not plan.noisy:
-        return "no step would gain"
-    made = len(ended.bounds) >= plan.max_steps
-    return "all steps made" if made else "the bound stopped rising"
 
 
 def _on_device(x):
