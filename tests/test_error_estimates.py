@@ -13,6 +13,7 @@ import pytest
 from jax.scipy.special import logsumexp
 
 import ppl_gp as pg
+from ppl_gp.local import several
 from ppl_gp.local.tilted import tilted_quadrature
 from ppl_gp.local.vi import expectation_gap, expected_log_lik
 from ppl_gp.results.integrals.likelihood import log_expectation_and_error
@@ -167,3 +168,37 @@ def test_kinked_noise_converges_to_what_a_grid_gives():
         assert [fit.result for fit in fits] == ["converged", "converged"]
         np.testing.assert_allclose(fits[0].log_evidence, fits[1].log_evidence, rtol=0, atol=1e-6)
         assert fits[0].stats["quadrature_error"] < 1e-6
+
+
+@pytest.mark.slow
+def test_errors_of_five_functions_are_honest():
+    """Clutter, of which every integral is a sum of two Gaussian ones: a narrow mode and a broad
+    one, under cavities of all widths.
+    """
+    R, num, rng = 5, 60, np.random.default_rng(5)
+    mean = 2.0 * rng.normal(size=(num, R))
+    A = rng.normal(size=(num, R, R))
+    V = A @ np.swapaxes(A, 1, 2) / R + 0.1 * np.eye(R)
+    V = V * 10 ** rng.uniform(-1.0, 1.5, (num, 1, 1))
+    seen = V + np.eye(R)
+    away = np.einsum("nab,nb->na", np.linalg.cholesky(seen), rng.normal(size=(num, R)))
+    y = mean + away
+
+    def log_normal(d, S):
+        scaled = np.einsum("na,nab,nb->n", d, np.linalg.inv(S), d)
+        return -0.5 * (scaled + np.linalg.slogdet(2 * np.pi * S)[1])
+
+    broad = log_normal(y, np.tile(10.0 * np.eye(R), (num, 1, 1))) + np.log(0.5)
+    exact = np.logaddexp(log_normal(away, seen) + np.log(0.5), broad)
+
+    def log_lik(f):
+        d = y - jnp.reshape(f, (R, -1)).T
+        near = -0.5 * jnp.sum(d**2, 1) - 0.5 * R * np.log(2 * np.pi)
+        return jnp.logaddexp(near + np.log(0.5), broad)
+
+    without = several.Cavity(
+        jnp.asarray(np.linalg.inv(V)), jnp.asarray(mean.T.ravel()), jnp.ones(num, bool)
+    )
+    found = jax.jit(lambda: several.tilted_moments(log_lik, without, 1.0))()
+    assert np.median(np.abs(found.log_z - exact)) < 1e-2
+    is_honest(found.error, found.log_z - exact)

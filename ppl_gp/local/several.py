@@ -4,8 +4,9 @@ dimensions, for all data at once.
 Nodes are the tensor product of Gauss-Hermite rules up to three functions, and Sobol points above,
 the same at every step, so that an iteration has a fixed point. Of expectations under q they are
 scaled by q's own covariance; of a tilted distribution by the Gaussian at its mode, with the ratio
-as weights (importance sampling by nodes: Naylor & Smith 1982). A rule of fewer nodes says how far
-they can be trusted.
+as weights (importance sampling by nodes: Naylor & Smith 1982). Of four functions or more that are
+not proved log-concave, points are also drawn at a second mode and under the cavity itself. A rule
+of fewer nodes says how far they can be trusted.
 """
 
 from collections.abc import Callable
@@ -163,11 +164,30 @@ def tilted_moments(
     log_lik: Callable, without: Cavity, power: float, num: int | None = None
 ) -> TiltedMoments:
     """Of cavity x p(y_n | f_n)^power, by nodes at its mode. O(Q N)."""
-    R = without.precision.shape[-1]
-    mode, spread = lax.stop_gradient(_mode(log_lik, without, power))
-    log_z, mean, covariance = _moments(log_lik, without, power, mode, spread, rule(R, num))
-    coarse, *_ = _moments(log_lik, without, power, mode, spread, rule(R, num, fine=False))
-    return TiltedMoments(log_z, mean, covariance, lax.stop_gradient(jnp.abs(log_z - coarse)))
+    R, starts = without.precision.shape[-1], without.mean[None]
+    several_modes = R not in NODES and not getattr(log_lik, "is_concave", False)
+    if several_modes:
+        # a narrow mode that the cavity's mean does not lead to, and mass far from any
+        wide = jnp.swapaxes(small.lower_inverse(small.lower_root(without.precision)), -1, -2)
+        at = lambda node: _joined(_split(without.mean, R) + wide @ node)  # noqa: E731
+        z = jnp.asarray(rule(R, num, fine=False).z, wide.dtype)
+        heights = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
+        best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
+        there = _split(without.mean, R) + jnp.einsum("nab,nb->na", wide, z[best])
+        starts = jnp.stack([without.mean, _joined(there)])
+    centres, halves = jax.vmap(lambda start: _mode(log_lik, without, power, start))(starts)
+    if several_modes:
+        centres = jnp.concatenate([centres, without.mean[None]])
+        halves = jnp.concatenate([halves, wide[None]])
+    centres = jax.vmap(lambda c: _split(c, R))(centres)
+    proposals = lax.stop_gradient((centres, halves))
+    fine, half = rule(R, num), rule(R, num, fine=False)
+    if several_modes:
+        fine, half = half, rule(R, max(nodes_of(R, num) // 2, 1), fine=False)
+    log_z, mean, covariance = _moments(log_lik, without, power, *proposals, fine)
+    coarse, *_ = _moments(log_lik, without, power, *proposals, half)
+    error = (6.0 if several_modes else 1.0) * jnp.abs(log_z - coarse)
+    return TiltedMoments(log_z, mean, covariance, lax.stop_gradient(error))
 
 
 def _log_tilted(log_lik, without: Cavity, power):
@@ -186,7 +206,7 @@ def _log_tilted(log_lik, without: Cavity, power):
     return at
 
 
-def _mode(log_lik, without: Cavity, power):
+def _mode(log_lik, without: Cavity, power, start):
     """(mode (R N,), L with L L^T the inverse curvature there, (N, R, R)): Newton's steps, the best
     of some fractions of each, every datum for itself. L moves with the curvature without jumps, and
     the nodes with it. Where less than a quarter of the cavity's precision is left, the likelihood's
@@ -214,29 +234,48 @@ def _mode(log_lik, without: Cavity, power):
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
         return f + _joined(fractions[best][:, None] * move)
 
-    mode = lax.fori_loop(0, _STEPS, step, without.mean)
+    mode = lax.fori_loop(0, _STEPS, step, start)
     return mode, jnp.swapaxes(curvature(mode)[1], -1, -2)
 
 
-def _moments(log_lik, without: Cavity, power, mode, L, nodes: Rule):
-    R = L.shape[-1]
-    z, w = (jnp.asarray(x, mode.dtype) for x in nodes)
-    objective, centre = _log_tilted(log_lik, without, power), _split(mode, R)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), -1)
+def _moments(log_lik, without: Cavity, power, centres, halves, nodes: Rule):
+    """(log normaliser, mean, covariance) by nodes under each of K Gaussians N(c, L L^T), (K, N, R)
+    and (K, N, R, R), with their mixture as the weights' denominator.
+    """
+    K, _, R = centres.shape
+    z, w = (jnp.asarray(x, halves.dtype) for x in nodes)
+    objective = _log_tilted(log_lik, without, power)
+    log_scale = jnp.sum(jnp.log(jnp.diagonal(halves, axis1=-2, axis2=-1)), -1)
+    flip = lambda a: jnp.swapaxes(a, -1, -2)  # noqa: E731
+    back = flip(small.lower_inverse(flip(halves))) if K > 1 else halves
 
     def at(entry):
         node, weight = entry
-        # N(z; 0, I) is what the weights stand for
-        log_n = -0.5 * node @ node - 0.5 * R * jnp.log(2 * jnp.pi)
-        return objective(_joined(centre + L @ node)) - log_n + log_det + jnp.log(weight)
+        f = centres + halves @ node  # (K, N, R)
+
+        def one(k):
+            away = [
+                node if j == k else jnp.einsum("nab,nb->na", back[j], f[k] - centres[j])
+                for j in range(K)
+            ]
+            log_q = [-0.5 * jnp.sum(a**2, -1) - log_scale[j] for j, a in enumerate(away)]
+            log_q = logsumexp(jnp.stack(log_q), 0) - np.log(K) - 0.5 * R * np.log(2 * np.pi)
+            return objective(_joined(f[k])) - log_q + jnp.log(weight / K)
+
+        return jnp.stack([one(k) for k in range(K)])
 
     log_p = lax.map(jax.checkpoint(at), (z, w), batch_size=_BATCH)
-    log_z = logsumexp(log_p, 0)
+    log_z = logsumexp(log_p, (0, 1))
     p = jnp.exp(log_p - log_z)
-    first = p.T @ z
-    second = jnp.einsum("qn,qa,qb->nab", p, z, z) - first[:, :, None] * first[:, None]
-    mean = centre + jnp.einsum("nab,nb->na", L, first)
-    return log_z, _joined(mean), L @ second @ jnp.swapaxes(L, -1, -2)
+    share = jnp.sum(p, 0)[..., None]
+    along = jnp.einsum("knab,qkn,qb->kna", halves, p, z)
+    mean = jnp.sum(share * centres + along, 0)
+    away = centres - mean
+    spread = halves @ jnp.einsum("qkn,qa,qb->knab", p, z, z) @ jnp.swapaxes(halves, -1, -2)
+    cross = away[..., None] * along[..., None, :]
+    spread += cross + jnp.swapaxes(cross, -1, -2)
+    spread += (share * away)[..., None] * away[..., None, :]
+    return log_z, _joined(mean), jnp.sum(spread, 0)
 
 
 def matched_sites(
