@@ -20,6 +20,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
+from ppl_gp.model.gaussian_sites import mean_of
 from ppl_gp.model.loadings import Loadings, columns, loadings, loads_behind, rows_apart
 from ppl_gp.model.mean_kernel import MeanKernel
 from ppl_gp.model.plan import Plan, with_predictor
@@ -118,7 +119,7 @@ class Collapsed(Declared):
         here, fns = self._traced(rest), self._sites(at, hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         centred = run(self.source, *at, {**hyper, **zero}, zero)
-        centres = {k: unwrap(centred[k]["fn"]).mean for k in fns}
+        centres = {k: mean_of(centred[k]["fn"]) for k in fns}
         eta = lambda e: here.eta(e, rest)  # noqa: E731
         seen = lambda site: here.one_each(site, zero, rest)  # noqa: E731
         found = loadings(eta, fns, centres, dict(self.plan.axes), seen)

@@ -1,147 +1,120 @@
-"""The Gaussian distributions that a local method integrates, and what it asks of each.
+"""The Gaussian distributions that a local method integrates: z = mean + L w, w independent standard
+normal variables, of each the mean and the linear map L.
 
-One more Gaussian is one more class here: its mean is NumPyro's own, `spread` is what it is computed
-from beside its mean, and `root` takes independent standard normal variables, in the shape of the
-site, to innovations: z = mean + root(w).
+A distribution is Gaussian if its class is in the table below, or if it is a `TransformedDistribution`
+of a Gaussian by transforms that are proved to be affine (`proofs.affine`): `ZeroSumNormal`,
+`CirculantNormal`, `GaussianStateSpace`, and those that a user composes.
 """
 
-from abc import abstractmethod
+import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
+from numpyro.distributions.transforms import ComposeTransform
 
 from ppl_gp.gp import GP
+from ppl_gp.proofs.affine import Dependence, dependence
 from ppl_gp.wrappers import unwrap
 
-
-class GaussianSite:
-    """What is asked of one kind of Gaussian distribution, `kind`."""
-
-    kind: type[dist.Distribution]
-
-    @staticmethod
-    @abstractmethod
-    def spread(fn: Any) -> list:
-        """What `fn` is computed from beside its mean."""
-
-    @staticmethod
-    @abstractmethod
-    def root(fn: Any) -> Callable[[Array], Array]:
-        """white -> L white, in the shape of the site: L L^T is its covariance."""
+Root = Callable[[Array], Array]
 
 
-class OfGP(GaussianSite):
-    """A GP, or several of one kernel."""
-
-    kind = GP
-
-    @staticmethod
-    def spread(fn):
-        """Inputs, covariances, and variances with jitter."""
-        return [fn.X, fn.kernel(fn.X, fn.X), fn.variance]
-
-    @staticmethod
-    def root(fn):
-        """By the lower factor of the prior covariance."""
-        return lambda white: white @ fn.scale_tril.T
+def _by_factor(fn) -> Root:
+    """By the lower factor of a covariance."""
+    return lambda white: jnp.einsum("...ij,...j->...i", fn.scale_tril, white)
 
 
-class OfNormal(GaussianSite):
-    """Independent entries."""
-
-    kind = dist.Normal
-
-    @staticmethod
-    def spread(fn):
-        """The standard deviation."""
-        return [fn.scale]
-
-    @staticmethod
-    def root(fn):
-        """The standard deviation times white."""
-        return lambda white: jnp.broadcast_to(fn.scale, jnp.shape(white)) * white
+def _of_matrix(fn) -> Root:
+    columns = jnp.swapaxes(fn.scale_tril_column, -2, -1)
+    return lambda white: fn.scale_tril_row @ white @ columns
 
 
-class OfMultivariateNormal(GaussianSite):
-    """Any covariance."""
-
-    kind = dist.MultivariateNormal
-
-    @staticmethod
-    def spread(fn):
-        """The covariance."""
-        return [fn.covariance_matrix]
-
-    @staticmethod
-    def root(fn):
-        """By the lower factor."""
-        return lambda white: jnp.einsum("...ij,...j->...i", fn.scale_tril, white)
+def _of_car(fn) -> Root:
+    """Precision tau (D - rho W) of areas with adjacency W. O(A^3) for A areas."""
+    return _by_factor(dist.MultivariateNormal(precision_matrix=fn.precision_matrix))
 
 
-class OfRandomWalk(GaussianSite):
-    """z_t = z_{t-1} + scale w_t, z_0 = scale w_0 (`numpyro.distributions.GaussianRandomWalk`)."""
-
-    kind = dist.GaussianRandomWalk
-
-    @staticmethod
-    def spread(fn):
-        """The standard deviation of a step."""
-        return [jnp.asarray(fn.scale)]
-
-    @staticmethod
-    def root(fn):
-        """Sums of steps, O(T)."""
-        return lambda white: jnp.cumsum(jnp.expand_dims(fn.scale, -1) * white, -1)
-
-
-class OfCAR(GaussianSite):
-    """Precision tau (D - rho W) of areas with adjacency W and D its row sums."""
-
-    kind = dist.CAR
-
-    @staticmethod
-    def spread(fn):
-        """The precision."""
-        return [fn.precision_matrix]
-
-    @staticmethod
-    def root(fn):
-        """By the lower factor of the covariance. O(A^3) for A areas."""
-        return OfMultivariateNormal.root(
-            dist.MultivariateNormal(precision_matrix=fn.precision_matrix)
-        )
+# class -> (distribution) -> (white, in the shape of the site, -> L white)
+_ROOTS: dict[type, Callable[[Any], Root]] = {
+    GP: lambda fn: lambda white: white @ fn.scale_tril.T,
+    dist.Normal: lambda fn: lambda white: jnp.broadcast_to(fn.scale, jnp.shape(white)) * white,
+    dist.MultivariateNormal: _by_factor,
+    dist.LowRankMultivariateNormal: _by_factor,
+    dist.MatrixNormal: _of_matrix,
+    # z_t = z_{t-1} + scale w_t: sums of steps, O(T)
+    dist.GaussianRandomWalk: lambda fn: lambda white: jnp.cumsum(
+        jnp.expand_dims(fn.scale, -1) * white, -1
+    ),
+    dist.CAR: _of_car,
+}
 
 
-_KINDS: tuple[type[GaussianSite], ...] = (
-    OfGP,
-    OfNormal,
-    OfMultivariateNormal,
-    OfRandomWalk,
-    OfCAR,
-)
-
-
-def gaussian(fn: Any) -> type[GaussianSite] | None:
-    """What is asked of a distribution, through NumPyro's wrappers, or `None` where it is not known
-    to be Gaussian. Of exact classes and their subclasses.
-    """
+def gaussian(fn: Any) -> bool:
+    """Whether a distribution is known to be Gaussian, through NumPyro's wrappers. Abstract."""
     inner = unwrap(fn)
-    return next((kind for kind in _KINDS if isinstance(inner, kind.kind)), None)
+    if isinstance(inner, tuple(_ROOTS)):
+        return True
+    return isinstance(inner, dist.TransformedDistribution) and _is_linear_map(inner)
+
+
+def _is_linear_map(fn: dist.TransformedDistribution) -> bool:
+    base: Any = fn.base_dist
+    if not gaussian(base) or math.prod(base.shape()) > math.prod(fn.shape()):
+        return False
+    found = dependence(_map_of(fn), jnp.zeros(base.shape()))
+    return found == (Dependence.affine,)
+
+
+def _map_of(fn: dist.TransformedDistribution) -> Callable[[Array], Array]:
+    """The affine map of a Gaussian that is transformed."""
+    return ComposeTransform(list(fn.transforms))
+
+
+def mean_of(fn: Any) -> Array:
+    """The mean of a Gaussian, in a shape that broadcasts to that of the site."""
+    inner = unwrap(fn)
+    if not isinstance(inner, dist.TransformedDistribution):
+        return inner.mean
+    base = inner.base_dist
+    return _map_of(inner)(jnp.broadcast_to(mean_of(base), base.shape()))
 
 
 def spread_of(fn: Any) -> list:
     """What a Gaussian is computed from beside its mean."""
-    kind = gaussian(fn)
-    assert kind is not None
-    return kind.spread(unwrap(fn))
+    inner = unwrap(fn)
+    if isinstance(inner, GP):
+        return [inner.X, inner.kernel(inner.X, inner.X), inner.variance]
+    return [_root(inner)(jnp.ones(inner.shape()))]
 
 
-def root_of(fn: Any) -> Callable[[Array], Array]:
+def root_of(fn: Any) -> Root:
     """white -> L white, in the shape of the site `fn`, which may be expanded."""
-    kind, shape = gaussian(fn), fn.shape()
-    assert kind is not None
-    root = kind.root(unwrap(fn))
+    root, shape = _root(unwrap(fn)), fn.shape()
     return lambda white: jnp.broadcast_to(root(white), shape)
+
+
+def _root(fn: Any) -> Root:
+    if isinstance(fn, dist.TransformedDistribution):
+        return _of_map(fn)
+    return next(root(fn) for kind, root in _ROOTS.items() if isinstance(fn, kind))
+
+
+def _of_map(fn: dist.TransformedDistribution) -> Root:
+    """The slope of the map times the root of its base, which has as many variables as the site or
+    fewer: what is left over counts for nothing.
+    """
+    base: Any = fn.base_dist
+    event = base.shape()[len(fn.batch_shape) :]
+    root, transform = _root(unwrap(base)), _map_of(fn)
+
+    def pushed(white):
+        lead = white.shape[: white.ndim - fn.event_dim]
+        flat = jnp.reshape(white, (*lead, -1))[..., : math.prod(event)]
+        step = root(jnp.reshape(flat, (*lead, *event)))
+        return jax.jvp(transform, (jnp.zeros_like(step),), (step,))[1]
+
+    return pushed

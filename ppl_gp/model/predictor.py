@@ -18,14 +18,13 @@ import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
-from ppl_gp.model.gaussian_sites import gaussian
+from ppl_gp.model.gaussian_sites import gaussian, mean_of
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.cut import Predictors, at_places, flat_shapes, predictors
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.proofs.one_each import OneEach
-from ppl_gp.wrappers import unwrap
 
 
 class innovate(Messenger):
@@ -38,7 +37,7 @@ class innovate(Messenger):
     def process_message(self, msg):
         """Set the value."""
         if msg["type"] == "sample" and msg["name"] in self.values and msg["value"] is None:
-            mean = jnp.broadcast_to(unwrap(msg["fn"]).mean, msg["fn"].shape())
+            mean = jnp.broadcast_to(mean_of(msg["fn"]), msg["fn"].shape())
             msg["value"] = mean + self.values[msg["name"]]
 
 
@@ -157,7 +156,7 @@ class Traced(NamedTuple):
 def is_gaussian(site: dict) -> bool:
     """Whether a site is unobserved and its distribution Gaussian."""
     hidden = site["type"] == "sample" and not site["is_observed"]
-    return hidden and gaussian(site["fn"]) is not None
+    return hidden and gaussian(site["fn"])
 
 
 def seeing(model: Callable, skeleton: Skeleton) -> tuple[Callable, dict[str, Bones]]:

@@ -27,7 +27,7 @@ class Dependence(IntEnum):
 _LINEAR = frozenset(
     """
     add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
-    stack split
+    stack split fft complex real imag conj
     pad rev reduce_sum cumsum tile copy copy_p optimization_barrier
     """.split()
 )

@@ -315,7 +315,7 @@ def _inputs_of(jaxpr) -> dict:
 def _room(variable, how: Dependence, axis: int | None) -> float:
     """Functions a datum of an array that may be a predictor."""
     aval = variable.aval
-    is_affine = how is Dependence.affine and jnp.issubdtype(aval.dtype, jnp.inexact)
+    is_affine = how is Dependence.affine and jnp.issubdtype(aval.dtype, jnp.floating)
     if not is_affine or axis is None or 0 in aval.shape:
         return UNBOUNDED
     return float(aval.size // aval.shape[axis])
