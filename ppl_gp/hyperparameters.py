@@ -41,16 +41,25 @@ class MAP(_ByValue):
     Sites declared by `numpyro.param` have no prior. `init`: constrained values of the first start,
     inside the supports; by default the prior's median, and of a param its declared value.
     `restarts`: the other starts are prior draws, run in one compiled call a step; the best is kept.
-    `tol`: on the largest gradient entry, nats.
+    `tol`: on the largest gradient entry, nats. `maximise`: names of effects that are to be
+    maximised with the hyperparameters, and neither integrated nor refused where their scale is
+    unknown: "I know that they are points".
     """
 
     restarts: int = 1
     max_steps: int = 200
     tol: float = 1e-4
     init: Mapping[str, Any] | None = None
+    maximise: tuple[str, ...] = ()
 
     def __post_init__(self):
         _require_search(self)
+        if isinstance(self.maximise, str):
+            raise DataError(
+                f"MAP(maximise={self.maximise!r}): give a tuple of names of sites, "
+                f"maximise=({self.maximise!r},)."
+            )
+        object.__setattr__(self, "maximise", tuple(self.maximise))
         if self.init is not None:
             object.__setattr__(self, "init", _own_copy("MAP(init=...)", self.init))
 

@@ -5,13 +5,13 @@ hyperparameters.
 from typing import cast
 
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed
+from ppl_gp.hyperparameters import GAUSSIAN, MAP
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
 from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.given import holding
+from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
@@ -43,14 +43,13 @@ def local_methods() -> dict[str, LocalMethod]:
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
     trace = first_trace(holding(model, method.hyper), args, kwargs)
     require_no_subsampling(trace, type(method).__name__)
-    given = method.hyper.values if isinstance(method.hyper, Fixed) else {}
-    held = {k: trace[k]["value"] for k in given if k in trace}  # as they were checked
     whole = model
-    model = integrated(model, method, args, kwargs, held)
+    model = integrated(model, method, args, kwargs, held(method.hyper, trace))
     if isinstance(method, Laplace) and not isinstance(model, Collapsed) and not roles(trace).gps:
         return fit_joint(LocalProblem(method, model, trace, rng_key, args, kwargs, progress))
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
-        require_none_demoted(model, args, kwargs, f"{type(method).__name__}(hyper=MAP())")
+        label = f"{type(method).__name__}(hyper=MAP())"
+        require_none_demoted(model, args, kwargs, label, method.hyper.maximise)
     if model is not whole:
         trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)

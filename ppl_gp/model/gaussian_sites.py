@@ -1,9 +1,9 @@
 """The Gaussian distributions that a local method integrates: z = mean + L w, w independent standard
 normal variables, of each the mean and the linear map L.
 
-A distribution is Gaussian if its class is in the table below, or if it is a `TransformedDistribution`
-of a Gaussian by transforms that are proved to be affine (`proofs.affine`): `ZeroSumNormal`,
-`CirculantNormal`, `GaussianStateSpace`, and those that a user composes.
+A distribution is Gaussian if its class is in the table below, or if it is a Gaussian transformed by
+what is proved to be affine (`proofs.affine`): `ZeroSumNormal`, `CirculantNormal`,
+`GaussianStateSpace`, and those that a user composes.
 """
 
 import math
@@ -46,8 +46,8 @@ _ROOTS: dict[type, Callable[[Any], Root]] = {
     dist.LowRankMultivariateNormal: _by_factor,
     dist.MatrixNormal: _of_matrix,
     # z_t = z_{t-1} + scale w_t: sums of steps, O(T)
-    dist.GaussianRandomWalk: lambda fn: lambda white: jnp.cumsum(
-        jnp.expand_dims(fn.scale, -1) * white, -1
+    dist.GaussianRandomWalk: lambda fn: (
+        lambda white: jnp.cumsum(jnp.expand_dims(fn.scale, -1) * white, -1)
     ),
     dist.CAR: _of_car,
 }

@@ -13,6 +13,7 @@ from numpyro import handlers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.space import cannot_be_drawn, inside, support
+from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 
 
@@ -21,6 +22,24 @@ def given(hyper) -> tuple[str, Mapping]:
     if isinstance(hyper, Fixed):
         return "Fixed(...)", hyper.values
     return "MAP(init=...)", (hyper.init or {}) if isinstance(hyper, MAP) else {}
+
+
+def held(hyper, trace: dict) -> dict:
+    """{site: its value in the trace} of sites that are not integrated: those that `Fixed` gives,
+    and those that `MAP` is to maximise.
+
+    Raises `ModelError` where the latter are no latent sites of the model.
+    """
+    if isinstance(hyper, Fixed):
+        return {k: trace[k]["value"] for k in hyper.values if k in trace}
+    named, found = hyper.maximise if isinstance(hyper, MAP) else (), roles(trace)
+    latent = (*found.hyper, *found.local_latents)
+    if unknown := [k for k in named if k not in latent]:
+        raise ModelError(
+            f"MAP(maximise={named!r}): {unknown} are not among the model's latent sites "
+            f"{list(latent)}."
+        )
+    return {k: trace[k]["value"] for k in named}
 
 
 def holding(model: Callable, hyper) -> Callable:

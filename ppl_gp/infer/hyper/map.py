@@ -46,7 +46,8 @@ _AGAIN = 8  # starts where none of those that were asked for has a value
 @infer_hyper.register
 def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
     label = f"{type(problem.method).__name__}(hyper=MAP())"
-    require_bounded(problem.trace, problem.model.reading, label)
+    points = [k for k in problem.found.hyper if k not in hyper.maximise]
+    require_bounded(problem.trace, problem.model.reading, label, points)
     if not problem.names:
         return fit_at(problem, point_at(problem, {}))
     _, best = maximise(hyper, problem)

@@ -1,33 +1,40 @@
-"""Gaussian sites that would be integrated, were it not for something that stands beside the
-predictor (a factor, an observation of their own, a handler around their prior), for an operation
-on the way to it that no proof knows, or for arrays and sizes that the model holds for itself, so
-that it cannot be read at another number of rows.
+"""Effects that `MAP` would make points of, as they are not integrated: `require_none_demoted`.
 
-Under `MAP` they would silently become points, maximised with the hyperparameters: with an unknown
-spread that multiplies them, the mode is far from the posterior (a sum-to-zero factor on unit
-effects made a spread of 1.04 one of 1.54, and the evidence 14 nats too high).
+Gaussian sites first that would be integrated, were it not for something around the predictor (a
+factor, an observation of their own, a handler around their prior), for an operation on the way to
+it that no proof knows, or for arrays and sizes that the model holds for itself, so that it cannot
+be read at another number of rows: a sum-to-zero factor on unit effects made a spread of 1.04 one
+of 1.54, and the evidence 14 nats too high. Then, by one rule, whatever is left (`points`).
 """
 
 import warnings
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import numpy as np
+import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
-from ppl_gp.infer.probes.bent_effects import tell_of_bent_effects
 from ppl_gp.infer.probes.more_functions import tell_of_more_functions
+from ppl_gp.infer.probes.points import effects, is_floating, tell_of_points
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.fingerprint import keyed
 from ppl_gp.model.predictor import is_gaussian
-from ppl_gp.model.roles import is_gp, is_observed, is_whole, roles
+from ppl_gp.model.roles import is_observed, is_whole, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.proofs.unproved import unproved
-from ppl_gp.wrappers import bare
+from ppl_gp.wrappers import bare, unwrap
+
+# of a distribution that keeps another's: what it was declared by
+_DECLARED = {
+    dist.OrderedLogistic: ("predictor", "cutpoints"),
+    dist.NegativeBinomial2: ("mean", "concentration"),
+}
 
 
 class _only_predictor(Messenger):
@@ -49,30 +56,35 @@ class _only_predictor(Messenger):
             msg["fn"] = fn.to_event(whole.event_dim - fn.event_dim)
 
 
-def require_none_demoted(model: Declared, args, kwargs, method: str) -> None:
-    """Raise `ModelError` where effects (Gaussian sites of several values) would be maximised for
-    such a reason; warn of single values. Abstract traces, and none where no such site is left.
+def require_none_demoted(
+    model: Declared, args, kwargs, method: str, maximise: tuple[str, ...] = ()
+) -> None:
+    """Raise `ModelError` where effects (sites of several values that the data see) would be
+    maximised for such a reason, or with their scale; warn of others, and of single values that are
+    Gaussian. `maximise`: sites that the user knows of. Abstract traces, and none where no such site
+    is left.
     """
     source = model.source if isinstance(model, Collapsed) else model
-    inside = set(model.plan.sites) if isinstance(model, Collapsed) else set()
+    inside = list(model.plan.sites) if isinstance(model, Collapsed) else []
     trace = run(source, args, kwargs)
-    left = [
-        k
-        for k in roles(trace).hyper
-        if is_gaussian(trace[k]) and not is_gp(trace[k]) and k not in inside
-    ]
-    if not left:
+    hyper = [k for k in roles(trace).hyper if k not in (*inside, *maximise)]
+    left = [k for k in hyper if is_gaussian(trace[k])]
+    many = [k for k in hyper if np.size(trace[k]["value"]) > 1 and is_floating(trace[k]["value"])]
+    if not left and not many:
         return
-    reached = _reached(source, args, kwargs, trace, left)
-    if not source.reading.grows:
-        _require_read(trace, reached, method)
-    _require_proved(source, args, kwargs, trace, reached, method)
-    told = tell_of_more_functions(source, args, kwargs, trace, left, method)
-    demoted = _require_alone(source, args, kwargs, trace, left, method)
-    bent = [k for k in reached if np.size(trace[k]["value"]) > 1 and k not in {*told, *demoted}]
-    tell_of_bent_effects(
-        lambda values: _seen(source, args, kwargs, trace, values), trace, bent, method
-    )
+    seen = lambda values: _seen(source, args, kwargs, trace, values)  # noqa: E731
+    reached = _reached(seen, trace, [*dict.fromkeys((*left, *many))])
+    known: list[str] = []
+    if left:
+        gaussians = [k for k in reached if k in left]
+        if not source.reading.grows:
+            _require_read(trace, gaussians, method)
+        _require_proved(seen, trace, gaussians, method)
+        known = tell_of_more_functions(source, args, kwargs, trace, left, method)
+        known += _require_alone(source, args, kwargs, trace, left, method)
+    points = [k for k in reached if k in many and k not in known]
+    points = effects(seen, trace, points, [*inside, *roles(trace).gps])
+    tell_of_points(seen, trace, source.reading, points, method)
 
 
 def _require_alone(
@@ -118,12 +130,9 @@ def _seen(model, args, kwargs, trace: dict, values: dict) -> dict:
     }
 
 
-def _reached(model, args, kwargs, trace: dict, left: list[str]) -> list[str]:
+def _reached(seen: Callable, trace: dict, left: list[str]) -> list[str]:
     """Those of these sites from which the scored observations are computed, with f given."""
-    flow = sources(
-        lambda values: _seen(model, args, kwargs, trace, values),
-        {k: trace[k]["value"] for k in left},
-    )
+    flow = sources(seen, {k: trace[k]["value"] for k in left})
     found = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
     return [k for k in left if k in found]
 
@@ -153,17 +162,13 @@ def _require_read(trace: dict, reached: list[str], method: str) -> None:
         )
 
 
-def _require_proved(model, args, kwargs, trace: dict, reached: list[str], method: str) -> None:
+def _require_proved(seen: Callable, trace: dict, reached: list[str], method: str) -> None:
     """Raise `ModelError` for a site of several values that the observations see through what looks
     affine and is not proved to be.
     """
     many = {k: trace[k]["value"] for k in reached if np.size(trace[k]["value"]) > 1}
     for site in many:
-
-        def of_site(x, k=site):
-            return _seen(model, args, kwargs, trace, {k: x})
-
-        if (step := unproved(of_site, many[site])) is not None:
+        if (step := unproved(lambda x, k=site: seen({k: x}), many[site])) is not None:
             raise ModelError(
                 f"site '{site}' looks like Gaussian effects of the predictor, and `{step}`, an "
                 "operation of JAX on its way to the observations, is not known to be affine: "
@@ -183,7 +188,11 @@ def _is_names(x) -> bool:
 
 
 def _arrays(fn) -> list:
-    return [x for x in jax.tree.leaves(fn) if eqx.is_inexact_array(x)]
+    """The parameters of a distribution, as it was declared where it keeps others."""
+    core = unwrap(fn)
+    names = next((names for kind, names in _DECLARED.items() if isinstance(core, kind)), ())
+    parts = [getattr(core, k) for k in names] or fn
+    return [x for x in jax.tree.leaves(parts) if eqx.is_inexact_array(x)]
 
 
 def _seeing(model, args, kwargs, trace: dict, hidden, demoted) -> list[str]:

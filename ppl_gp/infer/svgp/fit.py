@@ -55,8 +55,10 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     if method.collapsed:
         _require_collapsible(subject)
     if isinstance(method.hyper, MAP):
-        require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())")
-        require_none_demoted(subject.model, *subject.data, "SVGP(hyper=MAP())")
+        known = method.hyper.maximise
+        points = [k for k in subject.names if k not in known]
+        require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())", points)
+        require_none_demoted(subject.model, *subject.data, "SVGP(hyper=MAP())", known)
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end, (key_start, seed))

@@ -16,7 +16,7 @@ from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.hyper.autoguides import is_auto
-from ppl_gp.infer.hyper.given import holding
+from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
@@ -76,10 +76,11 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     model = declare(model, batch.args, batch.kwargs)
     # a guide of one's own is written for the sites that are declared
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
-        held = {**batch.given, **_held(method, model, batch)}
+        first_look = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
+        kept = {**batch.given, **held(method.hyper, first_look)}
         point = isinstance(method.hyper, MAP)
         asked = method.latents is not None or method.num_importance > 1
-        model = with_effects(model, batch.args, batch.kwargs, held, point, asked)
+        model = with_effects(model, batch.args, batch.kwargs, kept, point, asked)
     trace = first_trace(model, batch.args, batch.kwargs, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
     if source.plate is None and (plates := _subsampling_plates(trace)):
@@ -104,14 +105,6 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         source, model, structure, {**hyper, **batch.given}, trace, batch
     )
     return Subject(model, source, first, trace, names, structure, additive)
-
-
-def _held(method: SVGP, model, batch: Batch) -> dict:
-    """Values of `Fixed` as they are checked: arrays."""
-    if not isinstance(method.hyper, Fixed):
-        return {}
-    trace = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
-    return {k: trace[k]["value"] for k in method.hyper.values if k in trace}
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
