@@ -399,7 +399,7 @@ def test_a_maximum_that_was_not_found_is_said_to_be_one_that_may_not_exist():
     ):
         pg.fit(
             frailty,
-            pg.Laplace(hyper=pg.MAP(max_steps=20)),
+            pg.Laplace(hyper=pg.MAP(max_steps=20, maximise=("u",))),
             0,
             X,
             np.array([0, 1, 1]),

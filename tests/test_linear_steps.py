@@ -46,6 +46,8 @@ LINEAR = {
     "chosen by data": lambda u: lax.cond(A[0, 0] > 0.0, lambda: u, lambda: 2.0 * u),
     "checkpointed": jax.checkpoint(lambda u: 2.0 * u + 1.0),
     "to the first": lambda u: u**1,
+    "Fourier": lambda u: jnp.real(jnp.fft.ifft(jnp.arange(1.0, G + 1) * jnp.fft.fft(u))),
+    "real Fourier": lambda u: jnp.fft.irfft(1j * jnp.fft.rfft(u), n=G),
 }
 CURVED = {
     "written at its own place": lambda u: jnp.zeros(G).at[jnp.argmax(u)].set(1.0) * u,
@@ -57,6 +59,8 @@ CURVED = {
     "chosen by itself": lambda u: lax.cond(u[0] > 1e9, lambda: u, lambda: 2.0 * u),
     "solved with itself": lambda u: jnp.linalg.solve(A + jnp.diag(u), u),
     "convolved with itself": lambda u: jnp.convolve(u, u, mode="same"),
+    "spectrum": lambda u: jnp.abs(jnp.fft.fft(u)),
+    "square of Fourier's": lambda u: jnp.real(jnp.fft.fft(u) ** 2),
     "clipped in a loop": lambda u: lax.map(lambda x: jnp.minimum(x, 1e9), u),
     "multiplied at places": lambda u: u.at[1:].multiply(u[1:]),
     "largest at places": lambda u: jnp.zeros(G).at[PLACES // 2].max(u),
@@ -124,7 +128,6 @@ doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2.0 * tangents[0]))
     [
         (doubled, "custom_jvp_call"),
         (lambda u: jnp.log(jnp.exp(u)), "log"),
-        (lambda u: jnp.real(jnp.fft.ifft(jnp.fft.fft(u))), "fft"),
     ],
 )
 def test_what_only_looks_affine_is_no_point_of_map(level, step):
