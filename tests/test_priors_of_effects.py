@@ -322,7 +322,8 @@ UNKNOWN = {
 @pytest.mark.parametrize("method", [pg.Laplace, pg.EP])
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_with_an_unknown_scale_they_are_refused(name, method):
-    with pytest.raises(pg.ModelError, match=r"'u' together with \['tau'\]"):
+    why = r"'u' (together with|has a spread that is computed from) \['tau'\]"
+    with pytest.raises(pg.ModelError, match=why):
         pg.fit(scaled, method(), 0, X, GROUP, UNKNOWN[name], y=Y)
 
 

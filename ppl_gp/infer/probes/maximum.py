@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ppl_gp.errors import ModelError
+from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import roles
 
@@ -23,14 +24,20 @@ def require_bounded(
     unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
     for site, spread in reading.spread:
         if site in sites and (by := sorted(unknown.intersection(spread))):
+            integrable = gaussian(trace[site]["fn"])
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
                 "both together, and nothing says that their joint density has a maximum (it grows "
                 f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
-                "spread's prior vanishes there fast enough). Integrate it: "
-                f"integrate=(..., '{site}') names it with the GPs, where the data see it through a "
-                "linear predictor; else NUTS(), SparseNUTS(), or a local method with "
-                "hyper=Sample(); or hold them: hyper=Fixed({...})."
+                "spread's prior vanishes there fast enough). "
+                + (
+                    f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a "
+                    "linear predictor; else use "
+                    if integrable
+                    else "Use "
+                )
+                + "NUTS(), or a local method with hyper=Sample(); or give values, "
+                "hyper=Fixed({...})."
             )
 
 

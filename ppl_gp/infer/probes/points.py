@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import ModelError
+from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import roles
@@ -56,6 +57,7 @@ def tell_of_points(seen: Callable, trace: dict, reading: Reading, sites: list[st
     """Raise `ModelError` for effects whose scale is unknown; warn of others. Four evaluations of
     the model for each hyperparameter.
     """
+    require_bounded(trace, reading, method, sites)
     for site in sites:
         prior = type(unwrap(trace[site]["fn"])).__name__
         why = "no linear predictor holds it" if gaussian(trace[site]["fn"]) else f"of {prior}"
@@ -78,10 +80,9 @@ def tell_of_points(seen: Callable, trace: dict, reading: Reading, sites: list[st
 
 
 def _of_prior(trace: dict, reading: Reading, site: str) -> list[str]:
-    """The hyperparameters that the spread of a site's prior is computed from."""
-    found = roles(trace)
-    by = {*dict(reading.spread).get(site, ()), *dict(reading.variance).get(site, ())}
-    return sorted(by.intersection((*found.hyper, *found.params)))
+    """The hyperparameters that the variance of a site's prior is computed from."""
+    found, by = roles(trace), dict(reading.variance).get(site, ())
+    return sorted({*by}.intersection((*found.hyper, *found.params)))
 
 
 def _scales(seen: Callable, trace: dict, site: str) -> list[str]:
