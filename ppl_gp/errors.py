@@ -6,10 +6,31 @@ nothing computed is lost. `help` of a result or an error is where the documentat
 """
 
 import enum
+import os
+import sys
+import warnings
 from typing import Any
 
 # Relative to the repository: the heading of a result or an error is its name, and so its anchor.
 _PAGE = "docs/symptoms.md"
+
+
+_HERE = os.path.join(os.path.dirname(__file__), "")
+_AROUND = ("contextlib", "jaxtyping", "beartype")  # what may stand around a function of the package
+
+
+def warn(message: str) -> None:
+    """A `UserWarning` at the line outside of the package that called it, however deep the cause."""
+    frame: Any = sys._getframe(1)
+    user = frame
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code.co_filename.startswith(_HERE) or (user is frame and name in _AROUND):
+            user = frame.f_back or frame
+        frame = frame.f_back
+    registry = user.f_globals.setdefault("__warningregistry__", {})
+    where = user.f_code.co_filename, user.f_lineno, user.f_globals.get("__name__")
+    warnings.warn_explicit(message, UserWarning, *where, registry)
 
 
 class Result(enum.StrEnum):

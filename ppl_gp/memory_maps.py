@@ -7,10 +7,11 @@ compiles again what is wanted again; the C library gives memory back when it is 
 """
 
 import ctypes
-import warnings
 from pathlib import Path
 
 import jax
+
+from ppl_gp.errors import warn
 
 _MAPS, _MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 _PAGES, _PAGE = Path("/proc/self/statm"), 4096
@@ -43,11 +44,10 @@ def make_room(compilations: int) -> bool:
         if taken >= _FULL * most
         else f"the process has grown by {grown / 2**30:.1f} GiB while it compiled many programs"
     )
-    warnings.warn(
+    warn(
         f"{told}; JAX's are forgotten now, and compiled again where they are wanted. Fits in a "
         "loop compile anew where shapes or Python numbers among the arguments change: pass numbers "
         "as arrays, np.array(0.3), and keep the number of rows.",
-        stacklevel=3,
     )
     return True
 

@@ -2,12 +2,11 @@
 they enter through one.
 """
 
-import warnings
 from collections.abc import Mapping
 
 import numpy as np
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.hyperparameters import GAUSSIAN
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapse import collapse
@@ -67,10 +66,9 @@ def _require_none_of_many(effects: list[str], why: str) -> None:
 def _tell_of_points(effects: list[str], why: str) -> None:
     """Warn that effects are left as hyperparameters, which other methods integrate."""
     if effects:
-        warnings.warn(
+        warn(
             f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it does "
             "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them.",
-            stacklevel=2,
         )
 
 

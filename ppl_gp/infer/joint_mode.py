@@ -18,7 +18,6 @@ are held the evidence is given them, without their prior.
 Cost: O(D) gradients of the log joint for H, O(D^3) once; some tens of gradients a start.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -33,7 +32,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.draws import Draws
-from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.given import fixed_values
@@ -280,9 +279,8 @@ def _weighted(log_w: np.ndarray) -> dict[str, Any]:
     khat = smooth(finite)[1]
     gain = float(np.logaddexp.reduce(finite) - np.log(len(finite)))
     if khat > _GOOD_KHAT:
-        warnings.warn(
+        warn(
             f"Laplace(): the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
             f"{khat:.2f} of its weights, above {_GOOD_KHAT}); compare with NUTS().",
-            stacklevel=2,
         )
     return {"pareto_k": khat, "importance_gain": gain}

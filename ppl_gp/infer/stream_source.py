@@ -2,14 +2,13 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Sized
 from typing import Any
 
 import jax
 import numpy as np
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
 from ppl_gp.model.arguments import argument_names
@@ -168,12 +167,11 @@ class StreamSource:
             return
         self._told, size = True, self.batch_size or rows
         counts, right = math.ceil(self.num_data / size), math.ceil(rows / size)
-        warnings.warn(
+        warn(
             f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps each "
             f"row counts {counts} times where {right} would be right, so that the data weigh "
             f"{counts / right:.3g} times what they should, and the bound is of the first "
             f"{min(rows, self.num_data)} rows. Give num_data={rows}.",
-            stacklevel=2,
         )
 
 

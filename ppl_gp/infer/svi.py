@@ -5,7 +5,6 @@ The guide's distribution is kept as draws, so that every verb answers as it does
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -30,7 +29,7 @@ from numpyro.infer.autoguide import (
 from numpyro.optim import optax_to_numpyro
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
@@ -266,8 +265,7 @@ def _tell_of_slope(losses: np.ndarray) -> None:
     rest = last - last.mean() - slope * steps
     error = np.sqrt(rest @ rest / (len(last) - 2) / (steps @ steps))
     if (gain := -slope * len(last)) > 0.1 and -slope > 3.0 * error:
-        warnings.warn(
+        warn(
             f"SVI(num_steps={len(losses)}): the loss still falls, by {gain:.2g} nats over the last "
             "quarter of the steps; take more, or a larger learning_rate.",
-            stacklevel=2,
         )

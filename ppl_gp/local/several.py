@@ -50,9 +50,7 @@ def nodes_of(functions: int, num: int | None) -> int:
 
 def tolerance(functions: int) -> float:
     """Nats: an estimated error of a datum above it is told. Points are no better than that."""
-    if functions == 1:
-        return TOLERANCE
-    return 1e-4 if functions in NODES else 1e-2
+    return TOLERANCE if functions == 1 or functions in NODES else 1e-2
 
 
 @lru_cache(maxsize=32)

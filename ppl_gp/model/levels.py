@@ -2,14 +2,13 @@
 entries for other rows than the data's.
 """
 
-import warnings
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, warn
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor import Rest, innovations, shapes, traced
@@ -80,9 +79,8 @@ def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
 def _warn_of_negative(indices: Mapping) -> None:
     below = [p for p, x in indices.items() if x.dtype.kind == "i" and bool(jnp.any(x < 0))]
     if below:
-        warnings.warn(
+        warn(
             f"argument {below} has negative indices, which count from the end: -1 is the last "
             "level. If it stands for a missing group (as pandas.factorize has it), give that a "
             "level of its own.",
-            stacklevel=5,
         )

@@ -30,7 +30,7 @@ from ppl_gp.numerics.modes import (
     tilted_mode,
 )
 
-TOLERANCE = 1e-6  # nats: an estimated error above it is told
+TOLERANCE = 1e-4  # nats: an estimated error of a datum above it is told
 SAFETY = 5.0  # factor on the distance to a finer rule, which has errors of its own at a jump
 _INVERSIONS = 150
 _BREAK = 1e-5  # standard deviations: a centre of a smaller scale is a jump or a kink

@@ -1,6 +1,5 @@
 """`load`: a saved fit, checked against the model it is given."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 
 from ppl_gp.deep.latents import Forgotten
 from ppl_gp.draws import Draws
-from ppl_gp.errors import Result, StoreError
+from ppl_gp.errors import Result, StoreError, warn
 from ppl_gp.kept import FromDraws, FromFunctions, FromPseudo, Kept
 from ppl_gp.local.natural import of_arrays
 from ppl_gp.model.declared import Declared, declare, own_function
@@ -272,12 +271,11 @@ def _changed_densities(header: dict, fit: Fit) -> list[str]:
 
 def _warn_of_numbers(path: Path, moved: list[str]) -> None:
     if moved:
-        warnings.warn(
+        warn(
             f"{path}: a number in the model has changed since it was fitted. At the fit's own "
             f"values this moves the mean log density, or the kernel, of {', '.join(moved)}. The "
             "fit predicts by the new numbers, with an f that was inferred by the old ones: put "
             "these back, or fit again.",
-            stacklevel=4,
         )
 
 
@@ -324,8 +322,7 @@ def _kept(name: str, fields) -> Kept:
 
 def _warn_of_precision(path, exact: bool) -> None:
     if exact and not jax.config.read("jax_enable_x64"):
-        warnings.warn(
+        warn(
             f"{path} holds float64, which JAX has switched off: predictions will be less exact "
             "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first.",
-            stacklevel=4,
         )

@@ -18,7 +18,6 @@
 """
 
 import dataclasses
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ import numpy as np
 from jax import random
 from jax.scipy.special import logsumexp
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.model.per_datum import data_axis
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
@@ -140,21 +139,19 @@ def _corrected(fit, sites):
     if float(np.median(found.pareto_k)) <= GOOD_KHAT:
         return _scored(fit, sites, densities, removed - (log_lik + log_ratio)[:, None], f, found)
     plain = _psis(fit, sites, densities, removed, f)
-    warnings.warn(
+    warn(
         f"loo(): draws of q(f) of {type(fit.method).__name__} could not be corrected by weights, "
         f"over all {num} data at once (median Pareto k {float(np.median(found.pareto_k)):.2f}): q "
         "is far from the posterior, or a datum decides much of it. This is leave-one-out by draws "
         "of q itself, which may be off by nats either way. Score held-out data by log_density.",
-        stacklevel=5,
     )
     return dataclasses.replace(plain, warning=True)
 
 
 def _tell_of_uncorrected(fit: Record) -> None:
-    warnings.warn(
+    warn(
         f"loo(): draws of {type(fit.method).__name__}'s approximation are taken for the "
         "posterior's; score held-out data by log_density.",
-        stacklevel=5,
     )
 
 

@@ -4,7 +4,6 @@ The loop over steps stays in Python: it shows progress, and Ctrl-C ends it with 
 far. `restarts.py` is one step of all restarts, compiled.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import DataError, Result
+from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
@@ -86,7 +85,7 @@ def _one_start(problem: LocalProblem) -> str | None:
         "that of hyper=MAP(restarts=8)."
     )
     if periods:
-        warnings.warn(hint, stacklevel=2)
+        warn(hint)
     return hint
 
 
@@ -153,7 +152,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds = spreads(ascent, runs, best, slopes)
         if sds is not None and (told := weakly_known(trace, hyper, sds)):
-            warnings.warn(told, stacklevel=2)
+            warn(told)
     return Point(hyper, result, stats, value, solution)
 
 

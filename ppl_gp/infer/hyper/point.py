@@ -4,7 +4,6 @@ ended.
 
 import copy
 import math
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import Result
+from ppl_gp.errors import Result, warn
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.width import tell_of_width, widest
@@ -166,11 +165,10 @@ def _quadrature_error(solution, code, method) -> dict:
     if int(code) == Result.converged.code and not error <= several.tolerance(R):
         num, name = several.nodes_of(R, method.num_nodes), type(method).__name__
         seen = f" over the {R} functions that it sees" if R > 1 else ""
-        warnings.warn(
+        warn(
             f"{name}(num_nodes={num}): the integral of some datum's likelihood{seen} is off by "
-            f"about {error:.1g} nats (several modes, edges, long tails); raise num_nodes, or use "
-            "NUTS().",
-            stacklevel=2,
+            f"about {error:.1g} nats (several modes, edges, long tails), and the log evidence by "
+            "up to as much per datum; raise num_nodes, or use NUTS().",
         )
     return {"quadrature_error": error}
 

@@ -6,12 +6,11 @@ may be nearly singular at the mode: q is then wide without end, its evidence -lo
 and a sampler of the hyperparameters goes there.
 """
 
-import warnings
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ppl_gp.errors import warn
 from ppl_gp.gp import GP
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.model.predictor_parts import Table
@@ -58,11 +57,10 @@ def tell_of_width(method, ratios, weights=None) -> dict[str, float]:
     share = float(np.sum(weights, where=ratios > WIDE))
     if isinstance(method, Laplace) and share > SHARE:
         where = "" if len(ratios) == 1 else f" at {share:.0%} of the hyperparameters' posterior"
-        warnings.warn(
+        warn(
             f"Laplace(): q(f) is up to {np.nanmax(ratios):.1f} times as wide as f's prior{where}: "
             "the likelihood is not log-concave, and the mode lies near a saddle, where a Gaussian "
             "at the mode is no approximation and its evidence is too high. Compare with EP(), "
             "VI() or NUTS().",
-            stacklevel=2,
         )
     return {"widest": float(np.nanmax(ratios)) if np.any(np.isfinite(ratios)) else float("nan")}

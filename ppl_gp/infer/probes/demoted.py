@@ -7,7 +7,6 @@ be read at another number of rows: a sum-to-zero factor on unit effects made a s
 of 1.54, and the evidence 14 nats too high. Then, by one rule, whatever is left (`points`).
 """
 
-import warnings
 from collections.abc import Callable
 
 import equinox as eqx
@@ -16,7 +15,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, warn
 from ppl_gp.infer.probes.more_functions import tell_of_more_functions
 from ppl_gp.infer.probes.points import effects, is_floating, tell_of_points
 from ppl_gp.model.collapse import collapse
@@ -113,10 +112,9 @@ def _require_alone(
             "hyper=Sample() or NUTS(); or hold them, hyper=Fixed({...}); or say which sites to "
             "integrate, integrate=(...), to have the others maximised."
         )
-    warnings.warn(
+    warn(
         f"{method} maximises {demoted} with the hyperparameters and does not integrate them, as "
         f"{why}.",
-        stacklevel=3,
     )
     return demoted
 
@@ -155,10 +153,9 @@ def _require_read(trace: dict, reached: list[str], method: str) -> None:
             "have the others maximised."
         )
     if reached:
-        warnings.warn(
+        warn(
             f"{method} maximises {reached} with the hyperparameters and does not integrate them: "
             f"{why}.",
-            stacklevel=3,
         )
 
 

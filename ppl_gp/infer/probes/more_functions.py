@@ -6,13 +6,11 @@ posterior, as density favours a large scale of small effects: of group effects t
 share, one of them with a GP beside it, a scale of 0.28 became one of 0.78.
 """
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, warn
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
@@ -46,11 +44,10 @@ def tell_of_more_functions(
                 f"are GPs, and such sites are integrated where they are named. {remedy}; or use "
                 "hyper=Sample() or NUTS(), or hold them, hyper=Fixed({...})."
             )
-        warnings.warn(
+        warn(
             f"{method} maximises '{site}' ({np.size(trace[site]['value'])} values) with the "
             "hyperparameters: with it a datum sees more functions than there are GPs. "
             f"{remedy}; integrate={tuple(roles(trace).gps)!r} says that it is to be maximised.",
-            stacklevel=3,
         )
     return found
 

@@ -7,14 +7,13 @@ from it, or there is none (of relu(tau u)[g] with four groups, tau became 1.18, 
 integrated; of tau u[g] with Student's t, .99 and .4).
 """
 
-import warnings
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import ModelError, warn
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.reading import Reading
@@ -71,11 +70,10 @@ def tell_of_points(seen: Callable, trace: dict, reading: Reading, sites: list[st
                 f"far from their posterior. {remedy}; or say that it is to be maximised, "
                 f"hyper=MAP(maximise=('{site}',))."
             )
-        warnings.warn(
+        warn(
             f"{method} maximises '{site}' ({np.size(trace[site]['value'])} values) with the "
             "hyperparameters: it is a point, which the evidence and the variances of predictions "
             f"take as known. {remedy}; hyper=MAP(maximise=('{site}',)) says that you know.",
-            stacklevel=3,
         )
 
 

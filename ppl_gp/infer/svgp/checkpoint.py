@@ -3,7 +3,6 @@ half of one.
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import StoreError
+from ppl_gp.errors import StoreError, warn
 from ppl_gp.model.fingerprint import digest, fingerprint
 from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import Checkpoint
@@ -57,9 +56,8 @@ class Checkpoints:
                     old.unlink(missing_ok=True)
         except OSError as error:
             self.error = f"step {step}: {error}"
-            warnings.warn(
+            warn(
                 f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.",
-                stacklevel=2,
             )
 
     def restore(self, state: Any) -> tuple[Any, np.ndarray]:
@@ -95,10 +93,9 @@ class Checkpoints:
                 continue
             if damaged:
                 told = "; ".join(map(str, damaged))
-                warnings.warn(
+                warn(
                     f"{told} The run goes on from {path}, {len(arrays['bounds'])} steps after its "
                     "start, with the numbers that it would have had.",
-                    stacklevel=2,
                 )
             return path, arrays
         raise damaged[0]

@@ -2,15 +2,13 @@
 whether the run got anywhere.
 """
 
-import warnings
-
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import Result
+from ppl_gp.errors import Result, warn
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.space import log_prior
 from ppl_gp.infer.stream_source import StreamSource
@@ -118,11 +116,10 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
     *nodes, short = map(float, _errors(problem, state, batch, jnp.asarray(share)))
     gap, size = (share * x for x in nodes)
     if told and size > _WORTH_TELLING * source.num_data:
-        warnings.warn(
+        warn(
             f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
             f"expectations are off by {size:.2g} nats in all, and the bound is {gap:.2g} nats too "
             "high; raise num_nodes.",
-            stacklevel=2,
         )
     return {"expectation_error": gap, "inducing_gap": None if np.isnan(short) else short}
 

@@ -3,14 +3,13 @@
 """
 
 import dataclasses
-import warnings
 from functools import partial
 
 import numpy as np
 from jax import random
 
 from ppl_gp.ctrl_c import answered, arrive
-from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
@@ -125,20 +124,18 @@ def _tell_unsettled(fit: Fit) -> None:
     if gap > WIDE_GAP:
         told.append(f"a whole step of q(u) still expects to gain {gap:.2g} nats")
     if fit.result is Result.completed and told:
-        warnings.warn(
+        warn(
             f"SVGP(): after {fit.stats['steps']} steps, as planned, the fit has not settled: "
             f"{' and '.join(told)}. Give more steps or larger rates; where q(u) is much narrower "
             "than its prior, VI() on up to some thousand data.",
-            stacklevel=2,
         )
     elif fit.result in (Result.completed, Result.converged) and short > FEW * num:
         ruled = isinstance(fit.method.inducing, str)
         asked = f"num_inducing={2 * fit.method.num_inducing}" if ruled else "more in inducing="
-        warnings.warn(
+        warn(
             f"SVGP(): more inducing variables could raise log_evidence by up to {short:.2g} nats "
             f"at these hyperparameters, {100 * short / num:.2g} per 100 rows. Give {asked}, and "
             "see what it gains.",
-            stacklevel=2,
         )
 
 

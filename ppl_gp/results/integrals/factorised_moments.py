@@ -9,7 +9,6 @@ sigmoid, a latent of the row that is continuous, a GP, moments that do not exist
 """
 
 import math
-import warnings
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ from ppl_gp.conjugate.conjugacy import affine_in, quadratic_in
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.moment_rules import Rule, Squares, lacks_variances, moment_rules
+from ppl_gp.errors import warn
 from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
@@ -85,12 +85,11 @@ def tell_of_infinite(case: Case, blocks: tuple[Family, ...]) -> None:
         named = {k for q in _seen(case, tuple(seen), jnp.asarray(labels)) for k in q.sites}
         seen = [q for q in seen if not named.isdisjoint(q.sites)]
     if seen:
-        warnings.warn(
+        warn(
             f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
             "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
             "where they see it, and the averages over draws given here, with their mean_error, "
             "stand for no number. Ask for quantiles=.",
-            stacklevel=4,
         )
 
 

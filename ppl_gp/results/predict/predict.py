@@ -7,7 +7,6 @@ a fixed internal key, and a standard error. Fits with draws are mixtures over th
 grow with their number.
 """
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import DataError, ModelError
+from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.option_checks import as_key
 from ppl_gp.results.function_rows import function_rows
@@ -280,29 +279,26 @@ def log_density(
     if not with_error:
         _warn_of_errors(found)
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
-        warnings.warn(
+        warn(
             f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
             "probability is so at some f (far in the tail of a truncated or censored "
             "distribution, say). Write that observation in log space, as log_ndtr does for a "
             "normal tail.",
-            stacklevel=3,
         )
     return (log_p, error) if with_error else log_p
 
 
 def _warn_of_errors(found: LogDensity) -> None:
     if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
-        warnings.warn(
+        warn(
             f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats "
             "(many narrow modes, or edges); with_error=True tells of each row.",
-            stacklevel=4,
         )
     if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
-        warnings.warn(
+        warn(
             f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
             "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
             "tells of each row.",
-            stacklevel=4,
         )
 
 
