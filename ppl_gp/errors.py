@@ -15,6 +15,9 @@ from typing import Any
 _PAGE = "docs/symptoms.md"
 
 
+# In a message of a `ModelError`: `fit` replaces it by the methods that take the model.
+LISTED = "pg.check(model, ...) lists the methods that fit this model."
+
 _HERE = os.path.join(os.path.dirname(__file__), "")
 _AROUND = ("contextlib", "jaxtyping", "beartype")  # what may stand around a function of the package
 

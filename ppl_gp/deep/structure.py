@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.forgotten import observes_nothing
 from ppl_gp.model.roles import Roles, require_gp
@@ -69,8 +69,7 @@ def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:
         named = [g for g, hit in rest.items() if any(jax.tree.leaves(hit))]
         raise ModelError(
             f"the kernel or mean of the GP sites {named} is computed from site '{source}'; a GP "
-            "may only feed another's inputs, GP(kernel, X=...). NUTS() fits such a model as it "
-            "stands."
+            f"may only feed another's inputs, GP(kernel, X=...). {LISTED}"
         )
     return tuple(g for g, hit in X.items() if hit)
 

@@ -1,11 +1,12 @@
 """`fit`: one verb for every method."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import singledispatch
 
 import jax
 
-from ppl_gp.errors import DataError, FitError, Result
+from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names
 from ppl_gp.frames.one_column import explained
 from ppl_gp.infer.sources import Stream
@@ -18,6 +19,28 @@ from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.option_checks import as_key
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
+
+# (model, args, kwargs) -> a sentence that names the methods that take it; `infer.checklist` puts it
+_fitting: list[Callable[..., str]] = []
+
+
+def list_methods_by(function: Callable[..., str]) -> None:
+    """Let errors of `fit` name the methods that take a model by this function of (model, args,
+    kwargs).
+    """
+    _fitting[:] = [function]
+
+
+@contextmanager
+def _listing(model, args, kwargs):
+    """Puts the methods that take the model into a message that asks for them."""
+    try:
+        yield
+    except ModelError as error:
+        if LISTED not in str(error) or not _fitting:
+            raise
+        error.args = (str(error).replace(LISTED, _fitting[0](model, args, kwargs)),)
+        raise
 
 
 @singledispatch
@@ -60,7 +83,8 @@ def fit(
             require_drawn(own_function(model), Leaves(model, args, kwargs))
             model = declare(own_function(model), args, kwargs)
             names.require_same_rows(model.reading.row_axes)
-        result = run_method(method, model, key, args, kwargs, progress)
+        with _listing(model, args, kwargs):
+            result = run_method(method, model, key, args, kwargs, progress)
         jax.block_until_ready(result.latent)
     result.stats.update(watch)
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own

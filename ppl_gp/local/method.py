@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import vjp
 from jaxtyping import Array, Bool, Float, Int
 
-from ppl_gp.errors import ModelError, Result
+from ppl_gp.errors import LISTED, ModelError, Result
 from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, log_partition_and_mean
 from ppl_gp.local.natural import (
@@ -117,8 +117,8 @@ def one_function_only(method: LocalMethod, log_lik: LogLikelihood) -> str | None
     if (R := functions_of(log_lik)) == 1:
         return None
     return (
-        f"a datum sees {R} functions of this model, and {type(method).__name__}() takes one; "
-        "Laplace(), SVGP(), NUTS() and EllipticalSlice() take several."
+        f"a datum sees {R} functions of this model, and {type(method).__name__}() takes "
+        f"one. {LISTED}"
     )
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError, NotPointwiseError
+from ppl_gp.errors import LISTED, ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.arguments import named_arrays
 from ppl_gp.model.collapse import collapse
@@ -27,8 +27,6 @@ from ppl_gp.model.roles import Roles, is_observed, is_whole, require_gp, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.wrappers import mask_of
-
-_FITTING = "SVGP(), NUTS() and EllipticalSlice() fit such a model as it stands."
 
 
 class JointLogLikelihood(eqx.Module):
@@ -200,8 +198,7 @@ def require_whole_prior(name: str, site: dict) -> None:
     if not is_whole(site):
         raise ModelError(
             f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
-            "EP, VI and LocalBound take whole; move the handler to the observed sites. NUTS() "
-            "fits such a model as it stands."
+            f"EP, VI and LocalBound take whole; move the handler to the observed sites. {LISTED}"
         )
 
 
@@ -225,17 +222,17 @@ def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict
         kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
         raise ModelError(
             f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound "
-            f"read one. {_FITTING}"
+            f"read one. {LISTED}"
         )
     (name,) = found.gps
     fn = trace[name]["fn"]
     if len(fn.shape()) > 1 and not isinstance(unwrap(fn), PredictorGP):
         raise ModelError(
             f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, "
-            f"EP, VI and LocalBound read one of shape (N,). {_FITTING}"
+            f"EP, VI and LocalBound read one of shape (N,). {LISTED}"
         )
     if found.local_latents:
         raise ModelError(
             f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. "
-            f"{_FITTING}"
+            f"{LISTED}"
         )

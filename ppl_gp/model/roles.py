@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import GP, unwrap
 
 
@@ -90,9 +90,9 @@ def require_gp(found: Roles, trace: dict) -> None:
         )
     raise ModelError(
         "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
-        "methods also integrate Normal, MultivariateNormal, GaussianRandomWalk and CAR sites that "
-        "enter one linear predictor (steps that numpyro's scan draws are not read as such). "
-        "NUTS(), SVI(), MeanField() and Laplace() fit models without one."
+        "methods also integrate Gaussian sites (Normal, MultivariateNormal, GaussianRandomWalk, "
+        "CAR, ZeroSumNormal, ...) that enter one linear predictor; steps that numpyro's scan draws "
+        f"are not read as such. {LISTED}"
     )
 
 

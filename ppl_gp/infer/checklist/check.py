@@ -7,19 +7,21 @@ from typing import NamedTuple
 
 import equinox as eqx
 
-from ppl_gp.errors import PplGpError
+from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.infer.checklist.likelihood import methods, of_batches, pointwise
 from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
 from ppl_gp.infer.checklist.rows import rows
 from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
+from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.roles import roles
 from ppl_gp.model.substituted import require_drawn
+from ppl_gp.model.tracing import run
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.threads import one_at_a_time
 
@@ -93,14 +95,33 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         trace = checked_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
-    subject = Subject(model, args, kwargs, trace, roles(trace), model)
-    if subject.found.observed and not subject.subsampling:
-        subject = subject._replace(whole=collapse(model, args, kwargs))
+    subject = _subject(model, args, kwargs, trace)
     items = [
         Item("arguments", True, _describe_arguments(args, kwargs)),
         *_guarded(subject, _SITE_CHECKS),
     ]
     return Checklist((*items, *_guarded(subject, _further(subject))))
+
+
+def _subject(model, args, kwargs, trace: dict) -> Subject:
+    subject = Subject(model, args, kwargs, trace, roles(trace), model)
+    if subject.found.observed and not subject.subsampling:
+        return subject._replace(whole=collapse(model, args, kwargs))
+    return subject
+
+
+def _fitting(model, args, kwargs) -> str:
+    """A sentence that names the methods that take a declared model."""
+    try:
+        found, names = methods(_subject(model, args, kwargs, run(model, args, kwargs)))
+    except PplGpError:
+        return LISTED
+    if not found:
+        return "No method of this package takes this model."
+    return f"Methods that take this model: {names}."
+
+
+list_methods_by(_fitting)
 
 
 def _further(subject: Subject) -> dict:

@@ -11,6 +11,7 @@ from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
 from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.local import local_methods
+from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
 from ppl_gp.infer.mean_field import is_conjugate
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.maximum import require_bounded
@@ -80,7 +81,20 @@ def _drawing_methods(subject: Subject) -> list[str]:
         proved = is_conjugate(subject.model, subject.trace, subject.args, subject.kwargs)
         joint = ["Laplace"] if not sums and _has_joint_mode(subject) else []
         return ([] if sums else ["NUTS", "SVI"]) + joint + (["MeanField"] if proved else [])
-    return ["NUTS"] + ([] if found.local_latents else ["EllipticalSlice"])
+    drawn = ["NUTS"] if _is_samplable(subject, "NUTS()", scaled=True) else []
+    sliced = not found.local_latents and _is_samplable(subject, "EllipticalSlice()")
+    return drawn + (["EllipticalSlice"] if sliced else [])
+
+
+def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
+    """Whether a sampler takes the model; `scaled`: priors of GPs that handlers scale as well."""
+    model, args, kwargs, trace, found, _ = subject
+    try:
+        require_samplable(model, trace, args, kwargs, method)
+        require_plain_priors(trace, found.gps, method, scaled)
+    except ModelError:
+        return False
+    return True
 
 
 def _has_joint_mode(subject: Subject) -> bool:
@@ -113,7 +127,10 @@ def _sparse_methods(subject: Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
     if not subject.found.gps or not (_is_taken_whole(subject) or _is_sparse(subject)):
         return []
-    return ["SVGP"] if subject.subsampling else ["SVGP", "SparseNUTS"]
+    if any(subject.trace[k]["fn"].support.is_discrete for k in subject.found.local_latents):
+        return []
+    drawn = not subject.subsampling and _is_samplable(subject, "SparseNUTS()")
+    return ["SVGP", "SparseNUTS"] if drawn else ["SVGP"]
 
 
 def _is_sparse(subject: Subject) -> bool:

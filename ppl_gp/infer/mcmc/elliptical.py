@@ -22,7 +22,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from ppl_gp.chain_settings import require_settings
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc.nuts import fit_from_draws
@@ -203,7 +203,7 @@ def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progr
     if found.local_latents:
         raise ModelError(
             "EllipticalSlice() takes no local latents, and the model has "
-            f"{list(found.local_latents)}. Use NUTS()."
+            f"{list(found.local_latents)}. {LISTED}"
         )
     kernel = _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper))
     draws = run_chains(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.errors import DataError, NotPointwiseError
+from ppl_gp.errors import LISTED, DataError, NotPointwiseError
 from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
 from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
 from ppl_gp.quick import quick_jit
@@ -45,7 +45,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
             "the likelihood of some data sees other values of a latent function than its "
             f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
             "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
-            f"order, GP(kernel, X[order]), or use NUTS().{'' if bad else ONE_NUMBER}"
+            f"order, GP(kernel, X[order]). {LISTED}{'' if bad else ONE_NUMBER}"
         )
 
 

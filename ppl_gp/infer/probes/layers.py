@@ -6,7 +6,7 @@ from jax import random
 
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
-from ppl_gp.errors import NotPointwiseError
+from ppl_gp.errors import LISTED, NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.probes.joint import is_additive, probe_joint
 from ppl_gp.model.factors import JointLogLikelihood
@@ -37,7 +37,7 @@ def probe_layers(model, structure: Structure, hyper: dict, trace: dict, batch: B
     ):
         raise NotPointwiseError(
             f"a row of a layer of this model sees other rows of {list(below)} (a normalisation "
-            "over the data, say), so that minibatches would not be unbiased. Use NUTS()."
+            f"over the data, say), so that minibatches would not be unbiased. {LISTED}"
         )
     return is_additive(log_lik, outer)
 

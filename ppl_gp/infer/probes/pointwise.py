@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ppl_gp.errors import DataError, NotPointwiseError
+from ppl_gp.errors import LISTED, DataError, NotPointwiseError
 from ppl_gp.infer.probes.joint import ONE_NUMBER, probe_joint
 from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
 from ppl_gp.model.collapsed import Collapsed
@@ -40,8 +40,7 @@ def probe(log_lik: LogLikelihood) -> None:
         raise NotPointwiseError(
             f"the likelihood of site {_coupled_sites(log_lik)} couples values of "
             f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "
-            "LocalBound need log p(y|f) = sum_n log p(y_n|f_n). Use NUTS() or EllipticalSlice()."
-            f"{'' if bad else ONE_NUMBER}"
+            f"LocalBound need log p(y|f) = sum_n log p(y_n|f_n). {LISTED}{'' if bad else ONE_NUMBER}"
         )
 
 
@@ -83,7 +82,7 @@ def probe_predictor(model: Collapsed, prior: PredictorGP) -> None:
             f"the linear predictor of data {np.flatnonzero(~apart)[:3].tolist()}, ... sees other "
             f"rows of {[k for k, _ in model.plan.axes]} than its own (a permutation, a cumulative "
             "sum, a mean over the data). Give the GP its inputs in the data's order, GP(kernel, "
-            "X[order]), or use NUTS()."
+            f"X[order]). {LISTED}"
         )
 
 
