@@ -93,6 +93,12 @@ def as_mean(mean: Any) -> Any:
     """
     if mean is None:
         return Zero()
+    if hasattr(mean, "shape") and mean.shape:
+        raise DataError(
+            f"mean=... is an array of shape {tuple(mean.shape)}, and new inputs have other values: "
+            "give a function of X, GP(kernel, X, mean=lambda X: slope * X[:, 0]) or "
+            "pg.means.Linear(slope); or add the array to the function, f + slope * x."
+        )
     if callable(mean) and not isinstance(mean, type):
         # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
         return jax.tree_util.Partial(mean) if jax.tree_util.all_leaves([mean]) else mean

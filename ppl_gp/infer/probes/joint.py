@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.errors import LISTED, DataError, NotPointwiseError
-from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
+from ppl_gp.errors import LISTED, NotPointwiseError
+from ppl_gp.infer.probes.moves import ROUNDINGS, require_finite, unmoved
 from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.expectation import flatten
@@ -34,11 +34,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
     for name, shape in shapes.items():
         require_equal_rows([name], shape[-1], log_lik.num)
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
-    if not bool(finite):
-        raise DataError(
-            "the log-likelihood is not finite at random values of f; check the observations and "
-            "the model."
-        )
+    require_finite(finite)
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
@@ -83,7 +79,8 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
     free = jnp.all(
         jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))])
     )
-    return jnp.all(jnp.isfinite(log_lik(f))), jnp.all(jnp.stack(rows), 0), free
+    finite = jnp.isfinite(log_lik(f)) & ~jnp.isnan(along(f))
+    return finite, jnp.all(jnp.stack(rows), 0), free
 
 
 def is_additive(log_lik: Callable, shapes: dict) -> bool:

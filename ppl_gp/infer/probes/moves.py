@@ -4,10 +4,23 @@ slopes cannot see, and when numbers count as equal.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
+
+from ppl_gp.errors import DataError
 
 ROUNDINGS = 1e3  # roundings within which numbers count as equal
 _TRIALS = 6  # moves of half of the rows
+
+
+def require_finite(rows) -> None:
+    """Raise `DataError` where terms of the log-likelihood, or their slopes, are no numbers."""
+    if bad := np.flatnonzero(~np.asarray(rows))[:3].tolist():
+        raise DataError(
+            f"the log-likelihood of row(s) {bad}, or its slope, is not finite at random values of "
+            "f: look at these observations, and at what their distribution is computed from. An "
+            "exposure of zero, for instance, is 0 log 0 = NaN: leave such rows out."
+        )
 
 
 def unmoved(log_lik, f, key):

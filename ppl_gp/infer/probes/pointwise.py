@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ppl_gp.errors import LISTED, DataError, NotPointwiseError
+from ppl_gp.errors import LISTED, NotPointwiseError
 from ppl_gp.infer.probes.joint import ONE_NUMBER, probe_joint
-from ppl_gp.infer.probes.moves import ROUNDINGS, unmoved
+from ppl_gp.infer.probes.moves import ROUNDINGS, require_finite, unmoved
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import LogLikelihood
 from ppl_gp.model.per_datum import log_prob_per_datum
@@ -30,17 +30,14 @@ def probe(log_lik: LogLikelihood) -> None:
         shape = (log_lik.functions, log_lik.num)
         return probe_joint(log_lik.joint, {log_lik.site: shape}, "a local method")
     finite, pointwise, free = _probe(log_lik, random.key(7))
-    if not bool(finite):
-        raise DataError(
-            "the log-likelihood is not finite at random values of f; check the observations and "
-            "the model."
-        )
+    require_finite(finite)
     bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
     if bad or not bool(free):
         raise NotPointwiseError(
             f"the likelihood of site {_coupled_sites(log_lik)} couples values of "
             f"f{f' (data {bad}, ...)' if bad else ' into one number'}; Laplace, EP, VI and "
-            f"LocalBound need log p(y|f) = sum_n log p(y_n|f_n). {LISTED}{'' if bad else ONE_NUMBER}"
+            f"LocalBound need log p(y|f) = sum_n log p(y_n|f_n). {LISTED}"
+            f"{'' if bad else ONE_NUMBER}"
         )
 
 
@@ -53,7 +50,8 @@ def _probe(log_lik: LogLikelihood, key):
     tolerance = ROUNDINGS * jnp.finfo(f.dtype).eps * (1.0 + scale)
     constant, shared = jax.value_and_grad(log_lik.shared)(f)
     pointwise = (jnp.abs(along - rows * v) <= tolerance) & unmoved(log_lik, f, key)
-    return jnp.all(jnp.isfinite(g)) & jnp.isfinite(constant), pointwise, jnp.all(shared == 0)
+    finite = jnp.isfinite(g + constant) & ~jnp.isnan(along)
+    return finite, pointwise, jnp.all(shared == 0)
 
 
 def _coupled_sites(log_lik):

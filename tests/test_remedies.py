@@ -1,0 +1,489 @@
+"""The remedy of a message, taken literally, runs: a table (message, what triggers it, remedy)."""
+
+import contextlib
+import re
+import warnings
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+
+N = 6
+X, Y, GROUP = np.linspace(0.0, 3.0, N), np.array([0, 1, 1, 0, 1, 0]), np.array([0, 1, 0, 1, 0, 1])
+FIXED = pg.Fixed({})
+LAPLACE = pg.Laplace(hyper=FIXED)
+KERNEL = pg.kernels.RBF(1.0, 1.0)
+
+
+def _bernoulli(eta, y):
+    with numpyro.plate("data", eta.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
+
+
+def plain(X, y=None):
+    _bernoulli(numpyro.sample("f", pg.GP(KERNEL, X)), y)
+
+
+def with_mean(mean, X, y=None):
+    _bernoulli(numpyro.sample("f", pg.GP(KERNEL, X, mean=mean)), y)
+
+
+def with_scale(X, y=None):
+    scale = numpyro.sample("scale", dist.HalfNormal(jnp.ones(2)).to_event(1))
+    _bernoulli(scale[0] * numpyro.sample("f", pg.GP(KERNEL, X)), y)
+
+
+def grouped(prior, X, group, y=None, scale=False, levels=2):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0)) if scale else 1.0
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    u = numpyro.sample("u", prior.expand([levels]).to_event(1))
+    _bernoulli(f + tau * u[group], y)
+
+
+NORMAL, STUDENT = partial(grouped, dist.Normal(0.0, 1.0)), partial(grouped, dist.StudentT(4.0))
+
+
+def counts(X, exposure, y=None):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f)), obs=y)
+
+
+def classes(X, y=None):
+    with numpyro.plate("classes", 3):
+        f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+
+def units(X, y=None, size=None):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("units", size or X.shape[0]):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.5))
+    _bernoulli(f + u, y)
+
+
+def constrained(X, group, y=None):
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    numpyro.factor("sum", -100.0 * jnp.sum(u) ** 2)
+    _bernoulli(f + u[group], y)
+
+
+def observed_function(X, y=None):
+    numpyro.sample("f", pg.GP(KERNEL, X), obs=y)
+
+
+def through_noise(X, y=None):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.001), obs=y)
+
+
+def mixture(X, y=None, summed=False):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        if summed:
+            parts = dist.Normal(f[:, None] + jnp.array([0.0, 1.0]), 0.5)
+            weights = dist.Categorical(jnp.array([0.5, 0.5]))
+            numpyro.sample("y", dist.MixtureSameFamily(weights, parts), obs=y)
+        else:
+            z = numpyro.sample("z", dist.Bernoulli(0.5))
+            numpyro.sample("y", dist.Normal(f + z, 0.5), obs=y)
+
+
+def batches(X, y=None, batch=2):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0], subsample_size=batch) as rows:
+        numpyro.sample("y", dist.Bernoulli(logits=f[rows]), obs=None if y is None else y[rows])
+
+
+def without_function(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    _bernoulli(b * X, y)
+
+
+def with_param(X, y=None, prior=False):
+    one = numpyro.sample("c", dist.HalfNormal(1.0)) if prior else numpyro.param("c", 1.0)
+    _bernoulli(one * numpyro.sample("f", pg.GP(KERNEL, X)), y)
+
+
+def coupled(X, y=None):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    _bernoulli(jnp.cumsum(f), y)
+
+
+def fit(model, *args, method=LAPLACE, y=Y, **options):
+    return pg.fit(model, method, 0, *args, y=y, **options)
+
+
+def sparse(**options):
+    return pg.SVGP(num_inducing=3, max_steps=1, **{"hyper": FIXED, **options})
+
+
+def map_of(**options):
+    return pg.Laplace(hyper=pg.MAP(max_steps=2, **options))
+
+
+def asked(verb):
+    """Of a fit of the plain model."""
+    return lambda: verb(fit(plain, X))
+
+
+_CHAIN = {"num_warmup": 3, "num_samples": 3, "num_chains": 1}
+
+
+class Row(NamedTuple):
+    """What is said, by what, and the remedy as it is written there."""
+
+    message: str
+    trigger: object
+    remedies: tuple
+    slow: bool = False
+
+
+def row(message, trigger, *remedies, slow=False):
+    return Row(message, trigger, remedies, slow)
+
+
+ROWS = {
+    "a class as method": row(
+        r"give an instance, Laplace\(\)",
+        lambda: fit(plain, X, method=pg.Laplace),
+        lambda: fit(plain, X, method=pg.Laplace()),
+    ),
+    "no key": row(
+        r"fit\(model, method, 0, X, y=y\)",
+        lambda: pg.fit(plain, LAPLACE, None, X, y=Y),
+        lambda: pg.fit(plain, LAPLACE, 0, X, y=Y),
+    ),
+    "no observations": row(
+        r"pass y=\.\.\.", lambda: fit(plain, X, y=None), lambda: fit(plain, X, y=Y)
+    ),
+    "too few steps": row(
+        "raise `max_steps`.*throw=False returns it",
+        lambda: fit(plain, X, method=pg.Laplace(hyper=FIXED, max_steps=1)),
+        lambda: fit(plain, X, method=pg.Laplace(hyper=FIXED, max_steps=50)),
+        lambda: fit(plain, X, method=pg.Laplace(hyper=FIXED, max_steps=1), throw=False),
+    ),
+    "a wrong hyper": row(
+        r"give MAP\(\), Fixed\(\{\.\.\.\}\), Grid\(\) or Sample\(\)",
+        lambda: fit(plain, X, method=pg.Laplace(hyper="mode")),
+        lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Fixed({}))),
+    ),
+    "Fixed of too few": row(
+        "Give one constrained value for each",
+        lambda: fit(with_scale, X),
+        lambda: fit(with_scale, X, method=pg.Laplace(hyper=pg.Fixed({"scale": [1.0, 1.0]}))),
+    ),
+    "Fixed of a wrong shape": row(
+        r"give numpy\.full\(\(2,\), 0\.5\)",
+        lambda: fit(with_scale, X, method=pg.Laplace(hyper=pg.Fixed({"scale": 0.5}))),
+        lambda: fit(
+            with_scale, X, method=pg.Laplace(hyper=pg.Fixed({"scale": np.full((2,), 0.5)}))
+        ),
+    ),
+    "maximise as a string": row(
+        r"maximise=\('u',\)", lambda: pg.MAP(maximise="u"), lambda: pg.MAP(maximise=("u",))
+    ),
+    "restarts of zero": row(
+        "give a whole number, at least 1",
+        lambda: pg.MAP(restarts=0),
+        lambda: pg.MAP(restarts=1),
+    ),
+    "a wrong integrate": row(
+        "give 'gaussian' or a tuple of names",
+        lambda: fit(NORMAL, X, GROUP, method=pg.Laplace(hyper=FIXED, integrate="all")),
+        lambda: fit(NORMAL, X, GROUP, method=pg.Laplace(hyper=FIXED, integrate="gaussian")),
+        lambda: fit(NORMAL, X, GROUP, method=pg.Laplace(hyper=FIXED, integrate=("f", "u"))),
+        slow=True,
+    ),
+    "integrate of a prior that is not Gaussian": row(
+        "cannot be integrated.*Leave it out, or use NUTS",
+        lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(integrate=("u",))),
+        lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(integrate=("f",))),
+        lambda: fit(STUDENT, X, GROUP, method=pg.NUTS(**_CHAIN), throw=False),
+        slow=True,
+    ),
+    "Sample without hyperparameters": row(
+        r"use Fixed\(\{\}\) or MAP\(\)",
+        lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Sample())),
+        lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Fixed({}))),
+        lambda: fit(plain, X, method=pg.Laplace(hyper=pg.MAP())),
+    ),
+    "an effect with an unknown scale": row(
+        r"hyper=Sample\(\);.*hyper=Fixed\(\{\.\.\.\}\); or .*hyper=MAP\(maximise=\('u',\)\)",
+        lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(), scale=True),
+        lambda: fit(
+            STUDENT,
+            X,
+            GROUP,
+            method=pg.Laplace(hyper=pg.Fixed({"tau": 1.0, "u": [0.0, 0.0]})),
+            scale=True,
+        ),
+        lambda: fit(STUDENT, X, GROUP, method=map_of(maximise=("u",)), scale=True, throw=False),
+        lambda: fit(
+            STUDENT,
+            X,
+            GROUP,
+            method=pg.Laplace(hyper=pg.Sample(num_warmup=2, num_samples=2)),
+            scale=True,
+            throw=False,
+        ),
+        lambda: fit(STUDENT, X, GROUP, method=pg.NUTS(**_CHAIN), scale=True, throw=False),
+        slow=True,
+    ),
+    "an effect as a point": row(
+        r"hyper=Fixed\(\{\.\.\.\}\); hyper=MAP\(maximise=\('u',\)\) says that you know",
+        lambda: fit(STUDENT, X, GROUP, method=map_of(), throw=False),
+        lambda: fit(STUDENT, X, GROUP, method=map_of(maximise=("u",)), throw=False),
+        lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
+    ),
+    "an effect beside a factor": row(
+        r"hyper=Fixed\(\{\.\.\.\}\); or say which sites to integrate",
+        lambda: fit(constrained, X, GROUP, method=pg.Laplace()),
+        lambda: fit(constrained, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
+        lambda: fit(constrained, X, GROUP, method=pg.Laplace(integrate=("f",))),
+        lambda: fit(constrained, X, GROUP, method=pg.NUTS(**_CHAIN), throw=False),
+        slow=True,
+    ),
+    "a plate of a written size": row(
+        r"numpyro\.plate\('units', X\.shape\[0\]\)",
+        lambda: fit(units, X, method=pg.Laplace(), size=N),
+        lambda: fit(units, X, method=pg.Laplace()),
+        slow=True,
+    ),
+    "a level that there is none of": row(
+        "Declare as many members of the plate as there are levels",
+        lambda: fit(NORMAL, X, GROUP + 1),
+        lambda: fit(NORMAL, X, GROUP + 1, levels=3),
+    ),
+    "a function that is observed": row(
+        r"numpyro\.sample\('f', dist\.Normal\(f, 0\.001\), obs=y\)",
+        lambda: fit(observed_function, X, y=np.sin(X)),
+        lambda: fit(through_noise, X, y=np.sin(X)),
+    ),
+    "a mean that is an array": row(
+        r"mean=lambda X: slope \* X\[:, 0\].*pg\.means\.Linear\(slope\).*f \+ slope \* x",
+        lambda: fit(partial(with_mean, 0.5 * X), X),
+        lambda: fit(partial(with_mean, lambda X: 0.5 * X[:, 0]), X[:, None]),
+        lambda: fit(partial(with_mean, pg.means.Linear(0.5)), X),
+    ),
+    "an exposure of zero": row(
+        r"row\(s\) \[2\].*leave such rows out",
+        lambda: fit(counts, X, np.where(np.arange(N) == 2, 0.0, 1.0), y=Y * (np.arange(N) != 2)),
+        lambda: fit(counts, X[3:], np.ones(3), y=Y[3:]),
+    ),
+    "inputs of three axes": row(
+        r"give \(N, D\) or \(N,\)",
+        lambda: pg.GP(KERNEL, np.zeros((2, 2, 2))),
+        lambda: pg.GP(KERNEL, np.zeros((2, 2))),
+    ),
+    "a discrete latent": row(
+        r"numpyro\.distributions\.MixtureSameFamily",
+        lambda: fit(mixture, X, method=pg.NUTS(**_CHAIN), y=1.0 * Y),
+        lambda: fit(mixture, X, y=1.0 * Y, summed=True),
+        slow=True,
+    ),
+    "a param under NUTS": row(
+        r"numpyro\.sample\('c', prior\).*hyper=MAP\(\)",
+        lambda: fit(with_param, X, method=pg.NUTS(**_CHAIN)),
+        lambda: fit(with_param, X, method=pg.NUTS(**_CHAIN), prior=True, throw=False),
+        lambda: fit(with_param, X, method=map_of(), throw=False),
+        slow=True,
+    ),
+    "a plate that subsamples": row(
+        r"leave subsample_size out, or fit by SVGP\(\)",
+        lambda: fit(batches, X),
+        lambda: fit(plain, X),
+        lambda: fit(batches, X, method=sparse()),
+        slow=True,
+    ),
+    "Grid of a param": row(
+        r"Declare them by numpyro\.sample, or use MAP\(\) or Fixed",
+        lambda: fit(with_param, X, method=pg.Laplace(hyper=pg.Grid())),
+        lambda: fit(with_param, X, method=pg.Laplace(hyper=pg.Fixed({"c": 1.0}))),
+    ),
+    "values as hyper of SVGP": row(
+        r"hyper=Fixed\(\{\.\.\.\}\)",
+        lambda: pg.SVGP(hyper={"c": 1.0}),
+        lambda: pg.SVGP(hyper=pg.Fixed({"c": 1.0})),
+    ),
+    "a class as hyper of SVGP": row(
+        r"give an instance, MAP\(\.\.\.\)",
+        lambda: pg.SVGP(hyper=pg.MAP),
+        lambda: pg.SVGP(hyper=pg.MAP()),
+    ),
+    "a path as checkpoint": row(
+        r"checkpoint=pg\.Checkpoint\('here'\)",
+        lambda: pg.SVGP(checkpoint="here"),
+        lambda: pg.SVGP(checkpoint=pg.Checkpoint("here")),
+    ),
+    "a dual bound": row(
+        "needs train_inducing=False",
+        lambda: pg.SVGP(dual_bound=True, train_inducing=True),
+        lambda: pg.SVGP(dual_bound=True, train_inducing=False),
+    ),
+    "a wrong covariance": row(
+        "give one of .*'full'",
+        lambda: pg.SVGP(covariance="half"),
+        lambda: pg.SVGP(covariance="full"),
+    ),
+    "unwhitened and diagonal": row(
+        "only a full covariance has an unwhitened form",
+        lambda: pg.SVGP(whiten=False, covariance="diagonal"),
+        lambda: pg.SVGP(whiten=False, covariance="full"),
+    ),
+    "beta of zero": row(
+        "only natural=False",
+        lambda: pg.SVGP(beta=0.0),
+        lambda: pg.SVGP(beta=0.0, natural=False),
+    ),
+    "a natural rate of two": row(
+        r"give a step size in \(0, 1\]",
+        lambda: pg.SVGP(natural_rate=2.0),
+        lambda: pg.SVGP(natural_rate=1.0),
+    ),
+    "a rule for points": row(
+        "give one of .*an array Z, or inducing variables",
+        lambda: fit(plain, X, method=sparse(inducing="best")),
+        lambda: fit(plain, X, method=sparse(inducing=X[:3])),
+        slow=True,
+    ),
+    "a wrong power": row(
+        r"EP\(power=.*\)",
+        lambda: pg.EP(power=2.0),
+        lambda: pg.EP(power=1.0),
+    ),
+    "a damping of zero": row(
+        r"give a value in \(0, 1\]", lambda: pg.EP(damping=0.0), lambda: pg.EP(damping=1.0)
+    ),
+    "factors by a name": row(
+        r"give lists of names, \[\['mean', 'precision'\]\]",
+        lambda: pg.MeanField(factors="mean"),
+        lambda: pg.MeanField(factors=[["mean", "precision"]]),
+    ),
+    "no rows at all": row(
+        "give at least one row of inputs",
+        asked(lambda fit: fit.predict(X[:0])),
+        asked(lambda fit: fit.predict(X[:1])),
+    ),
+    "a quantile of 1.5": row(
+        r"as \(0\.05, 0\.95\), or leave it out",
+        asked(lambda fit: fit.predict(X, quantiles=(1.5,))),
+        asked(lambda fit: fit.predict(X, quantiles=(0.05, 0.95))),
+        asked(lambda fit: fit.predict(X)),
+    ),
+    "y given to predict": row(
+        r"log_density\(X_new, y_new\) scores observations",
+        asked(lambda fit: fit.predict(X, y=Y)),
+        asked(lambda fit: fit.log_density(X, Y)),
+    ),
+    "no y_new": row(
+        r"log_density\(X_new, y_new\) of this model needs y_new",
+        asked(lambda fit: fit.log_density(X)),
+        asked(lambda fit: fit.log_density(X, Y)),
+    ),
+    "no draws": row(
+        r"sample\(rng_key, X_new, num_samples, \.\.\.\)",
+        asked(lambda fit: fit.sample(0, X, 0)),
+        asked(lambda fit: fit.sample(0, X, 2)),
+    ),
+    "an argument that is missing": row(
+        r"predict\(X_new, group=\.\.\.\), or in its place",
+        lambda: fit(NORMAL, X, GROUP).predict(X),
+        lambda: fit(NORMAL, X, GROUP).predict(X, group=GROUP),
+        lambda: fit(NORMAL, X, GROUP).predict(X, GROUP),
+    ),
+    "a process of a model without one": row(
+        r"effects that were integrated are in fit\.sites.*fit\.components\(X_new, \.\.\.\)",
+        lambda: fit(without_function, X).posterior,
+        lambda: fit(without_function, X).sites,
+        lambda: fit(without_function, X).components(X),
+    ),
+}
+
+
+def _happens(trigger) -> str:
+    """The text of the error that a trigger raises, or else of its warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            trigger()
+        except pg.errors.PplGpError as error:
+            return str(error)
+    return " ".join(str(w.message) for w in caught)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(k, marks=pytest.mark.slow) if r.slow else k for k, r in ROWS.items()],
+)
+def test_the_remedy_of_a_message_runs(name):
+    said = _happens(ROWS[name].trigger)
+    assert re.search(ROWS[name].message, said), said
+    for remedy in ROWS[name].remedies:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            remedy()
+
+
+METHODS = {
+    "Laplace": pg.Laplace(),
+    "EP": pg.EP(),
+    "VI": pg.VI(),
+    "LocalBound": pg.LocalBound(),
+    "SVGP": pg.SVGP(num_inducing=3, max_steps=1),
+    "SparseNUTS": pg.SparseNUTS(num_inducing=3, **_CHAIN),
+    "NUTS": pg.NUTS(**_CHAIN),
+    "EllipticalSlice": pg.EllipticalSlice(**_CHAIN),
+    "SVI": pg.SVI(num_steps=2),
+    "MeanField": pg.MeanField(),
+}
+
+
+def _named(said) -> list[str]:
+    if "No method of this package takes this model" in said:
+        return []
+    (told,) = re.findall(r"Methods that take this model: ([\w, ]+)\.", said)
+    return told.split(", ")
+
+
+# name -> (what is refused, the methods that its message has to name)
+REFUSED = {
+    "EP one after another": (
+        lambda: fit(classes, X, method=pg.EP(sequential=True), y=np.arange(N) % 3),
+        {"Laplace", "EP", "VI", "SVGP", "SparseNUTS", "NUTS", "EllipticalSlice"},
+    ),
+    "a discrete latent of each datum": (lambda: fit(mixture, X, y=1.0 * Y), set()),
+    "rows that see each other": (lambda: fit(coupled, X), {"NUTS", "EllipticalSlice"}),
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    "name", ["rows that see each other", *sorted(set(REFUSED) - {"rows that see each other"})]
+)
+def test_methods_that_a_message_names_have_been_asked(name):
+    trigger, wanted = REFUSED[name]
+    assert set(_named(_happens(trigger))) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_that_is_named_takes_the_model(name):
+    """And every other refuses it."""
+    for model, y in ((classes, np.arange(N) % 3), (coupled, Y), (mixture, 1.0 * Y)):
+        subject = str({i.name: i for i in pg.check(model, X, y=y).items}.get("methods"))
+        with (
+            contextlib.nullcontext()
+            if name in re.split(r"\W+", subject)
+            else pytest.raises(pg.errors.PplGpError)
+        ):
+            fit(model, X, method=METHODS[name], y=y, throw=False)
