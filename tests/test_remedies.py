@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 
@@ -117,6 +118,23 @@ def with_param(X, y=None, prior=False):
 def coupled(X, y=None):
     f = numpyro.sample("f", pg.GP(KERNEL, X))
     _bernoulli(jnp.cumsum(f), y)
+
+
+SCALES = np.array([0.5, 2.0])
+
+
+def smooth_groups(X, group, y=None, plate=False):
+    """A function for each group, each with a length scale of its own."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5).expand([2]).to_event(1))
+    if plate:
+        with numpyro.plate("groups", 2):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
+    else:
+        kernels = [pg.kernels.RBF(1.0, lengthscale[i]) for i in range(2)]
+        gps = [pg.GP(k, X, jitter=1e-10) for k in kernels]
+        f = jnp.stack([numpyro.sample(f"f{i}", gp) for i, gp in enumerate(gps)])
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f[group, jnp.arange(X.shape[0])], 0.3), obs=y)
 
 
 def fit(model, *args, method=LAPLACE, y=Y, **options):
@@ -275,6 +293,18 @@ ROWS = {
         lambda: fit(partial(with_mean, lambda X: 0.5 * X[:, 0]), X[:, None]),
         lambda: fit(partial(with_mean, pg.means.Linear(0.5)), X),
     ),
+    "a length scale for each unit of a plate": row(
+        r"declare a site for each.*f\[unit, jnp\.arange\(X\.shape\[0\]\)\]",
+        lambda: fit(smooth_groups, X, GROUP, plate=True),
+        lambda: fit(
+            smooth_groups,
+            X,
+            GROUP,
+            y=np.sin(X),
+            method=pg.Laplace(hyper=pg.Fixed({"lengthscale": SCALES})),
+        ),
+        slow=True,
+    ),
     "an exposure of zero": row(
         r"row\(s\) \[2\].*leave such rows out",
         lambda: fit(counts, X, np.where(np.arange(N) == 2, 0.0, 1.0), y=Y * (np.arange(N) != 2)),
@@ -432,6 +462,16 @@ def test_the_remedy_of_a_message_runs(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             remedy()
+
+
+@pytest.mark.slow
+def test_a_length_scale_for_each_group_is_dense_algebra():
+    held = pg.Laplace(hyper=pg.Fixed({"lengthscale": SCALES}))
+    found = fit(smooth_groups, X, GROUP, y=np.sin(X), method=held)
+    away = (X[:, None] - X) / SCALES[GROUP][:, None]
+    K = np.where(GROUP[:, None] == GROUP, np.exp(-0.5 * away**2), 0.0)
+    evidence = multivariate_normal(np.zeros(N), K + (0.09 + 1e-10) * np.eye(N)).logpdf(np.sin(X))
+    np.testing.assert_allclose(found.log_evidence, evidence, atol=1e-8)
 
 
 METHODS = {

@@ -31,6 +31,11 @@ _SPREADS = (
     "cov_diag",
     "conditional_precision",
 )
+_ONE_EACH = (
+    " All units of a plate share one kernel. For a length scale of each unit, declare a site for "
+    "each, f = jnp.stack([numpyro.sample(f'f{i}', pg.GP(pg.kernels.RBF(1.0, lengthscale[i]), X)) "
+    "for i in range(num_units)]), and look up f[unit, jnp.arange(X.shape[0])]."
+)
 
 
 class Seen(NamedTuple):
@@ -121,7 +126,7 @@ def _parts(site) -> tuple[list, ...]:
     """
     fn = unwrap(site["fn"])
     if isinstance(fn, GP):
-        _require_matrix(site["name"], fn)
+        _require_matrix(site["name"], fn, bool(site["fn"].batch_shape))
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
@@ -132,13 +137,13 @@ def _parts(site) -> tuple[list, ...]:
     )
 
 
-def _require_matrix(name: str, prior: GP) -> None:
+def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
     """Here, where a kernel is called for the first time."""
     if (fault := square_fault(prior.kernel, prior.X)) is not None:
         raise ModelError(
             f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape "
             f"{prior.X.shape}: {fault}. A kernel is k(X1, X2) -> (N1, N2), one entry a pair of "
-            "rows."
+            f"rows.{_ONE_EACH if is_in_plate else ''}"
         )
 
 
