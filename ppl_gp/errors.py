@@ -19,7 +19,7 @@ _PAGE = "docs/symptoms.md"
 LISTED = "pg.check(model, ...) lists the methods that fit this model."
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
-_AROUND = ("contextlib", "jaxtyping", "beartype")  # what may stand around a function of the package
+_AROUND = ("contextlib", "jaxtyping", "beartype", "equinox", "jax", "numpyro", "sklearn")
 
 
 def warn(message: str) -> None:
@@ -27,7 +27,7 @@ def warn(message: str) -> None:
     frame: Any = sys._getframe(1)
     user = frame
     while frame is not None:
-        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        name = str(frame.f_globals.get("__name__")).partition(".")[0]
         if frame.f_code.co_filename.startswith(_HERE) or (user is frame and name in _AROUND):
             user = frame.f_back or frame
         frame = frame.f_back
