@@ -16,7 +16,6 @@ import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
-from ppl_gp.infer.probes.more_functions import tell_of_more_functions
 from ppl_gp.infer.probes.points import effects, is_floating, tell_of_points
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
@@ -73,17 +72,27 @@ def require_none_demoted(
         return
     seen = lambda values: _seen(source, args, kwargs, trace, values)  # noqa: E731
     reached = _reached(seen, trace, [*dict.fromkeys((*left, *many))])
-    known: list[str] = []
+    known, named = [], ()
     if left:
         gaussians = [k for k in reached if k in left]
         if not source.reading.grows:
             _require_read(trace, gaussians, method)
         _require_proved(seen, trace, gaussians, method)
-        known = tell_of_more_functions(source, args, kwargs, trace, left, method)
-        known += _require_alone(source, args, kwargs, trace, left, method)
+        if named := _if_named(source, args, kwargs, [k for k in gaussians if k in many]):
+            named = (*roles(trace).gps, *named)
+        known = _require_alone(source, args, kwargs, trace, [*set(left) - {*named}], method)
     points = [k for k in reached if k in many and k not in known]
-    points = effects(seen, trace, points, [*inside, *roles(trace).gps])
-    tell_of_points(seen, trace, source.reading, points, method)
+    functions = [*inside, *roles(trace).gps]
+    points = effects(seen, trace, points, functions)
+    tell_of_points(seen, trace, source.reading, points, functions, named, method)
+
+
+def _if_named(source: Declared, args, kwargs, sites: list[str]) -> tuple[str, ...]:
+    """Those of the Gaussian sites that are integrated where they are named: with them a datum sees
+    more functions than the GPs alone make (`model.integrable`).
+    """
+    asked = collapse(source, args, kwargs, only=tuple(sites)) if sites else source
+    return tuple(k for k in sites if isinstance(asked, Collapsed) and k in asked.plan.sites)
 
 
 def _require_alone(

@@ -4,7 +4,8 @@ functions, and that `MAP` would make points of.
 It is a rule by role, whatever their prior is: (u**2)[g] with a Gaussian one, u[g] with Student's t.
 The mode of D values is not their posterior, which is told; where their scale is unknown it is far
 from it, or there is none (of relu(tau u)[g] with four groups, tau became 1.18, and .62 with u
-integrated; of tau u[g] with Student's t, .99 and .4).
+integrated; of tau u[g] with Student's t, .99 and .4; of effects that two outcomes share, one of
+them with a GP beside it, .78 and .28).
 """
 
 from collections.abc import Callable
@@ -52,19 +53,29 @@ def effects(seen: Callable, trace: dict, sites: list[str], functions: list[str])
         return [k for k in sites if k not in others or moves(k)]
 
 
-def tell_of_points(seen: Callable, trace: dict, reading: Reading, sites: list[str], method: str):
-    """Raise `ModelError` for effects whose scale is unknown; warn of others. Four evaluations of
-    the model for each hyperparameter.
+def tell_of_points(
+    seen: Callable,
+    trace: dict,
+    reading: Reading,
+    sites: list[str],
+    functions: list[str],
+    named: tuple[str, ...],
+    method: str,
+) -> None:
+    """Raise `ModelError` for effects whose scale is unknown; warn of others. `named`: sites that
+    `integrate=` may name. Four evaluations of the model for each hyperparameter.
     """
     require_bounded(trace, reading, method, sites)
     for site in sites:
-        prior = type(unwrap(trace[site]["fn"])).__name__
-        why = "no linear predictor holds it" if gaussian(trace[site]["fn"]) else f"of {prior}"
-        remedy = (
-            f"It cannot be integrated ({why}). Use NUTS(), or a local method with hyper=Sample(); "
-            "or hold it, hyper=Fixed({...})"
-        )
-        if scales := _scales(seen, trace, site) or _of_prior(trace, reading, site):
+        fn, use = trace[site]["fn"], "NUTS(), or a local method with hyper=Sample(), or values, "
+        why = "no linear predictor holds it" if gaussian(fn) else f"of {type(unwrap(fn)).__name__}"
+        remedy = f"It cannot be integrated ({why}). Use {use}hyper=Fixed({{...}})"
+        if site in named:
+            remedy = (
+                "With it a datum depends on more functions than there are GPs; "
+                f"integrate={named!r} integrates it. Or use {use}hyper=Fixed({{...}})"
+            )
+        if scales := _scales(seen, trace, site, functions) or _of_prior(trace, reading, site):
             raise ModelError(
                 f"{method} would maximise site '{site}' together with {scales}, which multiply it, "
                 f"far from their posterior. {remedy}; or say that it is to be maximised, "
@@ -83,23 +94,25 @@ def _of_prior(trace: dict, reading: Reading, site: str) -> list[str]:
     return sorted({*by}.intersection((*found.hyper, *found.params)))
 
 
-def _scales(seen: Callable, trace: dict, site: str) -> list[str]:
-    """The hyperparameters that act on something that is seen through this site alone: moving them
-    moves nothing of it where the site is zero, and something where it is one.
+def _scales(seen: Callable, trace: dict, site: str, functions: list[str]) -> list[str]:
+    """The hyperparameters that act on something that is seen through this site alone: where the
+    functions are zero, moving them moves nothing of it where the site is zero, and something where
+    it is one.
     """
     found = roles(trace)
     value = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
-    zero, one = {site: jnp.zeros_like(value[site])}, {site: jnp.ones_like(value[site])}
+    held = {k: jnp.zeros_like(trace[k]["value"]) for k in functions}
+    zero, one = ({**held, site: jnp.full_like(value[site], x)} for x in (0.0, 1.0))
     others = [k for k in value if k != site and is_floating(value[k])]
     flow = sources(lambda moved: seen({site: value[site], **moved}), {k: value[k] for k in others})
     acting = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
 
     def multiplies(k):
         moved = {k: jax.tree.map(_moved, value[k])}
-        held, pushed = (
+        still, pushed = (
             [_same(*pair) for pair in _pairs(seen(at), seen({**at, **moved}))] for at in (zero, one)
         )
-        return any(a and not b for a, b in zip(held, pushed, strict=True))
+        return any(a and not b for a, b in zip(still, pushed, strict=True))
 
     with jax.ensure_compile_time_eval():
         return [k for k in sorted(acting.intersection(others)) if multiplies(k)]
