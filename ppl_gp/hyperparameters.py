@@ -3,7 +3,7 @@ argument.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -50,7 +50,7 @@ class MAP(_ByValue):
     max_steps: int = 200
     tol: float = 1e-4
     init: Mapping[str, Any] | None = None
-    maximise: tuple[str, ...] = ()
+    maximise: Sequence[str] = ()
 
     def __post_init__(self):
         _require_search(self)

@@ -1,6 +1,7 @@
 """The remedy of a message, taken literally, runs: a table (message, what triggers it, remedy)."""
 
 import contextlib
+import functools
 import re
 import warnings
 from functools import partial
@@ -151,7 +152,12 @@ def map_of(**options):
 
 def asked(verb):
     """Of a fit of the plain model."""
-    return lambda: verb(fit(plain, X))
+    return lambda: verb(_plain_fit())
+
+
+@functools.cache
+def _plain_fit():
+    return fit(plain, X)
 
 
 _CHAIN = {"num_warmup": 3, "num_samples": 3, "num_chains": 1}
@@ -190,15 +196,17 @@ ROWS = {
         lambda: fit(plain, X, method=pg.Laplace(hyper=FIXED, max_steps=50)),
         lambda: fit(plain, X, method=pg.Laplace(hyper=FIXED, max_steps=1), throw=False),
     ),
-    "a wrong hyper": row(
-        r"give MAP\(\), Fixed\(\{\.\.\.\}\), Grid\(\) or Sample\(\)",
-        lambda: fit(plain, X, method=pg.Laplace(hyper="mode")),
-        lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Fixed({}))),
+    "Sample under SVGP": row(
+        r"is SparseNUTS\(\)",
+        lambda: fit(plain, X, method=sparse(hyper=pg.Sample())),
+        lambda: fit(plain, X, method=pg.SparseNUTS(num_inducing=3, **_CHAIN), throw=False),
+        slow=True,
     ),
     "Fixed of too few": row(
         "Give one constrained value for each",
         lambda: fit(with_scale, X),
         lambda: fit(with_scale, X, method=pg.Laplace(hyper=pg.Fixed({"scale": [1.0, 1.0]}))),
+        slow=True,
     ),
     "Fixed of a wrong shape": row(
         r"give numpy\.full\(\(2,\), 0\.5\)",
@@ -234,6 +242,7 @@ ROWS = {
         lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Sample())),
         lambda: fit(plain, X, method=pg.Laplace(hyper=pg.Fixed({}))),
         lambda: fit(plain, X, method=pg.Laplace(hyper=pg.MAP())),
+        slow=True,
     ),
     "an effect with an unknown scale": row(
         r"hyper=Sample\(\), or .*hyper=Fixed\(\{\.\.\.\}\); or .*hyper=MAP\(maximise=\('u',\)\)",
@@ -262,6 +271,7 @@ ROWS = {
         lambda: fit(STUDENT, X, GROUP, method=map_of(), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=map_of(maximise=("u",)), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
+        slow=True,
     ),
     "an effect beside a factor": row(
         r"hyper=Fixed\(\{\.\.\.\}\); or say which sites to integrate",
@@ -281,6 +291,7 @@ ROWS = {
         "Declare as many members of the plate as there are levels",
         lambda: fit(NORMAL, X, GROUP + 1),
         lambda: fit(NORMAL, X, GROUP + 1, levels=3),
+        slow=True,
     ),
     "a function that is observed": row(
         r"numpyro\.sample\('f', dist\.Normal\(f, 0\.001\), obs=y\)",
@@ -292,6 +303,7 @@ ROWS = {
         lambda: fit(partial(with_mean, 0.5 * X), X),
         lambda: fit(partial(with_mean, lambda X: 0.5 * X[:, 0]), X[:, None]),
         lambda: fit(partial(with_mean, pg.means.Linear(0.5)), X),
+        slow=True,
     ),
     "a length scale for each unit of a plate": row(
         r"declare a site for each.*f\[unit, jnp\.arange\(X\.shape\[0\]\)\]",
@@ -349,11 +361,6 @@ ROWS = {
         r"give an instance, MAP\(\.\.\.\)",
         lambda: pg.SVGP(hyper=pg.MAP),
         lambda: pg.SVGP(hyper=pg.MAP()),
-    ),
-    "a path as checkpoint": row(
-        r"checkpoint=pg\.Checkpoint\('here'\)",
-        lambda: pg.SVGP(checkpoint="here"),
-        lambda: pg.SVGP(checkpoint=pg.Checkpoint("here")),
     ),
     "a dual bound": row(
         "needs train_inducing=False",
@@ -430,12 +437,14 @@ ROWS = {
         lambda: fit(NORMAL, X, GROUP).predict(X),
         lambda: fit(NORMAL, X, GROUP).predict(X, group=GROUP),
         lambda: fit(NORMAL, X, GROUP).predict(X, GROUP),
+        slow=True,
     ),
     "a process of a model without one": row(
         r"effects that were integrated are in fit\.sites.*fit\.components\(X_new, \.\.\.\)",
         lambda: fit(without_function, X).posterior,
         lambda: fit(without_function, X).sites,
         lambda: fit(without_function, X).components(X),
+        slow=True,
     ),
 }
 

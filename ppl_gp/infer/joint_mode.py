@@ -40,7 +40,7 @@ from ppl_gp.infer.hyper.space import Space, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import require_samplable
 from ppl_gp.infer.probes.maximum import require_bounded
-from ppl_gp.model.roles import is_missing_part, roles
+from ppl_gp.model.roles import is_missing_part, require_gp, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.proofs.dependence import sources
@@ -150,6 +150,8 @@ def _joint(problem: LocalProblem) -> Joint:
             "that all latents are taken together; give MAP(restarts=..., init=...), which says "
             "how the mode is looked for, or Fixed({...}), which holds sites."
         )
+    if not (*problem.found.hyper, *problem.found.local_latents):
+        require_gp(problem.found, trace)
     require_samplable(model, trace, problem.args, problem.kwargs, "Laplace()")
     held = method.hyper.values if isinstance(method.hyper, Fixed) else {}
     found = roles(trace)

@@ -7,7 +7,7 @@ be read at another number of rows: a sum-to-zero factor on unit effects made a s
 of 1.54, and the evidence 14 nats too high. Then, by one rule, whatever is left (`points`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -55,7 +55,7 @@ class _only_predictor(Messenger):
 
 
 def require_none_demoted(
-    model: Declared, args, kwargs, method: str, maximise: tuple[str, ...] = ()
+    model: Declared, args, kwargs, method: str, maximise: Sequence[str] = ()
 ) -> None:
     """Raise `ModelError` where effects (sites of several values that the data see) would be
     maximised for such a reason, or with their scale; warn of others, and of single values that are
