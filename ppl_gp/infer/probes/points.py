@@ -68,8 +68,10 @@ def tell_of_points(
     require_bounded(trace, reading, method, sites)
     for site in sites:
         fn, use = trace[site]["fn"], "NUTS(), or a local method with hyper=Sample(), or values, "
-        why = "no linear predictor holds it" if gaussian(fn) else f"of {type(unwrap(fn)).__name__}"
-        remedy = f"It cannot be integrated ({why}). Use {use}hyper=Fixed({{...}})"
+        why = "no linear predictor holds it"
+        if not gaussian(fn):
+            why = f"its prior, {type(unwrap(fn)).__name__}, is not Gaussian"
+        remedy = f"It cannot be integrated, as {why}. Use {use}hyper=Fixed({{...}})"
         if site in named:
             remedy = (
                 "With it a datum depends on more functions than there are GPs; "
