@@ -105,9 +105,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
 
 def _subject(model, args, kwargs, trace: dict) -> Subject:
     subject = Subject(model, args, kwargs, trace, roles(trace), model)
-    if subject.found.observed and not subject.subsampling:
-        return subject._replace(whole=collapse(model, args, kwargs))
-    return subject
+    is_read = subject.found.observed and not subject.subsampling
+    return subject._replace(whole=collapse(model, args, kwargs)) if is_read else subject
 
 
 def _fitting(model, args, kwargs) -> str:

@@ -26,20 +26,16 @@ def given(hyper) -> tuple[str, Mapping]:
 
 def held(hyper, trace: dict) -> dict:
     """{site: its value in the trace} of sites that are not integrated: those that `Fixed` gives,
-    and those that `MAP` is to maximise.
-
-    Raises `ModelError` where the latter are no latent sites of the model.
+    and those that `MAP` is to maximise; `ModelError` if the latter are not the model's.
     """
-    if isinstance(hyper, Fixed):
-        return {k: trace[k]["value"] for k in hyper.values if k in trace}
-    named, found = hyper.maximise if isinstance(hyper, MAP) else (), roles(trace)
-    latent = (*found.hyper, *found.local_latents)
-    if unknown := [k for k in named if k not in latent]:
+    named, sites = getattr(hyper, "maximise", ()), roles(trace).hyper
+    if unknown := [k for k in named if k not in sites]:
         raise ModelError(
-            f"MAP(maximise={named!r}): {unknown} are not among the model's latent sites "
-            f"{list(latent)}."
+            f"MAP(maximise={named!r}): {unknown} are not among the sites that can be maximised, "
+            f"{list(sites)}."
         )
-    return {k: trace[k]["value"] for k in named}
+    names = hyper.values if isinstance(hyper, Fixed) else named
+    return {k: trace[k]["value"] for k in names if k in trace}
 
 
 def holding(model: Callable, hyper) -> Callable:

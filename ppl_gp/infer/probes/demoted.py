@@ -80,7 +80,8 @@ def require_none_demoted(
         _require_proved(seen, trace, gaussians, method)
         if named := _if_named(source, args, kwargs, [k for k in gaussians if k in many]):
             named = (*roles(trace).gps, *named)
-        known = _require_alone(source, args, kwargs, trace, [*set(left) - {*named}], method)
+        alone = [k for k in left if k not in named]
+        known = _require_alone(source, args, kwargs, trace, alone, method)
     points = [k for k in reached if k in many and k not in known]
     functions = [*inside, *roles(trace).gps]
     points = effects(seen, trace, points, functions)

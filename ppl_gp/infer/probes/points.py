@@ -75,7 +75,8 @@ def tell_of_points(
         if site in named:
             remedy = (
                 "With it a datum depends on more functions than there are GPs; "
-                f"integrate={named!r} integrates it. Or use {use}hyper=Fixed({{...}})"
+                f"a local method with integrate={named!r} integrates it. Or use {use}"
+                "hyper=Fixed({...})"
             )
         if scales := _scales(seen, trace, site, functions) or _of_prior(trace, reading, site):
             raise ModelError(

@@ -76,8 +76,8 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     model = declare(model, batch.args, batch.kwargs)
     # a guide of one's own is written for the sites that are declared
     if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
-        first_look = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
-        kept = {**batch.given, **held(method.hyper, first_look)}
+        at_values = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
+        kept = {**batch.given, **held(method.hyper, at_values)}
         point = isinstance(method.hyper, MAP)
         asked = method.latents is not None or method.num_importance > 1
         model = with_effects(model, batch.args, batch.kwargs, kept, point, asked)
