@@ -327,6 +327,12 @@ def test_with_an_unknown_scale_they_are_refused(name, method):
         pg.fit(scaled, method(), 0, X, GROUP, UNKNOWN[name], y=Y)
 
 
+@pytest.mark.parametrize("prior", [lambda: dist.Dirichlet(_POSITIVE), POINT["Beta"]])
+def test_shares_have_a_scale_of_their_own(monkeypatch, prior):
+    inside, told = said(monkeypatch, scaled, lambda tau: (prior(), tau))
+    assert not inside and len(told) == 1 and "maximises 'u' (4 values)" in told[0]
+
+
 def test_a_scale_that_acts_elsewhere_too_is_found():
     prior = UNKNOWN["StudentT times tau"]
     with pytest.raises(pg.ModelError, match=r"'u' together with \['tau'\]"):

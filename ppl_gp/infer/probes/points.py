@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import constraints
 
 from ppl_gp.errors import ModelError, warn
 from ppl_gp.infer.probes.maximum import require_bounded
@@ -78,7 +79,8 @@ def tell_of_points(
                 f"a local method with integrate={named!r} integrates it. Or use {use}"
                 "hyper=Fixed({...})"
             )
-        if scales := _scales(seen, trace, site, functions) or _of_prior(trace, reading, site):
+        scales = [] if _is_bounded(fn) else _scales(seen, trace, site, functions)
+        if scales := scales or _of_prior(trace, reading, site):
             raise ModelError(
                 f"{method} would maximise site '{site}' together with {scales}, which multiply it, "
                 f"far from their posterior. {remedy}; or say that it is to be maximised, "
@@ -89,6 +91,15 @@ def tell_of_points(
             "hyperparameters: it is a point, which the evidence and the variances of predictions "
             f"take as known. {remedy}; hyper=MAP(maximise=('{site}',)) says that you know.",
         )
+
+
+def _is_bounded(fn) -> bool:
+    """Whether a site has a scale of its own whatever multiplies it, as shares have."""
+    where = unwrap(fn).support
+    while hasattr(where, "base_constraint"):
+        where = where.base_constraint
+    ends = hasattr(where, "lower_bound") and hasattr(where, "upper_bound")
+    return ends or where is constraints.simplex
 
 
 def _of_prior(trace: dict, reading: Reading, site: str) -> list[str]:
