@@ -281,6 +281,21 @@ def test_gaussian_priors_are_integrated_as_dense_algebra_has_it(name):
     assert not fit.hyper
 
 
+def in_a_mean(X, group, prior, y=None):
+    """The effects enter the mean of the function's prior."""
+    u = numpyro.sample("u", prior)
+    mean = lambda Z: u[Z[:, 1].astype(int)]  # noqa: E731
+    kernel = pg.kernels.RBF(1.0, 1.0, active_dims=(0,))
+    f = numpyro.sample("f", pg.GP(kernel, jnp.column_stack([X, group]), mean=mean))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def test_effects_in_the_mean_of_a_function_are_named_too(monkeypatch):
+    _, told = said(monkeypatch, in_a_mean, POINT["StudentT"]())
+    assert len(told) == 1 and "maximises 'u' (4 values)" in told[0]
+
+
 _FEW = ("StudentT", "Laplace", "HalfNormal", "Dirichlet")
 
 

@@ -21,6 +21,7 @@ from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.fingerprint import keyed
+from ppl_gp.model.gaussian_sites import mean_of
 from ppl_gp.model.predictor import is_gaussian
 from ppl_gp.model.roles import is_observed, is_whole, roles
 from ppl_gp.model.tracing import run
@@ -70,11 +71,11 @@ def require_none_demoted(
     many = [k for k in hyper if np.size(trace[k]["value"]) > 1 and is_floating(trace[k]["value"])]
     if not left and not many:
         return
+    functions = [*inside, *roles(trace).gps]
     seen = lambda values: _seen(source, args, kwargs, trace, values)  # noqa: E731
-    reached = _reached(seen, trace, [*dict.fromkeys((*left, *many))])
-    known, named = [], ()
+    wide = lambda values: _seen(source, args, kwargs, trace, values, functions)  # noqa: E731
+    known, named, gaussians = [], (), _reached(seen, trace, left)
     if left:
-        gaussians = [k for k in reached if k in left]
         if not source.reading.grows:
             _require_read(trace, gaussians, method)
         _require_proved(seen, trace, gaussians, method)
@@ -82,10 +83,10 @@ def require_none_demoted(
             named = (*roles(trace).gps, *named)
         alone = [k for k in left if k not in named]
         known = _require_alone(source, args, kwargs, trace, alone, method)
-    points = [k for k in reached if k in many and k not in known]
-    functions = [*inside, *roles(trace).gps]
-    points = effects(seen, trace, points, functions)
-    tell_of_points(seen, trace, source.reading, points, functions, named, method)
+    others = _reached(wide, trace, [k for k in many if k not in left])
+    points = [k for k in many if k in (*gaussians, *others) and k not in known]
+    points = effects(wide, trace, points, functions)
+    tell_of_points(wide, trace, source.reading, points, functions, named, method)
 
 
 def _if_named(source: Declared, args, kwargs, sites: list[str]) -> tuple[str, ...]:
@@ -129,17 +130,21 @@ def _require_alone(
     return demoted
 
 
-def _seen(model, args, kwargs, trace: dict, values: dict) -> dict:
-    """{scored site: arrays of its distribution} with all latents given, these ones moving."""
+def _seen(model, args, kwargs, trace: dict, values: dict, functions: Sequence[str] = ()) -> dict:
+    """{scored site: arrays of its distribution} with all latents given, these ones moving, and
+    {function: its prior's mean}, which counts as computed from the function.
+    """
     held = {k: s["value"] for k, s in trace.items() if _is_latent(s)}
     again = run(model, args, kwargs, {**held, **values}, {**held, **values})
-    return {
-        k: _arrays(s["fn"]) for k, s in again.items() if s["type"] == "sample" and s["is_scored"]
-    }
+    means = {k: [mean_of(again[k]["fn"]) + 0.0 * again[k]["value"]] for k in functions}
+    scored = {k: s["fn"] for k, s in again.items() if s["type"] == "sample" and s["is_scored"]}
+    return {**means, **{k: _arrays(fn) for k, fn in scored.items()}}
 
 
 def _reached(seen: Callable, trace: dict, left: list[str]) -> list[str]:
     """Those of these sites from which the scored observations are computed, with f given."""
+    if not left:
+        return []
     flow = sources(seen, {k: trace[k]["value"] for k in left})
     found = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
     return [k for k in left if k in found]

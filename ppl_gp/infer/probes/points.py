@@ -28,11 +28,12 @@ _ROUNDED = 1e-4  # of an array that the moves of a value leave where it is
 
 
 def effects(seen: Callable, trace: dict, sites: list[str], functions: list[str]) -> list[str]:
-    """Those of the sites that are effects and no hyperparameters of the likelihood: Gaussian ones,
-    and others that move, where the functions are zero, an array that the functions move too.
+    """Those of the sites that are effects and not hyperparameters of the likelihood: Gaussian ones,
+    and others that move, if the functions are zero, an array that the functions move too.
 
-    `seen`: (values of some latents) -> arrays that the scored observations are computed from, with
-    the others at those of the trace. A group's noise, cut points, an output's amplitude are none.
+    `seen`: (values of some latents) -> arrays that the scored observations are computed from, and
+    the functions' prior means, with the others at the values of the trace. The noise of a group,
+    cut points and the amplitude of an output are not effects.
     """
     others = [k for k in sites if not gaussian(trace[k]["fn"])]
     if not others:
