@@ -354,6 +354,20 @@ def test_a_scale_that_acts_elsewhere_too_is_found():
         pg.fit(scaled, pg.Laplace(), 0, X, GROUP, prior, y=Y, noise=True)
 
 
+def network(X, group, y=None):
+    """Of one layer: the outer weights are integrated given the inner ones, which are points."""
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + jnp.tanh(X[:, None] * u) @ v, NOISE), obs=y)
+
+
+def test_what_is_integrated_is_no_unknown_scale(monkeypatch):
+    inside, told = said(monkeypatch, network)
+    assert not inside and len(told) == 1 and "maximises 'u' (4 values)" in told[0]
+
+
 def test_maximise_says_that_they_are_known_to_be_points(monkeypatch):
     known = pg.Laplace(hyper=pg.MAP(maximise=("u",)))
     for name in ("StudentT times tau", "StudentT of tau"):

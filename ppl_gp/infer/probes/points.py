@@ -115,7 +115,8 @@ def _scales(seen: Callable, trace: dict, site: str, functions: list[str]) -> lis
     it is one.
     """
     found = roles(trace)
-    value = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
+    points = [k for k in (*found.hyper, *found.params) if k not in functions]
+    value = {k: trace[k]["value"] for k in points}
     held = {k: jnp.zeros_like(trace[k]["value"]) for k in functions}
     zero, one = ({**held, site: jnp.full_like(value[site], x)} for x in (0.0, 1.0))
     others = [k for k in value if k != site and is_floating(value[k])]
