@@ -83,7 +83,10 @@ def _drawing_methods(subject: Subject) -> list[str]:
         return ([] if sums else ["NUTS", "SVI"]) + joint + (["MeanField"] if proved else [])
     drawn = ["NUTS"] if _is_samplable(subject, "NUTS()", scaled=True) else []
     sliced = not found.local_latents and _is_samplable(subject, "EllipticalSlice()")
-    return drawn + (["EllipticalSlice"] if sliced else [])
+    drawn += ["EllipticalSlice"] if sliced else []
+    if drawn or not is_conjugate(subject.model, subject.trace, subject.args, subject.kwargs):
+        return drawn  # a proof takes seconds: of models that no sampler takes
+    return ["MeanField"]
 
 
 def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
