@@ -396,7 +396,7 @@ def test_sds_at_the_mode_are_those_of_the_curvature(monkeypatch):
 
     at, h = np.log(float(fit.hyper["tau"])), 1e-3
     bend = (log_posterior(at + h) - 2 * log_posterior(at) + log_posterior(at - h)) / h**2
-    assert float(seen["tau"]) == pytest.approx(1.0 / np.sqrt(-bend), rel=0.02)
+    assert seen["tau"].item() == pytest.approx(1.0 / np.sqrt(-bend), rel=0.02)
 
 
 def periodic(X, y=None):

@@ -73,3 +73,20 @@ def test_a_fit_of_data_without_noise_names_it():
     assert "'noise'" in caught.value.fit.stats["caution"]
     held = pg.Laplace(hyper=pg.Fixed({"noise": 1e-3}))
     assert pg.fit(model, held, 0, X, y=np.sin(X)).result == "converged"
+
+
+def test_every_search_that_stops_early_names_where():
+    """After two steps: the site with the largest slope, and its slope."""
+    held = pg.Laplace(hyper=pg.MAP(max_steps=2))
+    fit = pg.fit(steep, held, 0, X, y=3.0 * np.sin(X), throw=False)
+    assert fit.result == "max_steps"
+    assert "'lengthscale'" in fit.stats["caution"] or "'variance'" in fit.stats["caution"]
+    assert f"{fit.stats['map_gradient']:.1g} nats" in fit.stats["caution"]
+
+
+def steep(X, y=None):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, lengthscale), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)

@@ -29,7 +29,7 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import Space, cannot_be_drawn, space
-from ppl_gp.infer.hyper.vanishing import vanishing, weakly_known
+from ppl_gp.infer.hyper.vanishing import stopped, vanishing, weakly_known
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -149,6 +149,8 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
         first, _ = constrained(ascent, runs._replace(point=begun), best)
         if caution := vanishing(trace, first, hyper, slopes):
             stats["caution"] = caution
+        elif result is Result.max_steps:
+            stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds = spreads(ascent, runs, best, slopes)
         if sds is not None and (told := weakly_known(trace, hyper, sds)):

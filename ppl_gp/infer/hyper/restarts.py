@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optimistix as optx
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from ppl_gp.errors import Result
@@ -219,28 +218,34 @@ def asked_for(problem: Ascent, runs: Run) -> tuple[Run, Evaluation]:
 
 
 def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
-    """{site: standard deviations of its unconstrained values}, of the curvature at the best point,
-    by differences of `slopes`: one evaluation each, and nothing compiled. Infinite where there is
-    no curvature; `None` where an evaluation fails, or for more than `FEW`.
+    """{site: standard deviations of its unconstrained values, flat}, of the curvature at the best
+    point, by differences of `slopes`: one evaluation each, and nothing compiled. Huge where there
+    is no curvature; `None` where an evaluation fails, or for more than `FEW`.
     """
-    centre, rebuild = ravel_pytree(entry(runs.point, best))
-    others, here = jnp.arange(len(runs.done)) != best, ravel_pytree(slopes)[0]
-    H = np.zeros((centre.size, centre.size))
-    if centre.size > FEW:
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.array, runs.point))
+    places = [(j, (best, *at)) for j, x in enumerate(leaves) for at in np.ndindex(x[best].shape)]
+    if len(places) > FEW:
         return None
-    for i in range(centre.size):
-        moved = rebuild(centre.at[i].add(_STEP))
-        asked = jax.tree.map(lambda x, y: x.at[best].set(y), runs.point, moved)
-        _, at = asked_for(problem, runs._replace(asked=asked, done=others))
-        if not np.asarray(at.loss)[best] < UNUSABLE:
+    H, others = np.zeros((len(places), len(places))), jnp.asarray(np.arange(len(runs.done)) != best)
+    for i, (j, at) in enumerate(places):
+        moved = [x.copy() for x in leaves]
+        moved[j][at] += _STEP
+        asked = jax.tree.unflatten(tree, [jnp.asarray(x) for x in moved])
+        _, there = asked_for(problem, runs._replace(asked=asked, done=others))
+        if not np.asarray(there.loss)[best] < UNUSABLE:
             return None
-        H[i] = np.asarray(ravel_pytree(entry(at.slopes, best))[0] - here) / _STEP
+        H[i] = (_flat(entry(there.slopes, best)) - _flat(slopes)) / _STEP
     own, H = np.diag(H), 0.5 * (H + H.T)
-    with np.errstate(divide="ignore"):
-        variances = np.where(own > 0, 1.0 / np.abs(own), np.inf)
     if np.linalg.eigvalsh(H)[0] > 0:
-        variances = np.diag(np.linalg.inv(H))
-    return jax.tree.map(np.asarray, rebuild(jnp.asarray(np.sqrt(variances))))
+        sds = np.sqrt(np.diag(np.linalg.inv(H)))
+    else:
+        sds = 1.0 / np.sqrt(np.maximum(own, 1e-300))
+    ends = np.cumsum([x[best].size for x in leaves])[:-1]
+    return jax.tree.unflatten(tree, np.split(sds, ends))
+
+
+def _flat(tree) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)])
 
 
 @quick_jit

@@ -39,6 +39,20 @@ def vanishing(trace: dict, before: dict, after: dict, slopes: dict) -> str | Non
     )
 
 
+def stopped(stats: dict, slopes: dict) -> str:
+    """Where a search that has not converged stopped."""
+    steepest = {k: max(np.max(np.abs(x)) for x in jax.tree.leaves(v)) for k, v in slopes.items()}
+    name = max(steepest, key=steepest.__getitem__)
+    edge = f", with {stats['at_bound']} at an end of the declared interval" * bool(
+        stats["at_bound"]
+    )
+    return (
+        f"the search stopped where the log posterior still changes by {steepest[name]:.1g} nats "
+        f"per unit of the unconstrained '{name}'{edge}. If a scale is at zero, give it a prior "
+        "away from zero (dist.LogNormal) or hold it, hyper=Fixed({...}); else try MAP(restarts=8)"
+    )
+
+
 def _fallen(name: str, began, ended, end, slope) -> list[str]:
     """The first entry of a site that fell to its lower end, in words, where there is one."""
     began, ended = (np.ravel(np.asarray(x, float) - end) for x in (began, ended))
