@@ -36,7 +36,8 @@ def make_room(compilations: int) -> bool:
     if taken < _FULL * most and grown < _GROWN:
         return False
     jax.clear_caches()
-    _give_back()
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)  # what was freed, which glibc keeps
     _compiled["memory"] = _resident()
     told = (
         f"{taken} of the {most:.0f} memory maps that the system allows a process are taken, nearly "
@@ -58,13 +59,6 @@ def _resident() -> int:
         return int(_PAGES.read_text().split()[1]) * _PAGE
     except (OSError, ValueError):
         return 0
-
-
-def _give_back() -> None:
-    """What was freed, which glibc keeps."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if _PAGES.exists() else None
-    if trim is not None:
-        trim(0)
 
 
 def _counts() -> tuple[int, float]:

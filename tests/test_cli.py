@@ -708,7 +708,8 @@ def test_counts_of_two_values_stay_counts(tmp_path):
     result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
     assert result.exit_code == 0, result.output
     found = rows(tmp_path / "p.csv")
-    assert list(found[0]) == ["f_mean", "f_sd", "mean", "sd"]
+    outputs = ["f_mean", "f_sd", "mean", "sd", "y_0.05", "y_0.5", "y_0.95"]
+    assert list(found[0]) == ["row", "width", "height", *outputs]
     np.testing.assert_allclose(
         np.mean([float(r["mean"]) for r in found]), np.mean(1 + 3 * y), rtol=0.1
     )

@@ -299,7 +299,9 @@ def test_after_a_fallback_the_damaged_file_goes(tmp_path):
     files = as_checkpoints(tmp_path, (5, 10))
     files[-1].write_bytes(b"")
     run = checkpoints(tmp_path)
-    with pytest.warns(UserWarning, match="step-0+10.ckpt.*goes on from .*step-0+05.ckpt, 5 steps"):
+    with pytest.warns(
+        UserWarning, match="step-0+10.ckpt.*goes on from .*step-0+05.ckpt, at step 5"
+    ):
         run.restore(STATE)
     run.save(STATE, np.zeros(7), 7)
     assert [p.name for p in sorted(tmp_path.iterdir())] == [f"step-{n:09d}.ckpt" for n in (5, 7)]

@@ -899,9 +899,9 @@ def test_checkpoint_with_other_arrays(saved, tmp_path):
     assert again.restore(state)[1].shape == (4,)
     with pytest.raises(StoreError, match="leaf-1.npy.* extra or absent"):
         again.restore({**state, "b": jnp.zeros(2)})
-    with pytest.raises(StoreError, match=r"shape \(3,\).*\(4,\)"):
+    with pytest.raises(StoreError, match=r"\['<f8', \[3\]\], and should be .*\[4\]"):
         again.restore({"a": jnp.zeros(4)})
-    with pytest.raises(StoreError, match="type float64 .* float32"):
+    with pytest.raises(StoreError, match="<f8.*and should be .*<f4"):
         again.restore({"a": jnp.zeros(3, jnp.float32)})
 
 

@@ -130,13 +130,14 @@ def _is_a_number(model: Callable, options: dict, X, y, j: int) -> bool:
     at = X + 0.25 * odd[:, None] * (np.arange(X.shape[1]) == j)
     tangent = np.zeros_like(X)
     tangent[:, j] = 1.0 + odd
-    declared, kwargs = declare(model, *as_arrays((X,), {**options, "y": y})), {**options, "y": y}
+    kwargs = {**options, "y": y}
 
     def numbers(X):
         sites = run(declared, (X,), kwargs).values()
         return [site_number(s) for s in sites if s["type"] == "sample"]
 
     try:
+        declared = declare(model, *as_arrays((X,), kwargs))
         _, slopes = jax.jvp(numbers, (at,), (tangent,))
     except Exception:  # noqa: BLE001 - a model may need integers there, which an index is
         return False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.lib import format
 
 from ppl_gp.errors import StoreError
 
@@ -40,7 +41,7 @@ def write_archive(path: Path, header: dict, arrays: Mapping[str, np.ndarray]) ->
                 archive.writestr(HEADER, text)
                 for name, array in arrays.items():
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
+                        format.write_array(member, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -88,33 +89,21 @@ def _sizes(archive: zipfile.ZipFile, available: int) -> dict[str, int]:
 def _array(archive: zipfile.ZipFile, name: str, claim) -> np.ndarray:
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        first = version == (1, 0)
-        formats = np.lib.format
-        read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
+        version = format.read_magic(member)
+        read = (format.read_array_header_2_0, format.read_array_header_1_0)[version == (1, 0)]
         shape, _, dtype = read(member)
         size = info.file_size - member.tell()
     _require(dtype.kind in NUMBER_KINDS, f"array '{name}' holds {dtype}.")
-    if claim is not None and claim != [dtype.str, list(shape)]:
-        raise StoreError(
-            f"is damaged: array '{name}' has type {dtype} and shape {shape} where {_words(claim)} "
-            "is expected."
-        )
+    found = [dtype.str, list(shape)]
+    _require(claim in (None, found), f"array '{name}' is {found}, and should be {str(claim)[:80]}.")
     _require(
         min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size,
         f"array '{name}' claims the shape {shape}, and has {size} bytes.",
     )
     with archive.open(info) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
+        array = format.read_array(member, allow_pickle=False)
         member.read()  # to the end, where the zip file's checksum is compared
     return array
-
-
-def _words(claim) -> str:
-    try:
-        return f"{np.dtype(claim[0])} {tuple(claim[1])}"
-    except (TypeError, ValueError, IndexError, KeyError):
-        return str(claim)[:80]
 
 
 def _check_digests(header: dict, arrays: dict) -> None:

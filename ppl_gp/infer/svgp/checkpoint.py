@@ -82,23 +82,24 @@ class Checkpoints:
         return jax.tree.unflatten(structure, restored), arrays["bounds"]
 
     def _newest(self, files: list[Path], leaves) -> tuple[Path, dict]:
-        damaged: list[StoreError] = []
+        damaged: list[str] = []
         for path in reversed(files):
             try:
-                arrays = self._read(path, leaves)
+                _, arrays = read_archive(path, functools.partial(self._expected, path, leaves))
             except _OtherRun:
                 raise
             except StoreError as error:
-                damaged.append(error)
-                continue
-            if damaged:
-                told = "; ".join(map(str, damaged))
-                warn(
-                    f"{told} The run goes on from {path}, {len(arrays['bounds'])} steps after its "
-                    "start, with the numbers that it would have had.",
-                )
-            return path, arrays
-        raise damaged[0]
+                damaged.append(f"{path} {error}")
+            except Exception as error:  # noqa: BLE001 - a zip file may be damaged anywhere
+                damaged.append(f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}.")
+            else:
+                if damaged:
+                    warn(
+                        f"{' '.join(damaged)} The run goes on from {path}, at step "
+                        f"{len(arrays['bounds'])}, with the numbers that it would have had."
+                    )
+                return path, arrays
+        raise StoreError(f"{damaged[0]} {_REMEDY}")
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.ckpt"))
@@ -115,27 +116,15 @@ class Checkpoints:
         }
         write_archive(path, header, arrays)
 
-    def _read(self, path: Path, leaves) -> dict:
-        def expected(header):
-            if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
-                raise StoreError(
-                    f"has format {header.get('format')!r}, version {header.get('version')}; this "
-                    f"installation reads {FORMAT!r}, version {FORMAT_VERSION}."
-                )
-            self._require_same(path, header)
-            own = {k: np.asarray(x) for k, x in _arrays(leaves).items()}
-            return {k: [x.dtype.str, list(x.shape)] for k, x in own.items()} | {"bounds": None}
-
-        try:
-            return read_archive(path, expected)[1]
-        except _OtherRun:
-            raise
-        except StoreError as error:
-            raise StoreError(f"{path} {error} {_REMEDY}") from error
-        except Exception as error:
+    def _expected(self, path: Path, leaves, header: dict) -> dict:
+        if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
             raise StoreError(
-                f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}. {_REMEDY}"
-            ) from error
+                f"has format {header.get('format')!r}, version {header.get('version')}; this "
+                f"installation reads {FORMAT!r}, version {FORMAT_VERSION}."
+            )
+        self._require_same(path, header)
+        own = {k: np.asarray(x) for k, x in _arrays(leaves).items()}
+        return {k: [x.dtype.str, list(x.shape)] for k, x in own.items()} | {"bounds": None}
 
     def _require_same(self, path, header) -> None:
         other = {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}
