@@ -54,7 +54,7 @@ class Names(Mapping[str, ArrayNames]):
             known = self.get(path, ArrayNames())
             if path in kept and value is not None:
                 kept[path] = dataclasses.replace(known, rows=None)
-            if (table := opened(f"argument '{path}'", value)) is None:
+            if (table := opened(f"argument '{path}'", value, known.columns)) is None:
                 require_codes_of(path, known, value)
                 return value
             new[path] = table.names
@@ -62,7 +62,7 @@ class Names(Mapping[str, ArrayNames]):
             levels = known.levels or (None,) * len(table.parts)
             return settled(path, known, table).array(f"argument '{path}'", levels)
 
-        args, kwargs = _walked(order, args, kwargs, plain)
+        args, kwargs = _walked(order, args, kwargs, plain, self)
         Names(tuple(new.items())).require_same_rows(aligned)
         own = {p: dataclasses.replace(self.get(p, n), rows=n.rows) for p, n in new.items()}
         return args, kwargs, Names(tuple({**kept, **own}.items()))
@@ -104,11 +104,17 @@ def plain_numbers(what: str, value: Any) -> Any:
     return table.array(what, (None,) * len(table.parts))
 
 
-def _walked(order, args: tuple, kwargs: dict, plain: Callable) -> tuple[tuple, dict]:
-    return (
-        tuple(_walk(path, value, plain) for path, value in zip(order, args, strict=True)),
-        {path: _walk(path, value, plain) for path, value in kwargs.items()},
-    )
+def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container[str] = ()):
+    """(args, kwargs); what has the path of one of `tables` is a leaf, also where it is a dictionary
+    of columns.
+    """
+
+    def walk(path, value):
+        return plain(path, value) if path in tables else _walk(path, value, plain)
+
+    return tuple(map(walk, order, args)), {
+        path: walk(path, value) for path, value in kwargs.items()
+    }
 
 
 def _walk(path: str, value: Any, plain: Callable) -> Any:

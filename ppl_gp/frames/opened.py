@@ -22,18 +22,29 @@ _REMEDIES = {  # of what is no array yet
 _DATES = ("Datetime", "Date", "Duration", "Time")
 
 
-def opened(path: str, value: Any) -> Table | None:
+def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Table | None:
     """What a frame, column or DataArray holds; `None` of anything else (arrays, numbers, options).
+    Of a frame that has these `columns` they alone, in this order; a dictionary of them is a frame.
 
     Raises `DataError`: missing entries of a type that has no NaN, columns that are neither numbers
     nor categories, columns of one name, what is no array yet.
     """
+    if type(value) is dict and columns:
+        import pandas  # which xarray brings
+
+        if missing := [k for k in columns if k not in value]:
+            raise DataError(f"{path} lacks the columns {missing}: the fit was made with {columns}.")
+        value = pandas.DataFrame({k: np.atleast_1d(value[k]) for k in columns})
     library = _library(value)
     if library is None:
         return None
     if remedy := _REMEDIES.get(type(value).__name__):
         raise DataError(f"{path} is a {library} {type(value).__name__}; {remedy}.")
-    return open_labelled(path, value) if library == "xarray" else _open_frame(path, value, library)
+    return (
+        open_labelled(path, value)
+        if library == "xarray"
+        else _open_frame(path, value, library, columns)
+    )
 
 
 def _library(value) -> str | None:
@@ -41,7 +52,7 @@ def _library(value) -> str | None:
     return next((root for root in roots if root in _LIBRARIES), None)
 
 
-def _open_frame(path: str, value, library: str) -> Table | None:
+def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
     import narwhals.stable.v2 as nw
 
     if library == "pandas" and not hasattr(value, "iloc") and getattr(value, "ndim", 0) == 1:
@@ -51,6 +62,8 @@ def _open_frame(path: str, value, library: str) -> Table | None:
         is_frame = isinstance(found, nw.DataFrame)
         if not is_frame and not isinstance(found, nw.Series):
             return None
+        if is_frame and wanted and set(wanted) <= set(found.columns):
+            found = found.select(*wanted)
         columns = list(found.iter_columns()) if is_frame else [found]
     except nw.exceptions.DuplicateError as error:
         raise DataError(f"{path} has columns of one name: {error}; rename them.") from error

@@ -136,7 +136,7 @@ class Record:
             )
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
-            return process
+            return _Processes(process) if isinstance(process, dict) else process
         found: Any = (
             _mixed_parts(self, self.model) if self.sampled else part_processes(self.model, process)
         )
@@ -145,7 +145,7 @@ class Record:
                 "posterior: the model has no GP site; the effects that were integrated are in "
                 "fit.sites, and what they add at new rows in fit.components(X_new, ...)."
             )
-        return next(iter(found.values())) if len(found) == 1 else found
+        return next(iter(found.values())) if len(found) == 1 else _Processes(found)
 
     @functools.cached_property
     @one_at_a_time
@@ -220,6 +220,16 @@ class Record:
                 "do."
             )
         return next(iter(found.values())) if len(found) == 1 else found
+
+
+class _Processes(dict[str, Process]):
+    """{GP site: its posterior process} of a model of several."""
+
+    def __call__(self, X_new, joint: bool = False):
+        raise ModelError(
+            f"fit.posterior is a dictionary, as the model has the GP sites {list(self)}; call one "
+            f"of its processes: fit.posterior[{next(iter(self))!r}](X_new)."
+        )
 
 
 def _told(name: str, value) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
 from ppl_gp.model.arguments import argument_names
+from ppl_gp.results.query.own_arguments import observed_argument
 from ppl_gp.results.record import Record
 
 
@@ -32,13 +34,19 @@ def named_at(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple,
 def with_observations(
     fit: Record, X_new, y_new, args: tuple, kwargs: dict
 ) -> tuple[Any, Any, tuple, dict]:
-    """(X_new, y_new, args, kwargs), as `by_names`, with y_new as observations of the model's
-    `y`.
+    """(X_new, y_new, args, kwargs), as `by_names`, with y_new as observations of the
+    model's `y`, or what it calls them.
     """
     if y_new is None:
         X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
         return X_new, None, args, kwargs
     if isinstance(y_new, list) and all(isinstance(x, str) for x in y_new):
         y_new = np.asarray(y_new)  # which is refused as text, where a list would be an option
-    X_new, args, found = by_names(fit, X_new, args, {**kwargs, "y": y_new})
-    return X_new, found["y"], args, {k: found[k] for k in kwargs if k != "y"}
+    name = observed_argument(fit.model)
+    if name in kwargs:
+        raise DataError(
+            f"the observations are given twice, as y_new and as {name}=...; give them once: "
+            f"log_density(X_new, y_new), and arguments after y_new by name."
+        )
+    X_new, args, found = by_names(fit, X_new, args, {**kwargs, name: y_new})
+    return X_new, found[name], args, {k: found[k] for k in kwargs}

@@ -34,7 +34,8 @@ def by_rows(
 
     parts = []
     for i, start in enumerate(starts):
-        rows = {p: take(x, start, axes[p]) for p, x in leaves.arrays.items() if p in axes}
+        own = {p: x for p, x in leaves.arrays.items() if p in axes and x.shape}
+        rows = {p: take(x, start, axes[p]) for p, x in own.items()}
         (first, *others), named = leaves.replaced(rows)
         part = function(first, (*(take(y, start) for y in observed), *others), named)
         repeated = 0 if i == 0 else starts[i - 1] + ROWS - start
@@ -50,7 +51,7 @@ def first_rows(model: Declared, X, args: tuple, kwargs: dict) -> tuple:
     rows = {
         p: x[(slice(None),) * axes[p] + (slice(0, ROWS),)]
         for p, x in leaves.arrays.items()
-        if p in axes
+        if p in axes and x.shape
     }
     (first, *others), named = leaves.replaced(rows)
     return first, tuple(others), named

@@ -17,6 +17,7 @@ from ppl_gp.model.arguments import (
     argument_of,
     as_array,
     as_arrays,
+    is_array,
     optional_arguments,
 )
 from ppl_gp.results.record import Record
@@ -43,8 +44,18 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
     placed = _in_place(fit.model, names[0], X, names[1:], given)
     if num := num_rows(fit, placed[0]):
+        placed = _for_all_rows(fit, Leaves(fit.model, *placed), num)
         _require_rows(fit, Leaves(fit.model, *placed), num)
     return placed
+
+
+def _for_all_rows(fit: Record, leaves: Leaves, num: int) -> tuple[tuple, dict]:
+    """A plain number stands for all rows of an argument with one entry a datum."""
+    trained, axes = Leaves(fit.model, fit.args, fit.kwargs).arrays, fit.model.reading.row_axes
+    is_number = lambda x: isinstance(x, int | float) or (is_array(x) and not x.shape)  # noqa: E731
+    spread = lambda p, x: jnp.full(_with_rows(trained[p].shape, axes[p], num), x)  # noqa: E731
+    numbers = {p: x for p, x in leaves.leaves.items() if p in trained and is_number(x)}
+    return leaves.replaced({p: spread(p, x) for p, x in numbers.items() if p in axes})
 
 
 def _completed(fit, name: str) -> list[tuple[str, Any]]:
@@ -87,6 +98,11 @@ def _checked_inputs(X_new, trained: tuple):
             "positionally."
         )
     X = as_array("X_new", X_new)
+    if eqx.is_array(trained[0]) and not eqx.is_array(X):
+        raise DataError(
+            f"X_new is a {type(X_new).__name__}, and the training inputs were an array of shape "
+            f"{trained[0].shape}; give an array, or a frame."
+        )
     if not eqx.is_array(trained[0]) or not eqx.is_array(X):
         return _checked_tree(X, trained[0])
     if X.ndim == 0 or 0 in X.shape:
@@ -165,8 +181,7 @@ def _require_rows(fit, leaves: Leaves, num: int) -> None:
     """Raise `DataError` where an argument with one entry a datum has another shape than in
     training, but for its number of rows.
 
-    An array of another shape would be broadcast, (M, 1) with M values of f to (M, M). A plain
-    number stands for all rows.
+    An array of another shape would be broadcast, (M, 1) with M values of f to (M, M).
     """
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).arrays
     for path, x in leaves.arrays.items():

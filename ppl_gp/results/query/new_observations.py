@@ -9,15 +9,16 @@ from ppl_gp.model.arguments import as_arrays
 from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.quick import full_jit
+from ppl_gp.results.query.own_arguments import observed_argument
 from ppl_gp.results.query.query import Case
 from ppl_gp.wrappers import mask_of
 
 
 def observations_at(case: Case, y_new) -> dict:
-    """{"y": y_new} as an array. Raises `DataError`: NaN, not the observed site's shape or dtype,
-    outside its support.
+    """{argument: y_new} as an array. Raises `DataError`: NaN, not the observed site's shape or
+    dtype, outside its support.
     """
-    _, observations = as_arrays((), {"y": y_new})
+    observations = {observed_argument(case.model): as_arrays((), {"y": y_new})[1]["y"]}
     try:
         checked = _inside(case, observations)
     except (KeyError, IndexError, AttributeError) as error:

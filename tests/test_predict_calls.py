@@ -1,0 +1,94 @@
+"""The ways in which users write a call: each gives the answer of the plain call, or a typed error
+whose remedy runs.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import ppl_gp as pg
+
+N = 12
+X = np.linspace(0.0, 3.0, N)
+COUNTS = np.random.default_rng(0).poisson(2.0, N)
+NEW, SEEN, GROUP = X[:3] + 0.1, COUNTS[:3], np.arange(N) % 3
+
+
+def counts(X, exposure, group, y=None):
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(exposure * jnp.exp(f + u[group])), obs=y)
+
+
+def renamed(X, exposure, counts=None, seen=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        mask = True if seen is None else seen
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("n", dist.Poisson(exposure * jnp.exp(f)), obs=counts)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return pg.fit(counts, pg.Laplace(), 0, X, np.full(N, 2.0), GROUP, y=COUNTS)
+
+
+@pytest.mark.parametrize("number", [2.0, 2, np.float64(2.0), jnp.asarray(2.0)], ids=repr)
+def test_a_number_stands_for_all_rows(fit, number):
+    rows = {"group": GROUP[:3]}
+    ask = {
+        "predict": lambda e: fit.predict(NEW, exposure=e, **rows).mean,
+        "log_density": lambda e: fit.log_density(NEW, SEEN, exposure=e, **rows),
+        "components": lambda e: fit.components(NEW, exposure=e, **rows)["total"].mean,
+        "sample": lambda e: fit.sample(0, NEW, 3, exposure=e, **rows).y,
+        "tree": lambda e: (
+            fit.to_datatree(num_draws=3, predictions={"X": NEW, "exposure": e, **rows})[
+                "predictions"
+            ]["y"].values
+        ),
+    }
+    for name, verb in ask.items():
+        np.testing.assert_allclose(verb(number), verb(np.full(3, 2.0)), rtol=1e-6, err_msg=name)
+
+
+def test_a_number_stands_for_very_many_rows():
+    model = pg.fit(renamed, pg.Laplace(), 0, X, np.full(N, 2.0), counts=COUNTS)
+    many = np.linspace(0.0, 3.0, 10_050)
+    found, some = (model.predict(x, exposure=jnp.asarray(2.0)).mean for x in (many, many[-3:]))
+    np.testing.assert_allclose(found[-3:], some, rtol=1e-6)
+
+
+def test_observations_by_position_by_name_and_under_another_name(fit):
+    rows = {"exposure": np.full(3, 2.0), "group": GROUP[:3]}
+    want = fit.log_density(NEW, SEEN, **rows)
+    np.testing.assert_array_equal(fit.log_density(NEW, y=SEEN, **rows), want)
+    with pytest.raises(pg.DataError, match="given twice"):
+        fit.log_density(NEW, SEEN, y=SEEN, **rows)
+    with pytest.raises(pg.DataError, match="needs y_new"):
+        fit.log_density(NEW, **rows)
+    other = pg.fit(
+        renamed, pg.Laplace(), 0, X, np.full(N, 2.0), counts=COUNTS, seen=np.ones(N, bool)
+    )
+    want = other.log_density(NEW, counts=SEEN, exposure=2.0)
+    np.testing.assert_allclose(other.log_density(NEW, SEEN, exposure=2.0), want, rtol=1e-6)
+    # without its mask nothing tells which of two arguments is the observations; the remedy runs
+    other = pg.fit(renamed, pg.Laplace(), 0, X, np.full(N, 2.0), counts=COUNTS)
+    with pytest.raises(pg.DataError, match=r"log_density\(X_new, counts=...\)"):
+        other.log_density(NEW, SEEN, exposure=2.0)
+    np.testing.assert_allclose(other.log_density(NEW, counts=SEEN, exposure=2.0), want, rtol=1e-4)
+
+
+def test_the_posterior_of_several_functions_says_what_to_call():
+    def two(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        g = numpyro.sample("g", pg.GP(pg.kernels.RBF(1.0, 3.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f + g, 0.3), obs=y)
+
+    fit = pg.fit(two, pg.Laplace(), 0, X, y=np.sin(X))
+    with pytest.raises(pg.ModelError, match=r"fit.posterior\['f'\]\(X_new\)"):
+        fit.posterior(NEW)
+    assert fit.posterior["f"](NEW).mean.shape == (3,)
