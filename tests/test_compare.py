@@ -114,6 +114,7 @@ def filled(name, result="not_mixed"):
     numbers = (
         "compile_seconds run_seconds log_evidence truth truth_se log_density log_density_se "
         "error calibration khat efficiency share khat_datum elpd_loo elpd_loo_se mean_distance "
+        "log_density_gap log_density_gap_se "
         "sd_distance"
     )
     return names | dict.fromkeys(numbers.split(), -1234.56789)
@@ -233,28 +234,49 @@ def test_verdicts():
         "mean_distance": 0.1,
         "sd_distance": 0.1,
     }
-    text = verdict(sound, "nuts", 0.05)
-    assert (
-        text.count("trust") == 2
-        and "not" not in text
-        and "0.02 nats below" in text
-        and "k-hat 0.40" in text
-    )
-    assert "do not trust its log evidence (0.52 nats below" in verdict(
-        {**sound, "log_evidence": -10.52}, "nuts", 0.05
-    )
-    assert "needs importance weights" in verdict({**sound, "khat": 0.8}, "nuts", 0.05)
-    assert "too far from the posterior" in verdict(
-        {**sound, "khat": 0.8, "efficiency": 0.2}, "nuts", 0.05
-    )
-    assert "do not trust every latent means" in verdict(
-        {**sound, "mean_distance": 0.4}, "nuts", 0.05
-    )
-    assert "do not trust it, it ended as 'max_steps'" in verdict(
-        {**sound, "result": "max_steps"}, "nuts", 0.05
-    )
-    nuts = {**sound, "method": "nuts", "truth": None, "khat": None, "mean_distance": None}
-    assert "trust them to about 0.05" in verdict(nuts, "nuts", 0.05)
+    sound |= {"log_density_gap": 0.004, "log_density_gap_se": 0.003}
+    say = lambda **other: verdict({**sound, **other}, "nuts", 0.05)  # noqa: E731
+    text = say()
+    assert text.count("within the errors") == 2 and "k-hat 0.40" in text
+    for part in (
+        "Evidence: right",
+        "0.02 nats below",
+        "Latents:",
+        "which is small",
+        "Predictions:",
+    ):
+        assert part in text
+    # each verdict by itself: the others are as they were
+    wrong = {
+        "log_evidence": (-10.52, "0.52 nats below the importance-sampled truth", "factor of 1.68"),
+        "khat": (0.8, "usable but not exact (k-hat 0.80", "Latents"),
+        "mean_distance": (0.4, "by up to 0.40 sd", "intervals of single latents"),
+        "log_density_gap": (-0.1, "worse than those of nuts by 0.100", "on these test rows"),
+    }
+    for key, (value, *told) in wrong.items():
+        found = say(**{key: value})
+        same = [s for s in text.split(". ") if s in found]
+        assert all(part in found for part in told) and len(same) >= 1
+        assert found.count("within the errors") == 2 - (key in ("log_evidence", "log_density_gap"))
+    assert "too far off" in say(khat=0.8, efficiency=0.2)
+    assert "ended as 'max_steps'; do not use" in say(result="max_steps")
+    nuts = {"method": "nuts", "truth": None, "khat": None, "mean_distance": None}
+    assert "their own error is about 0.05" in say(**nuts)
+
+
+def test_a_difference_within_its_errors_is_not_called_wrong():
+    """Of any size: the errors decide, and a little more than three of them does."""
+    row = {"method": "a", "result": "converged", "khat": None, "mean_distance": None}
+    row |= {"truth": -10.0, "log_evidence": -10.0, "truth_se": 0.01}
+    for error in (0.01, 0.2, 5.0):
+        for sizes, is_equal in (((0.0, 2.9), True), ((3.1, 40.0), False)):
+            for size in sizes:
+                gap = {"log_density_gap": -size * error, "log_density_gap_se": error}
+                evidence = {"log_evidence": -10.0 - size * error, "truth_se": error}
+                text = verdict({**row, **gap, **evidence}, "nuts", None)
+                small = size * error <= 0.1  # nats of an evidence that nobody minds
+                assert ("Evidence: right" in text) == (is_equal or small)
+                assert ("Predictions: equal" in text) == is_equal
 
 
 @pytest.mark.long

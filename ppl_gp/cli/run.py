@@ -171,7 +171,7 @@ class Recorder:
         rows = (
             c.table
             if self._has_mixed(c.reference_name)
-            else [{**row, "mean_distance": None} for row in c.table]
+            else [{**row, "mean_distance": None, "log_density_gap": None} for row in c.table]
         )
         return [verdict(row, c.reference_name, c.reference_error) for row in rows]
 

@@ -27,6 +27,7 @@ from jax.scipy.special import logsumexp
 
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.model.per_datum import data_axis
+from ppl_gp.numerics.blocks import times
 from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
 from ppl_gp.results.datatree import (
     by_chain,
@@ -57,10 +58,12 @@ def loo(fit: Record) -> "ELPDData":
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
     the importance weights of fits by draws, and of `SVGP`, whose q(f) is drawn 1000 times, or once
-    for each of an autoguide's 100 draws (`None` for a local method at one setting of the
-    hyperparameters, which needs no weights). Several observed sites of one datum are left out
-    together; masked data do not count. A datum that a `scale` handler weighs is left out whole, and
-    scored unweighed. `elpd_i` and `pareto_k` have the labels of the rows for coordinates, where the
+    for each of an autoguide's 100 draws. A local method at one setting of the hyperparameters needs
+    no weights: there it judges q(f), by the weights that would turn 1000 draws of q into the exact
+    posterior without the datum (`None` under `Grid()`, and above 20 000 data). Several observed
+    sites of one datum are left out together; masked data do not count. A datum that a `scale`
+    handler weighs is left out whole, and scored unweighed.
+    `elpd_i` and `pareto_k` have the labels of the rows for coordinates, where the
     fit has some that tell the rows apart, else their numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
@@ -112,7 +115,8 @@ def loo(fit: Record) -> "ELPDData":
     without = -logsumexp(log_w - removed, 0)
     if _is_scaled(sites):  # else what is scored is what is taken out
         without = without + logsumexp(left_out - removed + log_w, 0)
-    return _elpd(fit, sites, np.asarray(without), np.asarray(lpd))
+    khat = None if fit.sampled or num_data(fit) > MAX_DATA else _khat(fit, site)
+    return _elpd(fit, sites, np.asarray(without), np.asarray(lpd), khat)
 
 
 def _corrected(fit, sites):
@@ -210,13 +214,30 @@ def _tree(fit, sites, densities, posterior):
     return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords=coords)
 
 
-def _elpd(fit, sites, left_out, lpd):
+def _khat(fit: Record, site: str) -> np.ndarray:
+    """Pareto k-hat of each datum, (N,), from draws of q(f): of the weights that turn q into the
+    posterior without the datum, prod_m p(y_m | f_m) / site_m(f_m) / p(y_n | f_n).
+    """
+    from arviz_stats.base import array_stats
+
+    num, key, data = num_data(fit), random.key(0), (fit.args, fit.kwargs)
+    hyper, f = posterior_draws(fit, key, DRAWS)
+    pseudo, flat = fit.draws.at(0).kept[site].sites, jnp.reshape(f[site], (DRAWS, -1))
+    squares = jnp.sum(flat.T * times(pseudo.nat2, flat.T), 0)
+    log_sites = flat @ jnp.ravel(pseudo.nat1) - 0.5 * squares
+    _, log_p = draw_log_densities(fit.model, hyper, f, *data, num)
+    log_w = jnp.sum(log_p, 1) - log_sites
+    return np.asarray(array_stats.psislw(np.asarray(log_p - log_w[:, None]).T)[1])
+
+
+def _elpd(fit, sites, left_out, lpd, khat=None):
     """The result for one setting of the hyperparameters, from (N,) log densities."""
     import xarray as xr
     from arviz_stats import utils as arviz_utils
 
     keep, dim = _counted(sites, left_out.size), _dimension(fit, sites)
     elpd_i, names = left_out[keep], _names(fit, keep, left_out.size)
+    named = {"dims": [dim], "coords": {dim: names}}
     figures = {
         "elpd": float(np.sum(elpd_i)),
         "se": float(np.sqrt(keep.size * np.var(elpd_i))),
@@ -225,8 +246,9 @@ def _elpd(fit, sites, left_out, lpd):
         "n_data_points": keep.size,
         "scale": "log",
         "warning": bool(np.any(np.isnan(elpd_i))),
-        "good_k": None,
-        "elpd_i": xr.DataArray(elpd_i, dims=[dim], coords={dim: names}, name=_LABEL),
+        "good_k": None if khat is None else GOOD_KHAT,
+        "elpd_i": xr.DataArray(elpd_i, name=_LABEL, **named),
+        "pareto_k": None if khat is None else xr.DataArray(khat[keep], name=_LABEL, **named),
     }
     # ArviZ 1.x has a class for each estimator, 0.8 one class with the estimator's name.
     if (estimator := getattr(arviz_utils, "ELPDDataLOO", None)) is not None:
@@ -240,7 +262,8 @@ FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least fi
 
 
 def _dimension(fit, sites) -> str:
-    return dots(data_plate(sites) or f"{_LABEL}_dim_0")
+    name = dots(data_plate(sites) or f"{_LABEL}_dim_0")
+    return f"{name}_dim" if name == _LABEL else name
 
 
 def _names(fit, keep, num: int) -> list:

@@ -103,14 +103,17 @@ def input_dimensions(model: Declared, inputs: Mapping, plate: str | None) -> dic
 
 def dotted(named: Mapping) -> dict:
     """The same under names that a tree can hold: a slash, which scopes put into the names of sites,
-    is a way down a tree, and becomes a dot.
+    is a way down a tree, and becomes a dot. Raises `DataError` where two would be one.
     """
+    if len({dots(k) for k in named}) < len(named):
+        raise DataError(f"two of {list(named)} are one name in a tree; rename a site of the model.")
     return {dots(k): v for k, v in named.items()}
 
 
 def dots(name: str) -> str:
-    """One of them."""
-    return name.replace("/", ".")
+    """One of them; a site or plate called as a tree's own dimensions has an underscore behind."""
+    name = name.replace("/", ".")
+    return f"{name}_" if name in ("chain", "draw") else name
 
 
 def dotted_dimensions(named: Mapping[str, list[str]]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from ppl_gp.model.arguments import as_array
 from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.by_site import shared_moments
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
+from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.predict.pit import pit
 from ppl_gp.results.query.by_names import with_observations
@@ -34,7 +35,7 @@ class Comparison:
     - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the
       same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
-      error;
+      error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row;
     - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
       them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
@@ -61,6 +62,7 @@ class Comparison:
     fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     _rows: dict[str, dict] = dataclasses.field(default_factory=dict, repr=False)
+    _densities: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
         """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
@@ -76,19 +78,20 @@ class Comparison:
             fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
         )
         error, calibration = self._errors(fit)
+        self._densities[name] = log_density
         return {
             "method": name,
             "result": str(fit.result),
             "compile_seconds": fit.stats.get("compile_seconds"),
             "run_seconds": fit.stats.get("run_seconds"),
-            **self._evidence(name, fit),
+            **(evidence := self._evidence(name, fit)),
             "log_density": float(log_density.mean()),
             "log_density_se": _standard_error(log_density),
             "error": error.value,
             "error_name": error.name,
             "calibration": calibration.value,
             "calibration_name": calibration.name,
-            **self._leave_one_out(name, fit),
+            **self._leave_one_out(name, fit, evidence["khat_datum"]),
         }
 
     def _errors(self, fit: Fit) -> tuple[scores.Score, scores.Score]:
@@ -119,7 +122,7 @@ class Comparison:
             "khat_datum": _largest(truth.khat_loo),
         }
 
-    def _leave_one_out(self, name, fit) -> dict:
+    def _leave_one_out(self, name, fit, khat) -> dict:
         try:
             with warnings.catch_warnings():
                 # ArviZ warns of a large k-hat, which is in the table
@@ -128,7 +131,7 @@ class Comparison:
         except PplGpError as error:
             self.notes[name].append(f"no LOO: {error}")
             return {"elpd_loo": None, "elpd_loo_se": None}
-        weighted = {} if loo.pareto_k is None else {"khat_datum": _largest(loo.pareto_k)}
+        weighted = {"khat_datum": _largest(loo.pareto_k) if khat is None else khat}
         return {"elpd_loo": float(loo.elpd), "elpd_loo_se": float(loo.se), **weighted}
 
     @property
@@ -154,7 +157,17 @@ class Comparison:
     @property
     def table(self) -> list[dict]:
         """One {quantity: value} a method, in the order in which they were added."""
-        return [{**row, **self._distances(name)} for name, row in self._rows.items()]
+        return [
+            {**row, **self._distances(name), **self._gap(name)} for name, row in self._rows.items()
+        ]
+
+    def _gap(self, name) -> dict:
+        """Row by row, so that what is common to both methods has no share in the error."""
+        other = self._densities.get(self.reference_name or name)
+        if other is None or name == (self.reference_name or name):
+            return {"log_density_gap": None, "log_density_gap_se": None}
+        gap = self._densities[name] - other
+        return {"log_density_gap": float(gap.mean()), "log_density_gap_se": _standard_error(gap)}
 
     def _distances(self, name) -> dict:
         reference = self.reference_name
@@ -183,6 +196,11 @@ class Comparison:
                 "a fit says of one entry is of the order that it, or a draw, has. "
             )
         return text.strip()
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What the table says of each method's evidence, latents and predictions, in words."""
+        return [verdict(row, self.reference_name, self.reference_error) for row in self.table]
 
     def to_csv(self, path) -> None:
         """Write `table` as CSV, one row a method."""
