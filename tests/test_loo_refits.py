@@ -48,7 +48,7 @@ METHODS = {
 TOLERANCE = {"gaussian": 2e-5, "counts": 0.03, "binary": 0.03}
 DRAWS = 0.06
 CASES = [(kind, name) for name in METHODS for kind in DATA if kind == "binary" or name != "bound"]
-QUICK = [("gaussian", "laplace"), ("counts", "laplace")]
+QUICK = [("counts", "laplace")]
 
 
 def refits(model, method, y):
