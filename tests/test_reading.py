@@ -257,8 +257,8 @@ def test_two_functions_and_a_gp_fed_by_a_gp_are_told_apart():
         h = _gp("h")
         _bernoulli(numpyro.sample("f", pg.GP(kernels.RBF(1.0, 1.0), h)), y)
 
-    _error(two, ModelError, "several latent functions", "'f'", "'g'", "NUTS()")
-    _error(deep, ModelError, "fed by another GP", "'h'", "NUTS()")
+    _error(two, ModelError, "several latent functions", "'f'", "'g'", "pg.check(model, ...) lists")
+    _error(deep, ModelError, "fed by another GP", "'h'", "pg.check(model, ...) lists")
 
 
 def test_an_expanded_gp():
@@ -277,7 +277,7 @@ def test_local_latents():
             noise = numpyro.sample("noise", dist.Gamma(2.0, 2.0))
             numpyro.sample("y", dist.Bernoulli(logits=f + noise), obs=y)
 
-    _error(_model(likelihood), ModelError, "'noise'", "NUTS()")
+    _error(_model(likelihood), ModelError, "'noise'", "pg.check(model, ...) lists")
 
 
 def test_a_missing_hyperparameter():
@@ -306,7 +306,12 @@ COUPLED = {
 
 @pytest.mark.parametrize("how", COUPLED)
 def test_a_likelihood_that_couples_data(how):
-    _error(_model(lambda f, y: _bernoulli(COUPLED[how](f), y)), NotPointwiseError, "'y'", "NUTS()")
+    _error(
+        _model(lambda f, y: _bernoulli(COUPLED[how](f), y)),
+        NotPointwiseError,
+        "'y'",
+        "pg.check(model, ...) lists",
+    )
 
 
 def test_a_scalar_site_that_sees_all_of_f():

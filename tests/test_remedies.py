@@ -364,20 +364,10 @@ ROWS = {
         lambda: pg.SVGP(hyper=pg.MAP),
         lambda: pg.SVGP(hyper=pg.MAP()),
     ),
-    "a dual bound": row(
-        "needs train_inducing=False",
-        lambda: pg.SVGP(dual_bound=True, train_inducing=True),
-        lambda: pg.SVGP(dual_bound=True, train_inducing=False),
-    ),
     "a wrong covariance": row(
         "give one of .*'full'",
         lambda: pg.SVGP(covariance="half"),
         lambda: pg.SVGP(covariance="full"),
-    ),
-    "unwhitened and diagonal": row(
-        "only a full covariance has an unwhitened form",
-        lambda: pg.SVGP(whiten=False, covariance="diagonal"),
-        lambda: pg.SVGP(whiten=False, covariance="full"),
     ),
     "beta of zero": row(
         "only natural=False",
