@@ -27,7 +27,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("local", "sparse", "deep", "conjugate", "results", "infer")
 LEFT_OUT = {".git", ".jax_cache", "__pycache__", ".pytest_cache", ".ruff_cache", "site", "dist"}
-MOST_FILES = 4  # test files that a mutant is shown to
+MOST = 4  # test files that a mutant is shown to
 # files of tests whose name does not say what they exercise: {start of a path in ppl_gp: files}
 ALSO = {
     "local/": ("test_evidence_formulas", "test_equivalence", "test_reference", "test_forms"),
@@ -59,6 +59,8 @@ ALSO = {
     "results/store/": ("test_store", "test_saved_files"),
     "results/load": ("test_store", "test_saved_files"),
     "results/integrals/": ("test_predict", "test_quantiles", "test_layer_results"),
+    "results/integrals/groups": ("test_several", "test_predict"),
+    "results/function_rows": ("test_function_rows",),
     "results/datatree": ("test_inference_data", "test_whole_tree", "test_part_draws"),
     "results/tree_dimensions": ("test_inference_data", "test_whole_tree"),
     "results/whole_tree": ("test_whole_tree", "test_inference_data"),
@@ -76,6 +78,7 @@ ALSO = {
     "infer/": ("test_options_obeyed", "test_bad_input", "test_check"),
     "infer/svgp/": ("test_long_runs", "test_sparse_models", "test_options_obeyed"),
     "infer/hyper/": ("test_map", "test_grid", "test_options_obeyed", "test_hyper_guide"),
+    "infer/hyper/point": ("test_map", "test_width"),
     "infer/hyper/grid": ("test_grid", "test_evidence_formulas"),
     "infer/hyper/sample": ("test_marginal", "test_samplers", "test_options_obeyed"),
     "infer/mcmc/": ("test_samplers", "test_elliptical", "test_options_obeyed"),
@@ -106,11 +109,12 @@ PAIRS |= {"min": "max", "max": "min", "argmin": "argmax", "argmax": "argmin"}
 
 
 class Mutant(NamedTuple):
-    """One edit: a file below `ppl_gp`, what was done at which line, and the new text."""
+    """One edit: a file below `ppl_gp`, what was done at which line, and the texts."""
 
     file: str
     line: int
     kind: str
+    before: str
     text: str
 
 
@@ -221,9 +225,8 @@ def _mutant(path: Path, which: int) -> Mutant:
     head = lines[first - 1][:indent]
     written = [head + new.splitlines()[0], *(" " * indent + x for x in new.splitlines()[1:])]
     text = "\n".join([*lines[: first - 1], *written, *lines[last:]]) + "\n"
-    return Mutant(
-        str(path.relative_to(ROOT / "ppl_gp")), getattr(node, "lineno", first), kind, text
-    )
+    file, line = str(path.relative_to(ROOT / "ppl_gp")), getattr(node, "lineno", first)
+    return Mutant(file, line, kind, before, text)
 
 
 def _statement_of(tree: ast.Module, node: ast.AST) -> ast.stmt:
@@ -236,14 +239,14 @@ def _statement_of(tree: ast.Module, node: ast.AST) -> ast.stmt:
     return found
 
 
-def tests_for(file: str) -> list[str]:
+def tests_for(file: str, most: int = MOST) -> list[str]:
     """Test files by name, then those that `ALSO` says of the longest start of the path."""
     stem = file.removesuffix(".py")
     named = [f"test_{stem.rpartition('/')[2]}"]
     starts = sorted((s for s in ALSO if stem.startswith(s)), key=len, reverse=True)
     wanted = [*named, *(name for s in starts for name in ALSO[s])]
     there = [f"tests/{n}.py" for n in dict.fromkeys(wanted) if (ROOT / f"tests/{n}.py").is_file()]
-    return there[:MOST_FILES]
+    return there[:most]
 
 
 def preload() -> None:
@@ -324,8 +327,8 @@ def _child(tree: Path, tests: list[str], note: Path):
 class Judge:
     """Runs the tests of mutants; a test that fails without the mutant too catches nothing."""
 
-    def __init__(self, tree: Path, seconds: float):
-        self.tree, self.seconds = tree, seconds
+    def __init__(self, tree: Path, seconds: float, most: int = MOST):
+        self.tree, self.seconds, self.most = tree, seconds, most
         self.sound: set[str] = set()
         self.unsound: set[str] = set()
 
@@ -334,7 +337,8 @@ class Judge:
         before = path.read_text()
         while True:
             path.write_text(mutant.text)
-            told = outcome(self.tree, tests_for(mutant.file), self.seconds, self.unsound)
+            tests = tests_for(mutant.file, self.most)
+            told = outcome(self.tree, tests, self.seconds, self.unsound)
             path.write_text(before)
             if told.status != "caught" or told.test is None or self._is_sound(told.test):
                 return told
@@ -361,8 +365,8 @@ def copied(folder: Path) -> Path:
 
 def difference(mutant: Mutant) -> str:
     """In the words of `diff`."""
-    before = (ROOT / "ppl_gp" / mutant.file).read_text().splitlines()
-    found = difflib.unified_diff(before, mutant.text.splitlines(), n=0, lineterm="")
+    texts = mutant.before.splitlines(), mutant.text.splitlines()
+    found = difflib.unified_diff(*texts, n=0, lineterm="")
     return "\n".join(x for x in list(found)[2:] if not x.startswith("@@"))
 
 
@@ -372,6 +376,7 @@ def main(arguments=None) -> int:
     ask.add_argument("num", type=int, nargs="?", default=100)
     ask.add_argument("--seed", type=int, default=0)
     ask.add_argument("--seconds", type=float, default=300.0, help="for the tests of one mutant")
+    ask.add_argument("--files", type=int, default=MOST, help="test files for one mutant, at most")
     ask.add_argument("--first", type=int, default=0, help="leave out those before this one")
     ask.add_argument("--dry", action="store_true", help="print the mutants and run nothing")
     given = ask.parse_args(arguments)
@@ -384,7 +389,7 @@ def main(arguments=None) -> int:
     preload()
     counts = dict.fromkeys(("caught", "survived", "timed out"), 0)
     with tempfile.TemporaryDirectory() as folder:
-        judge = Judge(copied(Path(folder)), given.seconds)
+        judge = Judge(copied(Path(folder)), given.seconds, given.files)
         for i, mutant in chosen:
             began = time.monotonic()
             told = judge.judge(mutant)
@@ -394,7 +399,8 @@ def main(arguments=None) -> int:
             place = f"{i} {mutant.file}:{mutant.line}"
             print(f"{told.status}: {place} ({mutant.kind}){by}, {took}", flush=True)
             if told.status == "survived":
-                print(difference(mutant), f"  ran {' '.join(tests_for(mutant.file))}", sep="\n")
+                ran = " ".join(tests_for(mutant.file, given.files))
+                print(difference(mutant), f"  ran {ran}", sep="\n")
             sys.stdout.flush()
         if judge.unsound:
             print(f"left out, as they fail without a mutant: {sorted(judge.unsound)}")

@@ -320,6 +320,9 @@ ROWS: dict[str, dict[str, list]] = {
         "max_steps": [map_searches],
         "tol": [map_searches],
         "init": [map_searches],
+        "maximise": [
+            by("test_priors_of_effects::test_maximise_says_that_they_are_known_to_be_points")
+        ],
     },
     "Grid": dict.fromkeys(("restarts", "max_steps", "tol", "init"), [grid_searches, map_searches]),
     "Fixed": {"values": [fixed_holds]},

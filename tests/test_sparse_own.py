@@ -110,11 +110,15 @@ def test_the_bound_and_answers_are_those_of_the_dense_formula(fitted):
 
 
 @pytest.mark.slow
-def test_the_collapsed_bound_is_the_same(fitted):
-    _, (X, W, group, y) = fitted
-    evidence, *_ = dense(X, W, group, y, (X, W, group))
+def test_the_collapsed_bound_and_answers_are_those_of_the_dense_formula():
+    X, W, group, rng = arguments()
+    y, new = rng.normal(size=N) + np.sin(X), (X[:5] + 0.1, W[:5], group[:5])
+    evidence, terms, _ = dense(X, W, group, y, new)
     fit = pg.fit(model, at_the_data(X, collapsed=True), 0, X, W, group, y=y)
     assert evidence - 1e-6 < fit.log_evidence < evidence + 1e-8
+    for k, found in fit.components(*new).items():
+        np.testing.assert_allclose(found.mean, terms[k][0], atol=1e-6, err_msg=k)
+        np.testing.assert_allclose(found.variance, terms[k][1], atol=1e-6, err_msg=k)
 
 
 @pytest.mark.slow
