@@ -275,6 +275,18 @@ BAD = {
         pg.DataError,
         "2 are needed",
     ),
+    "encoder input": (
+        latent,
+        {"latents": pg.Amortised(encoder=lambda row: jnp.zeros((2, 7)) @ row)},
+        pg.DataError,
+        r"encoder fails on a row of shape \(2,\), the columns of 'xy' \(TypeError",
+    ),
+    "encoder output": (
+        latent,
+        {"latents": pg.Amortised(encoder=lambda row: (row[:1], row[:1]))},
+        pg.DataError,
+        r"encoder gives a tuple for a row of shape \(2,\)",
+    ),
     "no copies": (latent, {"num_importance": 0}, pg.DataError, "num_importance=0"),
     "no paths": (latent, {"num_paths": 0}, pg.DataError, "num_paths=0"),
     "no latents": (deep, {"num_importance": 5}, pg.ModelError, "no latent"),

@@ -3,6 +3,7 @@ whatever changed.
 """
 
 import copy
+import dataclasses
 import functools
 import io
 import json
@@ -16,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from often import some
-from small_fits import OK, classification, classifier, made_fit
+from small_fits import NUM_NEW, OK, classification, classifier, made_fit
 
 import ppl_gp as pg
 from models.classification import binary
@@ -93,9 +94,29 @@ def sparse(model, hyper, columns, **more):
     )
 
 
-def encoded():
-    encoder = mlp_encoder(jnp.asarray(X), 1, 3, 1, jax.random.key(0))
-    return sparse(latent_classifier, {"variance": 1.5}, 3, local={"h": Encoded(encoder, "x")})
+def encoded(sees="x"):
+    columns = jnp.concatenate([X] * ("x" in sees) + [Y[:, None]] * ("y" in sees), 1)
+    encoder = mlp_encoder(1.0 * columns, 1, 3, 1, jax.random.key(0))
+    return sparse(latent_classifier, {"variance": 1.5}, 3, local={"h": Encoded(encoder, sees)})
+
+
+@pytest.mark.parametrize("sees", ["xy", "y", "x"])
+@pytest.mark.one_case
+def test_latents_of_new_data_are_inferred_alike_by_a_file(tmp_path, sees):
+    """An encoder proposes them: another one, or none, gives other draws."""
+    fit = encoded(sees)
+    again = pg.load(fit.save(tmp_path / "a.fit"), latent_classifier)
+    found, same = (f.infer_latents(1, X_NEW, np.ones(NUM_NEW, int)) for f in (fit, again))
+    np.testing.assert_array_equal(found.draws["h"], same.draws["h"])
+    np.testing.assert_array_equal(found.ess, same.ess)
+    assert again.local["h"].sees == sees
+
+
+def test_an_encoder_of_ones_own_that_sees_y_is_refused_by_save(tmp_path):
+    fit = encoded("y")
+    fit = dataclasses.replace(fit, local={"h": Encoded(lambda row: jnp.zeros(2), "y")})
+    with pytest.raises(pg.DataError, match="encoder of latent 'h' is a function"):
+        fit.save(tmp_path / "a.fit")
 
 
 KINDS = {
@@ -105,6 +126,7 @@ KINDS = {
     ),
     "svgp": lambda: sparse(classifier, {"lengthscale": 1.2, "variance": 2.0}, 2),
     "svgp with latents": encoded,
+    "svgp with an encoder of y": lambda: encoded("xy"),
 }
 VALUES = [
     None,

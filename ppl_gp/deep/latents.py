@@ -101,17 +101,28 @@ class Encoded(LatentGuide):
         seen = encoder_rows(self.sees, args, kwargs)
         # Where the model's own plate subsamples, the arguments hold all data.
         seen = seen if rows is None or len(seen) == len(rows) else seen[rows]
-        return jax.vmap(self.encoder)(seen)
+        try:
+            packed = jax.vmap(self.encoder)(seen)
+        except Exception as error:  # the user's own function raises whatever it likes
+            raise DataError(
+                f"the encoder fails on a row of shape {seen.shape[1:]}, the columns of "
+                f"'{self.sees}' ({type(error).__name__}: {error}); give a function of such a row."
+            ) from error
+        if not isinstance(packed, jax.Array):
+            raise DataError(
+                f"the encoder gives a {type(packed).__name__} for a row of shape "
+                f"{seen.shape[1:]}; give one array, the means and then the log scales."
+            )
+        return packed
 
 
 class Forgotten(LatentGuide):
-    """Of a loaded fit whose q(h) needs y, which no prediction can use: new latents come from the
-    prior.
-    """
+    """Of a loaded fit whose q(h) is of the training data's rows, which no new data ask for."""
 
     def unconstrained(self, rows, args, kwargs):
         raise ModelError(
-            "a saved fit keeps q(h) only where it does not need y; fit the model again."
+            "a saved fit keeps encoders, and no q(h) of the training data's rows; fit the model "
+            "again."
         )
 
 

@@ -17,7 +17,7 @@ from jax import random
 from numpyro.distributions import biject_to, constraints
 
 from ppl_gp.deep.encoders import MLPEncoder
-from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide
+from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide, gaussian_at, latent_form
 from ppl_gp.errors import StoreError
 from ppl_gp.gp import unwrap
 from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
@@ -127,7 +127,9 @@ def _check_locals(header, fit) -> None:
     both = set(fit.local) & {*header["observed_sites"], *header["hyper_sites"], *header["gp_sites"]}
     require(not both, f"{sorted(both)} are latents and something else.")
     for name, q in fit.local.items():
-        usable = isinstance(q, Forgotten) or (isinstance(q, LatentGuide) and not q.needs_y)
+        usable = isinstance(q, Forgotten | Encoded) or (
+            isinstance(q, LatentGuide) and not q.needs_y
+        )
         usable &= all(map(_is_array, jax.tree.leaves(q)))
         usable &= not isinstance(q, Encoded) or _is_network(q.encoder)
         require(usable, f"q(h) of '{name}' is a {type(q).__name__}.")
@@ -272,7 +274,11 @@ def _unusable(fit: Fit, trace: dict) -> list[str]:
         if not isinstance(q, Forgotten):
 
             def draw(q, site=trace[name]):
-                return q.at(site, None, fit.args, fit.kwargs).sample(random.key(0))  # noqa: E731
+                if not q.needs_y:
+                    return q.at(site, None, fit.args, fit.kwargs).sample(random.key(0))
+                axis, shape = latent_form(site, 0)
+                rows = jnp.zeros((shape[axis], *q.encoder.shift.shape))
+                return gaussian_at(site, jax.vmap(q.encoder)(rows)).sample(random.key(0))
 
             if eqx.filter_eval_shape(draw, q).shape != trace[name]["fn"].shape():
                 wrong.append(name)

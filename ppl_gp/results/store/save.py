@@ -35,8 +35,8 @@ from ppl_gp.storage.archive import write_archive
 from ppl_gp.storage.versions import package_versions
 
 # 2: draws have weights. 3: sites were integrated into a predictor. 4: a softmax's precisions are
-# kept as minus rank one. A file without these is written as version 1.
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 4
+# kept as minus rank one. 5: encoders that see y are kept. A file without these is version 1.
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 5
 
 
 def save(fit: Record, path) -> Path:
@@ -54,7 +54,7 @@ def save(fit: Record, path) -> Path:
     first = jax.tree.map(lambda x: x[0], fit.hyper) if fit.sampled else fit.hyper
     header = {
         "format": FORMAT,
-        "version": 4 if _has_softmax(fit) else 3 if predictor else 2 if weighted else 1,
+        "version": _version(fit, predictor),
         "packages": package_versions(),
         "model": qualified_name(fit.model),
         "gp_sites": {k: list(training[k]["fn"].shape()) for k in fit.latent},
@@ -83,12 +83,12 @@ def save(fit: Record, path) -> Path:
         ),
         "hyper": encode(fit.hyper, arrays, "hyper", "hyper"),
         "latent": {k: _encode_kept(v, arrays, f"latent/{k}") for k, v in fit.latent.items()},
-        "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if not q.needs_y},
+        "local": {k: _encode_local(k, q, arrays) for k, q in fit.local.items() if _is_kept(q)},
         "blocks": [
             encode_module(q, arrays, f"blocks/{i}", f"q({', '.join(q.sites)})")
             for i, q in enumerate(fit.blocks)
         ],
-        "forgotten": [k for k, q in fit.local.items() if q.needs_y],
+        "forgotten": [k for k, q in fit.local.items() if not _is_kept(q)],
         "stats": encode(fit.stats, arrays, "stats", "fit.stats"),
         "names": encode_names(fit.names),
     }
@@ -98,6 +98,12 @@ def save(fit: Record, path) -> Path:
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
     return path
+
+
+def _version(fit: Record, predictor) -> int:
+    if any(isinstance(q, Encoded) and q.needs_y for q in fit.local.values()):
+        return 5
+    return 4 if _has_softmax(fit) else 3 if predictor else 2 if fit.draws.is_weighted() else 1
 
 
 def _has_softmax(fit: Record) -> bool:
@@ -156,6 +162,11 @@ def _without_observations(fit) -> tuple[list, dict]:
         {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
     )
     return list(args), {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
+
+
+def _is_kept(q) -> bool:
+    """All that a query of new data asks: no q(h) of the training data's rows."""
+    return isinstance(q, Encoded) or not q.needs_y
 
 
 def _encode_local(name: str, q, arrays) -> dict:
