@@ -112,10 +112,9 @@ def filled(name, result="not_mixed"):
         "calibration_name": "coverage gap",
     }
     numbers = (
-        "compile_seconds run_seconds log_evidence truth truth_se log_density log_density_se "
-        "error calibration khat efficiency share khat_datum elpd_loo elpd_loo_se mean_distance "
-        "log_density_gap log_density_gap_se "
-        "sd_distance"
+        "compile_seconds run_seconds log_evidence log_evidence_se truth truth_se log_density "
+        "log_density_se error calibration khat efficiency share khat_datum elpd_loo elpd_loo_se "
+        "mean_distance log_density_gap log_density_gap_se sd_distance"
     )
     return names | dict.fromkeys(numbers.split(), -1234.56789)
 

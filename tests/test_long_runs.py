@@ -563,9 +563,11 @@ def test_bad_batch_of_a_list_loses_nothing(bad):
 
 
 def test_error_of_the_users_stream_loses_nothing():
+    gone = OSError("shard 3 is gone")
     with pytest.raises(FitError, match="batch 12 .*OSError: shard 3 is gone") as caught:
-        fitted(Stream(iter(stopping_at(12, OSError("shard 3 is gone"))()), N))
+        fitted(Stream(iter(stopping_at(12, gone)()), N))
     assert caught.value.fit.stats["steps"] == 12
+    assert caught.value.__cause__ is gone and "stream_error" not in caught.value.fit.stats
 
 
 @pytest.mark.slow

@@ -228,6 +228,15 @@ def test_a_stream_is_fitted_and_may_end():
     ended = pg.fit(linear_regression, pg.MeanField(**options), 0, once, throw=False)
     assert ended.result == "stream_ended" and len(ended.stats["bounds"]) == 5
     assert ended.log_evidence is None
+
+    def failing():
+        yield from batches(2)
+        raise OSError("shard 3 is gone")
+
+    with pytest.raises(pg.FitError, match="batch 2 .*OSError: shard 3 is gone") as caught:
+        broken = pg.Stream(failing(), num_data=24)
+        pg.fit(linear_regression, pg.MeanField(**options), 0, broken)
+    assert isinstance(caught.value.__cause__, OSError)
     bad = batches(3)
     bad[2] = {"X": np.full((8, 2), np.nan), "y": Y[:8]}
     stopped = pg.fit(

@@ -115,6 +115,7 @@ def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
 
 def _report(name: str, fitted: Fit) -> None:
     evidence = "" if fitted.log_evidence is None else f", log evidence {fitted.log_evidence:.3f}"
+    evidence += "" if fitted.log_evidence_se is None else f" (se {fitted.log_evidence_se:.2g})"
     say(f"{name}: {fitted.result} in {fitted.stats['seconds']:.1f} s{evidence}")
     if fitted.result not in (Result.converged, Result.interrupted):
         say(wrapped(f"{name}: {fitted.result.message} See {fitted.result.help}"))

@@ -89,13 +89,14 @@ def fit(
     result.stats.update(watch)
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
+    cause = result.stats.pop("stream_error", None)  # an exception, which no file keeps
     if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
             f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; "
             "throw=False returns it.",
             result,
-        )
+        ) from cause
     return result
 
 

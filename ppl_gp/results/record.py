@@ -108,9 +108,15 @@ class Record:
         """
         return self.draws.kept
 
+    @property
+    def log_evidence_se(self) -> float | None:
+        """Standard error of `log_evidence`, nats, where it is a mean over draws; else `None`."""
+        return self.stats.get("log_evidence_se")
+
     def __repr__(self) -> str:
         """What was fitted by what and how it ended, without arrays."""
         evidence = "" if self.log_evidence is None else f", log_evidence={self.log_evidence:.4f}"
+        evidence += "" if self.log_evidence_se is None else f" (se {self.log_evidence_se:.2g})"
         hyper = ", ".join(_told(k, v) for k, v in self.hyper.items())
         name = getattr(self.model, "__qualname__", repr(self.model))
         return (

@@ -61,7 +61,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         checkpoints = Checkpoints(method.checkpoint, same)
     proof = RowsProof(structure, problem.begin, source.axes)
     q = shared_from(problem, first, start_of(method.init, structure, trace, keys[1]))
-    q, bounds, result, message = run(
+    q, bounds, result, wrong = run(
         problem, q, method.rate, method.max_steps, checkpoints, progress, proof
     )
     try:
@@ -79,7 +79,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         "num_data": source.num_data,
         "local_bounds": list(joint.bounded),
     }
-    told = {"bad_batch": message, "checkpoint_error": checkpoints and checkpoints.error}
+    told = {**wrong, "checkpoint_error": checkpoints and checkpoints.error}
     stats |= {k: v for k, v in told.items() if v is not None}
     if isinstance(source, StreamSource):
         stats["first_batch_only"] = True  # is kept of the data

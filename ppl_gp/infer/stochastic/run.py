@@ -32,6 +32,7 @@ class Reached(NamedTuple):
     bounds: np.ndarray
     result: Result | None = None
     message: str | None = None
+    cause: Exception | None = None  # raised inside the stream
 
 
 def run(
@@ -42,7 +43,7 @@ def run(
     checkpoints: Checkpoints | None,
     progress: bool,
     proof: RowsProof,
-) -> tuple[list[Family], np.ndarray, Result, str | None]:
+) -> tuple[list[Family], np.ndarray, Result, dict]:
     """(q, the bounds, how it ended, what was wrong with a batch) from q, or from the newest
     checkpoint. Batches that are read but once are held to `proof` as they come.
     """
@@ -56,7 +57,8 @@ def run(
     if checkpoints is not None:
         checkpoints.save([reached.q[j] for j in shared], reached.bounds, len(reached.bounds), True)
     result = Result.interrupted if interrupted else reached.result or Result.completed
-    return reached.q, reached.bounds, result, reached.message
+    wrong = {"bad_batch": reached.message, "stream_error": reached.cause}
+    return reached.q, reached.bounds, result, wrong
 
 
 def _with(q: list[Family], which: list[int], values: list[Family]) -> list[Family]:
@@ -70,7 +72,9 @@ def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoint
     yield Stage(reached, done, "compiling")
     for rows in islice(_batches(problem.source, done), max_steps - done):
         if not isinstance(rows, Rows):
-            yield Stage(reached._replace(result=rows[0], message=rows[1]), len(reached.bounds))
+            result, message, cause = rows
+            ended = reached._replace(result=result, message=message, cause=cause)
+            yield Stage(ended, len(reached.bounds))
             return
         if isinstance(problem.source, StreamSource) and not problem.source.stream.restarts:
             problem.require_conjugate(proof, rows, problem.with_rows(reached.q))
@@ -84,7 +88,7 @@ def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoint
         yield Stage(reached._replace(result=Result.stream_ended), len(reached.bounds))
 
 
-def _batches(source: Source, done: int) -> Iterator[Rows | tuple[Result, str]]:
+def _batches(source: Source, done: int) -> Iterator[Rows | tuple]:
     """Batches from a step on; in place of one that cannot be used, how the run ends and why: hours
     of work do not end with somebody's file.
     """
@@ -94,12 +98,12 @@ def _batches(source: Source, done: int) -> Iterator[Rows | tuple[Result, str]]:
             rows = next(batches, None)
         except Exception as error:
             told = f"batch {done} (counted from 0): {type(error).__name__}: {error}"
-            yield Result.stream_ended, told
+            yield Result.stream_ended, told, error
             return
         if rows is None:
             return
         if not source.checked and not is_finite(rows):
-            yield Result.nonfinite, where_not_finite(rows, done, source)
+            yield Result.nonfinite, where_not_finite(rows, done, source), None
             return
         yield rows
         done += 1

@@ -67,7 +67,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     other = partial(_other, method, subject, problem, (key_start, seed))
     long_run = LongRun(problem, subject.source, key_run, *rest, other)
     ended = long_run.go(spread.replicated(state))
-    told: dict = {"bad_batch": ended.message, "checkpoint_error": checkpoints and checkpoints.error}
+    told: dict = {"bad_batch": ended.message, "stream_error": ended.cause}
+    told["checkpoint_error"] = checkpoints and checkpoints.error
     if ended.message:  # a bad batch would be met again in the sum over all data
         return make_fit(method, subject, problem, ended, None, told, key_end)
     try:

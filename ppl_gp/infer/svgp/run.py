@@ -37,13 +37,15 @@ class Ended(NamedTuple):
     result: Result
     bounds: np.ndarray
     message: str | None
+    cause: Exception | None = None
 
 
 class Failure(NamedTuple):
     """A batch that cannot be used: how the run ends, and what is wrong."""
 
     result: Result
-    message: str
+    message: str | None
+    cause: Exception | None = None  # raised inside the stream
 
 
 class Reached(NamedTuple):
@@ -75,8 +77,8 @@ class LongRun(NamedTuple):
         )
         self._save(reached, last=True)
         result = Result.interrupted if interrupted else self._result(reached)
-        message = None if reached.failure is None else reached.failure.message
-        return Ended(self.placement.local(reached.state), result, reached.bounds, message)
+        _, message, cause = reached.failure or Failure(result, None)
+        return Ended(self.placement.local(reached.state), result, reached.bounds, message, cause)
 
     def _restored(self, state: State) -> Reached:
         if self.checkpoints is None:
@@ -161,7 +163,7 @@ class LongRun(NamedTuple):
                 chunk.append(batch)
         except Exception as error:
             told = f"batch {done + len(chunk)} (counted from 0): {type(error).__name__}: {error}"
-            return chunk, Failure(Result.stream_ended, told)
+            return chunk, Failure(Result.stream_ended, told, error)
         return chunk, None
 
     def _result(self, reached: Reached) -> Result:

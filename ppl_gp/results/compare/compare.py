@@ -32,7 +32,8 @@ class Comparison:
     quantity does not exist, with the reasons in `notes`:
 
     - `result`, `compile_seconds`, `run_seconds`;
-    - `log_evidence`: log evidence or bound, nats; `truth`, `truth_se`: importance-sampled, at the
+    - `log_evidence`, `log_evidence_se`: log evidence or bound, nats, and its error where it is a
+      mean over draws; `truth`, `truth_se`: importance-sampled, at the
       same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
       error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row;
@@ -114,6 +115,7 @@ class Comparison:
             self.notes[name].append(f"no importance-sampled evidence: {truth.reason}")
         return {
             "log_evidence": fit.log_evidence,
+            "log_evidence_se": fit.log_evidence_se,
             "truth": truth.log_evidence,
             "truth_se": truth.standard_error,
             "khat": truth.khat_q,

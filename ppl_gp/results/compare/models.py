@@ -31,7 +31,8 @@ from ppl_gp.wrappers import bare_shape, mask_of, unwrap
 class ModelComparison:
     """Models of the same data and their posterior probabilities. Made by `compare_models`.
 
-    `table`: a list of {`model`, `log_evidence` (nats, with `log_symmetry` added), `kind`
+    `table`: a list of {`model`, `log_evidence` (nats, with `log_symmetry` added),
+    `log_evidence_se` (its error where it is a mean over draws, else `None`), `kind`
     ("estimate" or "lower bound"), `maximised` (numbers that were set at their maximum and not
     integrated), `prior`, `probability`, `log_odds` (nats, to the best model)}, in the order given.
     """
@@ -62,7 +63,7 @@ class ModelComparison:
         for row in self.table:
             shown.add_row(
                 row["model"],
-                f"{row['log_evidence']:.3f}",
+                f"{row['log_evidence']:.3f}" + _error(row["log_evidence_se"]),
                 row["kind"],
                 f"{row['prior']:.3f}",
                 f"{row['probability']:.3f}",
@@ -132,6 +133,7 @@ def compare_models(
             {
                 "model": k,
                 "log_evidence": float(evidence[i]),
+                "log_evidence_se": fits[k].log_evidence_se,
                 "kind": kinds[k],
                 "maximised": _maximised(fits[k]),
                 "prior": float(shares[i] / shares.sum()),
@@ -141,6 +143,10 @@ def compare_models(
             for i, k in enumerate(names)
         ]
     )
+
+
+def _error(se: float | None) -> str:
+    return "" if se is None else f" (se {se:.2g})"
 
 
 def evidence_kind(fit: Fit) -> str:

@@ -59,7 +59,7 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
         Line("result", lambda row: str(row["result"])),
         _plain("seconds compiling", "compile_seconds", 1),
         _plain("seconds running", "run_seconds", 2),
-        _plain("log evidence or bound (nats)", "log_evidence"),
+        *_with_error("log evidence or bound (nats)", "log_evidence"),
         *_with_error("  importance-sampled truth", "truth"),
         *_with_error("test log density (nats a datum)", "log_density"),
         _plain(f"test error ({error_name})", "error"),
