@@ -20,11 +20,13 @@ ONE = {"num_latents": 1, "num_hidden": 12}
 
 @pytest.fixture(scope="module")
 def fits():
-    method = {"learning_rate": 0.02, "num_steps": 3000, "num_draws": 200}
-    return {
-        "encoder": pg.fit(autoencoder, pg.SVI(guide=encoder, **method), 0, X, **ONE),
-        "autoguide": pg.fit(autoencoder, pg.SVI(guide=AutoNormal, **method), 0, X, **ONE),
-    }
+    def best(guide, keys):
+        """Of a few seeds by the bound, as the model's docstring says: it has several optima."""
+        method = pg.SVI(guide=guide, num_steps=3000, num_draws=200)
+        found = [pg.fit(autoencoder, method, key, X, **ONE) for key in keys]
+        return max(found, key=lambda fit: fit.log_evidence)
+
+    return {"encoder": best(encoder, (0,)), "autoguide": best(AutoNormal, (0, 1))}
 
 
 def rebuilt(fit):

@@ -71,6 +71,33 @@ def layered(X, y=None):
         numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
 
 
+def reopened(X, y=None, size=None):
+    """`hidden`, whose plate is made again for the observations."""
+    with numpyro.plate("data", N, subsample_size=size) as rows:
+        X = X[rows]
+        h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.2, 0.8), jnp.concatenate([X, h], -1)))
+    with numpyro.plate("data", N, subsample_size=size) as rows:
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=None if y is None else y[rows])
+
+
+@pytest.mark.parametrize("loss", [pg.ELBO(), pg.ImportanceWeightedELBO(2), TraceMeanField_ELBO()])
+def test_a_plate_that_is_opened_twice_draws_one_batch(loss):
+    """The guide's, whose second draw the model would be given."""
+    Z = {"f": pg.SparsePosterior(Z2)}
+    bounds = []
+    for model in (hidden, reopened):
+        guide = pg.guide(model, Z)
+        svi = SVI(model, guide, optax.adam(0.01), loss)
+        params = svi.get_params(svi.init(random.key(1), X, y=Y, size=5))
+        with numpyro.handlers.seed(rng_seed=2), numpyro.handlers.substitute(data=params):
+            drawn = numpyro.handlers.trace(guide).get_trace(X, y=Y, size=5)
+        rows = drawn["data"]["value"]
+        np.testing.assert_allclose(drawn["f"]["fn"].prior.X[:, 0], X[rows, 0])
+        bounds.append(float(loss.loss(random.key(0), params, model, guide, X, y=Y, size=5)))
+    assert bounds[0] == pytest.approx(bounds[1], abs=1e-10)
+
+
 def network(X, y=None, size=None, latent=False):
     """A Bayesian neural network, with a latent input if told."""
     first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([1 + latent, 3]).to_event(2))

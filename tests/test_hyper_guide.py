@@ -143,7 +143,7 @@ def in_parts(*point):
         (autoguide.AutoSemiDAIS, "anneals"),
         (autoguide.AutoSurrogateLikelihoodDAIS, "anneals"),
         (autoguide.AutoBatchedMultivariateNormal, "batch dimensions"),
-        (autoguide.AutoGuideList, r"draws \[\]"),
+        (autoguide.AutoGuideList, r"draws no \['lengthscale'\]"),
         (lambda model: None, "has to return a guide"),
         (lambda model: model.no_such_name, "makes no guide"),
     ],

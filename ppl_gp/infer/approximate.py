@@ -30,14 +30,23 @@ from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 
 
 class _Replace(Messenger):
-    """Gives GP sites another distribution, at the inputs that they have there."""
+    """Gives GP sites another distribution, at the inputs that they have there. A subsampling plate
+    that the model opens again under one name keeps its rows.
+    """
 
     def __init__(self, fn=None, posteriors: Mapping[str, Any] | None = None):
-        self.posteriors = posteriors or {}
+        self.posteriors, self.rows = posteriors or {}, {}
         super().__init__(fn)
+
+    def postprocess_message(self, msg):
+        """Remember the rows of a plate."""
+        if msg["type"] == "plate":
+            self.rows[msg["name"]] = msg["value"]
 
     def process_message(self, msg):
         """Replace the distribution of a GP site that has a posterior."""
+        if msg["type"] == "plate" and msg["value"] is None:
+            msg["value"] = self.rows.get(msg["name"])
         if msg["type"] != "sample" or msg["name"] not in self.posteriors or not is_gp(msg):
             return
         posterior, prior = self.posteriors[msg["name"]], unwrap(msg["fn"])
@@ -153,9 +162,10 @@ class _Guide:
             return self.hyper(*args, **kwargs)
         with handlers.trace() as trace, set_up(self.make_hyper):
             values = self.hyper(*args, **kwargs)
-        points = points_of(self.hyper, trace, self.make_hyper, self.names, args, kwargs)
         with handlers.block():
             found = run(self.model, args, kwargs)
+        own = {k: found[k] for k in self.names or ()}
+        points = points_of(self.hyper, trace, self.make_hyper, own, args, kwargs)
         require_bounded(
             found, self.model.reading, f"guide(hyper={guide_name(self.make_hyper)})", points
         )

@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 import optax
 from jax import lax, random
 from numpyro import handlers, infer
+from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
@@ -26,6 +27,7 @@ from numpyro.infer.autoguide import (
     AutoNormal,
     AutoSemiDAIS,
 )
+from numpyro.infer.util import log_density
 from numpyro.optim import optax_to_numpyro
 
 from ppl_gp.draws import Draws
@@ -34,8 +36,9 @@ from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
+from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.model.roles import Roles, roles
+from ppl_gp.model.roles import roles
 from ppl_gp.quick import full_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.wrappers import unwrap
@@ -53,12 +56,15 @@ class SVI:
     - `guide`: an autoguide class, `functools.partial` of one (`init_scale=`), an autoguide that was
       made of the model, or a guide function with the model's arguments.
     - `loss`: a NumPyro loss, by default `ppl_gp.ELBO()`.
-    - `optimiser`: an optax transformation; by default Adam with `learning_rate`.
+    - `optimiser`: an optax transformation, used as it is; by default Adam, whose rate falls from
+      `learning_rate` to zero along a squared cosine (memory of squared gradients: 20 steps).
     - `num_draws`: draws of the guide's distribution that are kept.
 
     Results: completed; nonfinite; interrupted. `log_evidence` is the bound at the end, nats, the
     mean of 200 draws with standard error `stats["log_evidence_se"]`; `None` of guides that are
-    trained as points. `stats["losses"]`: of every step; a warning where they still fall at the end.
+    trained as points. `stats["losses"]`: of every step. A warning where a mean is further than 0.1
+    posterior sd from where it would settle (`stats["mean_shift"]`), or a sd is off by more than a
+    tenth (`stats["sd_factor"]`), as the importance weights of 200 draws say.
     Latents that stand one a datum have parameters of their own in an autoguide: all rows are used
     at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
 
@@ -71,7 +77,7 @@ class SVI:
     guide: Any = AutoNormal
     loss: Any = field(default_factory=ELBO)
     num_steps: int = 2000
-    learning_rate: float = 0.01
+    learning_rate: float = 0.05
     optimiser: Any = None
     num_draws: int = 1000
 
@@ -123,27 +129,25 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     require_samplable(model, trace, args, kwargs, "SVI()")
     whole = self_contained(model, missing_parts(trace))
     guide = method.guide(whole) if _is_auto_class(method.guide) else method.guide
-    optimiser = optax_to_numpyro(method.optimiser or optax.adam(method.learning_rate))
+    optimiser = optax_to_numpyro(method.optimiser or _adam(method))
     svi = infer.SVI(whole, guide, optimiser, method.loss)
     key_init, key_bound, key_draws = random.split(rng_key, 3)
-    stages = _stages(svi, key_init, args, kwargs, method.num_steps)
+    stages = _stages(svi, trace, key_init, args, kwargs, method.num_steps)
     run, stopped = interruptible(stages, "SVI", method.num_steps, progress)
     losses, params = np.concatenate(run.losses), svi.get_params(run.state)
-    with numpyro.validation_enabled(False):  # of parameters that are no numbers the result tells
-        _require_no_further(guide, params, args, kwargs, found)
     stats = {"losses": losses, "steps": len(losses)}
     result = Result.interrupted if stopped else Result.completed
-    bound = None
+    bound, names = None, (*found.hyper, *found.local_latents)
     if not np.all(np.isfinite(losses)):
         result = Result.nonfinite
     elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
         bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
-        _tell_of_slope(losses)
-    names = (*found.hyper, *found.local_latents)
+        if not stopped and _is_elbo(method.loss):
+            distance = _distance(svi, params, key_bound, args, kwargs, names)
+            _tell_of_distance(method, **distance)
+            stats |= distance
     with numpyro.validation_enabled(False):
         drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
-    if missing := set(names) - set(drawn):
-        raise ModelError(f"SVI(): the guide draws no {sorted(missing)}, which the model samples.")
     return Fit(
         model=model,
         method=method,
@@ -158,9 +162,21 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     )
 
 
+def _adam(method: SVI) -> optax.GradientTransformation:
+    """Its memory of squared gradients is 20 steps long: that of 1000 is full of the start's."""
+    rate = optax.cosine_decay_schedule(method.learning_rate, method.num_steps, exponent=2.0)
+    return optax.adam(rate, b2=0.95)
+
+
 def _is_bound(loss) -> bool:
     """Renyi's bound of a negative order lies above log p(y)."""
     return not (isinstance(loss, infer.RenyiELBO) and loss.alpha < 0.0)
+
+
+def _is_elbo(loss) -> bool:
+    """Other losses settle elsewhere."""
+    single = getattr(loss, "num_importance", 1) == 1 and getattr(loss, "beta", 1.0) == 1.0
+    return single and not isinstance(loss, infer.RenyiELBO)
 
 
 def _has_points(guide, params, args, kwargs) -> bool:
@@ -169,37 +185,21 @@ def _has_points(guide, params, args, kwargs) -> bool:
         return any(_has_points(g, params, args, kwargs) for g in guide._guides)
     if isinstance(guide, AutoGuide):
         return isinstance(guide, _POINTS)
-    trace = _traced(guide, params, args, kwargs)
+    trace = _traced(guide, params, args, kwargs, random.key(0))
     return any(isinstance(unwrap(s["fn"]), dist.Delta) for s in trace.values())
 
 
-def _traced(guide: Callable, params, args, kwargs) -> dict:
+def _traced(guide: Callable, params, args, kwargs, key) -> dict:
     """The sample sites of a guide function."""
     with handlers.block():
-        given = handlers.seed(handlers.substitute(guide, data=params), random.key(0))
+        given = handlers.seed(handlers.substitute(guide, data=params), key)
         trace = handlers.trace(given).get_trace(*args, **kwargs)
     return {k: s for k, s in trace.items() if s["type"] == "sample"}
 
 
-def _require_no_further(guide, params, args, kwargs, found: Roles) -> None:
-    """No site of a guide function that the model lacks: the losses leave its density out, and are
-    no bounds.
-    """
-    if isinstance(guide, AutoGuide):
-        return
-    known = {*found.hyper, *found.local_latents}
-    trace = _traced(guide, params, args, kwargs)
-    further = [k for k, s in trace.items() if not s["infer"].get("is_auxiliary") and k not in known]
-    if further:
-        raise ModelError(
-            f"SVI(): the guide draws {further}, which are no latent sites of the model; leave them "
-            "out, or say infer={'is_auxiliary': True} where they only make other sites."
-        )
-
-
-def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
+def _stages(svi, trace, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
     """Chunks of steps."""
-    run = _Run(_started(svi, key, args, kwargs), [])
+    run = _Run(_started(svi, trace, key, args, kwargs), [])
     yield Stage(run, 0, keep=False)
     for done in range(0, num, CHUNK):
         state, losses = _steps(svi, run.state, args, kwargs, min(CHUNK, num - done))
@@ -207,9 +207,14 @@ def _stages(svi, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
         yield Stage(run, done + len(losses), f"loss {float(losses[-1]):.3f}")
 
 
-def _started(svi, key, args, kwargs):
-    """The optimiser's first state. `ModelError` where the density is finite nowhere."""
+def _started(svi, trace, key, args, kwargs):
+    """The optimiser's first state. `ModelError` for a guide of other sites than the model's, and
+    where the density is finite nowhere.
+    """
     try:
+        if not getattr(svi.loss, "multi_sample_guide", False):  # draws of it have an axis more
+            drawn = _traced(svi.guide, {}, args, kwargs, random.split(key, 3)[2])  # as `init` does
+            require_guide(drawn, trace, "SVI()")
         return svi.init(key, *args, **kwargs)
     except RuntimeError as error:
         if "valid initial parameters" not in str(error):
@@ -244,6 +249,40 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
     return float(found.mean()), float(found.std(ddof=1) / np.sqrt(BOUNDS))
 
 
+def _distance(svi, params, key, args, kwargs, names) -> dict[str, float]:
+    """How far q is from where it would settle, the most of all latents, unconstrained:
+    {"mean_shift": in posterior sd; "sd_factor": of a sd}.
+
+    By the coefficients of log p(y, z) - log q(z) on standardised u and u^2 - 1 under q, which are
+    zero there (Stein's identity), and count as zero within four standard errors.
+    """
+
+    @full_jit
+    def weights(params, args, kwargs):
+        def one(key):
+            keys = random.split(key)
+            log_q, drawn = log_density(handlers.seed(svi.guide, keys[0]), args, kwargs, params)
+            values = {k: drawn[k]["value"] for k in names}
+            model = handlers.seed(svi.model, keys[1])
+            log_p, trace = log_density(model, args, kwargs, {**params, **values})
+            free = [biject_to(trace[k]["fn"].support).inv(x) for k, x in values.items()]
+            return log_p - log_q, jnp.concatenate([jnp.ravel(x) for x in free])
+
+        return lax.map(one, random.split(key, BOUNDS))
+
+    log_w, z = map(np.asarray, weights(params, args, kwargs))
+    u, w = (z - z.mean(0)) / z.std(0), (log_w - log_w.mean())[:, None]
+    x = np.stack([u, u**2 - 1.0])  # (2, draws, latents)
+    size = np.mean(x**2, 1)
+    moved = np.mean(x * w, 1) / size
+    noise = 4.0 * (w - np.sum(moved[:, None] * x, 0)).std(0) / np.sqrt(BOUNDS * size)
+    slope, bend = np.where(np.abs(moved) > noise, moved, 0.0)
+    precision = np.maximum(1.0 - 2.0 * bend, 0.01)  # of the posterior, in units of q's
+    mean = np.max(np.abs(slope) / np.sqrt(precision))
+    factor = np.exp(np.max(np.abs(np.log(precision))) / 2.0)
+    return {"mean_shift": float(mean), "sd_factor": float(factor)}
+
+
 def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:
     """{site: (num, ...)} of the guide's distribution."""
     if isinstance(guide, AutoGuide):
@@ -253,19 +292,13 @@ def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, ja
     return {k: jnp.asarray(x) for k, x in again(key, *args, **kwargs).items()}
 
 
-def _tell_of_slope(losses: np.ndarray) -> None:
-    """Warn where a line through the last quarter of the losses falls by more than a tenth of a nat,
-    and by more than three standard errors of its slope.
-    """
-    last = losses[-(len(losses) // 4) :]
-    if len(losses) < 100:
-        return
-    steps = np.arange(len(last)) - 0.5 * (len(last) - 1)
-    slope = steps @ last / (steps @ steps)
-    rest = last - last.mean() - slope * steps
-    error = np.sqrt(rest @ rest / (len(last) - 2) / (steps @ steps))
-    if (gain := -slope * len(last)) > 0.1 and -slope > 3.0 * error:
+def _tell_of_distance(method: SVI, mean_shift: float, sd_factor: float) -> None:
+    """Warn where q is further than a tenth from where it would settle."""
+    found = [f"a mean is about {mean_shift:.2g} posterior sd off"] * (mean_shift > 0.1)
+    found += [f"a sd is wrong by a factor of about {sd_factor:.3g}"] * (sd_factor > 1.1)
+    if found:
         warn(
-            f"SVI(num_steps={len(losses)}): the loss still falls, by {gain:.2g} nats over the last "
-            "quarter of the steps; take more, or a larger learning_rate.",
+            f"SVI(num_steps={method.num_steps}) has not settled: by the weights of its draws "
+            f"{' and '.join(found)}. Take num_steps={4 * method.num_steps}, a larger "
+            "learning_rate, or a guide whose means and spreads are free.",
         )

@@ -10,7 +10,9 @@ from numpyro.infer.elbo import ELBO as NumPyroELBO
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer.elbo.densities import auxiliary, scaled
 from ppl_gp.infer.elbo.handlers import OverRows
+from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.model.roles import plate_scale
+from ppl_gp.model.tracing import bare_trace
 
 
 class GlobalImportanceWeightedELBO(NumPyroELBO):
@@ -54,6 +56,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         seeded = handlers.seed(handlers.substitute(guide, data=params), key_guide)
         joint = OverRows(seeded)
         drawn = handlers.trace(joint).get_trace(*args, **kwargs)
+        require_guide(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
         replayed = handlers.replay(
             handlers.seed(handlers.substitute(model, data=params), key_model), drawn
         )

@@ -23,8 +23,9 @@ from ppl_gp.deep.importance import (
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.elbo.densities import auxiliary, scaled
+from ppl_gp.infer.elbo.densities import auxiliary, held, scaled
 from ppl_gp.infer.elbo.handlers import OfCopy
+from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.model.per_datum import data_axis, log_prob_per_datum
 from ppl_gp.model.roles import data_plates, is_observed, plate_scale, roles
 from ppl_gp.model.tracing import annotated, run
@@ -73,6 +74,7 @@ class Particle(NamedTuple):
             return run(self.model, self.args, self.kwargs, {**self.params, **indices, **values})
 
         trace = rerun({})
+        require_guide(drawn, trace, "ELBO")
         structure = layers(roles(trace), trace, rerun)
         return _Given(structure, frozenset(data_plates(trace)), _num_data(trace))
 
@@ -154,7 +156,7 @@ class Particle(NamedTuple):
             if s["type"] == "sample" and k not in given.structure.latents
         }
         terms = [self._global_term(s, drawn.get(k)) for k, s in sites.items()]
-        return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace)
+        return sum(terms, jnp.zeros(())) - self.sampling.beta * auxiliary(drawn, trace, held)
 
     def _global_term(self, site: dict, drawn: dict | None):
         """-KL[q || p] of a site, or log p of something observed there."""
@@ -164,12 +166,15 @@ class Particle(NamedTuple):
         if drawn is None:
             return 0.0  # missing observations integrate to one
         q, beta = drawn["fn"], self.sampling.beta
-        p = unwrap(site["fn"]) if isinstance(q, SparseMarginals) else site["fn"]
-        try:
-            return -beta * jnp.sum(scaled(drawn, kl_divergence(q, p)))
+        if isinstance(q, SparseMarginals):
+            return -beta * jnp.sum(scaled(drawn, kl_divergence(q, unwrap(site["fn"]))))
+        log_p, log_q = site["fn"].log_prob(site["value"]), held(q).log_prob(drawn["value"])
+        ratio = jnp.sum(scaled(site, log_p)) - jnp.sum(scaled(drawn, log_q))
+        try:  # the value without noise, the gradient of the draw
+            known = -jnp.sum(scaled(drawn, kl_divergence(q, site["fn"])))
         except NotImplementedError:
-            log_p, log_q = site["fn"].log_prob(site["value"]), q.log_prob(drawn["value"])
-            return beta * (jnp.sum(scaled(site, log_p)) - jnp.sum(scaled(drawn, log_q)))
+            return beta * ratio
+        return beta * (ratio + lax.stop_gradient(known - ratio) if q.has_rsample else known)
 
 
 def _num_data(trace) -> int:

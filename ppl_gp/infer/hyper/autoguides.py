@@ -11,7 +11,8 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError, ModelError, PplGpError
+from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.infer.probes.guides import is_auxiliary, require_guide
 from ppl_gp.model.tracing import sample_hyper
 from ppl_gp.proofs.dependence import reached
 
@@ -85,22 +86,16 @@ def set_up(make: Callable) -> Iterator[None]:
         ) from error
 
 
-def points_of(guide: Callable, trace: dict, make: Callable, names, args, kwargs) -> tuple[str, ...]:
+def points_of(guide: Callable, trace: dict, make: Callable, own: dict, args, kwargs) -> tuple:
     """The hyperparameters that a guide, set up already, does not draw: their values depend on no
     key, a proof by its jaxpr.
 
-    Raises `ModelError` where it draws other sites than `names`, `DataError` where its training
+    Raises `ModelError` where its sites are not the model's `own`, `DataError` where its training
     distribution is another than the one it stands for: a joint vector held at a point, as
     AutoLaplaceApproximation's, or weights of its own.
     """
     drawn = {k: s for k, s in trace.items() if s["type"] == "sample"}
-    hyper = {k for k, s in drawn.items() if not is_auxiliary(s) and not s["is_observed"]}
-    if hyper != set(names):
-        raise ModelError(
-            f"hyper={guide_name(make)}: the guide draws {sorted(hyper)}, and the model's "
-            f"hyperparameters are {sorted(names)}; give a NumPyro autoguide class, such as "
-            "AutoNormal."
-        )
+    require_guide(trace, own, f"hyper={guide_name(make)}")
     params = {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
 
     def values(key):
@@ -123,12 +118,7 @@ def points_of(guide: Callable, trace: dict, make: Callable, names, args, kwargs)
                 "unconstrained coordinates, and would stand for a distribution afterwards that "
                 f"no bound was computed for; {_REMEDY}"
             )
-    return tuple(k for k in names if not random_sites[k])
-
-
-def is_auxiliary(site) -> bool:
-    """Whether a site is the guide's alone, such as the joint vector of `AutoMultivariateNormal`."""
-    return site["type"] == "sample" and bool(site["infer"].get("is_auxiliary"))
+    return tuple(k for k in own if not random_sites[k])
 
 
 def log_q(site):

@@ -13,7 +13,8 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.hyper.autoguides import is_auxiliary, log_q, make_guide, points_of, set_up
+from ppl_gp.infer.hyper.autoguides import log_q, make_guide, points_of, set_up
+from ppl_gp.infer.probes.guides import is_auxiliary
 from ppl_gp.model.fingerprint import digest
 from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
@@ -51,7 +52,7 @@ class HyperGuide:
         with handlers.block(), set_up(make):
             start = handlers.trace(handlers.seed(first, random.key(0))).get_trace(*args, **kwargs)
             handlers.seed(self.guide, random.key(0))(*args, **kwargs)
-        self.held = points_of(first, start, make, found.hyper, args, kwargs)
+        self.held = points_of(first, start, make, {k: own[k] for k in found.hyper}, args, kwargs)
         params = {k: s for k, s in start.items() if s["type"] == "param"}
         self.transforms = {
             k: biject_to(s["kwargs"].get("constraint", constraints.real)) for k, s in params.items()
