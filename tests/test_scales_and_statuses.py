@@ -127,7 +127,8 @@ ROW = {
 def test_a_gap_within_three_standard_errors_is_no_gap(truth_se, trusted):
     said = verdict({**ROW, "truth_se": truth_se}, None, None)
     assert "0.30 nats below" in said
-    assert ("do not trust" in said) is not trusted
+    assert ("right within the errors" in said) is trusted
+    assert ("is off by a factor of 1.35" in said) is not trusted  # exp(0.3)
 
 
 def test_the_optimiser_begins_anew_at_the_end_of_the_warm_up():
