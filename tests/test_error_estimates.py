@@ -170,6 +170,14 @@ def test_kinked_noise_converges_to_what_a_grid_gives():
         assert fits[0].stats["quadrature_error"] < 1e-6
 
 
+def test_a_fit_that_has_not_converged_tells_no_error_of_its_integrals():
+    """It is read as the error of the log evidence, which is off by far more."""
+    with pytest.raises(pg.FitError, match="max_steps") as caught:
+        pg.fit(kinked, pg.EP(max_steps=1), 0, np.array([[2.0]]), y=np.array([1.3]))
+    assert "quadrature_error" not in str(caught.value)
+    assert "quadrature_error" not in caught.value.fit.stats
+
+
 @pytest.mark.slow
 def test_errors_of_five_functions_are_honest():
     """Clutter, of which every integral is a sum of two Gaussian ones: a narrow mode and a broad

@@ -8,7 +8,7 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.infer.hyper.vanishing import vanishing
+from ppl_gp.infer.hyper.vanishing import vanishing, weakly_known
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import run
 
@@ -64,6 +64,27 @@ def test_what_fell_and_still_rises_is_named(where, site, end, slope, said):
     space, trace = where
     found = vanishing(trace, space.constrain(begun), space.constrain(ended), slopes)
     assert found is None if said is None else said in found
+
+
+@pytest.mark.parametrize(
+    "sd, scales, said",
+    [
+        (0.8, {"noise"}, None),
+        (1.0, {"noise"}, "third"),
+        (1.9, {"scales"}, None),
+        (2.1, {}, "known. "),
+    ],
+)
+def test_what_is_weakly_known_is_said_by_role(where, sd, scales, said):
+    """sds of effects were measured for their own scales alone."""
+    _, trace = where
+    hyper = {"noise": np.asarray(0.5), "scales": np.array([2.0, 2.0]), "shift": np.asarray(9.0)}
+    sds = {"noise": np.array([sd]), "scales": np.array([0.1, 0.2]), "shift": np.array([99.0])}
+    found = weakly_known(trace, hyper, sds, frozenset(scales))
+    assert (found is None) == (said is None)
+    if said is not None:
+        assert f"'noise': 0.5, with a posterior sd {sd:.2g} times that" in found and said in found
+        assert ("third" in found) == bool(scales) and len(found.split()) <= 45
 
 
 @pytest.mark.slow

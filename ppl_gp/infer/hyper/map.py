@@ -153,9 +153,26 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds = spreads(ascent, runs, best, slopes)
-        if sds is not None and (told := weakly_known(trace, hyper, sds)):
+        scales = _scales_of_effects(ascent, trace, hyper)
+        if sds is not None and (told := weakly_known(trace, hyper, sds, scales)):
             warn(told)
     return Point(hyper, result, stats, value, solution)
+
+
+def _scales_of_effects(ascent: Ascent, trace: dict, hyper: dict) -> frozenset:
+    """The hyperparameters that covariances of integrated effects, no GPs, are computed from."""
+
+    def covariances(hyper):
+        there = run(ascent.model, ascent.args, ascent.kwargs, hyper)
+        fn: Any = unwrap(there[roles(trace).gps[0]]["fn"])
+        if not isinstance(fn, PredictorGP):
+            return []
+        gps = fn.kernel.model.priors(fn.kernel, fn.X)
+        return [
+            x.blocks() + x.jitter() for k, x in fn.kernel.at(fn.X).parts.items() if k not in gps
+        ]
+
+    return frozenset().union(*sources(covariances, hyper))
 
 
 def _result(runs: Run, best: int) -> Result:

@@ -156,13 +156,13 @@ def _factorised(prior, K):
 
 
 def _quadrature_error(solution, code, method) -> dict:
-    """The estimated error of the worst datum's integral, nats, where there are integrals; a warning
-    where it is large.
+    """The estimated error of the worst datum's integral, nats, where there are integrals and the
+    iteration converged; a warning where it is large.
     """
-    if solution.quadrature_error is None:
+    if solution.quadrature_error is None or int(code) != Result.converged.code:
         return {}
     error, R = float(solution.quadrature_error), solution.sites.functions
-    if int(code) == Result.converged.code and not error <= several.tolerance(R):
+    if not error <= several.tolerance(R):
         num, name = several.nodes_of(R, method.num_nodes), type(method).__name__
         seen = f" over the {R} functions that it sees" if R > 1 else ""
         warn(

@@ -10,9 +10,9 @@ import numpy as np
 from ppl_gp.infer.hyper.restarts import FLAT
 from ppl_gp.infer.hyper.space import support
 
-# sd of a logarithm from which on a hyperparameter is weakly known. Measured: length scales and
-# variances of GPs have up to 1.6 (noise, 20 binary rows), spreads whose mode is zero 80 and more
-WEAK = 2.0
+# sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of
+# GPs have up to 1.6 (noise, 20 binary rows); with .97, a scale's effects have .67 of their true sds
+WEAK, WEAK_SCALE = 2.0, 0.9
 _FELL = 1e-3  # of where the search began: what has fallen so far is named
 
 
@@ -61,23 +61,26 @@ def _fallen(name: str, began, ended, end, slope) -> list[str]:
     return [f"'{name}' fell from {began[i]:.1g} to {ended[i]:.1g}" for i in falls[:1]]
 
 
-def weakly_known(trace: dict, hyper: dict, sds: dict) -> str | None:
+def weakly_known(trace: dict, hyper: dict, sds: dict, scales: frozenset) -> str | None:
     """What to say of a positive hyperparameter whose posterior is wide compared with its distance
-    from the lower end of its support; `sds`: of the unconstrained values.
+    from the lower end of its support; `sds`: of the unconstrained values; `scales`: of effects.
     """
     found = []
     for name, sd in sds.items():
         if (end := _lower_end(support(trace[name]))) is not None:
+            limit = WEAK_SCALE if name in scales else WEAK
             for value, ratio in zip(jax.tree.leaves(hyper[name]), jax.tree.leaves(sd), strict=True):
                 value, ratio = np.ravel(np.asarray(value) - np.asarray(end)), np.ravel(ratio)
-                found.append((ratio.max(), value[ratio.argmax()], name))
-    ratio, value, name = max(found, default=(0.0, 0.0, ""))
-    if not ratio > WEAK:
+                most = ratio.argmax()
+                found.append((ratio[most] / limit, ratio[most], value[most], name))
+    excess, ratio, value, name = max(found, default=(0.0, 0.0, 0.0, ""))
+    if not excess > 1.0:
         return None
+    known = ", so that its effects' sds are too small, by about a third or more" * (name in scales)
     return (
-        f"MAP(): '{name}' ends at {value:.1g}, and its posterior sd is {min(ratio, 999.0):.0f} "
-        "times that: it leans on zero (a singular fit). MAP takes it as known, so that the sds of "
-        "what depends on it are too small, by a third or more. hyper=Grid() integrates it."
+        f"MAP(): the data hardly determine '{name}': {value:.1g}, with a posterior sd "
+        f"{min(ratio, 999.0):.2g} times that. MAP takes it as known{known}. "
+        "Use hyper=Grid(), which integrates it."
     )
 
 
