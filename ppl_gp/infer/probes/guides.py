@@ -41,7 +41,7 @@ def _is_latent(name: str, trace: dict) -> bool:
 
 def is_auxiliary(site: dict) -> bool:
     """Whether a site is the guide's alone, such as the joint vector of `AutoMultivariateNormal`."""
-    return bool(site["infer"].get("is_auxiliary"))
+    return bool(site.get("infer", {}).get("is_auxiliary"))  # a `param` has no such entry
 
 
 def _wrong(own: dict, site: dict) -> str | None:
