@@ -1,5 +1,5 @@
-"""Leave-one-out of local methods and of draws against the truth: fits to the other rows, at the
-same hyperparameters, and the density of the row under them.
+"""Leave-one-out of every method against the truth: fits to the other rows, at the same
+hyperparameters, and the density of the row under them.
 """
 
 import jax.numpy as jnp
@@ -36,19 +36,29 @@ def model_of(kind):
 
 
 FIXED = pg.Fixed({})
+SPARSE = {"inducing": np.linspace(-2.0, 2.0, 6), "train_inducing": False, "hyper": FIXED}
 METHODS = {
     "laplace": pg.Laplace(hyper=FIXED),
     "ep": pg.EP(hyper=FIXED),
     "vi": pg.VI(hyper=FIXED),
     "bound": pg.LocalBound(hyper=FIXED),
-    "nuts": pg.NUTS(num_warmup=300, num_samples=2000, num_chains=1),
+    "svgp": pg.SVGP(**SPARSE, max_steps=200),
+    "collapsed": pg.SVGP(**SPARSE, collapsed=True),
+    "nuts": pg.NUTS(num_warmup=300, num_samples=8000, num_chains=1),
 }
-# Nats in a row. A Gaussian likelihood is exact; else a cavity leaves out how the other rows' sites
-# would follow, which is of second order in what the row says of f. Draws have Monte Carlo errors.
-TOLERANCE = {"gaussian": 2e-5, "counts": 0.03, "binary": 0.03}
+# A Gaussian likelihood is exact, to rounding in nats. Else a cavity leaves out how the other rows'
+# sites would follow: a share of what leaving the row out changes, measured at up to .20 of counts
+# (VI) and .022 of binary rows (the bound). Draws have Monte Carlo errors, in nats.
+ROUNDING = 2e-5
+SHARE = {"gaussian": 0.0, "counts": 0.22, "binary": 0.03}
 DRAWS = 0.06
-CASES = [(kind, name) for name in METHODS for kind in DATA if kind == "binary" or name != "bound"]
-QUICK = [("counts", "laplace")]
+CASES = [
+    (kind, name)
+    for name in METHODS
+    for kind in DATA
+    if (kind == "binary" or name != "bound") and (kind == "gaussian" or name != "collapsed")
+]
+QUICK = [("counts", "laplace"), ("gaussian", "collapsed")]
 
 
 def refits(model, method, y):
@@ -66,17 +76,55 @@ def refits(model, method, y):
 )
 def test_leave_one_out_is_that_of_refits(kind, name):
     model, y = model_of(kind), DATA[kind]
-    loo = pg.fit(model, METHODS[name], 0, X, y=y, throw=False).loo()
-    want = refits(model, METHODS[name], y)
-    tolerance = DRAWS if name == "nuts" else TOLERANCE[kind]
+    fit = pg.fit(model, METHODS[name], 0, X, y=y, throw=False)
+    loo, want = fit.loo(), refits(model, METHODS[name], y)
+    changed = np.abs(fit.log_density(X, y) - want)  # by leaving the row out
+    allowed = np.full(N, DRAWS) if name == "nuts" else ROUNDING + SHARE[kind] * changed
     assert loo.pareto_k.shape == (N,)
-    # where the weights of draws claim something; cavities need none
-    good = loo.pareto_k.values < (0.7 if name == "nuts" else np.inf)
-    assert good.sum() > 0.8 * N
-    np.testing.assert_allclose(loo.elpd_i.values[good], want[good], atol=tolerance)
-    # the tolerance tells leave-one-out from the density of a row that was seen
-    seen = pg.fit(model, METHODS[name], 0, X, y=y, throw=False).log_density(X, y)
-    assert np.max(np.abs(seen - want)) > 3.0 * tolerance
+    # where weights of draws have a variance; cavities need none
+    good = loo.pareto_k.values < (0.5 if name == "nuts" else np.inf)
+    assert good.sum() >= N // 2
+    wrong = np.abs(loo.elpd_i.values - want)
+    assert np.all(wrong[good] <= allowed[good]), (wrong, allowed)
+    assert np.max(changed) > 3.0 * np.max(allowed)
+
+
+EVERY_ROW = {"inducing": X, "train_inducing": False, "hyper": FIXED}
+
+
+@pytest.mark.parametrize("kind", ["counts", pytest.param("binary", marks=pytest.mark.slow)])
+def test_a_sparse_fit_with_a_point_at_every_row_leaves_out_as_vi(kind):
+    model, y = model_of(kind), DATA[kind]
+    sparse = pg.fit(model, pg.SVGP(**EVERY_ROW, max_steps=200), 0, X, y=y).loo()
+    dense = pg.fit(model, METHODS["vi"], 0, X, y=y).loo()
+    np.testing.assert_allclose(sparse.elpd_i.values, dense.elpd_i.values, atol=1e-6)
+    assert sparse.p == pytest.approx(dense.p, abs=1e-5)
+
+
+def test_a_sparse_fit_that_has_not_settled_is_weighed_and_says_so():
+    model, y = model_of("counts"), DATA["counts"]
+    short = pg.fit(model, pg.SVGP(**EVERY_ROW, max_steps=2), 0, X, y=y, throw=False)
+    with pytest.warns(UserWarning, match=r"would move by 0\.\d+ sd.*Raise max_steps"):
+        loo = short.loo()
+    assert loo.n_samples == 1000  # draws of q
+
+
+@pytest.mark.parametrize("name", ["vi", "svgp"])
+def test_a_row_without_a_proper_cavity_is_nan_alone(name):
+    """Without the near row of a pair the far one's site, which is negative, outweighs the prior.
+    q has no draw where the far row would be: of weights -1.04 with a k-hat of .65 for some -10.
+    """
+
+    def pairs(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(100.0, 0.8), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, f, 0.3), obs=y)
+
+    x, y = np.array([0.0, 1e-4, 5.0, 5.0001]), np.array([0.0, 8.0, 0.0, 0.1])
+    points = {"inducing": x[::2], "train_inducing": False}
+    method = pg.SVGP(**points, hyper=FIXED) if name == "svgp" else METHODS[name]
+    loo = pg.fit(pairs, method, 0, x, y=y, throw=False).loo()
+    assert list(np.isnan(loo.elpd_i.values)) == [True, False, False, False] and loo.warning
 
 
 def test_a_datum_that_q_does_not_fit_has_a_large_khat():

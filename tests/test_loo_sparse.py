@@ -149,20 +149,44 @@ def test_weighed_data_and_sampled_hyperparameters():
     np.testing.assert_allclose(weighed.loo().elpd_i.values, exact, atol=1e-3)
 
 
+MANY = np.random.default_rng(3).uniform(-3.0, 3.0, (150, 1))
+COINS = (np.random.default_rng(4).uniform(size=150) < 0.5).astype(int)
+FEW = {"inducing": np.linspace(-3.0, 3.0, 8)[:, None], "train_inducing": False}
+
+
 @pytest.mark.slow
 def test_a_q_that_no_weights_correct_is_told():
-    rng = np.random.default_rng(3)
-    many = rng.uniform(-3.0, 3.0, (150, 1))
+    """Of several functions, which have no cavities."""
+
+    def narrow(X, y=None):
+        with numpyro.plate("parts", 2):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.5, 0.3), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=3.0 * (f[0] + f[1])), obs=y)
+
+    method = pg.SVGP(**FEW, hyper=pg.Fixed({}), max_steps=60)
+    fit = pg.fit(narrow, method, 0, MANY, y=COINS, throw=False)
+    with pytest.warns(UserWarning, match="could not be corrected by weights.*log_density"):
+        assert fit.loo().warning
+
+
+@pytest.mark.slow
+def test_a_sparse_q_far_from_the_posterior_leaves_out_as_its_refits_do():
+    """Weights cannot make it the posterior, as every k-hat says; its own leave-one-out is known."""
 
     def narrow(X, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(9.0, 0.3), X))
         with numpyro.plate("data", X.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=3.0 * f), obs=y)
 
-    method = pg.SVGP(num_inducing=8, hyper=pg.Fixed({}), max_steps=60)
-    fit = pg.fit(narrow, method, 0, many, y=(rng.uniform(size=150) < 0.5).astype(int), throw=False)
-    with pytest.warns(UserWarning, match="could not be corrected by weights.*log_density"):
-        assert fit.loo().warning
+    method = pg.SVGP(**FEW, hyper=pg.Fixed({}), max_steps=200)
+    loo = pg.fit(narrow, method, 0, MANY, y=COINS, throw=False).loo()
+    assert np.min(loo.pareto_k.values) > loo.good_k
+    for n in (0, 40, 80, 120):
+        rest = np.arange(150) != n
+        fit = pg.fit(narrow, method, 0, MANY[rest], y=COINS[rest], throw=False)
+        want = fit.log_density(MANY[n : n + 1], COINS[n : n + 1])[0]
+        assert loo.elpd_i.values[n] == pytest.approx(float(want), abs=0.02)
 
 
 def test_draws_with_inducing_variables_carry_the_ratio_of_prior_and_posterior():

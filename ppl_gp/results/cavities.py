@@ -2,15 +2,17 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ppl_gp.gp import GP
-from ppl_gp.kept import FromFunctions, FromPseudo
+from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics import small
 from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.results.query.mixture import JointMoments, Moments
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 
 
 def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments, JointMoments]:
@@ -50,3 +52,31 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))
     variance = jnp.where((variance > 0) & jnp.isfinite(variance), variance, jnp.nan)
     return Moments(latent.mean - variance * latent.alpha, variance)
+
+
+def cavity_of_inducing(prior: GP, kept: FromInducing, log_lik) -> tuple[Moments, Moments, Any]:
+    """(q(f_n), q_{-n}(f_n), (N,) each; how far q is from the maximum of its bound).
+
+    Var f_n = s + d, d what u leaves unexplained. E = E_q[log p(y_n | f_n)] has slopes g in the mean
+    and -L / 2 in the variance of f_n. At the maximum q(v) = N(A g, (I + A L A^T)^-1), A =
+    Cov[v, f]: without the site of n, s becomes s / (1 - s L), and the mean falls by that times g.
+    The distance is the largest of one step to that fixed point: of means in sd of f_n, of variances
+    in shares of them.
+    """
+    process: Any = kept.process(prior)
+    mean, variance = process.marginals(prior)
+    A = process.root.whiten(process.inducing.cross(prior, prior.X))
+    rest = jnp.maximum(prior.variance - jnp.sum(A**2, 0), 0.0)
+
+    def expected(m, v):
+        at = {"f": m}, {"f": v}
+        return jnp.sum(expected_log_lik(lambda f: log_lik(f["f"]), *at, Expectation(), None))
+
+    slope, bend = jax.grad(expected, (0, 1))(mean, variance)
+    s = jnp.maximum(variance - rest, 0.0)
+    share = 1.0 + 2.0 * s * bend
+    left = jnp.where(share > 0, s / share, jnp.nan)
+    step = jnp.linalg.solve(jnp.eye(len(A)) - 2.0 * (A * bend) @ A.T, A)
+    moved = jnp.abs((A @ slope - kept.mean) @ step) / jnp.sqrt(variance)
+    off = jnp.maximum(moved, jnp.abs(jnp.sum(A * step, 0) - s) / variance)
+    return Moments(mean, variance), Moments(mean - left * slope, left + rest), jnp.max(off)

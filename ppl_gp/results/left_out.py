@@ -1,49 +1,62 @@
 """Log densities of the training data: each datum left out by its cavity, and at draws of f."""
 
+from typing import Any
+
+import jax.numpy as jnp
 from jax import lax, random
 
 from ppl_gp.draws import Draws
-from ppl_gp.kept import FromFunctions
+from ppl_gp.kept import FromFunctions, FromInducing
 from ppl_gp.model.concave import is_concave
 from ppl_gp.model.factors import read
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit
-from ppl_gp.results.cavities import cavity, cavity_of_functions
+from ppl_gp.results.cavities import cavity, cavity_of_functions, cavity_of_inducing
 from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
 from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
 from ppl_gp.results.integrals.several import Effort, log_expectation_over
 from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.query.mixture import Moments
+from ppl_gp.results.record import prior_at
 
 DRAWS = 1000  # of q(f), for the weights of an SVGP
 
 
 @full_jit
-def cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool):
+def cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool, num: int):
     """(log p(y_n | y_-n), log p(y_n | y), log E[p(y_n | f_n)^w_n | y_-n]) at each draw of the
-    hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`.
+    hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`; and how far a
+    sparse q is from its fixed point, (S,).
     """
-    num = draws.kept[site].mean.shape[-1]
     plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
 
     def one(draw):
-        hyper, latent = draw.known, draw.kept[site]
-        factors = read(model, *args, hyper=hyper, **kwargs)
-        prior = factors.prior
+        hyper, latent, off = draw.known, draw.kept[site], jnp.zeros(())
+        sparse = isinstance(latent, FromInducing)
+        factors: Any = None if sparse else read(model, *args, hyper=hyper, **kwargs)
         if isinstance(latent, FromFunctions):
-            return _of_functions(factors, latent, plan, draws.num, scaled)
+            return *_of_functions(factors, latent, plan, draws.num, scaled), off
         concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
+        def log_lik(f, weighed=False):
+            trace = run(model, args, kwargs, hyper, {site: f})
+            return log_density_per_datum(trace, plan, weighed)
+
         def score(moments, weighed=False):
-            def log_lik(f):
-                trace = run(model, args, kwargs, hyper, {site: f})
-                return log_density_per_datum(trace, plan, weighed)
+            proper = jnp.isfinite(moments.variance)  # else one row's NaN is every row's
+            at = Moments(*(jnp.where(proper, x, 1.0) for x in (moments.mean, moments.variance)))
+            found = log_expectation(lambda f: log_lik(f, weighed), at, num_nodes, concave)
+            return jnp.where(proper, found, jnp.nan)
 
-            return log_expectation(log_lik, moments, num_nodes, concave)
-
-        without = cavity(prior, latent)
-        left_out, kept = score(without), score(Moments(latent.mean, latent.variance))
-        return left_out, kept, score(without, True) if scaled else left_out
+        if sparse:
+            weighed = lambda f: log_lik(f, True)  # noqa: E731
+            prior = prior_at(model, site, hyper, args, kwargs)
+            within, without, off = cavity_of_inducing(prior, latent, weighed)
+        else:
+            within = Moments(latent.mean, latent.variance)
+            without = cavity(factors.prior, latent)
+        left_out, kept = score(without), score(within)
+        return left_out, kept, score(without, True) if scaled else left_out, off
 
     return lax.map(one, draws)
 
