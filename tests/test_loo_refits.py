@@ -101,6 +101,24 @@ def test_a_sparse_fit_with_a_point_at_every_row_leaves_out_as_vi(kind):
     assert sparse.p == pytest.approx(dense.p, abs=1e-5)
 
 
+@pytest.mark.slow
+def test_a_sparse_fit_leaves_out_weighed_and_masked_rows_and_effects_as_vi():
+    def model(X, groups, seen, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.8), X))
+        with numpyro.plate("groups", 3):
+            u = numpyro.sample("u", dist.Normal(0.0, 0.7))
+        weights = jnp.linspace(0.5, 2.0, X.shape[0])
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.scale(scale=weights):
+            with numpyro.handlers.mask(mask=seen):
+                numpyro.sample("y", dist.Poisson(jnp.exp(f + u[groups])), obs=y)
+
+    data = (X, np.arange(N) % 3, np.arange(N) != 4)
+    methods = (pg.SVGP(**EVERY_ROW, max_steps=200), METHODS["vi"])
+    sparse, dense = (pg.fit(model, m, 0, *data, y=DATA["counts"]).loo() for m in methods)
+    np.testing.assert_allclose(sparse.elpd_i.values, dense.elpd_i.values, atol=1e-5)
+    assert len(sparse.elpd_i) == N - 1
+
+
 def test_a_sparse_fit_that_has_not_settled_is_weighed_and_says_so():
     model, y = model_of("counts"), DATA["counts"]
     short = pg.fit(model, pg.SVGP(**EVERY_ROW, max_steps=2), 0, X, y=y, throw=False)
