@@ -168,7 +168,7 @@ def tilted_moments(
         # a narrow mode that the cavity's mean does not lead to, and mass far from any
         wide = jnp.swapaxes(small.lower_inverse(small.lower_root(without.precision)), -1, -2)
         at = lambda node: _joined(_split(without.mean, R) + wide @ node)  # noqa: E731
-        z = jnp.asarray(rule(R, num, fine=False).z, wide.dtype)
+        z = jnp.asarray(rule(R, max(nodes_of(R, num) // 2, 1), fine=False).z, wide.dtype)
         heights = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
         there = _split(without.mean, R) + jnp.einsum("nab,nb->na", wide, z[best])
@@ -181,7 +181,7 @@ def tilted_moments(
     proposals = lax.stop_gradient((centres, halves))
     fine, half = rule(R, num), rule(R, num, fine=False)
     if several_modes:
-        fine, half = half, rule(R, max(nodes_of(R, num) // 2, 1), fine=False)
+        fine, half = half, rule(R, max(nodes_of(R, num) // 4, 1), fine=False)
     log_z, mean, covariance = _moments(log_lik, without, power, *proposals, fine)
     coarse, *_ = _moments(log_lik, without, power, *proposals, half)
     error = (6.0 if several_modes else 1.0) * jnp.abs(log_z - coarse)
