@@ -153,8 +153,8 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds = spreads(ascent, runs, best, slopes)
-        scales = _scales_of_effects(ascent, trace, hyper)
-        if sds is not None and (told := weakly_known(trace, hyper, sds, scales)):
+        scales = frozenset() if sds is None else _scales_of_effects(ascent, trace, hyper)
+        if told := weakly_known(trace, hyper, sds or {}, scales):
             warn(told)
     return Point(hyper, result, stats, value, solution)
 
