@@ -80,7 +80,7 @@ def asked(model, names, method, path):
 
 
 CASES = [(n, m) for m in METHODS for n in NAMES]
-QUICK = [("observations", "laplace"), ("sites", "laplace"), ("slashes", "laplace")]
+QUICK = [("observations", "laplace"), ("slashes", "laplace")]
 
 
 @pytest.mark.parametrize(
