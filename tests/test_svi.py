@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
-from numpyro.infer import RenyiELBO
+from numpyro.infer import SVI, RenyiELBO
 from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
 from scipy.stats import multivariate_normal
 
@@ -302,6 +303,42 @@ def test_the_gradient_of_an_exact_guide_has_no_noise():
 
         for gradient in jax.grad(loss)(params).values():
             np.testing.assert_allclose(gradient, 0.0, atol=1e-8)
+
+
+def positive(X, y=None):
+    rate = numpyro.sample("rate", dist.LogNormal(0.0, 1.0))
+    numpyro.sample("share", dist.Beta(2.0, 3.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate * X), obs=y)
+
+
+def _of_ones_own(X, y=None):
+    low = numpyro.param("low", 0.5)
+    numpyro.sample("rate", dist.Uniform(low, low + numpyro.param("width", 1.5)))
+    numpyro.sample("share", dist.Beta(numpyro.param("a", 1.5), 2.0))
+
+
+@pytest.mark.parametrize("guide", [AutoMultivariateNormal, AutoNormal, _of_ones_own])
+def test_the_gradient_of_a_bound_is_on_average_that_of_its_values(guide):
+    """Also where a guide's density has a Jacobian, or its support moves with its parameters."""
+    if isinstance(guide, type):
+        guide = guide(positive, init_scale=0.4)
+    data = jnp.array([0.5, 1.0]), jnp.array([1, 3])
+    svi = SVI(positive, guide, optax.adam(0.01), pg.ELBO())
+    params = svi.get_params(svi.init(jax.random.key(0), *data))
+    step = jax.tree.map(lambda p: 0.3 + 0.1 * jnp.arange(1.0, p.size + 1).reshape(p.shape), params)
+
+    def compared(key):
+        loss = lambda h: pg.ELBO().loss(  # noqa: E731
+            key, jax.tree.map(lambda p, s: p + h * s, params, step), positive, guide, *data
+        )
+        return jax.grad(loss)(0.0), (loss(1e-5) - loss(-1e-5)) / 2e-5
+
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    along, numeric = jax.jit(lambda keys: jax.lax.map(compared, keys, batch_size=1000))(keys)
+    error = np.std(along - numeric) / np.sqrt(len(keys))
+    assert error < 0.02 * np.mean(np.abs(numeric))
+    assert np.abs(np.mean(along - numeric)) < 4.0 * error + 1e-6
 
 
 def test_the_error_of_a_bound_is_shown_beside_it(capsys):

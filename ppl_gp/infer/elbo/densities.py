@@ -2,9 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from jax import lax
+from numpyro.distributions import constraints
 
 from ppl_gp.infer.hyper.autoguides import log_q
+from ppl_gp.wrappers import unwrap
 
 
 def scaled(site, log_prob):
@@ -16,8 +19,16 @@ def held(fn):
     """A distribution whose own parameters get no gradient. That of log q has mean zero, and what is
     left vanishes draw by draw where q is exact (Roeder, Wu & Duvenaud 2017); not inside a log over
     several draws.
+
+    The mean is zero only if the support does not move with the parameters. A `Uniform`, or a
+    `Delta` whose density is a Jacobian, stays as it is.
     """
-    return jax.tree.map(lax.stop_gradient, fn)
+    base = unwrap(fn)
+    while type(base) is dist.TransformedDistribution and not jax.tree.leaves(base.transforms):
+        base = unwrap(base.base_dist)
+    support = getattr(type(base), "support", None)
+    is_fixed = isinstance(support, constraints.Constraint) and not isinstance(support, property)
+    return jax.tree.map(lax.stop_gradient, fn) if is_fixed else fn
 
 
 def auxiliary(drawn, trace, of=lambda fn: fn):
