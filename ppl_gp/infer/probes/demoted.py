@@ -90,8 +90,8 @@ def require_none_demoted(
 
 
 def _if_named(source: Declared, args, kwargs, sites: list[str]) -> tuple[str, ...]:
-    """Those of the Gaussian sites that are integrated where they are named: with them a datum sees
-    more functions than the GPs alone make (`model.integrable`).
+    """Those of the Gaussian sites that are integrated only if they are named: with them a datum
+    depends on more functions than there are GPs (`model.integrable`).
     """
     asked = collapse(source, args, kwargs, only=tuple(sites)) if sites else source
     return tuple(k for k in sites if isinstance(asked, Collapsed) and k in asked.plan.sites)

@@ -14,7 +14,7 @@ _TRIALS = 6  # moves of half of the rows
 
 
 def require_finite(rows) -> None:
-    """Raise `DataError` where terms of the log-likelihood, or their slopes, are no numbers."""
+    """Raise `DataError` if terms of the log-likelihood, or their slopes, are not finite."""
     if bad := np.flatnonzero(~np.asarray(rows))[:3].tolist():
         raise DataError(
             f"the log-likelihood of row(s) {bad}, or its slope, is not finite at random values of "

@@ -1,11 +1,11 @@
-"""Effects that are not integrated: sites of several values that the observations see beside the
-functions, and that `MAP` would make points of.
+"""Effects that are not integrated: sites of several values that the observations depend on in
+addition to the functions, and of which `MAP` would make points.
 
 It is a rule by role, whatever their prior is: (u**2)[g] with a Gaussian one, u[g] with Student's t.
-The mode of D values is not their posterior, which is told; where their scale is unknown it is far
-from it, or there is none (of relu(tau u)[g] with four groups, tau became 1.18, and .62 with u
-integrated; of tau u[g] with Student's t, .99 and .4; of effects that two outcomes share, one of
-them with a GP beside it, .78 and .28).
+The mode of D values is not their posterior, so `fit` warns. If their scale is unknown, the mode is
+far from the posterior or does not exist. For example, tau became 1.18 for relu(tau u)[g] with four
+groups, and .62 with u integrated; .99 instead of .4 for tau u[g] with Student's t; .78 instead of
+.28 for effects that two outcomes share, one of which has a GP too.
 """
 
 from collections.abc import Callable

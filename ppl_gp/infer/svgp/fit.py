@@ -34,7 +34,7 @@ from ppl_gp.sparse.svgp import SVGP
 
 # nats: above these the end of a run over all data is none
 STEEP = 0.1  # gradient of the hyperparameters
-# a datum, what more inducing variables may add: to try other points, and to say so
+# nats per datum that more inducing variables may add: from here other points are tried; a warning
 SOME, FEW = 1e-3, 1e-2
 WIDE_GAP = 1e-3  # what a whole step of q(u) expects to gain
 
