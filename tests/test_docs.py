@@ -67,6 +67,19 @@ def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
     compile(uses, "uses", "exec")
 
 
+@pytest.mark.slow
+def test_every_block_of_the_page_on_guides_runs_and_prints_what_it_shows(capsys):
+    """Words as they are there, numbers within 2 %: they differ a little from one JAX to another."""
+    names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d+)?")
+    blocks = r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?"
+    for code, shown in re.findall(blocks, (ROOT / "docs" / "guides.md").read_text(), re.DOTALL):
+        exec(code, names)
+        printed = capsys.readouterr().out
+        assert number.sub("#", printed) == number.sub("#", shown)
+        found, wanted = ([float(x) for x in number.findall(text)] for text in (printed, shown))
+        np.testing.assert_allclose(found, wanted, rtol=0.02)
+
+
 def test_every_recipe_and_every_notebook_is_a_page():
     nav, gallery = (ROOT / "mkdocs.yml").read_text(), (ROOT / "docs" / "gallery.md").read_text()
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
