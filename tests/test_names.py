@@ -203,6 +203,7 @@ def test_every_verb_takes_frames(monkeypatch):
     read = pg.read(model, pandas_frame(), y=pandas_answers(), hyper={})
     bare_read, at = pg.read(model, X, y=SICK, hyper={}), jax.numpy.zeros(NUM)
     np.testing.assert_array_equal(read.log_lik(at), bare_read.log_lik(at))
+    scores = bare.log_density(X[:5], SICK[:5])
     turned = pg.compare({"bare": bare, "named": fit}, frame[["ward", "dose", "age"]], y)
     assert turned.table[0]["log_density"] == pytest.approx(np.mean(scores))
     seen = {}

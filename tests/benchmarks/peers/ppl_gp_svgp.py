@@ -27,6 +27,7 @@ from ppl_gp.infer.svgp.prepare import prepare  # noqa: E402
 from ppl_gp.infer.svgp.step import advance, advance_whole, begin  # noqa: E402
 from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402
+from ppl_gp.sparse.process import sparse_process  # noqa: E402
 
 
 def model(X, y=None, *, jitter, columns):
