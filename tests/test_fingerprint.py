@@ -17,7 +17,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from constants_read import BY_IDENTITY, WAYS
 
+import ppl_gp as pg
 from ppl_gp import priors
 from ppl_gp.model.fingerprint import changed, digest, fingerprint, keyed, reads, settle
 from ppl_gp.priors import lengthscale
@@ -73,7 +75,9 @@ model = make(7.0)
 def cell(monkeypatch):
     """text -> the namespace that running a notebook's cell with that text leaves."""
     settings = types.ModuleType("settings")
-    settings.DEPTH, settings.UNREAD = 1, 1
+    settings.DEPTH, settings.UNREAD, settings.C = 1, 1, 1.0
+    settings.inner = types.ModuleType("settings.inner")
+    settings.inner.C = 1.0
     monkeypatch.setitem(sys.modules, "settings", settings)
 
     def run(text=TEXT):
@@ -310,7 +314,7 @@ def test_a_keyed_model_passes_for_the_function():
     assert keyed(key).__wrapped__ is model and keyed(key) == key
     partial = functools.partial(model, link="probit")
     assert list(inspect.signature(keyed(partial)).parameters) == ["X", "y", "link"]
-    assert not hasattr(keyed(partial), "__qualname__") and keyed(partial).func is model
+    assert not hasattr(keyed(partial), "__qualname__")
 
 
 def test_compiled_code_follows_the_key(cell):
@@ -326,6 +330,59 @@ def test_compiled_code_follows_the_key(cell):
     assert run(keyed(cell().scope["model"]), 2.0) == first and len(traces) == 1
     made.scope["SCALE"] = 10.0
     assert run(keyed(model), 2.0) == model(2.0) != first and len(traces) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_constant_is_followed_however_it_is_read(cell, way):
+    text, change = WAYS[way]
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(model, x):
+        traces.append(x)
+        return model(x)
+
+    scope, again = cell(text).scope, cell("\n# run again\n" + text).scope
+    old = keyed(scope["model"])
+    first = run(old, 3.0)
+    assert run(keyed(again["model"]), 3.0) == first
+    assert len(traces) == 1 + (way in BY_IDENTITY), "the same cell finds its compiled code"
+    exec(change, scope)
+    model = scope["model"]
+    assert run(keyed(model), 3.0) == model(3.0) != first
+    assert changed(old) or model is not old.__wrapped__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", list(WAYS)[::4])
+def test_a_fit_follows_a_constant_or_refuses(cell, way):
+    X, y = np.linspace(-1.0, 1.0, 3)[:, None], np.array([0.2, -0.4, 0.9])
+    text, change = WAYS[way]
+
+    def model_of(constant):
+        def model(X, y=None):
+            f = numpyro.sample("f", pg.GP(constant(3.0) * pg.kernels.RBF(1.0, 1.0), X))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+        return model
+
+    scope = cell(text).scope
+    fit = lambda model: pg.fit(model, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)  # noqa: E731
+    before = fit(model_of(scope["model"]))
+    mean = before.predict(X).mean
+    again = fit(model_of(cell(text).scope["model"]))
+    np.testing.assert_array_equal(again.predict(X).mean, mean)
+    assert again.stats["compilations"] == 0 or way in BY_IDENTITY
+    read = scope["model"]
+    exec(change, scope)
+    after = fit(model_of(scope["model"]))
+    K = scope["model"](3.0) * np.exp(-0.5 * (X - X.T) ** 2)
+    exact = dist.MultivariateNormal(np.zeros(3), K + 0.09 * np.eye(3)).log_prob(y)
+    assert after.log_evidence == pytest.approx(float(exact), abs=1e-5)
+    if scope["model"] is read:
+        with pytest.raises(pg.ModelError, match="has changed since the fit"):
+            before.predict(X)
 
 
 def test_digest_of_large_arrays_sees_one_entry():

@@ -4,8 +4,10 @@ object enters.
 
 import functools
 import hashlib
+import inspect
 import types
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import jax
@@ -15,251 +17,160 @@ from jax.core import Tracer
 _ROWS = 4096  # of a large array, where `strided`
 _WHOLE = 1 << 24  # bytes up to which an array is digested whole, where `strided`
 _PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__")
+_ARRAYS = np.ndarray | np.generic | jax.Array
+_PLAIN = int | float | complex | str | bytes | range | None | type(...) | type(NotImplemented)
+_CODE = ("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags")
+_NAMES = ("co_names", "co_varnames", "co_freevars", "co_cellvars", "co_consts")
+
+# {types: (value, reader) -> its head, and the values that it consists of}
+_PARTS = {
+    _PLAIN: lambda v, _: (f"{_name(v)} {v!r}", ()),
+    list | tuple: lambda v, _: (f"{_name(v)} {len(v)}", v),
+    Mapping: lambda v, _: (f"{_name(v)} {len(v)}", chain.from_iterable(v.items())),
+    set | frozenset: lambda v, r: (f"{_name(v)} {sorted(Entry(r).value(x) for x in v)}", ()),
+    slice: lambda v, _: ("slice", (v.start, v.stop, v.step)),
+    types.CodeType: lambda v, _: (
+        "code " + " ".join(str(getattr(v, k)) for k in _CODE),
+        (v.co_code, v.co_exceptiontable, *(getattr(v, k) for k in _NAMES)),
+    ),
+    type: lambda v, r: (f"class {r.label(v)}", ()),
+    types.FunctionType: lambda v, r: (f"function {r.label(v)}", ()),
+    types.BuiltinFunctionType: lambda v, _: (
+        f"builtin {v.__module__}.{v.__qualname__}",  # bound to a value: `values.append`
+        () if isinstance(v.__self__, types.ModuleType | type | None) else (v.__self__,),
+    ),
+    types.MethodType: lambda v, _: ("method", (v.__func__, v.__self__)),
+    functools.partial: lambda v, _: ("partial", (v.func, v.args, v.keywords)),
+    staticmethod | classmethod: lambda v, _: (_name(v), (v.__func__,)),
+    property: lambda v, _: ("property", (v.fget, v.fset)),
+    types.ModuleType: lambda v, r: (f"module {r.module(v)}", ()),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(cls: type):
+    return next((k for k in (Tracer, _ARRAYS, *_PARTS) if issubclass(cls, k)), None)
+
+
+def _name(value) -> str:
+    return type(value).__qualname__
 
 
 class Entry:
-    """The digest of one value. `reader` names the functions and classes that it meets
-    (`reading.Reader`).
+    """The digest of one value. `reader` names the functions and classes that it meets, and keeps
+    what cannot be read.
     """
 
     def __init__(self, reader):
         self.reader, self._hash = reader, hashlib.blake2b(digest_size=16)
         self._met: dict[int, tuple[int, Any]] = {}
 
-    def hexdigest(self) -> str:
+    def value(self, value) -> str:
+        """Any value; returns the digest."""
+        kind = _kind(type(value))
+        if kind is Tracer:
+            self._opaque(value)
+        elif kind is _ARRAYS:
+            self._array(value)
+        elif kind is not None:
+            self._parts(value, *_PARTS[kind](value, self.reader))
+        elif not self._again(value):
+            self._object(value)
         return self._hash.hexdigest()
 
-    def put(self, text: str) -> None:
+    def _opaque(self, value) -> None:
+        """By its type, and in the reader by its identity."""
+        self._put(f"opaque {type(value).__module__}.{_name(value)}")
+        self.reader.unreadable.append(value)
+
+    def _put(self, text: str) -> None:
         """Some text, so that no two sequences of texts run together."""
         data = text.encode("utf-8", "surrogatepass")
         self._hash.update(b"%d:" % len(data) + data)
 
-    def array(self, array: np.ndarray) -> None:
-        """Shape, type and content."""
-        self.put(f"{array.dtype} {array.shape}")
+    def _again(self, value) -> bool:
+        """Whether the entry has met this very object before; its number is put in its place."""
+        if id(value) in self._met:
+            self._put(f"again {self._met[id(value)][0]}")
+            return True
+        self._met[id(value)] = len(self._met), value
+        return False
+
+    def _bytes(self, array: np.ndarray) -> None:
+        self._put(f"{array.dtype} {array.shape}")
         if array.dtype.hasobject:
             self.value(array.tolist())
         else:
             self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def again(self, value) -> bool:
-        """Whether this very object stands in this entry already; its place is put in its stead."""
-        if id(value) in self._met:
-            self.put(f"again {self._met[id(value)][0]}")
-            return True
-        self._met[id(value)] = len(self._met), value
-        return False
+    def _array(self, value) -> None:
+        if isinstance(value, jax.Array):
+            self._put(f"jax {getattr(value, 'weak_type', False)}")
+            if value.is_deleted() or not value.is_fully_addressable:
+                return self._opaque(value)
+            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+                self._put(str(value.dtype))
+                value = jax.random.key_data(value)
+            value = np.asarray(value)
+        self._put("array " * isinstance(value, np.ndarray) + _name(value))
+        if isinstance(value, np.ma.MaskedArray):
+            self._bytes(np.ma.getmaskarray(value))
+        on_disk = isinstance(value, np.memmap)
+        if not (self.reader.strided or on_disk) or value.nbytes <= _WHOLE or not value.ndim:
+            return self._bytes(np.asarray(value))
+        self._put(f"{value.shape}")
+        self._bytes(np.asarray(value[:: max(1, len(value) // _ROWS)]))
+        if not on_disk and not value.dtype.hasobject:
+            self._bytes(np.sum(value, axis=0, keepdims=True))
 
-    def value(self, value) -> None:
-        """Any value."""
-        if isinstance(value, Tracer):
-            self.opaque(value)
-        elif isinstance(value, jax.Array):
-            _jax_array(value, self)
-        else:
-            _feed(value, self)
-
-    def each(self, values) -> None:
-        """A container's elements."""
-        for x in values:
+    def _parts(self, value, head: str, parts) -> None:
+        if isinstance(value, list | Mapping) and self._again(value):
+            return
+        self._put(head)
+        for x in parts:
             self.value(x)
+        cls = type(value)
+        ours = cls.__module__ == "builtins" or isinstance(value, type)
+        if not ours and not self.reader.is_installed(cls):
+            self._put(f"of {self.reader.label(cls)}")  # its methods are read, too (`__missing__`)
+            self.value(state_of(value))
 
-    def opaque(self, value) -> None:
-        """By its type alone; `Keyed` compares identities."""
-        self.put(f"opaque {type(value).__module__}.{type(value).__qualname__}")
-        self.reader.unreadable.append(value)
-
-
-@functools.singledispatch
-def _feed(value, entry: Entry) -> None:
-    if entry.again(value):
-        return
-    entry.put(f"object {entry.reader.label(type(value))}")
-    wrapped = getattr(value, "__wrapped__", None)
-    if callable(wrapped):
-        entry.value(wrapped)
-    if state := state_of(value):
-        entry.value(state)
-    elif not callable(wrapped):
-        reduced = _reduced(value)
-        entry.opaque(value) if reduced is None else entry.value(reduced)
-
-
-@_feed.register(
-    int | float | complex | str | bytes | range | type(None) | type(Ellipsis) | type(NotImplemented)
-)
-def _plain(value, entry):
-    entry.put(f"{type(value).__qualname__} {value!r}")
-    _subclass(value, entry)
-
-
-def _subclass(value, entry):
-    """A user's own subclass of a number or container: its methods read, too (`__missing__`)."""
-    cls = type(value)
-    if cls.__module__ != "builtins" and not entry.reader.is_installed(cls):
-        entry.put(f"of {entry.reader.label(cls)}")
-        entry.value(state_of(value))
-
-
-@_feed.register(np.ndarray)
-def _numpy_array(value, entry):
-    entry.put(f"array {type(value).__qualname__}")
-    if isinstance(value, np.ma.MaskedArray):
-        entry.array(np.ma.getmaskarray(value))
-    on_disk = isinstance(value, np.memmap)
-    if not (entry.reader.strided or on_disk) or value.nbytes <= _WHOLE or not value.ndim:
-        return entry.array(np.asarray(value))
-    entry.put(f"{value.shape}")
-    entry.array(np.asarray(value[:: max(1, len(value) // _ROWS)]))
-    if not on_disk and not value.dtype.hasobject:
-        entry.array(np.sum(value, axis=0, keepdims=True))
-
-
-@_feed.register(np.generic)
-def _numpy_scalar(value, entry):
-    entry.put(type(value).__qualname__)
-    entry.array(np.asarray(value))
-
-
-def _jax_array(value, entry):
-    entry.put(f"jax {getattr(value, 'weak_type', False)}")
-    if value.is_deleted() or not value.is_fully_addressable:
-        entry.opaque(value)
-    elif jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        entry.put(str(value.dtype))
-        entry.value(np.asarray(jax.random.key_data(value)))
-    else:
-        entry.value(np.asarray(value))
-
-
-@_feed.register(list | tuple)
-def _sequence(value, entry):
-    if isinstance(value, list) and entry.again(value):
-        return
-    entry.put(f"{type(value).__qualname__} {len(value)}")
-    entry.each(value)
-    _subclass(value, entry)
-
-
-@_feed.register(Mapping)
-def _mapping(value, entry):
-    if not entry.again(value):
-        entry.put(f"{type(value).__qualname__} {len(value)}")
-        entry.each(x for pair in value.items() for x in pair)
-        _subclass(value, entry)
-
-
-@_feed.register(set | frozenset)
-def _set(value, entry):
-    digests = []
-    for x in value:
-        one = Entry(entry.reader)
-        one.value(x)
-        digests.append(one.hexdigest())
-    entry.put(f"{type(value).__qualname__} {sorted(digests)}")
-    _subclass(value, entry)
-
-
-@_feed.register(slice)
-def _slice(value, entry):
-    entry.put("slice")
-    entry.each((value.start, value.stop, value.step))
-
-
-@_feed.register(types.CodeType)
-def _code(value, entry):
-    entry.put(
-        f"code {value.co_argcount} {value.co_posonlyargcount} {value.co_kwonlyargcount} "
-        f"{value.co_flags}"
-    )
-    names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-    entry.each((value.co_code, getattr(value, "co_exceptiontable", b""), *names, value.co_consts))
-
-
-@_feed.register(types.FunctionType | type)
-def _function(value, entry):
-    entry.put(f"{'class' if isinstance(value, type) else 'function'} {entry.reader.label(value)}")
-
-
-@_feed.register(types.BuiltinFunctionType)
-def _builtin(value, entry):
-    entry.put(f"builtin {value.__module__}.{value.__qualname__}")
-    if value.__self__ is not None and not isinstance(value.__self__, types.ModuleType | type):
-        entry.value(value.__self__)  # such as `values.append`
-
-
-@_feed.register(types.MethodType)
-def _method(value, entry):
-    entry.put("method")
-    entry.each((value.__func__, value.__self__))
-
-
-@_feed.register(functools.partial)
-def _partial(value, entry):
-    entry.put("partial")
-    entry.each((value.func, value.args, value.keywords))
-
-
-@_feed.register(staticmethod | classmethod)
-def _bound_later(value, entry):
-    entry.put(type(value).__qualname__)
-    entry.value(value.__func__)
-
-
-@_feed.register(property)
-def _property(value, entry):
-    entry.put("property")
-    entry.each((value.fget, value.fset))
-
-
-@_feed.register(types.ModuleType)
-def _module(value, entry):
-    entry.put(f"module {value.__name__}")
-    entry.reader.module(value)
+    def _object(self, value) -> None:
+        self._put(f"object {self.reader.label(type(value))}")
+        if wrapped := callable(getattr(value, "__wrapped__", None)):
+            self.value(value.__wrapped__)
+        if state := state_of(value):
+            self.value(state)
+        elif not wrapped:
+            before = len(self.reader.unreadable)
+            try:  # what pickle would keep
+                reduced = value.__reduce_ex__(2)
+            except Exception:  # anything may be raised by a class that cannot be pickled
+                return self._opaque(value)
+            if not isinstance(reduced, str):
+                reduced = [list(x) if hasattr(x, "__next__") else x for x in reduced]
+            self.value(reduced)
+            if len(self.reader.unreadable) > before:  # parts that may be made anew by each call
+                self.reader.unreadable[before:] = [value]
 
 
 def state_of(value) -> dict:
-    """Attributes of an instance, without those that a descriptor of its class caches there.
-
-    {} for a class that says itself what pickle keeps.
+    """Attributes of an instance, without those that a descriptor of its class caches there; {} for
+    a class that says itself what pickle keeps.
     """
     cls = type(value)
-    if any(getattr(cls, k, None) is not getattr(object, k, None) for k in _PICKLING):
+    if any(getattr(cls, k, None) is not getattr(object, k) for k in _PICKLING):
         return {}
-    slots = [
-        n
-        for c in cls.__mro__
-        for n in _names(getattr(c, "__slots__", ()))
-        if n[:2] != "__" and hasattr(value, n)
-    ]
-    fields = {
-        n: x
-        for n, x in getattr(value, "__dict__", {}).items()
-        if n[:2] != "__" and not _is_cache(cls, n)
-    }
-    # flax's modules carry identifiers of the process beside their fields.
+    state = object.__getstate__(value)
+    fields, slots = state if isinstance(state, tuple) else (state, {})
     if any(c.__module__.partition(".")[0] == "flax" for c in cls.__mro__):
-        fields = {n: x for n, x in fields.items() if n in getattr(cls, "__dataclass_fields__", {})}
-    return {**{n: getattr(value, n) for n in slots}, **fields}
+        declared = getattr(cls, "__dataclass_fields__", {})  # without identifiers of the process
+        fields = {n: x for n, x in (fields or {}).items() if n in declared}
+    own = {n: x for n, x in (fields or {}).items() if n[:2] != "__" and not _is_cache(cls, n)}
+    return {**slots, **own}
 
 
-def _names(slots):
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _is_cache(cls, name) -> bool:
-    stands = next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-    return hasattr(stands, "__get__") and not isinstance(stands, types.FunctionType)
-
-
-def _reduced(value):
-    """What pickle would keep of an object, where it can tell."""
-    try:
-        reduced = value.__reduce_ex__(2)
-    except Exception:  # anything may be raised by a class that cannot be pickled
-        return None
-    return (
-        reduced
-        if isinstance(reduced, str)
-        else [list(x) if hasattr(x, "__next__") else x for x in reduced]
-    )
+def _is_cache(cls: type, name: str) -> bool:
+    stands = inspect.getattr_static(cls, name, None)  # one with a `__set__` keeps its value there
+    is_getter = hasattr(stands, "__get__") and not hasattr(stands, "__set__")
+    return is_getter and not isinstance(stands, types.FunctionType)

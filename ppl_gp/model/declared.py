@@ -3,6 +3,7 @@ functions are keyed by.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any
 
@@ -13,6 +14,7 @@ from ppl_gp.model.reading import Reading, read_off
 from ppl_gp.model.tracing import declare_by
 
 
+@dataclass(unsafe_hash=True, repr=False)
 class Declared:
     """A model that knows which of its axes are the data's, and what it read when it was declared
     (globals, closures).
@@ -21,25 +23,18 @@ class Declared:
     the same reading: so compiled code is found again, and not after a constant has changed.
     """
 
-    def __init__(self, function: Keyed, reading: Reading):
-        self.function, self.reading = function, reading
-        update_wrapper(self, function)
+    function: Keyed
+    reading: Reading
+
+    def __post_init__(self):
+        update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args, **kwargs) -> Any:
         return self.function(*args, **kwargs)
 
-    def __hash__(self):
-        return hash((self.function, self.reading))
-
-    def __eq__(self, other):
-        return (
-            isinstance(other, Declared)
-            and self.function == other.function
-            and self.reading == other.reading
-        )
-
     def __repr__(self):
-        return f"Declared({getattr(self.function, '__qualname__', repr(self.function))})"
+        own = self.function.__wrapped__
+        return f"Declared({getattr(own, '__qualname__', repr(own))})"
 
 
 def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
