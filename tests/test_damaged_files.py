@@ -17,6 +17,7 @@ import ppl_gp as pg
 from ppl_gp.errors import StoreError
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
 from ppl_gp.storage import archive as archive_module
+from ppl_gp.storage.archive import digest_of
 
 X, Y, X_NEW = classification()
 MIB = 2**20
@@ -83,7 +84,7 @@ def with_header(path, change):
 
 
 ZEROS = [bytes(MIB)] * 256
-ARRAY = {"fit": "latent/f/mean", "checkpoint": "leaf-0"}
+ARRAY = {"fit": "draws/kept/f/mean", "checkpoint": "leaf-0"}
 
 
 def _padded(path):
@@ -135,13 +136,14 @@ def many_members(path, array):
 
 
 def used_often(path, array):
-    """One array of .8 MB that the header uses 4000 times: 3 GB."""
-    content = members(path)
+    """One array of .8 MB that the header uses 4000 times: 3 GB. All digests are right."""
+    content, big = members(path), np.zeros(100_000)
     header = json.loads(content["header.json"])
-    header.pop("digest")
-    header["arrays"] = {**dict(header.get("arrays", {})), "big": ["<f8", [100_000]]}
+    del header["digest"]
+    header["arrays"]["big"] = ["<f8", [100_000], archive_module._of(big)]
     header["stats"] = {str(i): {"$array": "big"} for i in range(4000)}
-    write(path, {**content, "header.json": json.dumps(header), "big.npy": npy(np.zeros(100_000))})
+    header["digest"] = digest_of(header)
+    write(path, {**content, "header.json": json.dumps(header), "big.npy": npy(big)})
 
 
 def long_header(path, array):

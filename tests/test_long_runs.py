@@ -876,9 +876,12 @@ def test_checkpoint_of_another_run(saved, tmp_path):
         (lambda path: path.write_bytes(b"PK of another program"), "damaged"),
         (
             lambda path: with_header(path, lambda h: {**h, "version": 99}),
-            "version 99; this installation reads",
+            "version 99 .*upgrade ppl-gp",
         ),
-        (lambda path: with_header(path, lambda h: {**h, "format": "other"}), "format 'other'"),
+        (
+            lambda path: with_header(path, lambda h: {**h, "format": "other"}),
+            "its format is 'other'",
+        ),
         (lambda path: with_header(path, lambda h: [h]), "damaged"),
     ],
     ids=["truncated", "empty", "foreign", "version", "format", "list"],
@@ -899,7 +902,7 @@ def test_checkpoint_with_other_arrays(saved, tmp_path):
     files.save(state, np.zeros(4), 4, last=True)
     again = checkpoint_module.Checkpoints(pg.Checkpoint(tmp_path), {"model": "m"})
     assert again.restore(state)[1].shape == (4,)
-    with pytest.raises(StoreError, match="leaf-1.npy.* extra or absent"):
+    with pytest.raises(StoreError, match=r"array 'leaf-1' is None, and should be"):
         again.restore({**state, "b": jnp.zeros(2)})
     with pytest.raises(StoreError, match=r"\['<f8', \[3\]\], and should be .*\[4\]"):
         again.restore({"a": jnp.zeros(4)})

@@ -82,6 +82,11 @@ class Record:
         )  # without observations, what is left is observed
         self.model = Declared(declared.function, declared.reading.observing(unseen))
 
+    @property
+    def source(self) -> Declared:
+        """The model as the user declared it, also where sites of it were integrated."""
+        return self.model.source if isinstance(self.model, Collapsed) else self.model
+
     @functools.cached_property
     def hyper(self) -> dict:
         """{site: value} of hyperparameters, params and drawn latents, with a leading axis of S

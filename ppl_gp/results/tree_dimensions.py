@@ -13,7 +13,6 @@ from ppl_gp.model.declared import Declared
 from ppl_gp.model.roles import data_plates, is_factor
 from ppl_gp.model.tracing import run
 from ppl_gp.results.record import Record
-from ppl_gp.results.whole_tree import source_of
 
 # no chains, no draws
 _DATA = ("observed_data", "constant_data", "predictions_constant_data", "point_estimates")
@@ -66,7 +65,7 @@ def _with_a_row_more(fit: Record) -> dict[str, tuple]:
     """{deterministic site: (its shape in training, and with the first row once more at the
     end)}.
     """
-    model, hyper = source_of(fit), fit.draws.at(0).hyper
+    model, hyper = fit.source, fit.draws.at(0).hyper
     leaves, axes = Leaves(model, fit.args, fit.kwargs), model.reading.row_axes
     own = {p: x for p, x in leaves.arrays.items() if p in axes}
     more = {

@@ -1,234 +1,109 @@
-"""Whether what a file holds can be a fit of the model that it is given: shapes, supports, finite
-numbers, sites.
+"""Whether the model that a file is given is the one that was fitted. Raises `StoreError`."""
 
-Raises `StoreError`. Files are not trusted: a mistake is to show here, and not as a wrong
-prediction.
-"""
-
-from functools import singledispatch
-from pathlib import Path
-from typing import cast
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import random
 from numpyro.distributions import biject_to, constraints
 
-from ppl_gp.deep.encoders import MLPEncoder
-from ppl_gp.deep.latents import Encoded, Forgotten, LatentGuide, gaussian_at, latent_form
 from ppl_gp.errors import StoreError
-from ppl_gp.gp import unwrap
-from ppl_gp.kept import FromDraws, FromFunctions, FromInducing, FromPseudo, Kept
-from ppl_gp.local.natural import MinusRankOne
-from ppl_gp.model.roles import is_gp
+from ppl_gp.model.fingerprint import reads
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
 from ppl_gp.results.store.save import qualified_name
-from ppl_gp.sparse.several import batch_of
+from ppl_gp.storage.versions import package_versions
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
 
 
-def check_values(header: dict, fit: Fit) -> None:
-    """The parts of a fit against each other and against the header."""
-    for what, names in (("hyper", fit.hyper), ("latent", fit.latent)):
-        declared = header["hyper_sites" if what == "hyper" else "gp_sites"]
-        require(
-            set(names) == set(declared),
-            f"it declares {list(declared)} and holds {what} of {list(names)}.",
-        )
-    draws = fit.draws.num
-    parts = {
-        "its arguments": (fit.args, fit.kwargs),
-        "hyper": fit.hyper,
-        "q(f)": dict(fit.latent),
-        "its weights": fit.draws.log_weights,
-        "q(h)": fit.local,
-    }
-    for what, tree in parts.items():
-        require(all(map(_is_finite, jax.tree.leaves(tree))), f"{what} hold NaN or infinity.")
-    num = fit.num_chains if fit.sampled else 1
-    counts = {draws, *(np.shape(v)[0] for v in jax.tree.leaves(dict(fit.latent)))}
-    counts |= {np.shape(v)[0] for v in fit.hyper.values()} if fit.sampled else set()
-    require(len(counts) == 1, f"its parts have {sorted(counts)} draws.")
-    require(num > 0 and draws > 0 and draws % num == 0, f"it has {draws} draws in {num} chains.")
-    require(
-        fit.sampled or draws == 1, f"hyperparameters are one value, and q(f) has {draws} draws."
-    )
-    for name, shape in header["hyper_sites"].items():
-        found = list(np.shape(fit.hyper[name])[fit.sampled :])
-        right = _is_array(fit.hyper[name]) and found == shape
-        require(right, f"hyperparameter '{name}' has shape {found}, not {shape}.")
-    for name, latent in fit.latent.items():
-        require(
-            all(map(_is_array, jax.tree.leaves(latent))), f"q of '{name}' holds more than arrays."
-        )
-        _check_kept(latent, name, draws, header["gp_sites"][name])
-    total = float(np.sum(np.exp(np.asarray(fit.draws.log_weights, float))))
-    require(abs(total - 1.0) < _ROUNDING, f"its weights sum to {total}.")
-    _check_locals(header, fit)
-    require(
-        isinstance(fit.stats.get("sample_stats", {}), dict), "its sample_stats are no dictionary."
-    )
+def check_model(told: dict, fit: Fit) -> list[str]:
+    """Run the model on the saved inputs and compare it with what the file says of the fitted one:
+    its sites and their distributions, its code, the values that it reads, supports, and densities.
 
-
-@singledispatch
-def _check_kept(kept: Kept, name: str, draws: int, shape: list[int]) -> None:
-    """The shapes of what is kept of q(f): of inducing variables they are checked with the model
-    (`_unusable`).
+    Another likelihood or kernel under the same name is another model, and another formula if the
+    versions are the file's. Returns the sites whose densities have other numbers.
     """
-
-
-@_check_kept.register
-def _(kept: FromDraws, name, draws, shape) -> None:
-    require(kept.mean.shape == (draws, *shape), f"q of '{name}' has shape {kept.mean.shape}.")
-
-
-@_check_kept.register
-def _(kept: FromPseudo, name, draws, shape) -> None:
-    # a plate of one around it adds no axis to an approximation
-    one_function = int(np.prod(shape)) == shape[-1]
-    wanted = (draws, shape[-1])
-    for part in (kept.mean, kept.variance, kept.alpha, kept.sites.nat1, kept.sites.nat2):
-        require(
-            one_function and part.shape == wanted,
-            f"q of '{name}' has a part of shape {part.shape}.",
+    given, first, saved = qualified_name(fit.model), fit.draws.at(0), told["portrait"]
+    try:
+        now = portrait(fit.source, fit.args, fit.kwargs, first.known, first.values)
+        if saved is None:
+            raise ValueError("when it was saved it did not run without its observations")
+    except Exception as error:  # a model may raise anything without its observations
+        raise StoreError(
+            f"was saved from the model '{told['model']}', and '{given}' was given, which "
+            f"does not run with the saved arguments: {error}"
+        ) from error
+    numbers, values = changed_numbers(saved, now), _changed_values(told["reads"], fit)
+    same = saved["formula"] == now["formula"] or told["packages"] != package_versions()
+    if classes := changed_classes(saved, now):
+        _refuse(told, given, "; ".join(classes))
+    if _is_other_code(told, given, fit):
+        _refuse(told, given, "it has another name and other code")
+    if values:
+        raise StoreError(
+            f"was saved from a model that read other values: {values} differ. Put the old "
+            "values back, or fit again."
         )
-    require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
+    if outside := _outside(fit):
+        _refuse(told, given, f"the saved hyperparameters {outside} lie outside its support")
+    if numbers and not same:
+        _refuse(told, given, f"there are other formulas behind {', '.join(numbers)}")
+    return numbers
 
 
-@_check_kept.register
-def _(kept: FromFunctions, name, draws, shape) -> None:
-    R, N = shape if len(shape) == 2 else (0, 0)
-    wanted = {
-        "mean": (draws, R, N),
-        "variance": (draws, R, N),
-        "alpha": (draws, R * N),
-        "nat1": (draws, R * N),
-        "nat2": (draws, R, N) if isinstance(kept.sites, MinusRankOne) else (draws, R, R, N),
-    }
-    parts = {**vars(kept), "nat1": kept.sites.nat1, "nat2": kept.sites.nat2}
-    for part, right in wanted.items():
-        found = np.shape(parts[part])
-        require(found == right, f"q of '{name}' has a part of shape {found}.")
-    proper = not isinstance(kept.sites, MinusRankOne) or np.all(np.asarray(kept.sites.nat2) >= 0)
-    require(bool(proper), f"q of '{name}' has a negative weight.")
-    require(bool(np.all(np.asarray(kept.variance) >= 0)), f"q of '{name}' has a negative variance.")
+def _refuse(told: dict, given: str, why: str) -> None:
+    raise StoreError(
+        f"was saved from another model, '{told['model']}', than the one that was given, "
+        f"'{given}': {why}. Give the function that was fitted, which keeps its name if you edit "
+        "it, or fit again."
+    )
 
 
-def _check_locals(header, fit) -> None:
-    extra = set(header["local"]) - set(fit.local)
-    require(not extra, f"q(h) of {sorted(extra)} belongs to no latent site.")
-    absent = set(fit.local) - set(header["local"])
-    known = absent if header["forgotten"] is None else set(header["forgotten"])
-    require(absent == known, f"q(h) of {sorted(absent ^ known)} is missing, or was to be.")
-    both = set(fit.local) & {*header["observed_sites"], *header["hyper_sites"], *header["gp_sites"]}
-    require(not both, f"{sorted(both)} are latents and something else.")
-    for name, q in fit.local.items():
-        usable = isinstance(q, Forgotten | Encoded) or (
-            isinstance(q, LatentGuide) and not q.needs_y
-        )
-        usable &= all(map(_is_array, jax.tree.leaves(q)))
-        usable &= not isinstance(q, Encoded) or _is_network(q.encoder)
-        require(usable, f"q(h) of '{name}' is a {type(q).__name__}.")
-
-
-def _is_network(encoder) -> bool:
-    """Whether an encoder's biases and shifts have the shapes of its weights, so that nothing is
-    broadcast.
+def _is_other_code(told: dict, given: str, fit: Fit) -> bool:
+    """A function of another name and other code is another model, with priors that q was not
+    fitted to; one that was renamed, moved or edited is the same.
     """
-    if not isinstance(encoder, MLPEncoder):
-        return False
-    layers = encoder.layers
-    rows = [
-        encoder.shift.shape == encoder.scale.shape == layers[0][0].shape[1:],
-        encoder.start.shape == (),
+    names = [x.rpartition(".")[2] for x in (told["model"], given)]
+    codes = [
+        {v for k, v in entries.items() if _last_name(k) == name}
+        for name, entries in zip(names, (told["reads"], reads(fit.model.function)), strict=True)
     ]
-    return all(rows) and all(
-        weight.ndim == 2 and bias.shape == weight.shape[:1] for weight, bias in layers
-    )
+    return names[0] != names[1] and all(codes) and codes[0] != codes[1]
 
 
-def check_model(path: Path, header: dict, fit: Fit) -> None:
-    """Run the model on the saved inputs and compare its sites with the saved ones."""
-    saved = (
-        f"{path} was saved from the model '{header['model']}', and "
-        f"'{qualified_name(fit.model)}' was given"
-    )
-    first = fit.draws.at(0)
-    try:
-        trace = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
-    except (
-        Exception
-    ) as error:  # a model may raise anything where its arguments are damaged, or another's
-        raise StoreError(
-            f"{saved}, which does not run with the saved arguments: {error}"
-        ) from error
-    gps = {k: list(site["fn"].shape()) for k, site in trace.items() if is_gp(site)}
-    if gps != header["gp_sites"]:
-        raise StoreError(
-            f"{saved}: it has the GP sites {gps} (name, shape), and the file {header['gp_sites']}."
-        )
-    found = {
-        k: _shape(site) for k, site in trace.items() if k not in gps and _is_random(k, site, header)
-    }
-    if found != header["hyper_sites"]:
-        wanted = header["hyper_sites"]
-        raise StoreError(
-            f"{saved}: it has the hyperparameters {found} (name, shape), and the file {wanted}."
-        )
-    latents = {
-        k for k, site in trace.items() if site["type"] == "sample" and not site["is_observed"]
-    }
-    if unknown := sorted(set(fit.local) - latents):
-        raise StoreError(f"{saved}: it has no latent site {unknown}.")
-    try:
-        outside = _outside(fit, trace)
-        wrong = _unusable(fit, trace)
-    except Exception as error:
-        raise StoreError(
-            f"{saved}, with which what the file holds does not work: {error}"
-        ) from error
-    if outside or wrong:
-        what = (
-            f"hyperparameters {outside} lie outside their support"
-            if outside
-            else f"q of {wrong} has another shape"
-        )
-        raise StoreError(f"{saved}: {what}.")
+def _last_name(entry: str) -> str:
+    """Of "code of 'module.outer.<locals>.model#2'"."""
+    name = entry.removeprefix("code of '").removesuffix("'").partition("#")[0]
+    return name.rpartition(".")[2] if entry.startswith("code of '") else ""
 
 
-def _is_random(name, site, header) -> bool:
-    """Whether a site is a hyperparameter or a local latent: not observed in training, nor imputed
-    beside data.
+def _changed_values(saved: dict, fit: Fit) -> list[str]:
+    """Values that the model reads (globals, closures, defaults) must be those of the fit; its code
+    may have been edited.
     """
-    if site["type"] == "param":  # a network's tree of initial values is none
-        return name in header["hyper_sites"] or hasattr(site["value"], "shape")
-    other = (*header["observed_sites"], *header["latent_sites"])
-    return site["type"] == "sample" and not site["is_observed"] and name not in other
+    now = reads(fit.model.function)
+    return [
+        k
+        for k, v in saved.items()
+        if not k.startswith("code of ") and not _is_function(k, saved) and now.get(k, v) != v
+    ]
 
 
-def _shape(site) -> list[int]:
-    """As declared: a trace's value is the one that was substituted, whatever the model says."""
-    return list(site["fn"].shape() if site["type"] == "sample" else jnp.shape(site["args"][0]))
+def _is_function(name: str, saved: dict) -> bool:
+    """Whether an entry stands for a function, whose code has an entry of its own."""
+    return "'" in name and f"code of '{name.split(chr(39))[1]}'" in saved
 
 
-def _outside(fit: Fit, trace: dict) -> list[str]:
+def _outside(fit: Fit) -> list[str]:
     """Hyperparameters with a draw outside the support that they have at that draw. O(S), nothing is
     factored.
     """
 
-    def inside(known):
-        own = (
-            run(fit.model, fit.args, fit.kwargs, known, fit.draws.at(0).values)
-            if fit.sampled
-            else trace
-        )
-        return {k: _inside(own[k], v) for k, v in known.items()}
+    def inside(draw):
+        trace = run(fit.model, fit.args, fit.kwargs, draw.known, draw.values)
+        return {k: _inside(trace[k], v) for k, v in draw.known.items()}
 
-    found = jax.jit(jax.vmap(inside))(fit.hyper) if fit.sampled and fit.hyper else inside(fit.hyper)
+    known = fit.sampled and fit.draws.known
+    found = jax.jit(jax.vmap(inside))(fit.draws) if known else inside(fit.draws.at(0))
     return [k for k, v in found.items() if not bool(jnp.all(v))]
 
 
@@ -252,48 +127,3 @@ def _inside(site, value):
     return met | jnp.all(
         jnp.abs(back - value) <= _ROUNDING * (jnp.abs(value) + jnp.max(jnp.abs(value)))
     )
-
-
-def _unusable(fit: Fit, trace: dict) -> list[str]:
-    """Sites whose inducing variables or q(h) do not give values of the site's shape. Nothing is
-    computed but shapes.
-    """
-    wrong = []
-    for name, latent in fit.latent.items():
-        if isinstance(latent, FromInducing):
-            entry, prior = cast(FromInducing, latent.draw(0)), unwrap(trace[name]["fn"])
-            M, shape = entry.inducing.num, tuple(trace[name]["fn"].shape())
-            mean, _ = eqx.filter_eval_shape(
-                lambda entry, prior: entry.process(prior).marginals(prior), entry, prior
-            )
-            dense = entry.reduction.shape in (entry.mean.shape, (*entry.mean.shape, M))
-            axes = batch_of(prior, shape)
-            if not dense or entry.mean.shape != (*axes, M) or mean.shape != shape:
-                wrong.append(name)
-    for name, q in fit.local.items():
-        if not isinstance(q, Forgotten):
-
-            def draw(q, site=trace[name]):
-                if not q.needs_y:
-                    return q.at(site, None, fit.args, fit.kwargs).sample(random.key(0))
-                axis, shape = latent_form(site, 0)
-                rows = jnp.zeros((shape[axis], *q.encoder.shift.shape))
-                return gaussian_at(site, jax.vmap(q.encoder)(rows)).sample(random.key(0))
-
-            if eqx.filter_eval_shape(draw, q).shape != trace[name]["fn"].shape():
-                wrong.append(name)
-    return wrong
-
-
-def _is_array(value) -> bool:
-    return isinstance(value, jax.Array)
-
-
-def _is_finite(leaf) -> bool:
-    """Options of a model may be infinite: arrays may not."""
-    return not _is_array(leaf) or leaf.dtype.kind in "biu" or bool(jnp.all(jnp.isfinite(leaf)))
-
-
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        raise StoreError(f"is damaged: {what}")

@@ -8,8 +8,6 @@ from jax import lax, random
 from numpyro import handlers
 
 from ppl_gp.model.arguments import is_array
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.declared import Declared
 from ppl_gp.model.roles import is_factor, is_missing_part, is_observed, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
@@ -20,16 +18,11 @@ from ppl_gp.wrappers import bare
 _PRIOR = 1  # folded into the key: other draws than those of the posterior
 
 
-def source_of(fit: Record) -> Declared:
-    """The model as it was declared."""
-    return fit.model.source if isinstance(fit.model, Collapsed) else fit.model
-
-
 def deterministic_sites(fit: Record, values: dict) -> tuple[dict, dict]:
     """({site: (S, ...)} of deterministic sites that are computed from anything that has draws,
     {site: value} of the others) at `values`, draws of every site.
     """
-    model, first = source_of(fit), {k: v[0] for k, v in values.items()}
+    model, first = fit.source, {k: v[0] for k, v in values.items()}
     at = lambda values: _deterministic(run(model, fit.args, fit.kwargs, values, values))  # noqa: E731
     seen = {k: frozenset().union(*jax.tree.leaves(v)) for k, v in sources(at, first).items()}
     still = {k: v for k, v in at(first).items() if seen[k] <= fit.points} if seen else {}
@@ -63,7 +56,7 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     sites are left out). A prior that cannot be drawn (an improper one) has no such groups. O(S N^3)
     for the prior.
     """
-    model = source_of(fit)
+    model = fit.source
     found = _after(model, values, fit.args, fit.kwargs, key)
     found["log_prior"] = {k: v for k, v in found["log_prior"].items() if k not in fit.points}
     try:

@@ -1,5 +1,7 @@
 """Zip files of a JSON header and NumPy arrays, no pickle, written so that no reader ever sees half
 of one, and read so that a file takes memory in proportion to its own size.
+
+A digest of the header, which contains those of the arrays, shows any accidental change.
 """
 
 import hashlib
@@ -8,26 +10,32 @@ import math
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format
 
 from ppl_gp.errors import StoreError
+from ppl_gp.storage.versions import package_versions
 
 HEADER = "header.json"
 MAX_HEADER = 4 * 2**20  # bytes of JSON, which take up to twenty times as many in memory
 NUMBER_KINDS = "biufc"  # of entries that are written without pickle and that JAX has too
-_DIGEST, _DIGESTS = "digest", "array_digests"
+_DIGEST, _ARRAYS = "digest", "arrays"
 
 
-def write_archive(path: Path, header: dict, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `header` and {name: array} to one file, with a digest of each. An interruption leaves
-    the old file, or none; a full disk `OSError`.
+def write_archive(
+    path: Path, kind: str, version: int, header: dict, arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Write `header` and {name: array} to one file of this format. An interruption leaves the old
+    file, or none; a full disk `OSError`.
     """
-    whole = json.loads(json.dumps({**header, _DIGESTS: {k: _of(x) for k, x in arrays.items()}}))
-    text = json.dumps({**whole, _DIGEST: _of_header(whole)}).encode()
+    claims = {k: [x.dtype.str, list(x.shape), _of(x)] for k, x in arrays.items()}
+    first = {"format": kind, "version": version, "packages": package_versions()}
+    whole = json.loads(json.dumps({**first, **header, _ARRAYS: claims}))
+    text = json.dumps({**whole, _DIGEST: digest_of(whole)}).encode()
     if len(text) > MAX_HEADER:
         raise StoreError(
             f"cannot write {path}: its header has {len(text)} bytes, and {MAX_HEADER} are allowed. "
@@ -49,26 +57,62 @@ def write_archive(path: Path, header: dict, arrays: Mapping[str, np.ndarray]) ->
         temporary.unlink(missing_ok=True)
 
 
-def read_archive(path: Path, expected: Callable[[dict], Mapping]) -> tuple[dict, dict]:
+def read_archive(
+    path: Path, kind: str, version: int, check: Callable[[dict], None] = lambda header: None
+) -> tuple[dict, dict]:
     """(header, {name: array}) of a file that `write_archive` wrote.
 
-    `expected(header)`: {name: [dtype, shape], or `None` for any}, all that the file may hold. Sizes
-    are compared before anything is read, and nothing is unpacked, as no member is compressed. A
-    file of an earlier version has no digests, which are then not compared. Raises `StoreError`
-    without the path, or whatever a damaged zip file raises.
+    `check(header)` may raise `StoreError` before the arrays are read. Sizes are compared before
+    anything is read, and nothing is unpacked, as no member is compressed. Raises `StoreError` that
+    names the file, whatever is wrong with it; `FileNotFoundError`.
     """
-    if path.is_dir():
-        raise StoreError("is a folder, and should be a file.")
-    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
-        members = _sizes(archive, os.fstat(file.fileno()).st_size)
-        header = json.loads(archive.read(HEADER))
-        _require(isinstance(header, dict), "its header is not a dictionary.")
-        wanted = expected(header)
-        odd = sorted(members.keys() ^ {HEADER, *(f"{k}.npy" for k in wanted)})
-        _require(not odd, f"it has {len(members)} members, of which {odd[:5]} are extra or absent.")
-        arrays = {name: _array(archive, name, claim) for name, claim in wanted.items()}
-    _check_digests(header, arrays)
-    return header, arrays
+    with named(path, kind):
+        if path.is_dir():
+            raise StoreError("is a folder, and should be a file.")
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            members = _sizes(archive, os.fstat(file.fileno()).st_size)
+            header = json.loads(archive.read(HEADER))
+            _require(isinstance(header, dict), "its header is not a dictionary.")
+            _require_format(header, kind, version)
+            own = header.pop(_DIGEST, None)
+            _require(own == digest_of(header), "its header is not the one that was written.")
+            check(header)
+            claims = header.pop(_ARRAYS)
+            odd = sorted(members.keys() ^ {HEADER, *(f"{k}.npy" for k in claims)})
+            _require(not odd, f"it has {len(members)} members; {odd[:5]} are extra or absent.")
+            return header, {name: _array(archive, name, claim) for name, claim in claims.items()}
+
+
+@contextmanager
+def named(path: Path, kind: str) -> Iterator[None]:
+    """Whatever a damaged file raises becomes one error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except StoreError as error:
+        raise type(error)(f"{path} {error}") from error
+    except Exception as error:
+        raise StoreError(
+            f"{path} is not a {_word(kind)} that ppl_gp wrote, or it was truncated or damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _word(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+def _require_format(header: dict, kind: str, version: int) -> None:
+    if (found := header.get("format")) != kind:
+        raise StoreError(f"is not a {_word(kind)} that ppl_gp wrote: its format is {found!r}.")
+    if (found := header.get("version")) != version:
+        writer = dict(header.get("packages", {})).get("ppl-gp")
+        newer = isinstance(found, int) and found > version
+        raise StoreError(
+            f"has format version {found!r} (written by ppl-gp {writer}), and this installation "
+            f"reads version {version}; {'upgrade ppl-gp' if newer else 'fit again'}."
+        )
 
 
 def _sizes(archive: zipfile.ZipFile, available: int) -> dict[str, int]:
@@ -94,8 +138,6 @@ def _array(archive: zipfile.ZipFile, name: str, claim) -> np.ndarray:
         shape, _, dtype = read(member)
         size = info.file_size - member.tell()
     _require(dtype.kind in NUMBER_KINDS, f"array '{name}' holds {dtype}.")
-    found = [dtype.str, list(shape)]
-    _require(claim in (None, found), f"array '{name}' is {found}, and should be {str(claim)[:80]}.")
     _require(
         min(shape, default=0) >= 0 and math.prod(shape) * dtype.itemsize == size,
         f"array '{name}' claims the shape {shape}, and has {size} bytes.",
@@ -103,24 +145,17 @@ def _array(archive: zipfile.ZipFile, name: str, claim) -> np.ndarray:
     with archive.open(info) as member:
         array = format.read_array(member, allow_pickle=False)
         member.read()  # to the end, where the zip file's checksum is compared
+    found = [array.dtype.str, list(array.shape), _of(array)]
+    _require(claim == found, f"array '{name}' is {found}, and should be {str(claim)[:80]}.")
     return array
-
-
-def _check_digests(header: dict, arrays: dict) -> None:
-    """Arrays or words that changed places have the shapes and the zip file's checksums of old."""
-    if _DIGEST not in header:
-        return
-    own = header.pop(_DIGEST)
-    _require(own == _of_header(header), "its header is not the one that was written.")
-    changed = [k for k, x in arrays.items() if header[_DIGESTS].get(k) != _of(x)]
-    _require(not changed, f"the arrays {changed[:5]} are not those that were written.")
 
 
 def _of(array: np.ndarray) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array), digest_size=8).hexdigest()
 
 
-def _of_header(header: dict) -> str:
+def digest_of(header: dict) -> str:
+    """Of a header without its digest."""
     text = json.dumps(header, sort_keys=True).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 

@@ -17,9 +17,8 @@ from ppl_gp.model.fingerprint import digest, fingerprint
 from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import Checkpoint
 from ppl_gp.storage.archive import read_archive, write_archive
-from ppl_gp.storage.versions import package_versions
 
-FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 3
+FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 4
 
 
 class _OtherRun(StoreError):
@@ -46,7 +45,8 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"step-{step:09d}.ckpt"
-            self._write(path, state, bounds)
+            arrays = {**_arrays(jax.tree.leaves(state)), "bounds": bounds}
+            write_archive(path, FORMAT, FORMAT_VERSION, self.identity, arrays)
             self.saved, self.error = step, None
             self.files = [*self.files, path][-self.config.keep :]
             # Those of an earlier run (resume=False) go as well: the next start would take them for
@@ -85,13 +85,12 @@ class Checkpoints:
         damaged: list[str] = []
         for path in reversed(files):
             try:
-                _, arrays = read_archive(path, functools.partial(self._expected, path, leaves))
+                check = functools.partial(self._require_same, _arrays(leaves))
+                _, arrays = read_archive(path, FORMAT, FORMAT_VERSION, check)
             except _OtherRun:
                 raise
             except StoreError as error:
-                damaged.append(f"{path} {error}")
-            except Exception as error:  # noqa: BLE001 - a zip file may be damaged anywhere
-                damaged.append(f"{path} is no checkpoint of ppl_gp, or it is damaged: {error}.")
+                damaged.append(str(error))
             else:
                 if damaged:
                     warn(
@@ -104,40 +103,26 @@ class Checkpoints:
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.ckpt"))
 
-    def _write(self, path: Path, state: Any, bounds) -> None:
-        arrays = {k: np.asarray(x) for k, x in _arrays(jax.tree.leaves(state)).items()} | {
-            "bounds": bounds
-        }
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "packages": package_versions(),
-            **self.identity,
-        }
-        write_archive(path, header, arrays)
-
-    def _expected(self, path: Path, leaves, header: dict) -> dict:
-        if header.get("format") != FORMAT or header.get("version") != FORMAT_VERSION:
-            raise StoreError(
-                f"has format {header.get('format')!r}, version {header.get('version')}; this "
-                f"installation reads {FORMAT!r}, version {FORMAT_VERSION}."
-            )
-        self._require_same(path, header)
-        own = {k: np.asarray(x) for k, x in _arrays(leaves).items()}
-        return {k: [x.dtype.str, list(x.shape)] for k, x in own.items()} | {"bounds": None}
-
-    def _require_same(self, path, header) -> None:
+    def _require_same(self, own: dict, header: dict) -> None:
         other = {k: (header.get(k), v) for k, v in self.identity.items() if header.get(k) != v}
         if other:
             told = "; ".join(f"{k} was {a!r} and is {b!r}" for k, (a, b) in other.items())
-            raise _OtherRun(f"{path} belongs to another run: {told}. {_REMEDY}")
+            raise _OtherRun(f"belongs to another run: {told}. {_REMEDY}")
+        found = {k: claim[:2] for k, claim in header["arrays"].items() if k != "bounds"}
+        wanted = {k: [x.dtype.str, list(x.shape)] for k, x in own.items()}
+        for k in sorted({*found, *wanted}):
+            if found.get(k) != wanted.get(k):
+                raise StoreError(
+                    f"is of another state: array '{k}' is {found.get(k)}, and should be "
+                    f"{wanted.get(k)}."
+                )
 
 
 _REMEDY = "Give another folder, delete this one, or pass Checkpoint(..., resume=False)."
 
 
-def _arrays(leaves) -> dict:
-    return {f"leaf-{i}": x for i, x in enumerate(leaves) if eqx.is_array(x)}
+def _arrays(leaves) -> dict[str, np.ndarray]:
+    return {f"leaf-{i}": np.asarray(x) for i, x in enumerate(leaves) if eqx.is_array(x)}
 
 
 def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> dict:

@@ -23,7 +23,6 @@ from ppl_gp.model.tracing import run
 from ppl_gp.results.compare.table import WIDTH
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.whole_tree import source_of
 from ppl_gp.wrappers import bare_shape, mask_of, unwrap
 
 
@@ -185,7 +184,7 @@ def _weights(what: str, given: Mapping[str, float] | None, names, default: float
 
 def _require_proper(fits: Mapping[str, Fit]) -> None:
     for name, fit in fits.items():
-        trace = run(source_of(fit), fit.args, fit.kwargs, fit.draws.at(0).known)
+        trace = run(fit.source, fit.args, fit.kwargs, fit.draws.at(0).known)
         improper = [
             k
             for k, s in trace.items()

@@ -23,28 +23,38 @@ _ROWS = 5  # of the inputs at which a kernel is compared
 _CLOSE = 1e-4  # of float32
 
 
-def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict | None:
-    """{"classes": {site: words}, "numbers": {site: number}, "formula": digest}; `None` of a model
-    that does not run without its observations.
+def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict:
+    """{"classes": {site: words}, "numbers": {site: number}, "formula": digest}; no numbers of a
+    model whose densities cannot be computed at this point. Raises whatever the model raises.
     """
-    classes: dict[str, str] = {}
+    first = run(model, args, kwargs, hyper, values)
+    classes = {k: words for k, site in first.items() if (words := _class_of(site))}
 
     def numbers(hyper, values):
         trace = run(model, args, kwargs, {**_plain_values(first, hyper), **hyper}, values)
-        sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
-        classes.update({k: f"{_words(s['fn'])} {list(s['fn'].shape())}" for k, s in sites.items()})
-        return {k: site_number(s) for k, s in sites.items()}
+        return {k: site_number(s) for k, s in trace.items() if s["type"] == "sample"}
 
     try:
-        first = run(model, args, kwargs, hyper, values)
         text = re.sub(
             r"0x[0-9a-f]+|[\d.]+(e[+-]?\d+)?", "", str(jax.make_jaxpr(numbers)(hyper, values))
         )
         found = {k: float(x) for k, x in numbers(hyper, values).items()}
-    except Exception:  # noqa: BLE001 - a model may raise anything without its observations
-        return None
+    except Exception:  # noqa: BLE001 - a distribution may lack what this asks for
+        return {"classes": classes, "numbers": {}, "formula": ""}
     formula = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return {"classes": classes, "numbers": found, "formula": formula}
+
+
+def _class_of(site) -> str | None:
+    """What a site is, with its shape as the model declares it, and that of a GP's inputs."""
+    if site["type"] == "param":  # a network's tree of initial values has no shape
+        declared = next(filter(eqx.is_array_like, site["args"]), site["value"])
+        return f"param {list(jnp.shape(declared))}" if eqx.is_array_like(declared) else None
+    if site["type"] != "sample":
+        return None
+    prior: Any = unwrap(site["fn"])
+    at = f" at inputs {list(jnp.shape(prior.X))}" if isinstance(prior, GP) else ""
+    return f"{_words(site['fn'])} {list(site['fn'].shape())}{at}"
 
 
 def changed_classes(saved: dict, now: dict) -> list[str]:
@@ -59,7 +69,7 @@ def changed_classes(saved: dict, now: dict) -> list[str]:
 
 def changed_numbers(saved: dict, now: dict) -> list[str]:
     """Of sites with another density, in words."""
-    pairs = {k: (x, now["numbers"][k]) for k, x in saved["numbers"].items()}
+    pairs = {k: (x, now["numbers"].get(k, np.inf)) for k, x in saved["numbers"].items()}
     return [
         f"'{k}' (from {a:.6g} to {b:.6g})"
         for k, (a, b) in pairs.items()
