@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from ppl_gp.errors import DataError
 from ppl_gp.model.arguments import Leaves, argument_of, is_array
@@ -17,7 +19,8 @@ from ppl_gp.model.tracing import reading_of
 class Skeleton:
     """The arguments that a model was declared with: paths, shapes and types of arrays, the options.
 
-    `rows`: (path, axis of the data) of arrays with one entry a datum.
+    `rows`: (path, axis of the data) of arrays with one entry a datum; `first`: the first entry of
+    each, which a model that checks its arguments has accepted.
     """
 
     paths: tuple[str, ...]
@@ -25,10 +28,12 @@ class Skeleton:
     structure: Any
     rows: tuple[tuple[str, int], ...]
     columns: tuple[str, ...]  # those among them that a prediction is given
+    first: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def complete(self, given: Mapping[str, Any], num: int) -> dict[str, Any]:
         """{path: array} of all arrays for `num` rows; where nothing is given for a row-wise one
-        (observations, masks, at a prediction) it holds zeros, or `True`.
+        (observations, weights, masks, at a prediction) it repeats the first row in training, or
+        `True`.
 
         Raises `DataError` for another option than in training, and where a table is missing.
         """
@@ -40,10 +45,16 @@ class Skeleton:
             elif value is not None:
                 found[path] = value
             elif path in axes:
-                found[path] = _nothing(entry, axes[path], num)
+                found[path] = self._stand_in(path, entry, axes[path], num)
             else:
                 raise DataError(f"argument '{path}' is missing; give it as in training.")
         return found
+
+    def _stand_in(self, path: str, entry, axis: int, num: int) -> jax.Array:
+        # in a file without observations: zeros are no scale and no exposure, ones are
+        first = self.first.get(path, jnp.issubdtype(entry.dtype, jnp.inexact))
+        value = True if entry.dtype == bool else first
+        return jnp.full(_resized(entry, axis, num).shape, value, entry.dtype)
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with these arrays."""
@@ -102,8 +113,10 @@ def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
     # what a factor is computed from may be what its predictor is, a group say; y is not
     wanted |= {p for p in reading.factored if argument_of(p) != "y"}
     columns = tuple(p for p, _ in rows if p in wanted)
+    known = {p: (leaves.leaves[p], a) for p, a in rows if not isinstance(leaves.leaves[p], Tracer)}
+    first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
     return Skeleton(
-        tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns
+        tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns, first
     )
 
 
@@ -114,8 +127,3 @@ def _shaped(x):
 def _resized(x, axis: int | None, num: int) -> jax.ShapeDtypeStruct:
     shape = tuple(num if i == axis else n for i, n in enumerate(x.shape))
     return jax.ShapeDtypeStruct(shape, x.dtype)
-
-
-def _nothing(entry, axis: int, num: int):
-    shape = _resized(entry, axis, num).shape
-    return jnp.ones(shape, bool) if entry.dtype == bool else jnp.zeros(shape, entry.dtype)
