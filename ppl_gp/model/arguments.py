@@ -127,21 +127,24 @@ def argument_names(model: Callable, num: int) -> list[str]:
     tell.
     """
     named = [
-        p.name for p in _parameters(model) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        name
+        for name, p in parameters_of(model).items()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
 
 
 def optional_arguments(model: Callable) -> set[str]:
     """Names of the arguments that have a default."""
-    return {p.name for p in _parameters(model) if p.default is not p.empty}
+    return {name for name, p in parameters_of(model).items() if p.default is not p.empty}
 
 
-def _parameters(model) -> list[inspect.Parameter]:
+def parameters_of(model: Callable) -> Mapping[str, inspect.Parameter]:
+    """The parameters of the model's signature; none of a callable whose signature is not known."""
     try:
-        return list(inspect.signature(model).parameters.values())
+        return inspect.signature(model).parameters
     except (TypeError, ValueError):
-        return []
+        return {}
 
 
 def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -149,7 +152,7 @@ def positional_inputs(model: Callable, args: tuple, kwargs: dict) -> tuple[tuple
     however it was given.
     """
     names = argument_names(model, 1)
-    first = next((p for p in _parameters(model) if p.name == names[0]), None)
+    first = parameters_of(model).get(names[0])
     if args or names[0] not in kwargs or first is None or first.kind is first.KEYWORD_ONLY:
         return args, kwargs
     return (kwargs[names[0]],), {k: v for k, v in kwargs.items() if k != names[0]}

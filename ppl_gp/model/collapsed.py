@@ -96,10 +96,7 @@ class Collapsed(Declared):
         """The smallest innovations whose predictor has this value, for one row: there, axes of the
         data cannot be told from others of size one, so that the row is taken twice.
         """
-        rows, axes = dict(self.skeleton.rows), dict(self.plan.axes)
-        twice = {
-            p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in rest.arrays.items()
-        }
+        twice, axes = self.skeleton.twice(rest.arrays), dict(self.plan.axes)
         both = Rest(twice, rest.hyper)
         here, fns = self._traced(both), self._sites(self.skeleton.arguments(twice), rest.hyper)
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}

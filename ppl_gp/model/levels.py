@@ -22,10 +22,7 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     num = model.skeleton.num_rows(given)
     arrays = model.skeleton.complete(given, num)
     if num < 2:
-        rows = dict(model.skeleton.rows)
-        arrays = {
-            p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in arrays.items()
-        }
+        arrays = model.skeleton.twice(arrays)
     rest = Rest(arrays, hyper)
     e = innovations(model.source, model.skeleton, shapes(rest), model.plan.sites)
     zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in e.items()}

@@ -71,6 +71,11 @@ class Skeleton:
         rows = dict(self.rows)
         return {p: _resized(_shaped(x), rows.get(p), num) for p, x in arrays.items()}
 
+    def twice(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays with their rows repeated."""
+        rows = dict(self.rows)
+        return {p: jnp.concatenate([x, x], rows[p]) if p in rows else x for p, x in arrays.items()}
+
     def entry(self, path: str) -> jax.ShapeDtypeStruct:
         """Shape and type of an array in training."""
         return dict(zip(self.paths, self.entries, strict=True))[path]

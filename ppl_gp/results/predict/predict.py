@@ -28,7 +28,7 @@ from ppl_gp.results.integrals.mackay import check_link_approximation
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
 from ppl_gp.results.query.by_names import by_names, with_observations
-from ppl_gp.results.query.chunks import ROWS, by_rows, first_rows
+from ppl_gp.results.query.chunks import ROWS, by_rows, rows_from
 from ppl_gp.results.query.counts import observes_counts
 from ppl_gp.results.query.new_observations import observations_at
 from ppl_gp.results.query.own_arguments import require_no_such_argument
@@ -204,7 +204,7 @@ def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
     return (
-        plan_integration(case_at(fit, *first_rows(fit.model, X_new, args, kwargs)))
+        plan_integration(case_at(fit, *rows_from(0, fit.model, X_new, args, kwargs)))
         is not Integration.joint_draws
     )
 

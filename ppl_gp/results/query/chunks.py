@@ -26,18 +26,11 @@ def by_rows(
     rows do not depend on each other.
     """
     num = jnp.shape(X)[0]
-    leaves, axes = Leaves(model, (X, *args), kwargs), model.reading.row_axes
     starts = [*range(0, num - ROWS, ROWS), num - ROWS]
-
-    def take(value, start, axis=0):
-        return value[(slice(None),) * axis + (slice(start, start + ROWS),)]
-
     parts = []
     for i, start in enumerate(starts):
-        own = {p: x for p, x in leaves.arrays.items() if p in axes and x.shape}
-        rows = {p: take(x, start, axes[p]) for p, x in own.items()}
-        (first, *others), named = leaves.replaced(rows)
-        part = function(first, (*(take(y, start) for y in observed), *others), named)
+        first, others, named = rows_from(start, model, X, args, kwargs)
+        part = function(first, (*(y[start : start + ROWS] for y in observed), *others), named)
         repeated = 0 if i == 0 else starts[i - 1] + ROWS - start
         parts.append(jax.tree.map(lambda x, r=repeated: _drop(np.asarray(x), r), part))
     return jax.tree.map(
@@ -45,11 +38,11 @@ def by_rows(
     )
 
 
-def first_rows(model: Declared, X, args: tuple, kwargs: dict) -> tuple:
-    """(X, args, kwargs) at the first `ROWS` rows."""
+def rows_from(start: int, model: Declared, X, args: tuple, kwargs: dict) -> tuple:
+    """(X, args, kwargs) at `ROWS` rows from `start` on."""
     leaves, axes = Leaves(model, (X, *args), kwargs), model.reading.row_axes
     rows = {
-        p: x[(slice(None),) * axes[p] + (slice(0, ROWS),)]
+        p: x[(slice(None),) * axes[p] + (slice(start, start + ROWS),)]
         for p, x in leaves.arrays.items()
         if p in axes and x.shape
     }

@@ -2,7 +2,6 @@
 arguments completed.
 """
 
-import inspect
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +18,7 @@ from ppl_gp.model.arguments import (
     as_arrays,
     is_array,
     optional_arguments,
+    parameters_of,
 )
 from ppl_gp.results.record import Record
 
@@ -42,7 +42,7 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     given = {**positional, **kwargs}
     trained = {**dict(zip(names[1:], fit.args[1:], strict=False)), **fit.kwargs}
     given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
-    placed = _in_place(fit.model, names[0], X, names[1:], given)
+    placed = _in_place(fit.model, X, names[1:], given)
     if num := num_rows(fit, placed[0]):
         placed = _for_all_rows(fit, Leaves(fit.model, *placed), num)
         _require_rows(fit, Leaves(fit.model, *placed), num)
@@ -77,13 +77,13 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     return [(name, dict(zip(names, args, strict=True)).get(name, kwargs.get(name)))]
 
 
-def _in_place(model, first: str, X, order: list[str], given: dict) -> tuple[tuple, dict]:
+def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     """Arguments without a name that can be used by keyword keep their positions."""
-    try:
-        parameters = inspect.signature(model).parameters
-    except (TypeError, ValueError):
-        parameters = {}
-    free = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    free = {
+        n
+        for n, p in parameters_of(model).items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
     fixed = [n for n in order if n in given and n not in free]
     # What stands before an argument without a name must be given by position too.
     last = max((order.index(n) for n in fixed), default=-1)
@@ -150,14 +150,6 @@ def _as_trained(X, dtype):
     stay integers.
     """
     return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
-
-
-def shaping_arguments(fit: Record, *, masks: bool = False) -> set[str]:
-    """Names of the array arguments that distributions are computed from, not observations; with
-    `masks`, masks and scales as well.
-    """
-    reading = fit.model.reading
-    return {argument_of(p) for p in (*reading.shaping, *(reading.masking if masks else ()))}
 
 
 def require_own_rows(fit: Record, new_args: tuple) -> None:
