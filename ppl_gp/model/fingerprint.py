@@ -40,13 +40,13 @@ class Keyed:
         functools.update_wrapper(self, function)
         reader = _walk(function)
         self._reads, self._held, self._own = reader.entries, reader.held, frozenset()
-        self._hash = hash(_digest(reader.entries))
+        self._digest = _digest(reader.entries)
 
     def __call__(self, *args, **kwargs):
         return self.__wrapped__(*args, **kwargs)
 
     def __hash__(self):
-        return self._hash
+        return hash(self._digest)  # not kept: strings hash differently in another process
 
     def __eq__(self, other):
         return self is other or (isinstance(other, Keyed) and self._reads == other._reads)
