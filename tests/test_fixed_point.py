@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ppl_gp.errors import Result
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
@@ -91,3 +92,17 @@ def test_the_merit_never_falls():
     for steps in (1, 2, 4, 8):
         merits.append(float(_run(_linear(RATES, merit), max_steps=steps).evaluation.merit))
     assert np.all(np.diff(merits[1:]) >= -1e-8)
+
+
+@pytest.mark.parametrize("least", [0.02, 0.005, 0.001])
+def test_where_a_residual_is_least_need_be_no_fixed_point(least):
+    """From -0.5 the map leads through 0, where it moves by `least`, to its fixed point at 2."""
+
+    def evaluate(x):
+        move = 0.3 * (least / 0.6 + x**2) * (2.0 - x)
+        residual = jnp.max(jnp.abs(move))
+        return Evaluation(x + move, jnp.ones_like(x), residual, jnp.zeros(()), None)
+
+    end = _run(evaluate, jnp.full(1, -0.5), damping=0.9)
+    assert Result.from_code(end.code) == "converged"
+    np.testing.assert_allclose(end.x, 2.0, rtol=0, atol=1e-8)

@@ -4,8 +4,9 @@ bound.
 x <- x + step (g(x) - x); near the fixed point, g is extrapolated from the last iterates (Anderson
 1965; Walker & Ni 2011, type II). A point is kept only where it can be evaluated and either the
 residual does not grow (EP, which has no merit to climb) or the merit does not fall (VI, the local
-bound). A rejected point halves the step and forgets the memory. Each step evaluates g once. Fails
-by `max_steps`, or by `nonfinite` where the start, or no smaller step, can be evaluated.
+bound). After a rejected point the memory is empty, and the step is halved if it was a plain one.
+Each step evaluates g once. Fails by `max_steps`, or by `nonfinite` where the start, or no smaller
+step, can be evaluated.
 """
 
 from collections.abc import Callable
@@ -81,9 +82,9 @@ def fixed_point(
         return (s.at.residual >= tol) & (s.steps < max_steps) & ~s.stuck
 
     def advance(s):
-        candidate = project(_propose(s))
-        at = evaluate(candidate)
-        return _accept(s, candidate, at, damping, tol)
+        candidate, extrapolated = _propose(s)
+        candidate = project(candidate)
+        return _accept(s, candidate, evaluate(candidate), extrapolated, damping, tol)
 
     end = lax.while_loop(running, advance, state)
     code = jnp.where(end.at.residual < tol, Result.converged.code, Result.max_steps.code)
@@ -97,7 +98,7 @@ def _propose(s: _State):
     ready = (s.count > 0) & (s.at.residual < _ACCELERATE_BELOW)
     extrapolated = _anderson(x, g, weight, s.points, s.targets, s.count)
     usable = ready & jnp.all(jnp.isfinite(extrapolated))
-    return unravel(jnp.where(usable, x + s.step * (extrapolated - x), x + s.step * (g - x)))
+    return unravel(x + s.step * (jnp.where(usable, extrapolated, g) - x)), usable
 
 
 def _anderson(x, g, weight, points, targets, count):
@@ -113,7 +114,12 @@ def _anderson(x, g, weight, points, targets, count):
     return g - c @ jnp.where(used, g - targets, 0.0)
 
 
-def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
+def _move(x, at: Evaluation):
+    """Weighted, (P,), from x to its target."""
+    return ravel_pytree(jax.tree.map(lambda w, g, x: w * (g - x), at.weight, at.target, x))[0]
+
+
+def _accept(s: _State, candidate, at: Evaluation, extrapolated, damping, tol) -> _State:
     finite = jnp.isfinite(at.residual) & jnp.isfinite(at.merit)
     slack = 1e-9 * (1.0 + jnp.abs(s.at.merit))
     shrinks = at.residual < jnp.maximum(_GROWTH * s.at.residual, tol)
@@ -122,6 +128,9 @@ def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
         (at.merit >= s.at.merit - slack) & (shrinks | (at.merit > s.at.merit + slack))
         | (s.steps == 0)
     )
+    # Steps that grow the same way leave a place where the residual is least: no fixed point, though
+    # extrapolation leads back to it.
+    away = (at.residual > s.at.residual) & (_move(s.x, s.at) @ _move(candidate, at) > 0)
     slot = s.count % MEMORY
     kept = _State(
         candidate,
@@ -129,11 +138,11 @@ def _accept(s: _State, candidate, at: Evaluation, damping, tol) -> _State:
         jnp.minimum(damping, 1.4 * s.step),
         s.points.at[slot].set(ravel_pytree(s.x)[0]),
         s.targets.at[slot].set(ravel_pytree(s.at.target)[0]),
-        s.count + 1,
+        jnp.where(away, 0, s.count + 1),
         s.steps + 1,
         jnp.zeros((), bool),
     )
-    step = 0.5 * s.step
+    step = jnp.where(extrapolated, 1.0, 0.5) * s.step
     # Below the smallest step: take any point that can be evaluated rather than stand still.
     forced = finite & (step < SMALLEST_STEP)
     rejected = s._replace(
