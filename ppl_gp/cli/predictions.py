@@ -15,7 +15,7 @@ from ppl_gp.results.predict.predict import Prediction
 
 
 def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None:
-    """Raise `DataError` where a fit knows other columns and labels than its folder's preparation."""
+    """Raise `DataError` if a fit's columns or levels differ from its folder's preparation."""
     given = preparation.names(argument_names(fit.model, 1)[0]).arguments
     known = dict(fit.names.arguments)
     for name, now in given:
