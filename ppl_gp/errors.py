@@ -89,8 +89,7 @@ _MESSAGES = {
     "definite (a likelihood that is not log-concave); try "
     "EP(power=0.5, damping=0.5), or NUTS().",
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
-    Result.not_pointwise: "the likelihood couples several values of f; use NUTS() or "
-    "EllipticalSlice().",
+    Result.not_pointwise: f"the likelihood couples several values of f. {LISTED}",
     Result.interrupted: "interrupted by the user; what was reached is kept.",
     Result.not_mixed: "the chains disagree or are too short to tell (r-hat above 1.05, fewer "
     "than 10 effective draws a chain, or divergences); run more warm-up and "

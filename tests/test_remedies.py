@@ -11,6 +11,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer.autoguide import AutoNormal
+from scipy.sparse import csr_array, csr_matrix
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
@@ -140,6 +142,56 @@ def smooth_groups(X, group, y=None, plate=False):
         numpyro.sample("y", dist.Normal(f[group, jnp.arange(X.shape[0])], 0.3), obs=y)
 
 
+def scaled_prior(X, y=None):
+    with numpyro.handlers.scale(scale=2.0):
+        f = numpyro.sample("f", pg.GP(KERNEL, X))
+    _bernoulli(f, y)
+
+
+def of_prior(X, y=None, prior=None):
+    """A GP whose variance has this prior."""
+    variance = numpyro.sample("variance", prior)
+    _bernoulli(numpyro.sample("f", pg.GP(pg.kernels.RBF(jnp.sum(variance), 1.0), X)), y)
+
+
+def of_weights(X, y=None, prior=None):
+    w = numpyro.sample("w", prior)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w * X, 1.0), obs=y)
+
+
+def labelled(X, y=None):
+    """Labels whose density is not conjugate to a mean that passes a sine."""
+    m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(z + jnp.sin(m), 1.0), obs=y)
+
+
+def two_functions(X, y=None):
+    """Effects of each row beside two functions, and effects of groups."""
+    with numpyro.plate("functions", 2):
+        f = numpyro.sample("f", pg.GP(KERNEL, X))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        h = numpyro.sample("h", dist.Normal(0.0, 1.0))
+        scale = jnp.exp(0.1 * f[1])
+        numpyro.sample("y", dist.Normal(f[0] + h + u[jnp.arange(X.shape[0]) % 3], scale), obs=y)
+
+
+def beside_a_gp(X, w, y=None, sd=10.0):
+    beta = numpyro.sample("beta", dist.Normal(0.0, sd))
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    _bernoulli(f + w * beta, y)
+
+
+def periodic(X, y=None):
+    period = numpyro.sample("period", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.Periodic(1.0, 1.0, period), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
 def fit(model, *args, method=LAPLACE, y=Y, **options):
     return pg.fit(model, method, 0, *args, y=y, **options)
 
@@ -161,6 +213,10 @@ def asked(verb):
 def _plain_fit():
     return fit(plain, X)
 
+
+MANY = dist.HalfNormal(jnp.ones(20)).to_event(1)
+IMPROPER = dist.ImproperUniform(dist.constraints.positive, (), ())
+STREAM = pg.Stream(lambda: iter([(X, Y)] * 3), num_data=N)
 
 _CHAIN = {"num_warmup": 3, "num_samples": 3, "num_chains": 1}
 
@@ -431,6 +487,132 @@ ROWS = {
         lambda: fit(NORMAL, X, GROUP).predict(X, GROUP),
         slow=True,
     ),
+    "inputs of SciPy's": row(
+        r"positional argument 0 is a sparse csr_matrix of shape \(6, 1\); pass X\.toarray\(\)",
+        lambda: fit(plain, csr_matrix(X[:, None])),
+        lambda: fit(plain, csr_matrix(X[:, None]).toarray()),
+    ),
+    "a column of SciPy's by name": row(
+        r"argument 'group' is a sparse csr_matrix.*\.toarray\(\)",
+        lambda: fit(NORMAL, X, group=csr_matrix(GROUP)),
+        lambda: fit(NORMAL, X, group=csr_matrix(GROUP).toarray()[0]),
+        slow=True,
+    ),
+    "new inputs of SciPy's": row(
+        r"is a sparse csr_array.*X\.toarray\(\)",
+        asked(lambda fit: fit.predict(csr_array(X[:, None]))),
+        lambda: fit(plain, X[:, None]).predict(csr_array(X[:, None]).toarray()),
+    ),
+    "a column that is too wide beside a GP": row(
+        r"'beta'.*centre and scale its column, or give 'beta' a narrower prior",
+        lambda: fit(beside_a_gp, X, 1e7 * np.cos(X)),
+        lambda: fit(beside_a_gp, X, np.cos(X) / np.std(np.cos(X))),
+        lambda: fit(beside_a_gp, X, 1e7 * np.cos(X), sd=1e-6),
+    ),
+    "Grid of many": row(
+        r"use Sample\(\)",
+        lambda: fit(of_prior, X, prior=MANY, method=pg.Laplace(hyper=pg.Grid())),
+        lambda: fit(
+            of_prior,
+            X,
+            prior=MANY,
+            method=pg.Laplace(hyper=pg.Sample(num_warmup=2, num_samples=2)),
+            throw=False,
+        ),
+        slow=True,
+    ),
+    "a discrete hyperparameter": row(
+        r"fix it with hyper=Fixed\(\{'variance': \.\.\.\}\)",
+        lambda: fit(of_prior, X, prior=dist.Bernoulli(0.5), method=pg.Laplace()),
+        lambda: fit(
+            of_prior,
+            X,
+            prior=dist.Bernoulli(0.5),
+            method=pg.Laplace(hyper=pg.Fixed({"variance": 1})),
+        ),
+        slow=True,
+    ),
+    "a prior without draws": row(
+        r"give MAP\(init=\{'variance': \.\.\., \.\.\.\}\) with restarts=1, or hyper=Fixed",
+        lambda: fit(of_prior, X, prior=IMPROPER, method=pg.Laplace()),
+        lambda: fit(
+            of_prior, X, prior=IMPROPER, method=map_of(init={"variance": 1.0}), throw=False
+        ),
+        lambda: fit(
+            of_prior, X, prior=IMPROPER, method=pg.Laplace(hyper=pg.Fixed({"variance": 1.0}))
+        ),
+        slow=True,
+    ),
+    "one start of a period": row(
+        r"hyper=MAP\(restarts=8\)",
+        lambda: fit(periodic, X, y=np.sin(X), method=map_of(), throw=False),
+        lambda: fit(periodic, X, y=np.sin(X), method=map_of(restarts=8), throw=False),
+        slow=True,
+    ),
+    "a scaled prior under EllipticalSlice": row(
+        r"scale the observed sites alone, or use NUTS\(\)",
+        lambda: fit(scaled_prior, X, method=pg.EllipticalSlice(**_CHAIN)),
+        lambda: fit(scaled_prior, X, method=pg.NUTS(**_CHAIN), throw=False),
+        slow=True,
+    ),
+    "effects that SVGP() would maximise": row(
+        r"Laplace\(\), EP\(\) and VI\(\) integrate all.*SVGP\(hyper=AutoNormal\).*hyper=Fixed",
+        lambda: fit(two_functions, X, y=1.0 * Y, method=pg.SVGP(num_inducing=3, max_steps=1)),
+        lambda: fit(two_functions, X, y=1.0 * Y, method=pg.Laplace(), throw=False),
+        lambda: fit(two_functions, X, y=1.0 * Y, method=pg.EP(), throw=False),
+        lambda: fit(two_functions, X, y=1.0 * Y, method=pg.VI(), throw=False),
+        lambda: fit(two_functions, X, y=1.0 * Y, method=sparse(hyper=AutoNormal), throw=False),
+        lambda: fit(
+            two_functions,
+            X,
+            y=1.0 * Y,
+            method=sparse(hyper=pg.Fixed({"u": np.zeros(3)})),
+            throw=False,
+        ),
+        slow=True,
+    ),
+    "a stream under SparseNUTS": row(
+        r"give arrays, or fit the stream by SVGP\(\)",
+        lambda: pg.fit(plain, pg.SparseNUTS(num_inducing=3, **_CHAIN), 0, STREAM),
+        lambda: pg.fit(plain, sparse(), 0, STREAM),
+        slow=True,
+    ),
+    "marginals of a model without a predictor": row(
+        "leave `marginals` out",
+        lambda: fit(
+            of_weights, X, prior=dist.StudentT(4.0), method=pg.Laplace(marginals="simplified")
+        ),
+        lambda: fit(of_weights, X, prior=dist.StudentT(4.0), method=pg.Laplace()),
+        slow=True,
+    ),
+    "factors of a fit that has none": row(
+        r"does not factorise; MeanField\(\) does",
+        asked(lambda fit: fit.factors),
+        lambda: (
+            fit(
+                of_weights, X, prior=dist.Normal(0.0, 1.0), method=pg.MeanField(), y=1.0 * Y
+            ).factors
+        ),
+        slow=True,
+    ),
+    "inducing variables of a fit that has none": row(
+        r"has no inducing variables; SVGP\(\) and SparseNUTS\(\) do",
+        asked(lambda fit: fit.inducing),
+        lambda: fit(plain, X, method=sparse()).inducing,
+        slow=True,
+    ),
+    "latents of a fit that has none": row(
+        r"fit a model with latents by SVGP\(\)",
+        asked(lambda fit: fit.infer_latents(0, X, Y)),
+        lambda: fit(units, X, method=sparse(latents=pg.Amortised())).infer_latents(0, X, Y),
+        slow=True,
+    ),
+    "batches of a process": row(
+        r"or take all rows, batch_size=None",
+        lambda: fit(through_noise, X, y=1.0 * Y, method=pg.MeanField(batch_size=2)),
+        lambda: fit(through_noise, X, y=1.0 * Y, method=pg.MeanField()),
+        slow=True,
+    ),
     "a process of a model without one": row(
         r"effects that were integrated are in fit\.sites.*fit\.components\(X_new, \.\.\.\)",
         lambda: fit(without_function, X).posterior,
@@ -504,6 +686,26 @@ REFUSED = {
     ),
     "a discrete latent of each datum": (lambda: fit(mixture, X, y=1.0 * Y), {"MeanField"}),
     "rows that see each other": (lambda: fit(coupled, X), {"NUTS", "EllipticalSlice"}),
+    "counts under LocalBound": (
+        lambda: fit(counts, X, np.ones(N), method=pg.LocalBound()),
+        {"Laplace", "EP", "VI", "SVGP", "SparseNUTS", "NUTS", "EllipticalSlice"},
+    ),
+    "a process under SVI": (
+        lambda: fit(plain, X, method=pg.SVI()),
+        {"Laplace", "EP", "VI", "LocalBound", "SVGP", "SparseNUTS", "NUTS", "EllipticalSlice"},
+    ),
+    "a prior without a family": (
+        lambda: fit(of_weights, X, prior=dist.StudentT(4.0), method=pg.MeanField()),
+        {"NUTS", "SVI", "Laplace"},
+    ),
+    "labels without an end": (
+        lambda: fit(of_weights, X, prior=dist.Poisson(1.0), method=pg.MeanField()),
+        set(),
+    ),
+    "labels and a mean that is not conjugate": (
+        lambda: fit(labelled, X, method=pg.MeanField(), y=1.0 * Y),
+        set(),
+    ),
 }
 
 

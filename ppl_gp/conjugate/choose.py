@@ -15,7 +15,7 @@ from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
 from ppl_gp.conjugate.positive import gamma
 from ppl_gp.conjugate.simplex import Dirichlet
 from ppl_gp.conjugate.wishart import wishart
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
 
 Make = Callable[[str, dict], Family]
@@ -60,7 +60,7 @@ def single(name: str, site: dict) -> Family:
     raise ModelError(
         f"MeanField() has no family for site '{name}' ({type(fn).__name__} on {support}): it has "
         "Gaussian, gamma, inverse gamma, beta, Dirichlet, Wishart, inverse Wishart and discrete "
-        "factors. Use SVI() or NUTS(), or register_family(...)."
+        f"factors. Give it one by register_family(...), or use another method. {LISTED}"
     )
 
 
@@ -90,7 +90,7 @@ def _discrete(name: str, site: dict) -> Family:
     if not fn.has_enumerate_support or fn.event_shape:
         raise ModelError(
             f"MeanField() sums discrete sites over their categories, and those of '{name}' "
-            f"({type(fn).__name__}) cannot be listed. Use another declaration, or NUTS()."
+            f"({type(fn).__name__}) cannot be listed. {LISTED}"
         )
     try:
         values = np.asarray(fn.enumerate_support(expand=False)).ravel()

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ppl_gp.conjugate.discrete import LEAST, Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 
 _AT_ONCE = 256  # nodes that one call of a term evaluates side by side
 MAX_NODES = 10_000
@@ -97,8 +97,7 @@ def require_few_nodes(terms: tuple[Term, ...], q: list[Family]) -> None:
         if (num := math.prod(sizes[j] for j in term.blocks)) > MAX_NODES:
             raise ModelError(
                 f"site '{term.site}' sees the blocks {[q[j].sites for j in term.blocks]}, and its "
-                f"mean would take {num} calls of the model (at most {MAX_NODES}). Use NUTS() or "
-                "SVI()."
+                f"mean would take {num} calls of the model (at most {MAX_NODES}). {LISTED}"
             )
 
 

@@ -10,7 +10,7 @@ from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.conjugate.structure import Structure
-from ppl_gp.errors import NotConjugateError
+from ppl_gp.errors import LISTED, NotConjugateError
 from ppl_gp.proofs.branches import decides
 
 
@@ -113,5 +113,5 @@ def _error(family: Family, term: str) -> NotConjugateError:
     return NotConjugateError(
         f"site {sites} is not conjugate to '{term}' in some rows of the data, which the first "
         "batch may lack: their log density is not affine in the statistics of a "
-        f"{type(family).__name__} factor. Use SVI() or NUTS()."
+        f"{type(family).__name__} factor. {LISTED}"
     )

@@ -70,8 +70,7 @@ def _row_axis(q: Family, axes: dict, trace: dict) -> int | None:
     if at or axis is None or axis >= len(q.batch):
         raise ModelError(
             f"MeanField(batch_size=...): the factor of {list(q.sites)} holds several rows of the "
-            "data, whose posterior does not factorise over them (a Gaussian process, say). Take "
-            "all rows, batch_size=None, or SVGP()."
+            "data, whose posterior does not factorise over them. Take all rows, batch_size=None."
         )
     return axis
 

@@ -25,7 +25,7 @@ from ppl_gp.conjugate.expected import Term, require_few_nodes
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.gaussian import Gaussian
 from ppl_gp.conjugate.log_joint import LogJoint, is_logistic, scored
-from ppl_gp.errors import DataError, NotConjugateError
+from ppl_gp.errors import LISTED, DataError, NotConjugateError
 from ppl_gp.gp import unwrap
 from ppl_gp.proofs.dependence import sources
 
@@ -161,7 +161,7 @@ class _Finder:
                         f"the log density of site '{name}' is not finite at some values of the "
                         "latents inside their supports (a label under which an observation is "
                         "impossible, or an overflow), and MeanField() needs it there. Make what is "
-                        "impossible unlikely, as in jnp.where(z == 1, rate, 1e-8); or use NUTS()."
+                        f"impossible unlikely, as in jnp.where(z == 1, rate, 1e-8). {LISTED}"
                     )
 
     def _start_again(self, family: Family) -> Family:
@@ -201,8 +201,7 @@ class _Finder:
         )
         return NotConjugateError(
             f"site {sites} is not conjugate to {what} ({kind}): its log density is not affine in "
-            f"the statistics of a {family.name} factor. {hint}Use SVI() or NUTS(), or "
-            "EP() where a GP is behind it."
+            f"the statistics of a {family.name} factor. {hint}{LISTED}"
         )
 
 
@@ -219,8 +218,8 @@ def require_conjugate_nearby(structure: Structure, q: list[Family]) -> None:
             sites = " and ".join(f"'{k}'" for k in family.sites)
             raise NotConjugateError(
                 f"site {sites} is not conjugate to '{failed[0]}': about the fitted q its log "
-                f"density is not affine in the statistics of a {family.name} factor. Use "
-                "SVI() or NUTS()."
+                f"density is not affine in the statistics of a {family.name} factor. "
+                f"{LISTED}"
             )
 
 

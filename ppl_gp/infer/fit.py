@@ -31,13 +31,17 @@ def list_methods_by(function: Callable[..., str]) -> None:
     _fitting[:] = [function]
 
 
+def _is_stream(args) -> bool:
+    return bool(args) and isinstance(args[0], Stream)
+
+
 @contextmanager
 def _listing(model, args, kwargs):
     """Puts the methods that take the model into a message that asks for them."""
     try:
         yield
     except ModelError as error:
-        if LISTED not in str(error) or not _fitting:
+        if LISTED not in str(error) or not _fitting or _is_stream(args):
             raise
         error.args = (str(error).replace(LISTED, _fitting[0](model, args, kwargs)),)
         raise
@@ -79,7 +83,7 @@ def fit(
     arrays = Leaves(model, args, kwargs).arrays
     others = [p for p in names if p != argument_names(model, 1)[0]]
     with stopwatch() as watch, explained(others, arrays):
-        if not (args and isinstance(args[0], Stream)):
+        if not _is_stream(args):
             require_drawn(own_function(model), Leaves(model, args, kwargs))
             model = declare(own_function(model), args, kwargs)
             names.require_same_rows(model.reading.row_axes)

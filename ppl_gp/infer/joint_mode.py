@@ -32,7 +32,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.draws import Draws
-from ppl_gp.errors import DataError, ModelError, Result, warn
+from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.given import fixed_values
@@ -98,7 +98,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
     if method.marginals != "gaussian":
         raise ModelError(
             f'Laplace(marginals="{method.marginals}") corrects what enters a GP or a linear '
-            "predictor, and this model has neither: use Laplace() without it, or NUTS()."
+            "predictor, and this model has neither: leave `marginals` out."
         )
     args, kwargs = problem.args, problem.kwargs
     joint = _joint(problem)
@@ -163,7 +163,7 @@ def _joint(problem: LocalProblem) -> Joint:
     if not 0 < num <= MAX_LATENTS:
         raise ModelError(
             f"Laplace() expands the log density in all latents that are not held, and they have "
-            f"{num} entries; it takes 1 to {MAX_LATENTS}. NUTS(), SVI() and MeanField() take more."
+            f"{num} entries; it takes 1 to {MAX_LATENTS}. {LISTED}"
         )
     require_bounded(trace, model.reading, "Laplace()", names)
     given = {k: jnp.asarray(trace[k]["value"]) for k in held}

@@ -31,7 +31,7 @@ from numpyro.infer.util import log_density
 from numpyro.optim import optax_to_numpyro
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import DataError, ModelError, Result, warn
+from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
@@ -123,8 +123,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     found = roles(trace)
     if found.gps:
         raise ModelError(
-            f"SVI() is for models without a GP, and {list(found.gps)} are GP sites: use SVGP(), or "
-            "NumPyro's own SVI with pg.guide(model, ...)."
+            f"SVI() is for models without a GP, and {list(found.gps)} are GP sites: use "
+            f"NumPyro's own SVI with pg.guide(model, ...). {LISTED}"
         )
     require_samplable(model, trace, args, kwargs, "SVI()")
     whole = self_contained(model, missing_parts(trace))

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prior_marginals
@@ -64,7 +64,7 @@ def logistic_form(log_lik) -> Logistic:
     ):
         raise ModelError(
             "LocalBound() needs one observed Bernoulli or Binomial site with `logits=`; the "
-            f"model has {kinds}. Use EP(), VI() or Laplace()."
+            f"model has {kinds}. {LISTED}"
         )
     (name,) = sites
     shape = jnp.shape(site["value"])
@@ -76,7 +76,7 @@ def logistic_form(log_lik) -> Logistic:
         raise ModelError(
             f"LocalBound() needs logits affine in f, and those of site '{name}' are not shown to "
             "be (they may be sums and multiples of f, with no clip, where, power or link of f). "
-            "Use EP(), VI() or Laplace()."
+            f"{LISTED}"
         )
     total = jnp.asarray(getattr(unwrap(site["fn"]), "total_count", 1.0), zero.dtype)
     y, total = (jnp.broadcast_to(jnp.asarray(x, zero.dtype), shape) for x in (site["value"], total))

@@ -136,7 +136,7 @@ def require_equal_rows(gps: list[str], num_rows: int, num_data: int) -> None:
         raise NotPointwiseError(
             f"GP site(s) {gps} have {num_rows} rows, and there are {num_data} data: each sees a "
             "row that the model chooses. Give the GP the data's inputs, in their order "
-            "(GP(kernel, X[i]) in a plate that subsamples); or use NUTS()."
+            f"(GP(kernel, X[i]) in a plate that subsamples). {LISTED}"
         )
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.model.gaussian_sites import gaussian, mean_of
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
@@ -273,7 +273,7 @@ def _traced(model, skeleton: Skeleton, sites, structure, leaves) -> Traced:
         raise ModelError(
             f"the linear predictor of sites {list(sites)} is another one for "
             f"{skeleton.num_rows(rest.arrays)} rows than for others: the model computes by the "
-            "number of rows. Hold the sites, integrate=(...), or use NUTS()."
+            f"number of rows. Leave the sites out of integrate=(...). {LISTED}"
         )
     return Traced(predictors, found.axes, held)
 
