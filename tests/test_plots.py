@@ -115,9 +115,47 @@ def test_a_rug_calls_classes_by_their_labels_and_classes_have_no_mean():
             numpyro.sample("y", dist.OrderedLogistic(f, cuts), obs=y)
 
     codes = np.arange(12) % 3
-    fit = pg.fit(three, pg.Laplace(), 0, X_OF_ONE, y=codes)
-    with pytest.raises(DataError, match=r"observed=True.*classes.*probs"):
-        plots.plot_band(fit, X_OF_ONE, codes, observed=True)
+    rows = X_OF_ONE[:, None]
+    names = pd.Series(pd.Categorical.from_codes(codes, ["low", "middle", "high"]), name="mark")
+    fit = pg.fit(three, pg.Laplace(), 0, rows, y=names)
+    figure = plots.plot_band(fit, rows, names, rows, observed=True)
+    (ax,), probs = figure.axes, np.asarray(fit.predict(rows).probs)
+    shown = {line.get_label(): line for line in ax.lines}
+    for c, name in enumerate(["low", "middle", "high"]):
+        np.testing.assert_allclose(shown[name].get_ydata(), probs[:, c])
+    marks = [np.sort(line.get_xdata()) for line in ax.lines if line.get_marker() == "|"]
+    for c, at in enumerate(marks):
+        np.testing.assert_array_equal(at, np.sort(np.ravel(X_OF_ONE)[codes == c]))
+    assert "Probability of each mark" in words(figure) and ax.get_ylabel().endswith("mark")
+    cut = plot_slice(fit, rows, names, along=0, observed=True)
+    assert "Probability of each mark" in words(cut) and len(cut.axes[0].lines) == 6
+
+
+@pytest.mark.slow
+def test_a_forest_names_function_and_row_and_calibration_the_most_probable_class():
+    """Three functions of 12 rows: the figure's last line is that of the last row of the third."""
+
+    def three(X, y=None):
+        variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+        with numpyro.plate("classes", 3):
+            f = numpyro.sample("f", pg.GP(pg.kernels.RBF(variance, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Categorical(logits=f.T), obs=y)
+
+    y = np.minimum(np.arange(12) // 3, 2)
+    fit = pg.fit(three, pg.Laplace(), 0, X_OF_ONE[:, None], y=y)
+    figure = plots.plot_forest({"laplace": fit})
+    assert "eta[0, 0]" in words(figure) and "eta[2, 11]" in words(figure)
+    medians = {line.get_ydata()[0]: line.get_xdata()[0] for line in figure.axes[-1].lines[2::3]}
+    f = np.median(np.asarray(fit.to_datatree().posterior["eta"]), (0, 1))
+    assert f.shape == (3, 12)
+    np.testing.assert_allclose([*medians.values()][-1], f[2, 11])
+    sparse = pg.fit(three, pg.SVGP(num_inducing=3, max_steps=1), 0, X_OF_ONE[:, None], y=y)
+    assert set(sparse.latent) == {"f"} and set(fit.latent) == {"eta"}
+    both = words(plots.plot_forest({"laplace": fit, "svgp": sparse}))
+    assert "variance" in both
+    pictured = words(plots.plot_calibration(fit, X_OF_ONE[:, None], y))
+    assert "probability of the most probable class" in pictured
 
 
 def test_surface():

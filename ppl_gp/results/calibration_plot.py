@@ -101,7 +101,12 @@ def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
     prediction = fit.predict(X, *others, **named)
     if scores.is_classification(prediction):
         score = scores.calibration(prediction, y)
-        words = ("predicted probability", "observed frequency")
+        several = scores.outcome_probabilities(prediction).shape[-1] > 2
+        words = (
+            ("probability of the most probable class", "how often it was observed")
+            if several
+            else ("predicted probability", "observed frequency")
+        )
         return _Curve(*scores.reliability(prediction, y), score, words)
     found = pit(fit, X, y, *others, **named)
     if found is None:

@@ -29,15 +29,22 @@ def panels(names: Sequence[str], title: str, **kwargs):
     return figure, dict(zip(names, axes.ravel(), strict=False))
 
 
+def probability_of(figure, response: str | None, held: str = "") -> str:
+    """Title a picture of classes, and return what its vertical axis shows."""
+    what = f"Probability of each {response or 'class'}"
+    figure.suptitle(f"{what}; the data are the marks above{held}")
+    return what
+
+
 def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
     """{name: fit}; a single fit is named after its method."""
     return {type(fits.method).__name__: fits} if isinstance(fits, Fit) else dict(fits)
 
 
 def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
-    """(mean (M,), the central 95 % interval (2, M)) of y or f. Raises `DataError` where the fit
-    called `name` predicts anything but one number a row, and for y of more than two classes, whose
-    integers have no mean.
+    """(mean (M,), the central 95 % interval (2, M)) of y or f; for y of more than two classes,
+    whose integers have no mean, (probabilities (M, C), `None`). Raises `DataError` if the fit
+    called `name` predicts anything else but one number per row.
     """
     if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
         p = fit.predict(X_new, **kwargs)
@@ -45,7 +52,8 @@ def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
         half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
         return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
     p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
-    _require_numbers(name, p, observed)
+    if observed and np.ndim(p.probs) == 2 and not p.counts:
+        return np.asarray(p.probs), None
     mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
     _require_rows(name, mean, len(X_new))
     return np.asarray(mean), np.asarray(ends)
@@ -57,14 +65,6 @@ def _require_rows(name: str, mean, num: int) -> None:
         raise DataError(
             f"'{name}' predicts {told} at {num} rows, and a band is of one number a row; draw each "
             "function or site by matplotlib from fit.predict(...)."
-        )
-
-
-def _require_numbers(name: str, found, observed: bool) -> None:
-    if observed and np.ndim(found.probs) == 2 and not found.counts:
-        raise DataError(
-            f"observed=True: '{name}' predicts classes, and the mean of their integers is none of "
-            "theirs; draw fit.predict(...).probs by class, or f without observed=True."
         )
 
 
@@ -80,6 +80,16 @@ def draw_bars(ax, x, mean, ends, color="black", marker="o", label="mean"):
     bars = np.abs(np.stack([mean - ends[0], ends[1] - mean]))
     told = "mean, 95 % interval" if label == "mean" else label
     ax.errorbar(x, mean, bars, fmt=marker, color=color, capsize=3, label=told)
+
+
+def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
+    """The probability of each class, probs (M, C), with the data of the class as a rug above."""
+    for c, p in enumerate(probs.T):
+        colour = COLOURS[c % len(COLOURS)]
+        ax.plot(x, p, f"-{marker}", color=colour, label=levels[c] if levels else f"y = {c}")
+        at = data_x[y == c]
+        ax.plot(at, np.full(at.size, 1.05 + 0.05 * c), "|", color=colour)
+    ax.set_yticks(np.linspace(0.0, 1.0, 6))
 
 
 def draw_points(ax, x, y, label="data"):

@@ -18,10 +18,12 @@ from ppl_gp.results.panels import (
     CLASS_COLOURS,
     as_fits,
     draw_band,
+    draw_classes,
     draw_points,
     draw_rug,
     mean_and_interval,
     panels,
+    probability_of,
 )
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.row_names import row_names
@@ -41,7 +43,8 @@ def plot_band(
 
     **Arguments:** `fits`: {name: fit} or one fit; `X` (N,) or (N, 1), `y` (N,): the data to show;
     `X_new` (M,) or (M, 1): where to predict, by default 100 points over X; `observed`: the mean and
-    the interval of y instead of those of f; `kwargs`: the model's other arguments at X_new. y is
+    the interval of y instead of those of f, or the
+    probability of each class; `kwargs`: the model's other arguments at X_new. y is
     drawn as points on its own axis only where `observed`; beside f, whose units differ, it is a rug
     (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
     X has one.
@@ -66,8 +69,13 @@ def plot_band(
         list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
     )
     for name, ax in axes.items():
-        draw_band(ax, X_new.ravel(), *mean_and_interval(name, fits[name], X_new, kwargs, observed))
-        draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y, data.levels)
+        mean, ends = mean_and_interval(name, fits[name], X_new, kwargs, observed)
+        if ends is None:
+            draw_classes(ax, X_new.ravel(), mean, X[:, 0], y, data.levels)
+            what = probability_of(figure, data.response)
+        else:
+            draw_band(ax, X_new.ravel(), mean, ends)
+            draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y, data.levels)
         ax.set(title=name, xlabel=xlabel, ylabel=what)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
@@ -189,19 +197,23 @@ def plot_forest(
     method by method.
 
     The latents are those of `num_latents` rows spread over the training data, of the GP site `site`
-    (the first). A method that fixes or maximises hyperparameters shows them as points. Positive
-    hyperparameters have a panel with a logarithmic axis: their posteriors have long right tails.
+    (the first that all fits have, if there is one). A method that fixes or maximises
+    hyperparameters shows them as points. Positive hyperparameters have a panel with a logarithmic
+    axis: their posteriors have long right tails.
     """
     import matplotlib.pyplot as plt
 
-    site = next(iter(next(iter(fits.values())).latent)) if site is None else site
-    draws = {
-        name: _forest_draws(fit.to_datatree(), fit, site, num_latents) for name, fit in fits.items()
-    }
+    trees = {name: fit.to_datatree() for name, fit in fits.items()}
+    sites = [k for fit in fits.values() for k in fit.latent]
+    if site is None:
+        shared = [k for k in sites if all(dots(k) in t.posterior for t in trees.values())]
+        site = shared[0] if shared else None
+    draws = {k: _forest_draws(trees[k], fit, site, num_latents) for k, fit in fits.items()}
     labels = list(next(iter(draws.values())))
-    panels = [
-        p for p in ([k for k in labels if not k.startswith(f"{site}[")], labels[-num_latents:]) if p
-    ]
+    latents = [k for k in labels if site is not None and k.startswith(f"{site}[")]
+    panels = [p for p in ([k for k in labels if k not in latents], latents) if p]
+    if not panels:
+        raise DataError(f"plot_forest: the fits share none of the sites {sites}; draw each alone.")
     groups, heights = sevens(draws), [len(p) for p in panels]
     rows = len(groups[0]) + 1
     figure, axes = plt.subplots(
@@ -216,11 +228,12 @@ def plot_forest(
     for column, group in zip(axes.T, groups, strict=True):
         for ax, panel in zip(column, panels, strict=True):
             _forest(ax, group, panel, rows)
-            if panel is not labels[-num_latents:] and all(
+            if panel is not latents and all(
                 np.min(d[k]) > 0 for d in draws.values() for k in panel
             ):
                 ax.set_xscale("log")
-        column[-1].set_xlabel(f"latent value of {site} at a training row")
+        if latents:
+            column[-1].set_xlabel(f"latent value of {site} at a training row")
         column[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle("Hyperparameters and latents: median, 50 % and 94 % intervals")
     return figure
@@ -235,7 +248,7 @@ def _forest(ax, group: Mapping[str, dict], panel: Sequence[str], rows: int) -> N
     ax.grid(axis="x", alpha=0.3)
 
 
-def _forest_draws(tree, fit: Fit, site: str, num_latents: int) -> dict[str, np.ndarray]:
+def _forest_draws(tree, fit: Fit, site: str | None, num_latents: int) -> dict[str, np.ndarray]:
     """{label: all draws} of every entry of the hyperparameters, then of `num_latents` rows of f, by
     the rows' labels where they have some.
     """
@@ -246,11 +259,15 @@ def _forest_draws(tree, fit: Fit, site: str, num_latents: int) -> dict[str, np.n
         entries = values.reshape(1 if point else values.shape[0] * values.shape[1], -1)
         single = entries.shape[1] == 1
         flat |= {name if single else f"{name}[{i}]": entries[:, i] for i in range(entries.shape[1])}
+    if site is None:
+        return flat
     f = np.asarray(posterior[dots(site)])
-    f = f.reshape(f.shape[0] * f.shape[1], -1)
-    chosen = np.linspace(0, f.shape[1] - 1, num_latents).round().astype(int)
-    names = row_names(fit, f.shape[1])
-    return flat | {f"{site}[{names[i]}]": f[:, i] for i in chosen}
+    names = row_names(fit, f.shape[-1])
+    f = f.reshape(f.shape[0] * f.shape[1], -1, len(names))  # functions, rows
+    of = [f"{c}, " if f.shape[1] > 1 else "" for c in range(f.shape[1])]
+    chosen = np.linspace(0, f[0].size - 1, num_latents).round().astype(int)
+    places = np.stack(np.unravel_index(chosen, f.shape[1:]), 1)
+    return flat | {f"{site}[{of[c]}{names[n]}]": f[:, c, n] for c, n in places}
 
 
 def _interval(ax, draws, y, method: int, label):

@@ -14,10 +14,12 @@ from ppl_gp.results.panels import (
     as_fits,
     draw_band,
     draw_bars,
+    draw_classes,
     draw_points,
     draw_rug,
     mean_and_interval,
     panels,
+    probability_of,
 )
 from ppl_gp.results.shown import Shown, shown
 from ppl_gp.results.slices import Inputs, Slice, inputs_in_columns, slice_through
@@ -55,7 +57,8 @@ def plot_slice(
     - `units`: {column: (shift, scale)} of columns that hold (value - shift) / scale; axis, title
       and `at` are then in the column's own units.
     - `observed`: the mean and interval of y, with the data as points (their other inputs are as
-      they are), instead of those of f, with the data as a rug.
+      they are), instead of those of f, with the data as a rug. For y of more than two classes the
+      probability of each class.
     - `kwargs`: the model's other arguments at the M rows of a slice; a plain number is for all.
 
     Raises `DataError` for columns and labels that are not there, inputs that are no table, and
@@ -76,8 +79,16 @@ def plot_slice(
     for name, ax in axes.items():
         for i, (label, cut) in enumerate(slices.items()):
             mean, ends = mean_and_interval(name, fits[name], cut.X, kwargs, observed)
-            _draw(ax, cut, mean, ends, label, i, len(slices))
-        _data(ax, x, data, cut, observed)
+            if ends is not None:
+                _draw(ax, cut, mean, ends, label, i, len(slices))
+            elif len(slices) > 1:
+                raise DataError(f"at={at}: classes have a line each; give one value per column.")
+        if ends is None:
+            mark = "o" if cut.along.labels else ""
+            draw_classes(ax, cut.along.values, mean, x, data.y, data.levels, mark)
+            what = probability_of(figure, data.response, _held(slices, 90))
+        else:
+            _data(ax, x, data, cut, observed)
         ax.set(title=name, xlabel=cut.along.name, ylabel=what)
         if cut.along.labels is not None:
             ax.set_xticks(cut.along.values, cut.along.labels)
