@@ -13,6 +13,7 @@ from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import full_jit
 from ppl_gp.results.record import Record
+from ppl_gp.results.tree_dimensions import label_of
 from ppl_gp.wrappers import bare
 
 _PRIOR = 1  # folded into the key: other draws than those of the posterior
@@ -66,16 +67,11 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
     return {**found, **prior}
 
 
-def _label(name: str, trace: dict) -> str:
-    stem = name.removesuffix("_observed")
-    return stem if f"{stem}_unobserved" in trace else name
-
-
 def _replicated(trace: dict, key) -> dict:
     """A draw of each observed site given all else, without its observations."""
     data = [k for k, s in trace.items() if is_observed(s) and not is_factor(s)]
     return {
-        _label(k, trace): bare(trace[k]["fn"]).sample(random.fold_in(key, i))
+        label_of(k, trace): bare(trace[k]["fn"]).sample(random.fold_in(key, i))
         for i, k in enumerate(data)
     }
 

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
-from ppl_gp.infer.probes.points import effects, is_floating, tell_of_points
+from ppl_gp.infer.probes.points import effects, flows, is_floating, tell_of_points
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
@@ -34,6 +34,14 @@ _DECLARED = {
     dist.OrderedLogistic: ("predictor", "cutpoints"),
     dist.NegativeBinomial2: ("mean", "concentration"),
 }
+
+
+_UNREAD = (
+    "the model cannot be traced at another number of rows, as where it holds arrays of one entry a "
+    "row, or writes their number down (numpyro.plate('units', 12)), and no linear predictor is "
+    "found in it. Pass the arrays as arguments, and take the number from them "
+    "(numpyro.plate('units', X.shape[0]))"
+)
 
 
 class _only_predictor(Messenger):
@@ -77,7 +85,7 @@ def require_none_demoted(
     known, named, gaussians = [], (), _reached(seen, trace, left)
     if left:
         if not source.reading.grows:
-            _require_read(trace, gaussians, method)
+            _refuse_or_warn(trace, gaussians, _UNREAD, method)
         _require_proved(seen, trace, gaussians, method)
         if named := _if_named(source, args, kwargs, [k for k in gaussians if k in many]):
             named = (*roles(trace).gps, *named)
@@ -115,18 +123,7 @@ def _require_alone(
     if not demoted:
         return []
     why = _why(_seeing(source, args, kwargs, trace, hidden, demoted), demoted, bared)
-    many = [k for k in demoted if np.size(trace[k]["value"]) > 1]
-    if many:
-        raise ModelError(
-            f"sites {many} are Gaussian effects of the predictor that cannot be integrated, as "
-            f"{why}, and {method} would maximise them with their spread. Take that away, or use "
-            "hyper=Sample() or NUTS(); or hold them, hyper=Fixed({...}); or say which sites to "
-            "integrate, integrate=(...), to have the others maximised."
-        )
-    warn(
-        f"{method} maximises {demoted} with the hyperparameters and does not integrate them, as "
-        f"{why}.",
-    )
+    _refuse_or_warn(trace, demoted, why, method)
     return demoted
 
 
@@ -145,58 +142,45 @@ def _reached(seen: Callable, trace: dict, left: list[str]) -> list[str]:
     """Those of these sites from which the scored observations are computed, with f given."""
     if not left:
         return []
-    flow = sources(seen, {k: trace[k]["value"] for k in left})
-    found = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
+    found = frozenset().union(*flows(seen, {k: trace[k]["value"] for k in left}))
     return [k for k in left if k in found]
-
-
-def _require_read(trace: dict, reached: list[str], method: str) -> None:
-    """Raise `ModelError` for effects of a model whose predictor cannot be found, as it cannot be
-    traced at another number of rows; warn of single values.
-    """
-    why = (
-        "the model cannot be traced at another number of rows, as where it holds arrays of one "
-        "entry a row, or writes their number down (numpyro.plate('units', 12)), and no linear "
-        "predictor is found in it. Pass the arrays as arguments, and take the number from them "
-        "(numpyro.plate('units', X.shape[0]))"
-    )
-    if many := [k for k in reached if np.size(trace[k]["value"]) > 1]:
-        raise ModelError(
-            f"sites {many} are Gaussian, the observations are computed from them, and {method} "
-            f"would maximise them and not integrate: {why}; or use hyper=Sample() or NUTS(); or "
-            "hold them, hyper=Fixed({...}); or say which sites to integrate, integrate=('f',), to "
-            "have the others maximised."
-        )
-    if reached:
-        warn(
-            f"{method} maximises {reached} with the hyperparameters and does not integrate them: "
-            f"{why}.",
-        )
 
 
 def _require_proved(seen: Callable, trace: dict, reached: list[str], method: str) -> None:
     """Raise `ModelError` for a site of several values that the observations see through what looks
     affine and is not proved to be.
     """
-    many = {k: trace[k]["value"] for k in reached if np.size(trace[k]["value"]) > 1}
-    for site in many:
-        if (step := unproved(lambda x, k=site: seen({k: x}), many[site])) is not None:
-            raise ModelError(
-                f"site '{site}' looks like Gaussian effects of the predictor, and `{step}`, an "
-                "operation of JAX on its way to the observations, is not known to be affine: "
-                f"{method} would maximise it with its spread. Write it by sums, products, "
-                "indexing, concatenate or `.at[].set`; or use hyper=Sample() or NUTS(); or hold "
-                "it, hyper=Fixed({...}); or say which sites to integrate, integrate=(...), to have "
-                "it maximised."
+    for site in reached:
+        x = trace[site]["value"]
+        if np.size(x) > 1 and (step := unproved(lambda x, k=site: seen({k: x}), x)) is not None:
+            why = (
+                f"'{site}' looks like Gaussian effects of the predictor, and `{step}`, an "
+                "operation of JAX on its way to the observations, is not known to be affine (sums, "
+                "products, indexing, concatenate and `.at[].set` are)"
             )
+            _refuse_or_warn(trace, [site], why, method)
+
+
+def _refuse_or_warn(trace: dict, sites: list[str], why: str, method: str) -> None:
+    """Raise `ModelError` for Gaussian effects of several values that are not integrated; warn of
+    single values.
+    """
+    if many := [k for k in sites if np.size(trace[k]["value"]) > 1]:
+        raise ModelError(
+            f"{method} would maximise {many} with their spread, and they cannot be integrated: "
+            f"{why}. Change that, or use hyper=Sample() or NUTS(); or give values, "
+            "hyper=Fixed({...}); or say which sites to integrate, integrate=(...), to have the "
+            "others maximised."
+        )
+    if sites:
+        warn(
+            f"{method} maximises {sites} with the hyperparameters and does not integrate them: "
+            f"{why}.",
+        )
 
 
 def _is_latent(site: dict) -> bool:
     return site["type"] == "sample" and not is_observed(site) and not site["is_observed"]
-
-
-def _is_names(x) -> bool:
-    return isinstance(x, frozenset)
 
 
 def _arrays(fn) -> list:

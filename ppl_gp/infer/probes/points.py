@@ -39,7 +39,7 @@ def effects(seen: Callable, trace: dict, sites: list[str], functions: list[str])
     if not others:
         return sites
     value = {k: trace[k]["value"] for k in (*others, *functions)}
-    flow = jax.tree.leaves(sources(seen, value), is_leaf=_is_names)
+    flow = flows(seen, value)
     shared = [i for i, names in enumerate(flow) if not names.isdisjoint(functions)]
     zero = {k: jnp.zeros_like(value[k]) for k in functions}
 
@@ -120,8 +120,8 @@ def _scales(seen: Callable, trace: dict, site: str, functions: list[str]) -> lis
     held = {k: jnp.zeros_like(trace[k]["value"]) for k in functions}
     zero, one = ({**held, site: jnp.full_like(value[site], x)} for x in (0.0, 1.0))
     others = [k for k in value if k != site and is_floating(value[k])]
-    flow = sources(lambda moved: seen({site: value[site], **moved}), {k: value[k] for k in others})
-    acting = frozenset().union(*jax.tree.leaves(flow, is_leaf=_is_names))
+    flow = flows(lambda moved: seen({site: value[site], **moved}), {k: value[k] for k in others})
+    acting = frozenset().union(*flow)
 
     def multiplies(k):
         moved = {k: jax.tree.map(_moved, value[k])}
@@ -143,8 +143,10 @@ def is_floating(tree) -> bool:
     return all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(tree))
 
 
-def _is_names(x) -> bool:
-    return isinstance(x, frozenset)
+def flows(function: Callable, values: dict) -> list[frozenset]:
+    """For each array of function(values), the names of the values that it is computed from."""
+    found = sources(function, values)
+    return jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, frozenset))
 
 
 def _pairs(a, b):
