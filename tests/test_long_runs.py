@@ -446,7 +446,7 @@ def test_observations_with_the_data_last_are_split_along_the_data():
     [
         (
             {"order": np.arange(32)[::-1].copy()},
-            "sees other values of a latent function than its own",
+            "depends on values at other rows than its own",
         ),
         ({"scaled": "inputs"}, "the inputs of 'f' depends"),
         ({"scaled": "kernel"}, "the kernel of 'f' depends"),

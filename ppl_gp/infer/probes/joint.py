@@ -13,6 +13,8 @@ from jax import lax, random
 from ppl_gp.errors import LISTED, NotPointwiseError
 from ppl_gp.infer.probes.moves import ROUNDINGS, require_finite, unmoved
 from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
+from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.roles import is_observed
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.expectation import flatten
 
@@ -29,7 +31,10 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
     """Prove that y_n depends on no value of a latent function but the one in its own row, or raise
     `NotPointwiseError`, which says that `who` needs it.
 
-    `shapes`: {GP site: (*C, N)}. Two jvps a function, O(N).
+    `shapes`: {GP site: (*C, N)}. For a diagonal Jacobian J and any v, J v = (J 1) * v. One
+    continuous random v finds any off-diagonal entry with probability one (random signs would miss a
+    single coupled pair half of the time). Moves of half of the rows find steps, which have no
+    slope. Two jvps a function, O(N).
     """
     for name, shape in shapes.items():
         require_equal_rows([name], shape[-1], log_lik.num)
@@ -38,11 +43,31 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
-            "the likelihood of some data sees other values of a latent function than its "
+            f"the likelihood of site {_coupled_sites(log_lik, shapes)} couples values of latent "
+            "functions: the density of a datum depends on values at other rows than its "
             f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
-            "p(y_n|f_n): it couples rows, or looks them up. Give the GP its inputs in the data's "
-            f"order, GP(kernel, X[order]). {LISTED}{'' if bad else ONE_NUMBER}"
+            "p(y_n|f_n). If the model looks rows up, give the GP its inputs in the data's order, "
+            f"GP(kernel, X[order]). {LISTED}{'' if bad else ONE_NUMBER}"
         )
+
+
+def _coupled_sites(log_lik: JointLogLikelihood, shapes: dict) -> list[str]:
+    """The observed sites of which one slope in all functions shows it."""
+    f = {
+        k: random.normal(random.fold_in(random.key(8), i), s)
+        for i, (k, s) in enumerate(shapes.items())
+    }
+    v = random.normal(random.key(9), (log_lik.num,))
+
+    def coupled(name):
+        part = lambda f: log_prob_per_datum(log_lik.trace(f)[name], log_lik.num)  # noqa: E731
+        along, rows = (
+            jax.jvp(part, (f,), ({k: jnp.broadcast_to(d, s) for k, s in shapes.items()},))[1]
+            for d in (v, jnp.ones_like(v))
+        )
+        return bool(along != 0) if jnp.ndim(along) == 0 else not bool(jnp.allclose(along, rows * v))
+
+    return [k for k, s in log_lik.trace(f).items() if is_observed(s) and coupled(k)]
 
 
 @quick_jit
@@ -76,10 +101,9 @@ def _probe_joint(log_lik: JointLogLikelihood, shapes: tuple, key):
 
     rows = [jnp.all(lax.map(lambda c, k=k: sees_its_own_row(k, c), functions(k)), 0) for k in names]
     rows.append(unmoved(log_lik, f, keys[1]))
-    free = jnp.all(
-        jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(jax.grad(log_lik.shared)(f))])
-    )
-    finite = jnp.isfinite(log_lik(f)) & ~jnp.isnan(along(f))
+    shared, slopes = jax.value_and_grad(log_lik.shared)(f)
+    free = jnp.all(jnp.stack([jnp.all(g == 0) for g in jax.tree.leaves(slopes)]))
+    finite = jnp.isfinite(log_lik(f) + shared) & ~jnp.isnan(along(f))
     return finite, jnp.all(jnp.stack(rows), 0), free
 
 

@@ -1,6 +1,6 @@
 """Whether a joint density has a maximum: what the reading of a model says of unknown spreads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.gaussian_sites import gaussian
@@ -20,10 +20,9 @@ def require_bounded(
     say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
     not proved.
     """
-    found = roles(trace)
-    unknown, sites = {*found.hyper, *found.params}, found.hyper if points is None else points
-    for site, spread in reading.spread:
-        if site in sites and (by := sorted(unknown.intersection(spread))):
+    sites = roles(trace).hyper if points is None else points
+    for site, by in unknown_behind(trace, reading.spread).items():
+        if site in sites:
             integrable = gaussian(trace[site]["fn"])
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
@@ -41,6 +40,14 @@ def require_bounded(
             )
 
 
+def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
+    """{site: the hyperparameters and params among the sites that it is computed from}, of
+    `reading.spread` or `reading.variance`; sites without any are left out.
+    """
+    unknown = {*roles(trace).hyper, *roles(trace).params}
+    return {k: by for k, sites in pairs if (by := sorted(unknown.intersection(sites)))}
+
+
 def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
     """What to say where a maximum was not found and may not exist: a site whose variance is itself
     unknown (a gamma frailty, say).
@@ -48,14 +55,11 @@ def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
     Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground
     to refuse the model.
     """
-    found = roles(trace)
-    unknown = {*found.hyper, *found.params}
-    wide = {k: sorted(unknown.intersection(by)) for k, by in reading.variance if k in found.hyper}
-    wide = {k: by for k, by in wide.items() if by}
-    if not wide:
+    wide, hyper = unknown_behind(trace, reading.variance), roles(trace).hyper
+    told = [f"'{k}' has a variance that is computed from {wide[k]}" for k in wide if k in hyper]
+    if not told:
         return None
-    named = ", ".join(f"'{k}' has a variance that is computed from {by}" for k, by in wide.items())
     return (
-        f"a maximum may not exist: {named}; integrate them by NUTS() or hyper=Sample(), or "
-        "hold them by hyper=Fixed({...})"
+        f"a maximum may not exist: {', '.join(told)}; integrate them by NUTS() or hyper=Sample(), "
+        "or hold them by hyper=Fixed({...})"
     )

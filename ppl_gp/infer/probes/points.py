@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from ppl_gp.errors import ModelError, warn
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.maximum import require_bounded, unknown_behind
 from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import roles
@@ -68,6 +68,7 @@ def tell_of_points(
     `integrate=` may name. Four evaluations of the model for each hyperparameter.
     """
     require_bounded(trace, reading, method, sites)
+    of_priors = unknown_behind(trace, reading.variance)
     for site in sites:
         fn, use = trace[site]["fn"], "NUTS(), or a local method with hyper=Sample(), or values, "
         why = "no linear predictor holds it"
@@ -81,7 +82,7 @@ def tell_of_points(
                 "hyper=Fixed({...})"
             )
         scales = [] if _is_bounded(fn) else _scales(seen, trace, site, functions)
-        if scales := scales or _of_prior(trace, reading, site):
+        if scales := scales or of_priors.get(site):
             raise ModelError(
                 f"{method} would maximise site '{site}' together with {scales}, which multiply it, "
                 f"far from their posterior. {remedy}; or say that it is to be maximised, "
@@ -101,12 +102,6 @@ def _is_bounded(fn) -> bool:
         where = where.base_constraint
     ends = hasattr(where, "lower_bound") and hasattr(where, "upper_bound")
     return ends or where is constraints.simplex
-
-
-def _of_prior(trace: dict, reading: Reading, site: str) -> list[str]:
-    """The hyperparameters that the variance of a site's prior is computed from."""
-    found, by = roles(trace), dict(reading.variance).get(site, ())
-    return sorted({*by}.intersection((*found.hyper, *found.params)))
 
 
 def _scales(seen: Callable, trace: dict, site: str, functions: list[str]) -> list[str]:
