@@ -54,7 +54,7 @@ from ppl_gp.results.tree_dimensions import (
     without_clashes,
 )
 from ppl_gp.results.whole_tree import deterministic_sites, further_groups
-from ppl_gp.storage.versions import package_versions
+from ppl_gp.storage.archive import package_versions
 from ppl_gp.wrappers import bare, bare_shape, mask_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
 from ppl_gp.results.store.save import qualified_name
-from ppl_gp.storage.versions import package_versions
+from ppl_gp.storage.archive import package_versions
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
 

@@ -5,6 +5,7 @@ A digest of the header, which contains those of the arrays, shows any accidental
 """
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
@@ -18,12 +19,12 @@ import numpy as np
 from numpy.lib import format
 
 from ppl_gp.errors import StoreError
-from ppl_gp.storage.versions import package_versions
 
 HEADER = "header.json"
 MAX_HEADER = 4 * 2**20  # bytes of JSON, which take up to twenty times as many in memory
 NUMBER_KINDS = "biufc"  # of entries that are written without pickle and that JAX has too
 _DIGEST, _ARRAYS = "digest", "arrays"
+_PACKAGES = ("ppl-gp", "jax", "numpyro", "numpy")
 
 
 def write_archive(
@@ -148,6 +149,18 @@ def _array(archive: zipfile.ZipFile, name: str, claim) -> np.ndarray:
     found = [array.dtype.str, list(array.shape), _of(array)]
     _require(claim == found, f"array '{name}' is {found}, and should be {str(claim)[:80]}.")
     return array
+
+
+def package_versions() -> dict[str, str]:
+    """{package: version}; "source" for a package that is imported without being installed."""
+
+    def of(name):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "source"
+
+    return {name: of(name) for name in _PACKAGES}
 
 
 def _of(array: np.ndarray) -> str:
