@@ -23,7 +23,7 @@ from ppl_gp.sparse.bound import Batch, at_batch, inducing_gap, quadrature_gap
 _SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
 # sums that an estimate averages: up to ten, of about so many rows in all
-_REPEATS, _REPEATED_ROWS = 10, 20_000
+_REPEATS, _REPEATED_ROWS = 10, 30_000
 _WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
 
@@ -36,17 +36,27 @@ def total_bound(
     With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over
     them.
     """
+    parts = _of_batches(problem, state, subject, spread, key)
+    return None if parts is None else float(np.sum(parts))
+
+
+def _of_batches(
+    problem: Problem, state: State, subject: Subject, spread: Placement, key
+) -> np.ndarray | None:
+    """What each batch adds to `total_bound`, from draws of its own."""
     source = subject.source
     if isinstance(source, StreamSource) and not source.stream.restarts:
         return None
-    total, rests = 0.0, []
+    expected, rests = [], []
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
     for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
         parts = _parts if source.num_data <= _QUICKLY else _parts.full
-        expected, rest = parts(problem, state, batch)
-        total, rests = total + float(expected), [*rests, float(rest)]
-    return total + float(np.mean(rests))
+        one, rest = parts(problem, state, batch)
+        expected, rests = [*expected, float(one)], [*rests, float(rest)]
+    found = np.add(expected, np.divide(rests, len(rests)))
+    # another pass over a stream may have other batches
+    return np.sum(found, keepdims=True) if isinstance(source, StreamSource) else found
 
 
 @quick_jit
@@ -78,8 +88,8 @@ def judged(
     """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the
     run had.
 
-    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the
-    sum is exact.
+    The error comes from 2 to 10 sums with draws of their own, batch by batch, as two sums alone do
+    not tell how far they spread; `None` where nothing is drawn and the sum is exact.
     """
     rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
     plain = eqx.tree_at(lambda p: p.rates, problem, rates)
@@ -88,11 +98,11 @@ def judged(
         if problem.plan.drawn
         else 1
     )
-    totals = [total_bound(plain, state, subject, spread, k) for k in random.split(key, num)]
-    values = [t for t in totals if t is not None]
-    if not values:
+    sums = [_of_batches(plain, state, subject, spread, k) for k in random.split(key, num)]
+    if sums[0] is None:
         return None, None
-    return float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(num)) if num > 1 else None
+    error = float(np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / num)) if num > 1 else None
+    return float(np.mean(np.sum(sums, 1))), error
 
 
 def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
