@@ -82,27 +82,37 @@ def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
     )
 
 
+def repeats(num_data: int) -> int:
+    """Sums over so many data that an estimate averages."""
+    return int(np.clip(_REPEATED_ROWS // num_data, 2, _REPEATS))
+
+
+def mean_and_error(sums: np.ndarray) -> tuple[float, float | None]:
+    """Mean of sums over batches, (S, B), each batch with draws of its own, and its standard error:
+    by batch, as two sums alone do not tell how far they spread. None for one sum, which is exact.
+    """
+    mean = float(np.mean(np.sum(sums, 1)))
+    if len(sums) == 1:
+        return mean, None
+    return mean, float(np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / len(sums)))
+
+
 def judged(
     problem: Problem, state: State, subject: Subject, spread: Placement, key
 ) -> tuple[float | None, float | None]:
     """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the
     run had.
 
-    The error comes from 2 to 10 sums with draws of their own, batch by batch, as two sums alone do
-    not tell how far they spread; `None` where nothing is drawn and the sum is exact.
+    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the
+    sum is exact.
     """
     rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
     plain = eqx.tree_at(lambda p: p.rates, problem, rates)
-    num = (
-        int(np.clip(_REPEATED_ROWS // subject.source.num_data, 2, _REPEATS))
-        if problem.plan.drawn
-        else 1
-    )
+    num = repeats(subject.source.num_data) if problem.plan.drawn else 1
     sums = [_of_batches(plain, state, subject, spread, k) for k in random.split(key, num)]
     if sums[0] is None:
         return None, None
-    error = float(np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / num)) if num > 1 else None
-    return float(np.mean(np.sum(sums, 1))), error
+    return mean_and_error(np.stack(sums))
 
 
 def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
