@@ -17,6 +17,10 @@ _PAGE = "docs/symptoms.md"
 
 # In a message of a `ModelError`: `fit` replaces it by the methods that take the model.
 LISTED = "pg.check(model, ...) lists the methods that fit this model."
+IN_ORDER = (
+    "Where the model looks f up, f[index], pass X[index] to fit in place of X, and write f instead "
+    "of f[index]."
+)
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
 _AROUND = ("contextlib", "jaxtyping", "beartype", "equinox", "jax", "numpyro", "sklearn")

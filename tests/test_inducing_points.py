@@ -44,7 +44,7 @@ def evidence(X, y, lengthscale, variance, noise):
     return -0.5 * white @ white - np.log(np.diag(L)).sum() - 0.5 * len(y) * np.log(2 * np.pi)
 
 
-def at_mode(X, y):
+def at_mode(X, y, lengthscale=0.2):
     """Log evidence at the mode of evidence times priors, by a search over dense algebra."""
     centres = np.array([0.0, 0.0, -1.0])
 
@@ -52,13 +52,15 @@ def at_mode(X, y):
         prior = -0.5 * np.sum((log_hyper - centres) ** 2) - log_hyper.sum()
         return -evidence(X, y, *np.exp(log_hyper)) - prior
 
-    return evidence(X, y, *np.exp(minimize(loss, np.log([0.2, 1.0, 0.3])).x))
+    return evidence(X, y, *np.exp(minimize(loss, np.log([lengthscale, 1.0, 0.3])).x))
 
 
 @pytest.mark.parametrize(
     ("options", "seeds"),
     [
         ({"collapsed": True}, range(4)),
+        pytest.param({"batch_size": 100}, range(5), marks=pytest.mark.slow),
+        pytest.param({"max_steps": 1000}, range(4), marks=pytest.mark.slow),
         pytest.param({}, range(3), marks=pytest.mark.slow),
     ],
 )
@@ -72,6 +74,25 @@ def test_default_points_give_the_evidence_whatever_the_start(options, seeds):
             "no step would gain" if fit.result == "converged" else "all steps made"
         )
         assert abs(fit.log_evidence - exact) < 0.01 * len(y), (seed, fit.hyper)
+
+
+@pytest.mark.parametrize("scale", [1.0, pytest.param(1e2, marks=pytest.mark.slow)])
+def test_minibatches_find_the_signal_where_length_scales_start_far_away(scale):
+    """Not noise for everything, 447 nats below: length scales start at the prior's median, 1."""
+    X, y = waves(500)
+    method = pg.SVGP(num_inducing=60, max_steps=800, batch_size=100)
+    fit = pg.fit(regression, method, 0, scale * X, y=y)
+    assert fit.log_evidence > at_mode(scale * X, y, 0.2 * scale) - 0.05 * len(y)
+
+
+def test_a_good_start_is_left_alone(monkeypatch):
+    """Other length scales are tried, and the run has the numbers that it has without them."""
+    X, y = waves(60)
+    X, method = 10.0 * X, pg.SVGP(num_inducing=20, max_steps=400)
+    tried = pg.fit(regression, method, 0, X, y=y)
+    monkeypatch.setattr(long_run, "TRIED", 1000)
+    alone = pg.fit(regression, method, 0, X, y=y)
+    np.testing.assert_array_equal(tried.stats["bounds"], alone.stats["bounds"])
 
 
 def test_the_better_of_two_starts_goes_on(monkeypatch):

@@ -125,6 +125,17 @@ def coupled(X, y=None):
     _bernoulli(jnp.cumsum(f), y)
 
 
+def looked_up(X, index, y=None):
+    _bernoulli(numpyro.sample("f", pg.GP(KERNEL, X))[index], y)
+
+
+def looked_up_beside_groups(X, index, group, y=None):
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    _bernoulli(f[index] + u[group], y)
+
+
+INDEX = np.array([1, 0, 2, 5, 4, 3])
 SCALES = np.array([0.5, 2.0])
 
 
@@ -374,6 +385,25 @@ ROWS = {
             method=pg.Laplace(hyper=pg.Fixed({"lengthscale": SCALES})),
         ),
         slow=True,
+    ),
+    **{
+        f"a function that is looked up, {name}": row(
+            r"pass X\[index\] to fit in place of X, and write f",
+            lambda method=method: fit(looked_up, X, INDEX, method=method),
+            lambda method=method: fit(plain, X[INDEX], method=method, throw=False),
+            slow=name != "sparse",
+        )
+        for name, method in {
+            "local": LAPLACE,
+            "VI": pg.VI(hyper=FIXED),
+            "sparse": sparse(),
+            "minibatches": sparse(batch_size=3),
+        }.items()
+    },
+    "a function that is looked up, beside effects": row(
+        r"pass X\[index\] to fit in place of X, and write f",
+        lambda: fit(looked_up_beside_groups, X, INDEX, GROUP),
+        lambda: fit(NORMAL, X[INDEX], GROUP),
     ),
     "an exposure of zero": row(
         r"row\(s\) \[2\].*leave such rows out",

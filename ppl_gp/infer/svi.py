@@ -65,6 +65,8 @@ class SVI:
     trained as points. `stats["losses"]`: of every step. A warning where a mean is further than 0.1
     posterior sd from where it would settle (`stats["mean_shift"]`), or a sd is off by more than a
     tenth (`stats["sd_factor"]`), as the importance weights of 200 draws say.
+    Importance-weighted and Renyi's bounds settle elsewhere than these weights say. For them, and
+    for guides of points, `stats["ended"]` says that the end was not judged.
     Latents that stand one a datum have parameters of their own in an autoguide: all rows are used
     at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
 
@@ -146,6 +148,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
             distance = _distance(svi, params, key_bound, args, kwargs, names)
             _tell_of_distance(method, **distance)
             stats |= distance
+    if result is Result.completed and "mean_shift" not in stats:
+        stats["ended"] = "all steps made; whether they were enough was not judged"
     with numpyro.validation_enabled(False):
         drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
     return Fit(

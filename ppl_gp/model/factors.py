@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import LISTED, ModelError, NotPointwiseError
+from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.arguments import named_arrays
 from ppl_gp.model.collapse import collapse
@@ -135,8 +135,8 @@ def require_equal_rows(gps: list[str], num_rows: int, num_data: int) -> None:
     if num_data != num_rows:
         raise NotPointwiseError(
             f"GP site(s) {gps} have {num_rows} rows, and there are {num_data} data: each sees a "
-            "row that the model chooses. Give the GP the data's inputs, in their order "
-            f"(GP(kernel, X[i]) in a plate that subsamples). {LISTED}"
+            "row that the model chooses. Give the GP the data's inputs (GP(kernel, X[i]) in a "
+            f"plate that subsamples). {IN_ORDER} {LISTED}"
         )
 
 

@@ -16,6 +16,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import fixed_values
+from ppl_gp.infer.hyper.kernel_scales import behind_kernels
 from ppl_gp.infer.hyper.point import Point, fit_at, point_at, without_values
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
@@ -63,19 +64,8 @@ def _one_start(problem: LocalProblem) -> str | None:
     """What to say of one start, where hyperparameters are a period or the length scales of several
     columns; a warning of a period.
     """
-
-    def tuned(hyper):
-        trace = run(problem.model, problem.args, problem.kwargs, hyper)
-        fn: Any = unwrap(trace[problem.site]["fn"])
-        whole = isinstance(fn, PredictorGP)
-        priors = fn.kernel.model.priors(fn.kernel, fn.X).values() if whole else [fn]
-        parts = jax.tree.leaves([p.kernel for p in priors], is_leaf=is_stationary)
-        scales = [k.lengthscale for k in parts if is_stationary(k) and np.size(k.lengthscale) > 1]
-        return [k.period for k in parts if hasattr(k, "period")], scales
-
-    is_stationary = lambda k: hasattr(k, "lengthscale")  # noqa: E731
     values = {k: problem.trace[k]["value"] for k in problem.names}
-    periods, scales = (sorted(frozenset().union(*x)) for x in sources(tuned, values))
+    periods, _, scales = behind_kernels(problem.model, problem.args, problem.kwargs, values)
     if not (periods or scales):
         return None
     what = f"{periods} is a period" if periods else f"{scales} are length scales of several columns"

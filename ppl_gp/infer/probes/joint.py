@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.errors import LISTED, NotPointwiseError
+from ppl_gp.errors import IN_ORDER, LISTED, NotPointwiseError
 from ppl_gp.infer.probes.moves import ROUNDINGS, require_finite, unmoved
 from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
 from ppl_gp.model.per_datum import log_prob_per_datum
@@ -46,8 +46,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
             f"the likelihood of site {_coupled_sites(log_lik, shapes)} couples values of latent "
             "functions: the density of a datum depends on values at other rows than its "
             f"own{f' (data {bad}, ...)' if bad else ''}, and {who} needs log p(y|f) = sum_n log "
-            "p(y_n|f_n). If the model looks rows up, give the GP its inputs in the data's order, "
-            f"GP(kernel, X[order]). {LISTED}{'' if bad else ONE_NUMBER}"
+            f"p(y_n|f_n). {IN_ORDER} {LISTED}{'' if bad else ONE_NUMBER}"
         )
 
 

@@ -5,7 +5,7 @@ predictor depends on its own row alone.
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import LISTED, NotPointwiseError
+from ppl_gp.errors import IN_ORDER, LISTED, NotPointwiseError
 from ppl_gp.infer.probes.joint import probe_joint
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import LogLikelihood
@@ -30,8 +30,7 @@ def probe_predictor(model: Collapsed, prior: PredictorGP) -> None:
         raise NotPointwiseError(
             f"the linear predictor of data {np.flatnonzero(~apart)[:3].tolist()}, ... sees other "
             f"rows of {[k for k, _ in model.plan.axes]} than its own (a permutation, a cumulative "
-            "sum, a mean over the data). Give the GP its inputs in the data's order, GP(kernel, "
-            f"X[order]). {LISTED}"
+            f"sum, a mean over the data). {IN_ORDER} {LISTED}"
         )
 
 

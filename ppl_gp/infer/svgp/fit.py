@@ -20,6 +20,7 @@ from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import climb
 from ppl_gp.infer.svgp.devices import Placement, placement
+from ppl_gp.infer.svgp.elsewhere import starts_elsewhere
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.make_fit import make_fit
@@ -65,7 +66,8 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     checkpoints = _checkpoints(method, subject, rng_key)
     rest = (method.tol, method.patience, spread, checkpoints, progress)
     other = partial(_other, method, subject, problem, (key_start, seed))
-    long_run = LongRun(problem, subject.source, key_run, *rest, other)
+    elsewhere = partial(starts_elsewhere, method, subject, problem, state)
+    long_run = LongRun(problem, subject.source, key_run, *rest, other, elsewhere)
     ended = long_run.go(spread.replicated(state))
     told: dict = {"bad_batch": ended.message, "stream_error": ended.cause}
     told["checkpoint_error"] = checkpoints and checkpoints.error

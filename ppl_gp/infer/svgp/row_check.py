@@ -9,7 +9,7 @@ from jax import random
 
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
-from ppl_gp.errors import NotPointwiseError
+from ppl_gp.errors import IN_ORDER, NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.sources import take
 from ppl_gp.model.factors import JointLogLikelihood
@@ -54,9 +54,9 @@ def require_rows_apart(
         raise NotPointwiseError(
             f"minibatches would read wrong rows: {wrong[0]} depends on which other rows are in a "
             "datum's batch. An array that has as many rows as there are data and is none of them "
-            "(a table that is looked up), f[order], or a normalisation over the rows does that. "
-            "Take all data in a step, SVGP(batch_size=N), or compute what depends on all rows "
-            "before the fit."
+            "(a table that is looked up), f[index], or a normalisation over the rows does that. "
+            f"{IN_ORDER} Compute what else depends on all rows before the fit, or take all data in "
+            "a step, SVGP(batch_size=N)."
         )
 
 

@@ -2,7 +2,7 @@
 with nothing lost.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -22,6 +22,9 @@ from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
+# other starts are tried for a chunk, in runs of at least so many chunks; one goes on where it gains
+# so many nats per datum, on average over the last steps of the chunk
+TRIED, MARGIN, LAST = 20, 1e-2, 5
 RACE, LONG = 0.13, 1000  # part of a long run after which another start is compared
 FLAT = 1e-2  # gradient of the hyperparameters, nats, below which a run may have converged
 NO_GAP = 1e-4  # likewise, what a step of q(u) still expects to gain, nats
@@ -68,6 +71,8 @@ class LongRun(NamedTuple):
     checkpoints: Checkpoints | None
     progress: bool
     other: Callable[[State], State | None]  # another start, given what this one has reached
+    # starts elsewhere, in lists: of one that is worse than the best so far no more are tried
+    elsewhere: Callable[[], Iterable[Iterable[State]]]
 
     def go(self, state: State) -> Ended:
         """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
@@ -98,13 +103,30 @@ class LongRun(NamedTuple):
             if isinstance(chunk, Failure):
                 yield Stage(reached._replace(failure=chunk), len(reached.bounds))
                 return
-            reached = self._advance(reached, chunk)
+            first = len(reached.bounds) == 0
+            reached = (self._first if first else self._advance)(reached, chunk)
             if len(reached.bounds) == race_at(self.problem.plan.max_steps):
                 reached = self._raced(reached)
             yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1]:.2f}")
             self._save(reached)
             if self._ended(reached) is not None:
                 return
+
+    def _first(self, reached: Reached, chunk: "list[Rows]") -> Reached:
+        """The first steps of the best start: no step leaves a lower optimum, such as one where
+        noise explains all because length scales started too long.
+        """
+        best, margin = self._advance(reached, chunk), MARGIN * self.source.num_data
+        if self.problem.plan.max_steps < TRIED * len(chunk):
+            return best
+        for starts in self.elsewhere():
+            for start in starts:
+                start = Reached(self.placement.replicated(start), np.zeros(0))
+                new = self._advance(start, chunk)
+                if _level(new) < _level(best) - margin:
+                    break
+                best = new if _level(new) > _level(best) + margin else best
+        return best
 
     def _raced(self, reached: Reached) -> Reached:
         """This, or what another start reaches in as many steps."""
@@ -198,6 +220,12 @@ class LongRun(NamedTuple):
                 settled = plan.noisy or is_settled(state)
                 return Result.converged if settled else Result.completed
         return None
+
+
+def _level(run: Reached) -> float:
+    """The objective that a run has reached, nats: the last steps of one chunk."""
+    level = float(np.mean(run.bounds[-LAST:]))
+    return level if np.isfinite(level) else -np.inf
 
 
 def is_settled(state: State) -> bool:

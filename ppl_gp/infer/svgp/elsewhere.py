@@ -1,0 +1,74 @@
+"""Where else a run of `SVGP` may start: other length scales, other modes of q(f). The states have
+the shapes of the first one, so that its compiled step serves them all.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+from jax import random
+
+from ppl_gp.hyperparameters import MAP
+from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.hyper.kernel_scales import behind_kernels
+from ppl_gp.infer.svgp.look import Subject
+from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.step import State, begin
+from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
+from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.svgp import SVGP
+
+_POWERS = (1, 2, 3, 4)  # of ten
+_WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
+
+
+def starts_elsewhere(
+    method: SVGP, subject: Subject, problem: Problem, start: State
+) -> Iterator[Iterator[State]]:
+    """Length scales of a tenth, a hundredth, ... of the first ones, and of ten times them; where
+    the likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
+    """
+    if scales := _length_scales(method, subject):
+        for sign in (-1, 1):
+            yield (_scaled(problem, start, scales, sign * power) for power in _POWERS)
+    if _has_modes(subject):
+        for sign in (-1.0, 1.0):
+            yield iter([_around_draw(problem, start, sign)])
+
+
+def _length_scales(method: SVGP, subject: Subject) -> list[str]:
+    """Names of length scales that nobody has given a start."""
+    if not isinstance(method.hyper, MAP) or method.hyper.init is not None:
+        return []
+    batch = as_batch(subject.first, random.key(0))
+    values = {k: subject.trace[k]["value"] for k in subject.names} | batch.given
+    return behind_kernels(subject.model, batch.args, batch.kwargs, values)[1]
+
+
+def _scaled(problem: Problem, start: State, scales: list[str], power: int) -> State:
+    # unconstrained values are logarithms of positive ones
+    step = power * jnp.log(10.0)
+    moved = {k: x + step if k in scales else x for k, x in start.free.items()}
+    return begin(problem, moved, start.variational)
+
+
+def _has_modes(subject: Subject) -> bool:
+    """Whether q(f) of the one function may have several. Abstract."""
+    shapes = [subject.trace[k]["fn"].shape() for k in subject.gps]
+    if not subject.structure.is_shallow or len(shapes) > 1 or len(shapes[0]) > 1:
+        return False
+    batch = as_batch(subject.first, random.key(0))
+    hyper = {k: subject.trace[k]["value"] for k in subject.names} | batch.given
+    joint = JointLogLikelihood(subject.model, batch.num, hyper, batch.args, batch.kwargs)
+    return not LogLikelihood(joint, subject.gps[0]).is_concave
+
+
+def _around_draw(problem: Problem, start: State, sign: float) -> State:
+    def moved(q):
+        narrow = q.narrowed(_WIDTH)
+        draw = random.normal(random.key(11), narrow.nat1.shape, narrow.nat1.dtype)
+        return dataclasses.replace(narrow, nat1=narrow.nat1 + sign * draw / _WIDTH**2)
+
+    variational = start.variational
+    q = {k: moved(q) if isinstance(q, NaturalGaussian) else q for k, q in variational.q.items()}
+    return begin(problem, start.free, variational._replace(q=q))
