@@ -373,7 +373,7 @@ def test_predict_refuses_another_model_and_another_run(data, tmp_path):
     result = run("predict", COUNTS, data, "--fit", out / "laplace.fit", "--out", tmp_path / "p.csv")
     assert (
         result.exit_code == 2
-        and "was saved from the model" in result.stderr
+        and "was saved from another model" in result.stderr
         and "Traceback" not in result.output
     )
     # as written by an older version: not told
