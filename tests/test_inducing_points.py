@@ -76,7 +76,9 @@ def test_default_points_give_the_evidence_whatever_the_start(options, seeds):
         assert abs(fit.log_evidence - exact) < 0.01 * len(y), (seed, fit.hyper)
 
 
-@pytest.mark.parametrize("scale", [1.0, pytest.param(1e2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scale", [1.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (1e-2, 1e2, 1e3))]
+)
 def test_minibatches_find_the_signal_where_length_scales_start_far_away(scale):
     """Not noise for everything, 447 nats below: length scales start at the prior's median, 1."""
     X, y = waves(500)

@@ -75,9 +75,9 @@ class SVGP:
       for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its
       kin).
     - A run of at least 400 steps tries other starts for 20 steps each, on the same batches, and
-      continues from the best: length scales of a tenth and of ten times the first (further powers
-      of ten if that is not worse) unless `MAP(init=...)` gives a start; and, if the likelihood is
-      not proved log-concave in its one function, q(u) around a draw from the prior and minus it.
+      continues from the best: length scales of a thousandth to a thousand times the first, by
+      powers of ten, unless `MAP(init=...)` gives a start; and, if the likelihood is not proved
+      log-concave in its one function, q(u) around a draw from the prior and minus it.
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's
       plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax

@@ -18,22 +18,20 @@ from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.svgp import SVGP
 
-_POWERS = (1, 2, 3, 4)  # of ten
+_POWERS = (-3, -2, -1, 1, 2, 3)  # of ten
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 
 
 def starts_elsewhere(
     method: SVGP, subject: Subject, problem: Problem, start: State
-) -> Iterator[Iterator[State]]:
-    """Length scales of a tenth, a hundredth, ... of the first ones, and of ten times them; where
-    the likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
+) -> Iterator[State]:
+    """Length scales of a thousandth to a thousand times the first ones, by powers of ten; where the
+    likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
     """
     if scales := _length_scales(method, subject):
-        for sign in (-1, 1):
-            yield (_scaled(problem, start, scales, sign * power) for power in _POWERS)
+        yield from (_scaled(problem, start, scales, power) for power in _POWERS)
     if _has_modes(subject):
-        for sign in (-1.0, 1.0):
-            yield iter([_around_draw(problem, start, sign)])
+        yield from (_around_draw(problem, start, sign) for sign in (-1.0, 1.0))
 
 
 def _length_scales(method: SVGP, subject: Subject) -> list[str]:

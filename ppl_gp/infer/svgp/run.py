@@ -71,8 +71,7 @@ class LongRun(NamedTuple):
     checkpoints: Checkpoints | None
     progress: bool
     other: Callable[[State], State | None]  # another start, given what this one has reached
-    # starts elsewhere, in lists: of one that is worse than the best so far no more are tried
-    elsewhere: Callable[[], Iterable[Iterable[State]]]
+    elsewhere: Callable[[], Iterable[State]]  # starts that are compared in the first steps
 
     def go(self, state: State) -> Ended:
         """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
@@ -119,13 +118,9 @@ class LongRun(NamedTuple):
         best, margin = self._advance(reached, chunk), MARGIN * self.source.num_data
         if self.problem.plan.max_steps < TRIED * len(chunk):
             return best
-        for starts in self.elsewhere():
-            for start in starts:
-                start = Reached(self.placement.replicated(start), np.zeros(0))
-                new = self._advance(start, chunk)
-                if _level(new) < _level(best) - margin:
-                    break
-                best = new if _level(new) > _level(best) + margin else best
+        for start in self.elsewhere():
+            new = self._advance(Reached(self.placement.replicated(start), np.zeros(0)), chunk)
+            best = new if _level(new) > _level(best) + margin else best
         return best
 
     def _raced(self, reached: Reached) -> Reached:
