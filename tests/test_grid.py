@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.infer.hyper import grid
-from ppl_gp.infer.hyper.design import ASKED_AT, MOST, design, effective, half_widths, stretched
+from ppl_gp.infer.hyper.grid import ASKED_AT, MOST, design, effective, half_widths, stretched
 
 N = 20
 RNG = np.random.default_rng(0)

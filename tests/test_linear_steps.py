@@ -13,8 +13,8 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 import ppl_gp as pg
+from ppl_gp.infer.probes.demoted import unproved
 from ppl_gp.proofs.affine import Dependence, dependence
-from ppl_gp.proofs.unproved import unproved
 
 G = 4
 A = jnp.asarray(np.random.default_rng(0).normal(size=(G, G))) + 3.0 * jnp.eye(G)

@@ -9,7 +9,7 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.model.reading import read_off
-from ppl_gp.proofs.same_length import SameLength
+from ppl_gp.model.same_length import SameLength
 
 N, P = 4, 3
 

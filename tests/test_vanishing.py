@@ -7,8 +7,8 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
+from ppl_gp.infer.hyper.map import vanishing, weakly_known
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.infer.hyper.vanishing import vanishing, weakly_known
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import run
 

@@ -7,8 +7,7 @@ from functools import singledispatch
 import jax
 
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
-from ppl_gp.frames.names import Names
-from ppl_gp.frames.one_column import explained
+from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.timing import stopwatch
 from ppl_gp.model.arguments import Leaves, argument_names, as_arrays, named_arrays

@@ -9,15 +9,15 @@ from ppl_gp.hyperparameters import GAUSSIAN, MAP
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
-from ppl_gp.infer.hyper import fixed, grid, map, sample  # noqa: F401
+from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.probes.demoted import require_none_demoted
+from ppl_gp.infer.probes.joint import probe, probe_predictor
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.collapsed import Collapsed

@@ -9,7 +9,7 @@ from ppl_gp.model.arguments import Leaves, argument_of
 from ppl_gp.model.graph import NOTHING, Graph, Seen, graph
 from ppl_gp.model.growth import Axes, Look, grow, lengths, look_at
 from ppl_gp.model.moving import acting_by_row, by_moving
-from ppl_gp.model.tied import tied
+from ppl_gp.model.same_length import tied
 
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 

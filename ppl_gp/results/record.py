@@ -19,14 +19,15 @@ from ppl_gp.kept import Kept
 from ppl_gp.kept import Process as OneProcess
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import (
+    grown_whole,
     mixing_sites,
     require_none_tied,
     require_pairs,
+    tied_latents,
     unpaired,
 )
 from ppl_gp.model.declared import Declared, declare, require_unchanged
 from ppl_gp.model.levels import tied
-from ppl_gp.model.tied_latents import grown_whole, tied_latents
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.part_processes import part_processes

@@ -1,7 +1,14 @@
 """What both estimators do: parameters, the one call of `fit`, predictions, pickling."""
 
 import abc
-from collections.abc import Callable
+import dataclasses
+import functools
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -10,17 +17,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import DataError, ModelError, StoreError
 from ppl_gp.infer.fit import fit
-from ppl_gp.sklearn.model_arguments import require_arguments, require_none_of_rows
-from ppl_gp.sklearn.params import settings, with_settings
-from ppl_gp.sklearn.pickling import from_bytes, to_bytes
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.load import load
 from ppl_gp.sparse.svgp import SVGP
 
 DENSE_ROWS = 1000  # up to which a default method makes matrices of rows by rows
 FLOATS = (np.float64, np.float32)  # what inputs are kept in; others become the first
 _FIT = "fit_result_"
 _METHOD = "method"
+_BETWEEN = "__"
 
 
 class GPEstimator(BaseEstimator, abc.ABC):
@@ -116,3 +123,123 @@ class GPEstimator(BaseEstimator, abc.ABC):
         super().__setstate__({k: v for k, v in state.items() if k != _FIT})
         if _FIT in state:
             self.fit_result_ = from_bytes(state[_FIT], self.model_)
+
+
+def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
+    """Raise `DataError` for a model that is no function of X and y, and for `arguments` that it
+    does not take.
+    """
+    if not callable(model):
+        raise DataError(f"{estimator}(model={model!r}): give a function model(X, y=None, ...).")
+    if arguments is not None and not isinstance(arguments, Mapping):
+        raise DataError(
+            f"{estimator}(arguments={arguments!r}): give {{name: value}} of the model's arguments."
+        )
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "y" not in parameters and not anything:
+        raise DataError(
+            f"{estimator}(model=...): the model's arguments are {list(parameters)}, and the "
+            "observations reach it as `y`; call them so, model(X, y=None, ...)."
+        )
+    own = [k for k in list(parameters)[1:] if k != "y"]
+    unknown = [k for k in arguments or () if k not in own and (k == "y" or not anything)]
+    if unknown:
+        raise DataError(
+            f"{estimator}(arguments=...): {unknown} are no arguments of the model beside X and y; "
+            f"it has {own}."
+        )
+
+
+def require_none_of_rows(estimator: str, fit: Fit, arguments: Mapping | None) -> None:
+    """Raise `DataError` for an argument with an entry for each row: it has none at other rows."""
+    if bad := [k for k in arguments or () if fit.model.reading.axis_of(k) is not None]:
+        raise DataError(
+            f"{estimator}(arguments=...): {bad} have one entry a row of training, and new rows "
+            "would need theirs; make each a column of X, which the model takes apart."
+        )
+
+
+def settings(value: Any, name: str) -> dict[str, Any]:
+    """{name of a setting, `name` and its path in front: value} of a configuration; empty for what
+    is none.
+    """
+    found = {}
+    for field in _fields(value):
+        inner = name + _BETWEEN + field
+        found |= {inner: getattr(value, field), **settings(getattr(value, field), inner)}
+    return found
+
+
+def with_settings(value: Any, name: str, changes: Mapping[str, Any]) -> Any:
+    """The configuration with other settings, by names as `settings` gives them: a new one, as
+    configurations are not changed. A whole (`method__hyper`) is set before what is in it.
+
+    Raises `DataError` for a name that it has not.
+    """
+    for path in sorted(changes, key=lambda path: path.count(_BETWEEN)):
+        value = _with_one(value, name, path.split(_BETWEEN)[1:], changes[path])
+    return value
+
+
+def _with_one(value, name: str, path: list[str], new) -> Any:
+    if not path:
+        return new
+    if path[0] not in _fields(value):
+        raise DataError(
+            f"set_params({name}{_BETWEEN}{path[0]}=...): {value!r} has no such setting; it has "
+            f"{_fields(value) or 'none'}."
+        )
+    inner = _with_one(getattr(value, path[0]), f"{name}{_BETWEEN}{path[0]}", path[1:], new)
+    return dataclasses.replace(value, **{path[0]: inner})
+
+
+def _fields(value) -> list[str]:
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return []
+    return [field.name for field in dataclasses.fields(value) if field.init]
+
+
+def to_bytes(fit: Fit, model: Callable) -> bytes:
+    """What `fit.save` writes. Raises `StoreError` for a model that another process could not
+    import, as neither a file nor a pickle holds code.
+    """
+    require_importable(model)
+    with TemporaryDirectory() as folder:
+        return fit.save(Path(folder) / "fit").read_bytes()
+
+
+def from_bytes(saved: bytes, model: Callable) -> Fit:
+    """What `load` reads; its errors are those of a file called `fit`."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "fit"
+        path.write_bytes(saved)
+        return load(path, model)
+
+
+def require_importable(model: Callable) -> None:
+    """Raise `StoreError` for a function that does not stand in a module under its own name: a
+    lambda, one that was made inside of another.
+    """
+    while isinstance(model, functools.partial):
+        model = model.func
+    if not isinstance(model, types.FunctionType) or _by_name(model) is model:
+        return
+    raise StoreError(
+        f"the model {model.__module__}.{model.__qualname__} cannot be pickled, as it is not "
+        "found in its module by that name: define it at the top level of a module, with "
+        "functools.partial for its constants; or keep estimator.fit_result_.save(path)."
+    )
+
+
+def _by_name(function: types.FunctionType):
+    try:
+        found = importlib.import_module(function.__module__)
+        for name in function.__qualname__.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return None
+    return found

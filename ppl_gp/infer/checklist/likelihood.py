@@ -13,9 +13,9 @@ from ppl_gp.infer.checklist.subject import Subject, space_of
 from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
 from ppl_gp.infer.mean_field import is_conjugate
+from ppl_gp.infer.probes.joint import probe, probe_predictor
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.maximum import require_bounded
-from ppl_gp.infer.probes.pointwise import probe, probe_predictor
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import read

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result, warn
 from ppl_gp.hyperparameters import Fixed
-from ppl_gp.infer.hyper.choice import LocalProblem
+from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
+from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.width import tell_of_width, widest
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
@@ -187,3 +188,9 @@ def _worst(outer: Result, inner: Result, value: float) -> Result:
     if outer is Result.nonfinite or not math.isfinite(value):
         return Result.nonfinite
     return inner if inner is not Result.converged else outer
+
+
+@infer_hyper.register
+def _fit_fixed(hyper: Fixed, problem: LocalProblem) -> Fit:
+    values = fixed_values(hyper, problem.names, problem.model, problem.args, problem.kwargs)
+    return fit_at(problem, point_at(problem, values))

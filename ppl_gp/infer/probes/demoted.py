@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax.extend.core import Literal
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
@@ -25,8 +27,9 @@ from ppl_gp.model.gaussian_sites import mean_of
 from ppl_gp.model.predictor import is_gaussian
 from ppl_gp.model.roles import is_observed, is_whole, roles
 from ppl_gp.model.tracing import run
+from ppl_gp.proofs.affine import Dependence
+from ppl_gp.proofs.cut import at_places, dependences, evaluated, needed
 from ppl_gp.proofs.dependence import sources
-from ppl_gp.proofs.unproved import unproved
 from ppl_gp.wrappers import bare, unwrap
 
 # of a distribution that keeps another's: what it was declared by
@@ -42,6 +45,8 @@ _UNREAD = (
     "found in it. Pass the arrays as arguments, and take the number from them "
     "(numpyro.plate('units', X.shape[0]))"
 )
+_SCALES = (0.1, 1.0, 10.0, 100.0)  # a clip far out is curved
+_TOLERANCE = 1e-6
 
 
 class _only_predictor(Messenger):
@@ -206,3 +211,43 @@ def _why(seeing: list[str], demoted: list[str], bared: tuple[str, ...]) -> str:
     if handled := [k for k in demoted if k in bared]:
         return f"a scale or mask handler stands around the prior of {handled}"
     return f"{seeing} (a factor, or an observation that holds no rows) see them as well"
+
+
+def unproved(function: Callable, x) -> str | None:
+    """The first operation of function(x), a tree of arrays, that is not on the list of
+    `proofs.affine` and whose outputs look affine; `None` where there is none.
+
+    A look is not a proof, and nothing is built on it: it tells a caller whose proof has failed that
+    the failure is likely the list's, and where. One trace, and a dozen evaluations of what leads to
+    operations that are not known.
+    """
+    closed = at_places(lambda z, rest: function(z), x, (), ()).closed
+    jaxpr = closed.jaxpr
+    (source,), how = jaxpr.invars, dependences(jaxpr, 1)
+    for equation in needed(jaxpr, [source, *jaxpr.constvars], jaxpr.outvars):
+        into = [how.get(v, 0) for v in equation.invars if not isinstance(v, Literal)]
+        out = [v for v in equation.outvars if how.get(v, 0) is Dependence.unknown]
+        known = 0 < max(into, default=0) < Dependence.unknown
+        if known and out and _looks_affine(closed, source, out, x):
+            return equation.primitive.name
+    return None
+
+
+def _looks_affine(closed, source, out, x) -> bool:
+    """Whether all are numbers that change with x, and along lines at every scale as lines do."""
+    if not all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in out):
+        return False
+    rng = np.random.default_rng(0)
+    for scale in _SCALES:
+        start, step = (scale * rng.normal(size=np.shape(x)) for _ in range(2))
+        points = [jnp.asarray(start + t * step, source.aval.dtype) for t in (0.0, 1.0, 2.0)]
+        a, b, c = (_flat(evaluated(closed, {source: z}, out)) for z in points)
+        if not np.all(np.abs(a - 2.0 * b + c) <= _TOLERANCE * np.max(np.abs([a, b, c]))):
+            return False
+        if not np.any(np.abs(c - a) > _TOLERANCE * np.max(np.abs(c))):
+            return False
+    return True
+
+
+def _flat(arrays) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(v)) for v in arrays])

@@ -1,5 +1,5 @@
-"""Proofs about a likelihood of several functions: that each datum sees its own row of them, and
-that it is a sum of terms of one function.
+"""Proofs about a likelihood of one or several functions: that each datum sees its own row of them,
+and of a linear predictor; and that it is a sum of terms of one function.
 """
 
 import math
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.errors import IN_ORDER, LISTED, NotPointwiseError
-from ppl_gp.infer.probes.moves import ROUNDINGS, require_finite, unmoved
-from ppl_gp.model.factors import JointLogLikelihood, require_equal_rows
+from ppl_gp.errors import IN_ORDER, LISTED, DataError, NotPointwiseError
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood, require_equal_rows
 from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import is_observed
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.expectation import flatten
@@ -25,6 +26,8 @@ ONE_NUMBER = (
     "y=...), where a GP stands at a table of places; and declare one site in a plate, not a site "
     "for each datum."
 )
+ROUNDINGS = 1e3  # roundings within which numbers count as equal
+_TRIALS = 6  # moves of half of the rows
 
 
 def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") -> None:
@@ -132,3 +135,63 @@ def _curvature_outside(log_lik: Callable, shapes: tuple, key):
 
     # Any two functions differ in one bit of their numbers.
     return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
+
+
+def require_finite(rows) -> None:
+    """Raise `DataError` if terms of the log-likelihood, or their slopes, are not finite."""
+    if bad := np.flatnonzero(~np.asarray(rows))[:3].tolist():
+        raise DataError(
+            f"the log-likelihood of row(s) {bad}, or its slope, is not finite at random values of "
+            "f: look at these observations, and at what their distribution is computed from. An "
+            "exposure of zero, for instance, is 0 log 0 = NaN: leave such rows out."
+        )
+
+
+def unmoved(log_lik, f, key):
+    """Whether each term stays where it is while a random half of the *other* values moves far, up
+    and down, (N,): what slopes cannot see, a step at the mean of f, say.
+    """
+    here = log_lik(f)
+    rows = jax.tree.leaves(f)[0].shape[-1]
+
+    def stays(trial):
+        key_rows, key_size = random.split(random.fold_in(key, trial))
+        moves = random.bernoulli(key_rows, 0.5, (rows,))
+        size = (
+            jnp.where(trial % 2 == 0, 1.0, -1.0)
+            * 4.0 ** (trial // 2)
+            * random.uniform(key_size, (rows,), minval=0.5)
+        )
+        there = log_lik(jax.tree.map(lambda x: x + (moves * size).astype(x.dtype), f))
+        close = jnp.abs(there - here) <= ROUNDINGS * jnp.finfo(here.dtype).eps * (
+            1.0 + jnp.abs(here)
+        )
+        return moves | close | ~jnp.isfinite(here)
+
+    return jnp.all(lax.map(stays, jnp.arange(_TRIALS)), 0)
+
+
+def probe(log_lik: LogLikelihood) -> None:
+    """Prove that the likelihood is pointwise, or raise `NotPointwiseError` naming the site."""
+    functions = () if log_lik.functions == 1 else (log_lik.functions,)
+    probe_joint(log_lik.joint, {log_lik.site: (*functions, log_lik.num)}, "a local method")
+
+
+def probe_predictor(model: Collapsed, prior: PredictorGP) -> None:
+    """Prove that row n of the predictor sees row n alone of what stands one a datum, or raise
+    `NotPointwiseError`. Two jvps a site, O(N).
+    """
+    # One row is traced as two: what sees its double has another evidence there.
+    rows = prior.X if len(prior.X) > 1 else jnp.concatenate([prior.X, prior.X])
+    apart = np.asarray(_rows_of_predictor(prior.kernel, rows))[: len(prior.X)]
+    if not apart.all():
+        raise NotPointwiseError(
+            f"the linear predictor of data {np.flatnonzero(~apart)[:3].tolist()}, ... sees other "
+            f"rows of {[k for k, _ in model.plan.axes]} than its own (a permutation, a cumulative "
+            f"sum, a mean over the data). {IN_ORDER} {LISTED}"
+        )
+
+
+@quick_jit
+def _rows_of_predictor(kernel, X):
+    return jnp.broadcast_to(kernel.model.rows_apart(kernel, X), (len(X),))

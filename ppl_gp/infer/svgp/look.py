@@ -18,9 +18,9 @@ from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.integrated import with_effects
+from ppl_gp.infer.probes.joint import probe_predictor
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.infer.probes.pointwise import probe_predictor
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
