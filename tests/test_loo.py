@@ -17,7 +17,7 @@ from toy_models import one_gp
 import ppl_gp as pg
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.results.cavities import cavity
+from ppl_gp.results.left_out import cavity
 from ppl_gp.results.record import training_prior
 
 X, Y, _ = classification()

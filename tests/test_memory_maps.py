@@ -8,42 +8,42 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ppl_gp import memory_maps
+from ppl_gp.infer import timing
 
 
 @pytest.fixture
 def few(monkeypatch):
     """As if the system allowed few maps, and no look had been taken."""
-    monkeypatch.setattr(memory_maps, "_compiled", {"seen": 0})
-    monkeypatch.setattr(memory_maps, "_counts", lambda: (71, 100.0))
+    monkeypatch.setattr(timing, "_compiled", {"seen": 0})
+    monkeypatch.setattr(timing, "_counts", lambda: (71, 100.0))
     forgotten = []
-    monkeypatch.setattr(memory_maps.jax, "clear_caches", lambda: forgotten.append(1))
+    monkeypatch.setattr(timing.jax, "clear_caches", lambda: forgotten.append(1))
     return forgotten
 
 
 def test_programs_are_forgotten_where_maps_run_out(few):
     with pytest.warns(UserWarning, match="71 of the 100 memory maps.*np.array"):
-        assert memory_maps.make_room(100)
+        assert timing.make_room(100)
     assert few == [1]
-    assert not memory_maps.make_room(199) and few == [1]  # no look before another hundred
+    assert not timing.make_room(199) and few == [1]  # no look before another hundred
 
 
 def test_nothing_happens_where_there_is_room(few, monkeypatch):
-    monkeypatch.setattr(memory_maps, "_counts", lambda: (69, 100.0))
-    assert not memory_maps.make_room(1000) and not few
+    monkeypatch.setattr(timing, "_counts", lambda: (69, 100.0))
+    assert not timing.make_room(1000) and not few
 
 
 def test_programs_are_forgotten_where_memory_grows(few, monkeypatch):
     """By 2 GiB since the first look, or since the last time."""
-    monkeypatch.setattr(memory_maps, "_counts", lambda: (0, 100.0))
+    monkeypatch.setattr(timing, "_counts", lambda: (0, 100.0))
     memory = iter([1.0, 2.9, 3.1, 0.5, 2.4, 2.6, 0.5])
-    monkeypatch.setattr(memory_maps, "_resident", lambda: int(next(memory) * 2**30))
-    assert not memory_maps.make_room(100) and not memory_maps.make_room(200)
+    monkeypatch.setattr(timing, "_resident", lambda: int(next(memory) * 2**30))
+    assert not timing.make_room(100) and not timing.make_room(200)
     with pytest.warns(UserWarning, match="has grown by 2.1 GiB"):
-        assert memory_maps.make_room(300)
-    assert not memory_maps.make_room(400) and few == [1]
+        assert timing.make_room(300)
+    assert not timing.make_room(400) and few == [1]
     with pytest.warns(UserWarning, match="has grown by 2.1 GiB"):
-        assert memory_maps.make_room(500)
+        assert timing.make_room(500)
 
 
 _LOOP = """
@@ -54,9 +54,9 @@ jax.config.update("jax_enable_compilation_cache", False)
 sys.path.insert(0, "tests")
 import ppl_gp as pg
 from small_fits import HYPER, classifier
-from ppl_gp import memory_maps
+from ppl_gp.infer import timing
 rng, smallest = np.random.default_rng(0), float(sys.argv[2])
-memory_maps._GROWN = smallest * 2**20
+timing._GROWN = smallest * 2**20
 for i in range(int(sys.argv[1])):
     X = rng.normal(size=(20 + i, 2))
     y = (X[:, 0] > 0).astype(int)
@@ -90,22 +90,22 @@ def test_memory_comes_back():
 
 
 def test_maps_are_counted_where_the_system_tells():
-    taken, most = memory_maps._counts()
+    taken, most = timing._counts()
     assert 0 <= taken < most
 
 
 @pytest.mark.slow
 def test_forgetting_gives_maps_back():
     """In this process: what JAX forgot is compiled again and right."""
-    before, _ = memory_maps._counts()
+    before, _ = timing._counts()
     programs = [jax.jit(lambda x, i=i: jnp.sin(x) * i) for i in range(40)]
     x = jnp.arange(3.0)
     values = [f(x) for f in programs]
-    grown, most = memory_maps._counts()
+    grown, most = timing._counts()
     if most == float("inf"):
         pytest.skip("the system does not tell")
     assert grown > before
     del programs
     jax.clear_caches()
-    assert memory_maps._counts()[0] < grown
+    assert timing._counts()[0] < grown
     assert jnp.array_equal(jax.jit(lambda x: jnp.sin(x) * 7)(x), values[7])

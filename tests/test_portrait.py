@@ -91,9 +91,9 @@ def test_what_changes_no_density_loads(change, saved):
 @pytest.mark.filterwarnings("error")
 def test_versions_may_write_jaxprs_in_their_way(saved, monkeypatch):
     """A formula is compared within one version; classes and numbers in all."""
-    from ppl_gp.results import verify
+    from ppl_gp.results import load as loading
 
-    monkeypatch.setattr(verify, "package_versions", lambda: {"jax": "99"})
+    monkeypatch.setattr(loading, "package_versions", lambda: {"jax": "99"})
     with pytest.raises(StoreError, match="'y' is Laplace"):
         pg.load(saved, made(BEFORE.replace("dist.Normal", "dist.Laplace")))
     with pytest.raises(UserWarning, match="a number in the model"):

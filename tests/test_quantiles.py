@@ -16,8 +16,7 @@ from scipy.stats import t as t_of
 
 import ppl_gp as pg
 from ppl_gp.numerics.inversion import invert
-from ppl_gp.results.integrals.cumulative import cumulative
-from ppl_gp.results.integrals.predictive_cdf import Kind
+from ppl_gp.results.integrals.predictive_cdf import Kind, cumulative
 from ppl_gp.results.integrals.quantiles import error_of_outcomes, of_draws, of_outcomes
 from ppl_gp.results.predict.pit import pit
 

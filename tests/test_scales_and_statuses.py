@@ -17,7 +17,7 @@ from numpyro import handlers
 from test_mean_field_forms import looked_at
 
 import ppl_gp as pg
-from ppl_gp.conjugate import sufficient as rows_form
+from ppl_gp.conjugate import forms as rows_form
 from ppl_gp.deep.bound import terms
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import FitError, Result

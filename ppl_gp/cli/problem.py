@@ -1,20 +1,21 @@
 """A model and a file to a problem: what `check`, `fit` and `compare` begin with."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from numpyro.distributions import constraints
 
-from ppl_gp.cli.csv_file import numbers
+from ppl_gp.cli.csv_file import is_number, numbers
 from ppl_gp.cli.data import Preparation, digest, prepare
 from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.run import Problem, say
-from ppl_gp.cli.settings import parse_settings
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import argument_names, as_arrays
@@ -23,6 +24,26 @@ from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.results.store.portrait import site_number
 from ppl_gp.results.store.save import qualified_name
+
+_RESERVED = (
+    "model",
+    "method",
+    "rng_key",
+    "throw",
+    "progress",
+    "X_new",
+    "y_new",
+    "num_samples",
+    "link_approximation",
+)
+_CONSTANTS = {
+    "true": True,
+    "false": False,
+    "True": True,
+    "False": False,
+    "None": None,
+    "inf": float("inf"),
+}
 
 
 def read_problem(
@@ -155,3 +176,49 @@ def _trace(model: Callable, options: dict, X, y) -> dict:
             f"the model '{qualified_name(model)}' does not run on X {X.shape} and y {y.shape} "
             f"with the options {options}: {type(error).__name__}: {error}"
         ) from error
+
+
+def parse_settings(settings: list[str], model: Callable) -> dict[str, Any]:
+    """{name: number, truth value, `None` or text}.
+
+    Raises `DataError` for an option that is given twice, that the model does not have, or that
+    belongs to the library.
+    """
+    options = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise DataError(f"--set {text}: write NAME=VALUE.")
+        if name in options:
+            raise DataError(f"--set {text}: '{name}' is given twice.")
+        options[name] = _value(value)
+        _require_option(text, name, model)
+    return options
+
+
+def _require_option(text: str, name: str, model: Callable) -> None:
+    if name in _RESERVED:
+        raise DataError(
+            f"--set {text}: '{name}' is an argument of the library's own; rename the model's."
+        )
+    try:
+        # the first takes the inputs
+        parameters = list(inspect.signature(model).parameters.values())[1:]
+    except (TypeError, ValueError):  # a callable that does not tell
+        return
+    named = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "y"
+    ]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if name not in named and not (anything and name != "y"):
+        raise DataError(f"--set {text}: the model has no option '{name}'; it has {named}.")
+
+
+def _value(text: str) -> Any:
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if not is_number(text):
+        return text
+    return int(text) if text.lstrip("+-").isdigit() else float(text)

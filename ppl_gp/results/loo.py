@@ -22,18 +22,21 @@
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import lax, random
 from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.kept import FromInducing
+from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.per_datum import data_axis
 from ppl_gp.numerics.blocks import times
-from ppl_gp.results.corrected_draws import can_be_corrected, corrected_draws
+from ppl_gp.quick import full_jit
 from ppl_gp.results.datatree import (
     by_chain,
     num_data,
@@ -45,9 +48,11 @@ from ppl_gp.results.datatree import (
 from ppl_gp.results.labelled_densities import densities_without_labels
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.part_draws import own_effects
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.row_names import row_names
 from ppl_gp.results.tree_dimensions import data_plate, dots, dotted
+from ppl_gp.sparse.inducing_draws import draws_with_inducing
+from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:
@@ -55,6 +60,13 @@ if TYPE_CHECKING:
 
 # ArviZ is imported where it is used: with xarray and pandas it takes a second, which a fit need not
 # wait for.
+
+SETTLED = 0.05  # sd of f, within which q is where its bound is highest
+GOOD_KHAT = 0.7  # Vehtari et al. 2024
+_LABEL = "observations"
+MAX_DATA = 20_000
+FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least five
+MAX_ROWS = 2000  # f is drawn jointly over them
 
 
 def loo(fit: Record) -> "ELPDData":
@@ -153,9 +165,6 @@ def _tell_of_unsettled(off: float, corrected: bool) -> None:
     )
 
 
-SETTLED = 0.05  # sd of f, within which q is where its bound is highest
-
-
 def _corrected(fit, sites):
     """PSIS-LOO of draws of q(f) whose weights are p(y, f) / (p(y_n | f_n) q(f)) (Magnusson et al.
     2019).
@@ -194,9 +203,6 @@ def _tell_of_uncorrected(fit: Record) -> None:
         f"loo(): draws of {type(fit.method).__name__}'s approximation are taken for the "
         "posterior's; score held-out data by log_density.",
     )
-
-
-GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
 def _is_scaled(sites) -> bool:
@@ -297,11 +303,6 @@ def _elpd(fit, sites, left_out, lpd, khat=None):
     return arviz_utils.ELPDData(kind="loo", **figures)
 
 
-_LABEL = "observations"
-MAX_DATA = 20_000
-FEWEST = 21  # draws, a fifth of which is the tail that is smoothed: at least five
-
-
 def _dimension(fit, sites) -> str:
     name = dots(data_plate(sites) or f"{_LABEL}_dim_0")
     return f"{name}_dim" if name == _LABEL else name
@@ -323,3 +324,37 @@ def _counted(sites, num):
         if axis is not None:
             counted |= np.any(np.moveaxis(mask, axis, 0).reshape(num, -1), 1)
     return np.flatnonzero(counted)
+
+
+def can_be_corrected(fit: Record, num_data: int) -> bool:
+    """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over
+    inducing variables alone.
+    """
+    functions = max([kept.coupled for kept in fit.latent.values()], default=0)
+    if (
+        fit.sampled
+        or fit.local
+        or num_data * max(1, functions) > MAX_ROWS
+        or (len(fit.latent) > 1 and feeds_another(fit))
+    ):
+        return False
+    return all(isinstance(kept, FromInducing) for kept in fit.latent.values())
+
+
+@full_jit
+def corrected_draws(
+    model, draws: Draws, num_data: int, args, kwargs, key, num: int
+) -> tuple[dict, Float[Array, "S"], Float[Array, "S"]]:
+    """({GP site: (S, *C, N)}, log p(y | f) (S,), log p(u) - log q(u) (S,)), S = `num`. O(N^3 + S
+    N^2).
+    """
+    draw = draws.at(0)
+    f, log_ratio = {}, jnp.zeros(num)
+    for i, (site, kept) in enumerate(draw.kept.items()):
+        prior = prior_at(model, site, draw.known, args, kwargs)
+        f[site], ratio = draws_with_inducing(
+            cast(SparseProcess, kept.process(prior)), prior, random.fold_in(key, i), num
+        )
+        log_ratio = log_ratio + ratio
+    log_lik = JointLogLikelihood(model, num_data, draw.known, args, kwargs)
+    return f, lax.map(lambda f: jnp.sum(log_lik(f)), f), log_ratio

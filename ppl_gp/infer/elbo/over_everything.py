@@ -8,8 +8,7 @@ from numpyro import handlers
 from numpyro.infer.elbo import ELBO as NumPyroELBO
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.infer.elbo.densities import auxiliary, scaled
-from ppl_gp.infer.elbo.handlers import OverRows
+from ppl_gp.infer.elbo.densities import OverRows, auxiliary, scaled
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.model.roles import plate_scale
 from ppl_gp.model.tracing import bare_trace

@@ -23,8 +23,7 @@ from ppl_gp.deep.importance import (
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.elbo.densities import auxiliary, held, scaled
-from ppl_gp.infer.elbo.handlers import OfCopy
+from ppl_gp.infer.elbo.densities import OfCopy, auxiliary, held, scaled
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.model.per_datum import data_axis, log_prob_per_datum
 from ppl_gp.model.roles import data_plates, is_observed, plate_scale, roles

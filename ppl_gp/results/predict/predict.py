@@ -18,7 +18,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError, warn
+from ppl_gp.gp import unwrap
 from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.observations import OrdinalProbit
 from ppl_gp.option_checks import as_key
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
@@ -29,13 +31,15 @@ from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
 from ppl_gp.results.query.by_names import by_names, with_observations
 from ppl_gp.results.query.chunks import ROWS, by_rows, rows_from
-from ppl_gp.results.query.counts import observes_counts
 from ppl_gp.results.query.new_observations import observations_at
 from ppl_gp.results.query.own_arguments import require_no_such_argument
-from ppl_gp.results.query.query import case_at
+from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
+# Distributions over classes by the parameter that has an entry for each; a count has a number of
+# trials instead.
+_CLASSES = ("CategoricalProbs", "CategoricalLogits", "OrderedLogistic", "OrderedProbit")
 
 
 class Prediction(eqx.Module):
@@ -332,3 +336,20 @@ def _require_any(f, y, verb: str) -> None:
             "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
             "posterior."
         )
+
+
+def observes_counts(case: Case) -> bool:
+    """Whether the outcomes of the one observed site are numbers: neither true or false, nor one of
+    named or ordered classes.
+    """
+    (site,) = case.layout.sites
+    if site.support is None or site.boolean:
+        return False
+    found = []
+
+    def look(draw):  # abstract values suffice
+        found.append(unwrap(case.trace(draw, {})[site.name]["fn"]))
+        return 0
+
+    jax.eval_shape(look, case.draws.at(0))
+    return not (isinstance(found[0], OrdinalProbit) or type(found[0]).__name__ in _CLASSES)
