@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError
 from ppl_gp.model.fingerprint import digest
-from ppl_gp.option_checks import require_positive, require_whole
+from ppl_gp.option_checks import require_positive, require_settings, require_whole
 
 # `integrate=` of a method: every Gaussian site that the data see through one linear predictor
 GAUSSIAN = "gaussian"

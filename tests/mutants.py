@@ -70,7 +70,7 @@ ALSO = {
     "results/symmetry": ("test_symmetry",),
     "results/plots": ("test_plots",),
     "results/calibration_plot": ("test_plots",),
-    "results/summary": ("test_points",),
+    "results/fit": ("test_points",),
     "results/panels": ("test_plots", "test_names"),
     "results/slice": ("test_plots", "test_names"),
     "infer/": ("test_options_obeyed", "test_bad_input", "test_check"),

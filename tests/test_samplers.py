@@ -18,11 +18,11 @@ from numpyro.infer.util import log_density, potential_energy
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import ppl_gp as pg
-from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer import chains as mcmc
 from ppl_gp.infer.chains import Draws, Kernel, diagnose, run_chains
 from ppl_gp.infer.mcmc.sampled_model import self_contained, whitened
+from ppl_gp.option_checks import require_settings
 
 X = np.linspace(-1.0, 1.0, 6)[:, None]
 Y = np.array([0, 1, 1, 0, 1, 1])

@@ -1,7 +1,9 @@
 """A model and a file to a problem: what `check`, `fit` and `compare` begin with."""
 
 import dataclasses
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,6 @@ from numpyro.distributions import constraints
 
 from ppl_gp.cli.csv_file import is_number, numbers
 from ppl_gp.cli.data import Preparation, digest, prepare
-from ppl_gp.cli.model_path import load_model
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.run import Problem, say
 from ppl_gp.errors import DataError, ModelError, PplGpError
@@ -222,3 +223,39 @@ def _value(text: str) -> Any:
     if not is_number(text):
         return text
     return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+def load_model(location: str) -> Callable:
+    """The function behind `path/to/file.py:name`. The file's folder is importable, after everything
+    installed.
+    """
+    file, colon, name = location.rpartition(":")
+    path = Path(file)
+    if not colon or not name.isidentifier():
+        raise ModelError(
+            f"'{location}' names no model; write MODEL.py:function, such as "
+            "models/classification.py:binary."
+        )
+    if not path.is_file():
+        raise ModelError(f"there is no file '{file}'.")
+    spec = importlib.util.spec_from_file_location(f"_model_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"'{file}' is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.append(str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a user's file raises becomes one line that names it
+        raise ModelError(f"'{file}' cannot be imported: {type(error).__name__}: {error}") from error
+    model = getattr(module, name, None)
+    if not callable(model):
+        found = [
+            k
+            for k, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", None) == spec.name
+        ]
+        raise ModelError(f"'{file}' defines no function '{name}'; it defines {found}.")
+    return model

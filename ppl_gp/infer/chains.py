@@ -14,10 +14,10 @@ from jax import lax, random
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.util import constrain_fn
 
-from ppl_gp.chain_settings import ChainSettings
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.over_axis import over_devices
+from ppl_gp.option_checks import ChainSettings
 from ppl_gp.quick import full_jit, quick_jit
 
 CHUNK = 25

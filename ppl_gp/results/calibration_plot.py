@@ -8,8 +8,7 @@ from scipy import stats
 from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.palette import COLOURS, MARKERS, sevens
-from ppl_gp.results.panels import as_fits
+from ppl_gp.results.panels import COLOURS, MARKERS, as_fits, sevens
 from ppl_gp.results.predict.pit import pit
 from ppl_gp.results.query.by_names import with_observations
 

@@ -21,8 +21,7 @@ from ppl_gp.model.tracing import run
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.function_rows import function_rows
-from ppl_gp.results.labelled_densities import densities_without_labels
-from ppl_gp.results.layer_draws import draw_layers
+from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.masked_rows import without_masked_rows
 from ppl_gp.results.named_tree import (
     NEW,
@@ -32,7 +31,7 @@ from ppl_gp.results.named_tree import (
     with_columns,
     with_levels,
 )
-from ppl_gp.results.part_draws import draw_parts, own_effects
+from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.predictions_tree import predicted_groups
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture

@@ -45,7 +45,7 @@ from ppl_gp.results.datatree import (
     scored_names,
     training_sites,
 )
-from ppl_gp.results.labelled_densities import densities_without_labels
+from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record, feeds_another, prior_at

@@ -7,10 +7,13 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.palette import COLOURS
 
-CLASS_COLOURS = COLOURS[:2]
 _PANEL = (3.6, 3.2)  # inches
+# How methods are told apart: seven of them per panel, by colours that the colour-blind see (Okabe &
+# Ito 2008) and by markers that grey keeps.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#000000")
+MARKERS = "osD^vP*"
+CLASS_COLOURS = COLOURS[:2]
 
 
 def panels(names: Sequence[str], title: str, **kwargs):
@@ -121,3 +124,9 @@ def draw_rug(ax, x, y, levels=None):
             transform=transform,
             label="data",
         )
+
+
+def sevens(fits: Mapping) -> list[dict]:
+    """The fits in their order, those of a panel together."""
+    names, most = list(fits), len(COLOURS)
+    return [{k: fits[k] for k in names[i : i + most]} for i in range(0, len(names), most)]

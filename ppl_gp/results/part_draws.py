@@ -7,12 +7,13 @@ a draw of eta from q(eta), and the sites given it by Matheron's rule, e = e_0 + 
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax, random
 from jax.scipy.linalg import cho_solve
+from numpyro import handlers
 
 from ppl_gp.draws import Draws
 from ppl_gp.gp import GP
@@ -21,13 +22,15 @@ from ppl_gp.model.collapsed import Collapsed, Moved
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.model.tracing import run, set_gps
 from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
 from ppl_gp.results.record import Record, prior_at
-from ppl_gp.sparse.inducing_draws import factor_of_v
+from ppl_gp.sparse.inducing_draws import draw_given_inducing, factor_of_v
 from ppl_gp.sparse.own_effects import all_apart, averaged
+from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.wrappers import unwrap
 
 
@@ -181,3 +184,40 @@ def _of_inducing(variables, prior: GP, v, key):
     unit = default_jitter(prior.variance)
     R, _ = robust_cholesky(prior.covariance_matrix - A.T @ A, unit)
     return v @ A + white @ R.T
+
+
+@full_jit
+def draw_layers(
+    model, draws: Draws, local: dict, args, kwargs, key, repeats: int
+) -> tuple[dict, dict]:
+    """({latent site: (S repeats, ...)}, {GP site: (S repeats, *F, N)}).
+
+    u is drawn jointly, f given u row by row: every marginal is exact, and so is what a pointwise
+    likelihood sees. O(N M) a draw.
+    """
+
+    def one(entry):
+        draw, keys = entry
+        return lax.map(lambda key: _draw(model, draw, local, args, kwargs, key), keys)
+
+    keys = jnp.reshape(random.split(key, draws.num * repeats), (draws.num, repeats))
+    found = lax.map(one, (draws, keys))
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), found)
+
+
+def _draw(model, draw: Draws, local, args, kwargs, key):
+    sites = run(model, args, kwargs, draw.known)
+    q = {k: guide.at(sites[k], None, args, kwargs) for k, guide in local.items()}
+    h = {k: q[k].sample(random.fold_in(key, i)) for i, k in enumerate(q)}
+    names = list(draw.kept)
+
+    def value(name, prior):
+        process = cast(SparseProcess, draw.kept[name].process(prior))
+        return draw_given_inducing(
+            process, prior, random.fold_in(key, len(h) + names.index(name)), 1
+        )[0]
+
+    with handlers.block():
+        seeded = handlers.substitute(handlers.seed(model, random.key(0)), data={**draw.known, **h})
+        trace = handlers.trace(set_gps(seeded, value)).get_trace(*args, **kwargs)
+    return h, {k: trace[k]["value"] for k in names}

@@ -13,9 +13,10 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.results.calibration_plot import plot_calibration as plot_calibration
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.palette import COLOURS, MARKERS, sevens
 from ppl_gp.results.panels import (
     CLASS_COLOURS,
+    COLOURS,
+    MARKERS,
     as_fits,
     draw_band,
     draw_classes,
@@ -24,6 +25,7 @@ from ppl_gp.results.panels import (
     mean_and_interval,
     panels,
     probability_of,
+    sevens,
 )
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.row_names import row_names

@@ -9,8 +9,9 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.palette import COLOURS, MARKERS
 from ppl_gp.results.panels import (
+    COLOURS,
+    MARKERS,
     as_fits,
     draw_band,
     draw_bars,

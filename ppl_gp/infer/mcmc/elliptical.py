@@ -21,7 +21,6 @@ from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from ppl_gp.chain_settings import require_settings
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.infer.chains import Kernel, run_chains
 from ppl_gp.infer.fit import run_method
@@ -35,6 +34,7 @@ from ppl_gp.infer.mcmc.sampled_model import (
 )
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.roles import require_gp, roles
+from ppl_gp.option_checks import require_settings
 from ppl_gp.results.fit import Fit
 
 _MAX_SHRINKS = 100

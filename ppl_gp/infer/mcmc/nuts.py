@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import equinox as eqx
 
-from ppl_gp.chain_settings import require_settings
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
@@ -20,6 +19,7 @@ from ppl_gp.infer.mcmc.sampled_model import (
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import require_gp, roles
+from ppl_gp.option_checks import require_settings
 from ppl_gp.results.fit import Fit
 
 

@@ -14,7 +14,6 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array
 
-from ppl_gp.chain_settings import require_settings
 from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
@@ -35,6 +34,7 @@ from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.declared import declare
 from ppl_gp.model.tracing import run, sample_hyper
+from ppl_gp.option_checks import require_settings
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Variational, processes
 from ppl_gp.sparse.expectation import Expectation

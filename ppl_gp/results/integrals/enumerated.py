@@ -1,4 +1,4 @@
-"""Discrete latents that stand one a datum, summed at new rows of a model without functions:
+"""Discrete latents, one per datum, summed at the rows of a model without functions:
 
     log p(y_n) = log sum_k p(z_n = k) p(y_n | z_n = k).
 
@@ -18,10 +18,13 @@ from jax.scipy.special import logsumexp
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
 from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
-from ppl_gp.quick import quick_jit
+from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
+from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.query.query import Case
+from ppl_gp.results.record import Record
 
 MAX_COMBINATIONS = 512
 _PROBES = 3  # random labellings of all rows
@@ -92,3 +95,37 @@ def _apart(case: Case, draw: Draws, observations: dict, labels):
         close = jnp.abs(mixed - own) <= 1e-9 * (1.0 + jnp.abs(own))
         same &= jnp.all(close | (mixed == own))
     return same
+
+
+def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
+    """(log p(y_n | theta) (S, N), draws without labels) of the training data at `draws`, {site:
+    (S, ...)}, nats; `None` where a row has no labels, or they cannot be summed (a continuous
+    latent, rows that see others'). S K runs of the model for K combinations of labels.
+
+    Leaving a datum out leaves its label out as well: given labels that were drawn with the datum,
+    no weights of the draws could.
+    """
+    labels = tuple(k for k in roles(sites).local_latents if k in draws)
+    if not labels or fit.latent:
+        return None
+    theta = {k: x for k, x in draws.items() if k not in labels}
+    case = Case(
+        fit.model,
+        Layout((), labels, num),
+        Draws.equal(theta, {}),
+        None,
+        fit.args,
+        fit.kwargs,
+        fit.args,
+        fit.kwargs,
+        {},
+    )
+    every = combinations(case, {})
+    if every is None:
+        return None
+    return _summed(case, jnp.asarray(every)), theta
+
+
+@full_jit
+def _summed(case: Case, labels):
+    return lax.map(lambda draw: summed_log_density(case, draw, {}, labels), case.draws)

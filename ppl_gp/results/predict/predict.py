@@ -29,10 +29,9 @@ from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.integrals.mackay import check_link_approximation
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
-from ppl_gp.results.query.by_names import by_names, with_observations
+from ppl_gp.results.query.by_names import by_names, require_no_such_argument, with_observations
 from ppl_gp.results.query.chunks import ROWS, by_rows, rows_from
 from ppl_gp.results.query.new_observations import observations_at
-from ppl_gp.results.query.own_arguments import require_no_such_argument
 from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record
 

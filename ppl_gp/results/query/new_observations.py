@@ -9,7 +9,7 @@ from ppl_gp.model.arguments import as_arrays
 from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.quick import full_jit
-from ppl_gp.results.query.own_arguments import observed_argument
+from ppl_gp.results.query.by_names import observed_argument
 from ppl_gp.results.query.query import Case
 from ppl_gp.wrappers import mask_of
 
