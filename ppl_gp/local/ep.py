@@ -100,16 +100,18 @@ class EP(LocalMethod):
             )
 
         end = run(self.damping) if sites.functions == 1 else self._ever_shorter(run)
-        marginals, skipped, terms, error = end.evaluation.aux
+        marginals, skipped, terms, moments = end.evaluation.aux
         if sites.functions == 1:
             precision, centre, _ = self._cavity(marginals, end.x)
-            error = jnp.max(error.error(log_lik, centre, 1.0 / precision, self.power))
+            error = moments.error(log_lik, centre, 1.0 / precision, self.power)
+        else:
+            without = several.cavity(marginals, end.x, self.power)
+            error = moments.error(log_lik, without, self.power, self.num_nodes)
+        error, residual = jnp.max(error), end.evaluation.residual
         code = jnp.where(
             (end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code
         )
-        return Solution(
-            end.x, marginals, None, end.steps, end.evaluation.residual, code, terms, error
-        )
+        return Solution(end.x, marginals, None, end.steps, residual, code, terms, error)
 
     def _ever_shorter(self, run):
         """The first of some runs from the same start that converges, each more damped than the one
@@ -219,28 +221,19 @@ class EP(LocalMethod):
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
         if sites.functions > 1:
-            return self._match_several(log_lik, sites, q)
-        target, cavity, moments = self._matched(log_lik, sites, q)
-        usable = jnp.all(q.variance > 0)
-        aux = (
-            q,
-            jnp.any(~cavity[2]),
-            self._terms(q, sites, cavity, moments.log_z),
-            moments,
-        )
+            without = several.cavity(q, sites, self.power)
+            moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
+            target = several.matched_sites(moments, without, sites, self.power)
+            terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
+            improper, usable = jnp.any(~without.proper), several.is_usable(q)
+        else:
+            target, cavity, moments = self._matched(log_lik, sites, q)
+            terms = self._terms(q, sites, cavity, moments.log_z)
+            improper, usable = jnp.any(~cavity[2]), jnp.all(q.variance > 0)
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
-        return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
-
-    def _match_several(self, log_lik, sites, q: Marginals) -> Evaluation:
-        without = several.cavity(q, sites, self.power)
-        moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
-        target = several.matched_sites(moments, without, sites, self.power)
-        terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
-        improper = jnp.any(~without.proper)
-        aux = (q, improper, terms, jnp.max(moments.error))
-        residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
-        # No step may end there: from sites that are left alone, sweeps seldom find back.
-        residual = jnp.where(improper, jnp.inf, residual)
+        if sites.functions > 1:  # no step may end there: from sites left alone few sweeps find back
+            residual = jnp.where(improper, jnp.inf, residual)
+        aux = (q, improper, terms, moments)
         return Evaluation(target, site_weights(q, sites), residual, jnp.zeros_like(residual), aux)
 
     def _parallel_sweep(self, K, mean, log_lik, sites) -> Evaluation:

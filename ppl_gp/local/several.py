@@ -5,8 +5,8 @@ Nodes are the tensor product of Gauss-Hermite rules up to three functions, and S
 the same at every step, so that an iteration has a fixed point. Of expectations under q they are
 scaled by q's own covariance; of a tilted distribution by the Gaussian at its mode, with the ratio
 as weights (importance sampling by nodes: Naylor & Smith 1982). Of four functions or more that are
-not proved log-concave, points are also drawn at a second mode and under the cavity itself. A rule
-of fewer nodes says how far they can be trusted.
+not proved log-concave, points are also drawn at a second mode and under the cavity itself. At the
+end, other rules judge; the factors are measured (tests/test_error_estimates.py).
 """
 
 from collections.abc import Callable
@@ -25,10 +25,10 @@ from ppl_gp.local.natural import Marginals, PseudoLikelihood, at_mean
 from ppl_gp.numerics import small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
-from ppl_gp.numerics.quadrature import TOLERANCE
+from ppl_gp.numerics.quadrature import SAFETY, TOLERANCE
 
-NODES = {1: 96, 2: 24, 3: 14}  # a direction; the rule that judges it has three quarters of them
-POINTS = 8192  # of Sobol's above, with their mirror images; half of them judge
+NODES = {1: 96, 2: 24, 3: 14}  # a direction
+POINTS = 8192  # of Sobol's above, with their mirror images; they judge the others
 _BATCH = 64  # nodes at once: memory is that many likelihoods of all data
 _STEPS = 30
 _FRACTIONS = (1.0, 0.5, 0.2, 0.05, 0.01)  # of a Newton step that are tried
@@ -45,7 +45,7 @@ def nodes_of(functions: int, num: int | None) -> int:
     """What `num_nodes` of a method stands for: nodes a direction up to three functions, points
     above.
     """
-    return num or NODES.get(functions, POINTS)
+    return NODES.get(functions, POINTS) if num is None else max(num, 1)
 
 
 def tolerance(functions: int) -> float:
@@ -54,17 +54,17 @@ def tolerance(functions: int) -> float:
 
 
 @lru_cache(maxsize=32)
-def rule(functions: int, num: int | None = None, fine: bool = True) -> Rule:
-    """The rule of `num_nodes` for R functions, or the coarser one that judges it."""
+def rule(functions: int, num: int | None = None, points: bool = False) -> Rule:
+    """The rule of `num_nodes` for R functions; `points`: Sobol's in any case."""
     num = nodes_of(functions, num)
-    if functions in NODES:
-        x, w = np.polynomial.hermite_e.hermegauss(num if fine else num - num // 4)
+    if functions in NODES and not points:
+        x, w = np.polynomial.hermite_e.hermegauss(num)
         z = np.stack(np.meshgrid(*[x] * functions, indexing="ij"), -1).reshape(-1, functions)
         weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * functions, indexing="ij")), 0)
         return Rule(z, weights.ravel())
     from scipy.stats import qmc  # takes half a second, which others need not wait for
 
-    num = max(num // (2 if fine else 4), 1)
+    num = max(num // 2, 1)
     u = qmc.Sobol(functions, scramble=False).random(num) + 0.5 / num  # midpoints of its cells
     z = ndtri(np.concatenate([u, 1.0 - u]))  # odd moments vanish
     e, V = np.linalg.eigh(z.T @ z / len(z))
@@ -92,15 +92,11 @@ def _back(T):
 
 
 def expected_log_lik(
-    log_lik: Callable,
-    mean,
-    covariance: Float[Array, "R R N"],
-    num: int | None = None,
-    fine: bool = True,
-):
+    log_lik: Callable, mean, covariance: Float[Array, "R R N"], nodes: Rule
+) -> Float[Array, "N"]:
     """E_N(f; mean, covariance)[log p(y_n | f_n)], (N,), differentiable in both. O(Q N)."""
     R = covariance.shape[0]
-    z, w = (jnp.asarray(x, mean.dtype) for x in rule(R, num, fine))
+    z, w = (jnp.asarray(x, mean.dtype) for x in nodes)
     L = small.lower_root(_front(covariance))
     centre = _split(mean, R)
 
@@ -112,18 +108,39 @@ def expected_log_lik(
 
 def variational_target(
     log_lik: Callable, q: Marginals, sites: PseudoLikelihood, num: int | None = None
-) -> tuple[PseudoLikelihood, Array, Array]:
-    """(the natural-gradient target nat2 = -2 dE/dV, nat1 = dE/dmu + nat2 mu; E_n; its estimated
-    error, nats).
-    """
-    total = lambda m, V: (lambda e: (jnp.sum(e), e))(expected_log_lik(log_lik, m, V, num))  # noqa: E731
+) -> tuple[PseudoLikelihood, Array]:
+    """(the natural-gradient target nat2 = -2 dE/dV, nat1 = dE/dmu + nat2 mu; E_n)."""
+    nodes = rule(sites.functions, num)
+    total = lambda m, V: (lambda e: (jnp.sum(e), e))(expected_log_lik(log_lik, m, V, nodes))  # noqa: E731
     (_, expected), (slope, curve) = jax.value_and_grad(total, (0, 1), has_aux=True)(
         q.mean, q.variance
     )
     nat2 = -(curve + jnp.swapaxes(curve, 0, 1))
-    coarse = expected_log_lik(log_lik, q.mean, q.variance, num, fine=False)
-    error = lax.stop_gradient(jnp.abs(expected - coarse))
-    return sites.like(slope + times(nat2, q.mean), nat2), expected, error
+    return sites.like(slope + times(nat2, q.mean), nat2), expected
+
+
+def expectation_error(log_lik: Callable, q: Marginals, expected, num: int | None = None):
+    """Estimated error of E_n, nats, (N,)."""
+    away = lambda nodes: expected_log_lik(log_lik, q.mean, q.variance, nodes) - expected  # noqa: E731
+    return _judged(away, away, q.variance.shape[0], num)
+
+
+def _judged(away: Callable, away_wide: Callable | None, R: int, num: int | None):
+    """`SAFETY` times the distance to fewer nodes and to more, or twice that to points where it is
+    more than their scatter explains: something narrow lies between the nodes.
+    """
+    num = nodes_of(R, num)
+    if R not in NODES:
+        return jnp.abs(away(rule(R, num // 2)))
+    near = SAFETY * jnp.abs(away(rule(R, num - num // 4)))
+    if away_wide is None:
+        return near
+    near = jnp.maximum(near, SAFETY * jnp.abs(away_wide(rule(R, num + num // 2 + 1))))
+    parts = np.reshape(rule(R, POINTS, points=True).z, (2, 8, -1, R))  # 8 with mirror images
+    parts = np.reshape(np.swapaxes(parts, 0, 1), (8, -1, R))
+    far = lax.map(lambda z: away_wide(Rule(z, np.full(len(z), 1.0 / len(z)))), parts)
+    mean, scatter = jnp.abs(jnp.mean(far, 0)), jnp.std(far, 0, ddof=1) / np.sqrt(8)
+    return jnp.maximum(near, jnp.where(mean <= 3.0 * scatter, 0.0, 2.0 * mean))
 
 
 class Cavity(NamedTuple):
@@ -150,12 +167,33 @@ def cavity(q: Marginals, sites: PseudoLikelihood, power: float) -> Cavity:
 
 
 class TiltedMoments(NamedTuple):
-    """log normaliser (N,), mean (R N,), covariance (N, R, R), estimated error of log_z (N,)."""
+    """log normaliser, mean and covariance; the Gaussians N(centre, half half^T) of the nodes."""
 
     log_z: Float[Array, "N"]
     mean: Float[Array, "RN"]
     covariance: Float[Array, "N R R"]
-    error: Float[Array, "N"]
+    centres: Float[Array, "K N R"]
+    halves: Float[Array, "K N R R"]
+
+    def error(self, log_lik, without: Cavity, power: float, num: int | None = None):
+        """Estimated error of log_z, nats, (N,)."""
+        (K, _, R), own = self.centres.shape, (self.centres, self.halves)
+        cavity = _split(without.mean, R)[None], _wide(without)[None]
+        both = tuple(jnp.concatenate(pair) for pair in zip(own, cavity, strict=True))
+
+        def away(nodes, at=own):
+            return jnp.expm1(_moments(log_lik, without, power, *at, nodes)[0] - self.log_z)
+
+        if K > 1:
+            return jnp.log1p(6.0 * jnp.abs(away(rule(R, nodes_of(R, num) // 8))))
+        concave = getattr(log_lik, "is_concave", False)
+        wide = None if concave else lambda nodes: away(nodes, both)
+        return jnp.log1p(_judged(away, wide, R, num))
+
+
+def _wide(without: Cavity):
+    """L with L L^T the cavity's covariance, (N, R, R)."""
+    return jnp.swapaxes(small.lower_inverse(small.lower_root(without.precision)), -1, -2)
 
 
 def tilted_moments(
@@ -166,9 +204,9 @@ def tilted_moments(
     several_modes = R not in NODES and not getattr(log_lik, "is_concave", False)
     if several_modes:
         # a narrow mode that the cavity's mean does not lead to, and mass far from any
-        wide = jnp.swapaxes(small.lower_inverse(small.lower_root(without.precision)), -1, -2)
+        wide = _wide(without)
         at = lambda node: _joined(_split(without.mean, R) + wide @ node)  # noqa: E731
-        z = jnp.asarray(rule(R, max(nodes_of(R, num) // 2, 1), fine=False).z, wide.dtype)
+        z = jnp.asarray(rule(R, nodes_of(R, num) // 4).z, wide.dtype)
         heights = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
         there = _split(without.mean, R) + jnp.einsum("nab,nb->na", wide, z[best])
@@ -179,13 +217,8 @@ def tilted_moments(
         halves = jnp.concatenate([halves, wide[None]])
     centres = jax.vmap(lambda c: _split(c, R))(centres)
     proposals = lax.stop_gradient((centres, halves))
-    fine, half = rule(R, num), rule(R, num, fine=False)
-    if several_modes:
-        fine, half = half, rule(R, max(nodes_of(R, num) // 4, 1), fine=False)
-    log_z, mean, covariance = _moments(log_lik, without, power, *proposals, fine)
-    coarse, *_ = _moments(log_lik, without, power, *proposals, half)
-    error = (6.0 if several_modes else 1.0) * jnp.abs(log_z - coarse)
-    return TiltedMoments(log_z, mean, covariance, lax.stop_gradient(error))
+    nodes = rule(R, nodes_of(R, num) // 2 if several_modes else num)
+    return TiltedMoments(*_moments(log_lik, without, power, *proposals, nodes), *proposals)
 
 
 def _log_tilted(log_lik, without: Cavity, power):

@@ -105,17 +105,20 @@ class VI(LocalMethod):
             damping=self.damping,
             project=admissible,
         )
-        q, terms, error = end.evaluation.aux
+        q, terms, nodes = end.evaluation.aux
+        expected, residual = terms - _spread(q, end.x), end.evaluation.residual
         if init.functions == 1:
-            expected = terms - _spread(q, end.x)
-            error = jnp.max(expectation_gap(log_lik, q.mean, q.variance, expected, error))
-        return Solution(end.x, q, None, end.steps, end.evaluation.residual, end.code, terms, error)
+            error = expectation_gap(log_lik, q.mean, q.variance, expected, nodes)
+        else:
+            error = several.expectation_error(log_lik, q, expected, self.num_nodes)
+        return Solution(end.x, q, None, end.steps, residual, end.code, terms, jnp.max(error))
 
     def log_terms(self, log_lik, solution):
         """E_q[log p(y_n|f_n)] - E_q[log t_n] + log t_n at the mean, q held."""
         q, sites = solution.marginals, solution.sites
         if sites.functions > 1:
-            expected = several.expected_log_lik(log_lik, q.mean, q.variance, self.num_nodes)
+            nodes = several.rule(sites.functions, self.num_nodes)
+            expected = several.expected_log_lik(log_lik, q.mean, q.variance, nodes)
             return expected + _spread(q, sites)
         expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
         return expected + _spread(q, sites)
@@ -125,14 +128,16 @@ class VI(LocalMethod):
         return several.nodes_of(1, self.num_nodes)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
-        q = condition(K, mean, sites)
+        q, nodes = condition(K, mean, sites), None
         if sites.functions > 1:
-            return _evaluation_of_several(log_lik, mean, q, sites, self.num_nodes)
-        expected, slope, curve, nodes = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
-        target = self._settle(log_lik, q, sites, slope, curve)
+            target, expected = several.variational_target(log_lik, q, sites, self.num_nodes)
+            usable = several.is_usable(q)
+        else:
+            expected, *slopes, nodes = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
+            target, usable = self._settle(log_lik, q, sites, *slopes), jnp.all(q.variance > 0)
         terms = expected + _spread(q, sites)
+        residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
         elbo = assembled(q, mean, terms)
-        residual = jnp.where(jnp.all(q.variance > 0), mismatch(q, sites, target), jnp.nan)
         return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, nodes))
 
     def _settle(
@@ -177,16 +182,6 @@ class VI(LocalMethod):
         natural = sites.like(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])
         usable = proper & jnp.isfinite(plain.nat1) & jnp.isfinite(plain.nat2)
         return admissible(jax.tree.map(lambda a, b: jnp.where(usable, a, b), plain, natural))
-
-
-def _evaluation_of_several(
-    log_lik, mean, q: Marginals, sites: PseudoLikelihood, num: int | None
-) -> Evaluation:
-    target, expected, error = several.variational_target(log_lik, q, sites, num)
-    terms = expected + _spread(q, sites)
-    residual = jnp.where(several.is_usable(q), mismatch(q, sites, target), jnp.nan)
-    elbo = assembled(q, mean, terms)
-    return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, jnp.max(error)))
 
 
 def _spread(q: Marginals, sites: PseudoLikelihood) -> Float[Array, "N"]:
