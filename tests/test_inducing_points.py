@@ -87,6 +87,24 @@ def test_minibatches_find_the_signal_where_length_scales_start_far_away(scale):
     assert fit.log_evidence > at_mode(scale * X, y, 0.2 * scale) - 0.05 * len(y)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        pg.Laplace(),
+        pg.SVGP(num_inducing=60, collapsed=True),
+        pytest.param(pg.VI(), marks=pytest.mark.slow),
+        pytest.param(pg.Laplace(hyper=pg.MAP(restarts=3)), marks=pytest.mark.slow),
+    ],
+)
+def test_a_search_does_not_end_where_noise_explains_all(method):
+    """A fifteenth of the prior's median: such searches ended 296 nats low, as converged."""
+    X = np.linspace(-1.7, 1.7, 150)[:, None]
+    y = np.sin(25.0 * X[:, 0]) + 0.2 * np.random.default_rng(0).normal(size=150)
+    fit = pg.fit(regression, method, 0, X, y=y)
+    assert fit.result == "converged"
+    assert abs(fit.log_evidence - at_mode(X, y, 0.08)) < 0.01 * len(y)
+
+
 def test_a_good_start_is_left_alone(monkeypatch):
     """Other length scales are tried, and the run has the numbers that it has without them."""
     X, y = waves(60)

@@ -16,7 +16,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.kernel_scales import behind_kernels
+from ppl_gp.infer.hyper.kernel_scales import behind_kernels, other_scales
 from ppl_gp.infer.hyper.point import Point, fit_at, point_at, without_values
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
@@ -26,6 +26,7 @@ from ppl_gp.infer.hyper.restarts import (
     advance,
     asked_for,
     constrained,
+    plainly,
     spreads,
     start,
 )
@@ -100,7 +101,36 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     again = (lambda: start(ascent, problem.rng_key, _AGAIN, None)) if drawn else None
     stages = _stages(ascent, runs, config, again)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    return ascent, _best(ascent, begun, runs, interrupted, problem.trace)
+    best = _best(ascent, begun, runs, interrupted, problem.trace)
+    if interrupted or (there := _elsewhere(ascent, begun, runs, config, problem)) is None:
+        return ascent, best
+    runs = start(ascent, problem.rng_key, 1, ascent.space.constrain(there))
+    begun, stages = runs.point, _stages(ascent, runs, config, None)
+    runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
+    found = _best(ascent, begun, runs, interrupted, problem.trace)
+    better = found.stats["log_posterior"] > best.stats["log_posterior"]
+    return ascent, found if better else best
+
+
+def _elsewhere(
+    ascent: Ascent, begun: dict, runs: Run, config: MAP, problem: LocalProblem
+) -> dict | None:
+    """The best start with other length scales, if it is above what the search has reached: no step
+    leaves a mode where noise explains all. One evaluation each, and nothing compiled.
+    """
+    if config.init is not None:
+        return None
+    values = {k: problem.trace[k]["value"] for k in problem.names}
+    scales = behind_kernels(problem.model, problem.args, problem.kwargs, values)[1]
+    best = int(np.argmin(np.asarray(runs.loss)))
+    others = jnp.asarray(np.arange(len(runs.done)) != best)
+    found, least = None, float(runs.loss[best]) - FLAT
+    for free in other_scales(jax.tree.map(lambda x: x[0], begun), scales):
+        asked = jax.tree.map(lambda all, x: all.at[best].set(x), begun, free)
+        there = plainly(ascent, runs._replace(asked=asked, done=others))
+        if (loss := float(there.loss[best])) < least:
+            found, least = free, loss
+    return found
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run]]:

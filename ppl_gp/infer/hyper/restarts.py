@@ -208,13 +208,18 @@ def asked_for(problem: Ascent, runs: Run) -> tuple[Run, Evaluation]:
     """Evaluations where the solver asks for them. Forms for likelihoods that are not log-concave,
     and rescues, are compiled when an evaluation has failed without them.
     """
-    compiled = evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else evaluate.full
-    at = compiled(problem, runs.asked, runs.sites, runs.done)
+    at = plainly(problem, runs)
     solved = np.asarray(at.solution.code) == Result.converged.code
     if isinstance(runs.sites, Positive) and not np.all(solved | np.asarray(runs.done)):
         runs = as_general(runs)
-        at = compiled(problem, runs.asked, runs.sites, runs.done)
+        at = plainly(problem, runs)
     return runs, at
+
+
+def plainly(problem: Ascent, runs: Run) -> Evaluation:
+    """Evaluations without rescues: one that fails is `UNUSABLE`."""
+    compiled = evaluate if runs.sites.nat1.shape[-1] <= FEW_DATA else evaluate.full
+    return compiled(problem, runs.asked, runs.sites, runs.done)
 
 
 def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:

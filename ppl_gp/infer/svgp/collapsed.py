@@ -2,7 +2,7 @@
 step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,6 +23,7 @@ from ppl_gp.sparse.collapsed import collapsed
 
 CHUNK = 5
 _PATIENT = 3  # chunks without a gain after which the run is over
+MARGIN = 1.0  # nats by which another start has to be better after a chunk
 
 
 class Climb(eqx.Module):
@@ -92,14 +93,21 @@ def _best_sites(problem: Problem, free, variables, batch: Batch):
     return collapsed(problem.plan.model, hyper, variables, batch)
 
 
-def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress: bool) -> Reached:
-    """Maximise; ends where `_PATIENT` chunks of steps gain less than `tol` nats together. Ctrl-C
-    keeps what is reached.
+def climb(
+    problem: Problem, frees: Iterable[dict], variables, batch: Batch, tol: float, progress: bool
+) -> Reached:
+    """Maximise from the best of `frees` after one chunk of steps; ends where `_PATIENT` chunks gain
+    less than `tol` nats together. Ctrl-C keeps what is reached.
     """
-    trained, _ = _split(problem, free, variables)
-    moving = bool(jax.tree.leaves(trained))
-    start = Climb(free, variables, _solver().init(trained) if moving else None)
-    stages = _stages(problem, start, batch, tol, problem.plan.max_steps if moving else 0)
+
+    def start(free):
+        trained, _ = _split(problem, free, variables)
+        return Climb(free, variables, _solver().init(trained) if jax.tree.leaves(trained) else None)
+
+    first, *others = map(start, frees)
+    moving = first.optimiser is not None
+    max_steps = problem.plan.max_steps if moving else 0
+    stages = _stages(problem, first, others, batch, tol, max_steps)
     (state, bounds), interrupted = interruptible(
         stages, "SVGP, collapsed", problem.plan.max_steps, progress
     )
@@ -114,13 +122,17 @@ def climb(problem: Problem, free, variables, batch: Batch, tol: float, progress:
 
 
 def _stages(
-    problem: Problem, state: Climb, batch: Batch, tol: float, max_steps: int
+    problem: Problem, state: Climb, others: list, batch: Batch, tol: float, max_steps: int
 ) -> Iterator[Stage[tuple[Climb, np.ndarray]]]:
     """Chunks of steps: (where the climb is, the bounds so far)."""
     bounds = np.zeros(0)
     yield Stage((state, bounds), 0)
     while len(bounds) < max_steps and _ended(bounds, tol) is None:
         state, new, _ = _climb(problem, state, batch)
+        for other in others if not len(bounds) else ():
+            moved, there, _ = _climb(problem, other, batch)
+            if there[-1] > new[-1] + MARGIN or not np.isfinite(new[-1]):
+                state, new = moved, there
         bounds = np.concatenate([bounds, np.asarray(new)])
         yield Stage((state, bounds), len(bounds), f"bound {bounds[-1]:.3f}")
 

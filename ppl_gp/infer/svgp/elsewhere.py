@@ -5,12 +5,11 @@ the shapes of the first one, so that its compiled step serves them all.
 import dataclasses
 from collections.abc import Iterator
 
-import jax.numpy as jnp
 from jax import random
 
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.hyper.kernel_scales import behind_kernels
+from ppl_gp.infer.hyper.kernel_scales import behind_kernels, other_scales
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, begin
@@ -18,7 +17,6 @@ from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.svgp import SVGP
 
-_POWERS = (-3, -2, -1, 1, 2, 3)  # of ten
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 
 
@@ -28,26 +26,19 @@ def starts_elsewhere(
     """Length scales of a thousandth to a thousand times the first ones, by powers of ten; where the
     likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
     """
-    if scales := _length_scales(method, subject):
-        yield from (_scaled(problem, start, scales, power) for power in _POWERS)
+    for free in other_scales(start.free, length_scales(method, subject)):
+        yield begin(problem, free, start.variational)
     if _has_modes(subject):
         yield from (_around_draw(problem, start, sign) for sign in (-1.0, 1.0))
 
 
-def _length_scales(method: SVGP, subject: Subject) -> list[str]:
+def length_scales(method: SVGP, subject: Subject) -> list[str]:
     """Names of length scales that nobody has given a start."""
     if not isinstance(method.hyper, MAP) or method.hyper.init is not None:
         return []
     batch = as_batch(subject.first, random.key(0))
     values = {k: subject.trace[k]["value"] for k in subject.names} | batch.given
     return behind_kernels(subject.model, batch.args, batch.kwargs, values)[1]
-
-
-def _scaled(problem: Problem, start: State, scales: list[str], power: int) -> State:
-    # unconstrained values are logarithms of positive ones
-    step = power * jnp.log(10.0)
-    moved = {k: x + step if k in scales else x for k, x in start.free.items()}
-    return begin(problem, moved, start.variational)
 
 
 def _has_modes(subject: Subject) -> bool:
