@@ -61,6 +61,18 @@ def test_a_number_stands_for_very_many_rows():
     np.testing.assert_allclose(found[-3:], some, rtol=1e-6)
 
 
+def test_given_by_name_a_verb_s_own_argument_leaves_the_positions_to_the_model(fit):
+    by_position, by_name = (np.full(3, 2.0), GROUP[:3]), {"exposure": 2.0, "group": GROUP[:3]}
+    np.testing.assert_array_equal(
+        fit.log_density(NEW, *by_position, y_new=SEEN), fit.log_density(NEW, SEEN, **by_name)
+    )
+    np.testing.assert_array_equal(
+        fit.sample(0, NEW, *by_position, num_samples=3).y, fit.sample(0, NEW, 3, **by_name).y
+    )
+    with pytest.raises(TypeError, match="num_samples"):
+        fit.sample(0, NEW, **by_name)
+
+
 def test_observations_by_position_by_name_and_under_another_name(fit):
     rows = {"exposure": np.full(3, 2.0), "group": GROUP[:3]}
     want = fit.log_density(NEW, SEEN, **rows)

@@ -54,6 +54,11 @@ def _require_numbers(fit: Record, verb: str) -> None:
         )
 
 
+def _first(name: str, args: tuple, kwargs: dict) -> tuple:
+    """Given by name, a verb's own argument leaves all positions to those of the model."""
+    return (kwargs.pop(name), *args) if name in kwargs else args
+
+
 class Fit(Record):
     """A fitted model. Made by `fit`; the fields are those of `Record`."""
 
@@ -63,16 +68,16 @@ class Fit(Record):
         return predict(self, X_new, *args, **kwargs)
 
     @_verb
-    def log_density(self, X_new, y_new=None, *args, **kwargs):
+    def log_density(self, X_new, *args, **kwargs):
         """log p(y*_n | x*_n, data), (N_new,), nats, as
         `ppl_gp.results.predict.predict.log_density`.
         """
-        return log_density(self, X_new, y_new, *args, **kwargs)
+        return log_density(self, X_new, *_first("y_new", args, kwargs), **kwargs)
 
     @_verb
-    def sample(self, rng_key, X_new, num_samples, *args, **kwargs):
+    def sample(self, rng_key, X_new, *args, **kwargs):
         """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.predict.sample`."""
-        return sample(self, rng_key, X_new, num_samples, *args, **kwargs)
+        return sample(self, rng_key, X_new, *_first("num_samples", args, kwargs), **kwargs)
 
     @_verb
     def components(self, X_new, *args, **kwargs):
@@ -123,11 +128,11 @@ class Fit(Record):
         return symmetries(self)
 
     @_verb
-    def infer_latents(self, rng_key, X_new, y_new, *args, **kwargs):
+    def infer_latents(self, rng_key, X_new, *args, **kwargs):
         """Draws of the latents of new data given their y, as
         `ppl_gp.results.predict.infer_latents.infer_latents`.
         """
-        return infer_latents(self, rng_key, X_new, y_new, *args, **kwargs)
+        return infer_latents(self, rng_key, X_new, *_first("y_new", args, kwargs), **kwargs)
 
     @_verb
     def loo(self):
