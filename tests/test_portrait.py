@@ -14,7 +14,7 @@ from small_fits import made_fit
 import ppl_gp as pg
 from ppl_gp.errors import StoreError
 from ppl_gp.kernels.base import Kernel
-from ppl_gp.results.store.portrait import portrait
+from ppl_gp.results.store.portrait import changed_numbers, portrait
 
 X = np.linspace(-1.0, 1.0, 9)
 KNOWN = {"scale": 0.7}
@@ -70,6 +70,22 @@ def test_another_model_of_the_same_name_is_refused(change, saved):
     assert old in BEFORE
     with pytest.raises(StoreError, match=f"a.fit was saved from another model.*{words}"):
         pg.load(saved, made(BEFORE.replace(old, new)))
+
+
+@pytest.mark.parametrize("before, after", [("f + u", "f - u"), ("f + u", "jnp.sin(f) + u")])
+def test_another_formula_that_is_the_same_at_zero_is_refused(before, after):
+    """Sites that are integrated have no value in a file, and had their prior means here."""
+    text = """
+def model(X, y=None):
+    with numpyro.plate("groups", 3):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))[jnp.zeros(X.shape[0], int)]
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f + u)), obs=y)
+"""
+    now, then = (portrait(made(t), (X,), {}, {}, {}) for t in (text, text.replace(before, after)))
+    assert then["formula"] != now["formula"]
+    assert changed_numbers(then, now)
 
 
 @pytest.mark.parametrize("change", NUMBERS)

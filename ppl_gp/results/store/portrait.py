@@ -1,8 +1,8 @@
 """What a file says of the densities that q was fitted to, so that another model is known by them:
 the classes of its distributions and kernels, and their values at one point.
 
-The point is the first draw of the hyperparameters, with f at its means and every other site at the
-first value that its support names, so that no random number enters. Densities are numbers, which
+The point is the first draw of the hyperparameters, with every other site at a value of its support
+that is not its mean, so that no random number enters. Densities are numbers, which
 JAX's versions agree on; the digest of the jaxpr is compared within one version only.
 """
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions import biject_to
 
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.tracing import run
@@ -31,7 +32,8 @@ def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict:
     classes = {k: words for k, site in first.items() if (words := _class_of(site))}
 
     def numbers(hyper, values):
-        trace = run(model, args, kwargs, {**_plain_values(first, hyper), **hyper}, values)
+        known = {**hyper, **values}
+        trace = run(model, args, kwargs, {**_some_values(first, known), **known}, values)
         return {k: site_number(s) for k, s in trace.items() if s["type"] == "sample"}
 
     try:
@@ -77,17 +79,30 @@ def changed_numbers(saved: dict, now: dict) -> list[str]:
     ]
 
 
-def _plain_values(trace: dict, known: dict) -> dict[str, Any]:
-    """Some value of every site's support that does not depend on a key."""
+def _some_values(trace: dict, known: dict) -> dict[str, Any]:
+    """A value of every other site that does not depend on a key: waves, for at zero f - u is f + u,
+    and sin(f) is f; of a discrete site, or one without a transform, the first of its support.
+    """
     found = {}
     for name, site in trace.items():
-        if site["type"] != "sample" or site["is_observed"] or isinstance(unwrap(site["fn"]), GP):
+        if site["type"] != "sample" or site["is_observed"] or name in known:
             continue
+        support, value = site["fn"].support, site["value"]
         try:
-            found[name] = site["fn"].support.feasible_like(jnp.zeros_like(site["value"]))
+            if isinstance(unwrap(site["fn"]), GP):
+                found[name] = value + _wave(jnp.shape(value))
+            elif support.is_discrete:
+                found[name] = support.feasible_like(jnp.zeros_like(value))
+            else:
+                transform = biject_to(support)
+                found[name] = transform(_wave(transform.inverse_shape(jnp.shape(value))))
         except NotImplementedError:  # its draw by the fixed key
             continue
-    return {k: v for k, v in found.items() if k not in known}
+    return found
+
+
+def _wave(shape) -> jax.Array:
+    return 0.3 * jnp.cos(1.0 + jnp.arange(np.prod(shape, dtype=int))).reshape(shape)
 
 
 def site_number(site) -> jax.Array:
