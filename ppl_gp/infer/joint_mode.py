@@ -165,7 +165,7 @@ def _joint(problem: LocalProblem) -> Joint:
             f"Laplace() expands the log density in all latents that are not held, and they have "
             f"{num} entries; it takes 1 to {MAX_LATENTS}. {LISTED}"
         )
-    require_bounded(trace, model.reading, "Laplace()", names)
+    require_bounded(trace, model.reading, "Laplace()", names, tuple(held))
     given = {k: jnp.asarray(trace[k]["value"]) for k in held}
     return Joint(Space(model, names, problem.args, problem.kwargs, given))
 

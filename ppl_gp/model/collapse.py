@@ -211,8 +211,8 @@ def integrable(
 
 
 def _chosen(found_of: Callable, sites: list[str], gps: list[str], asked: bool) -> Integrable | None:
-    """All sites, where a datum sees one function of them, or where they were asked for; else the
-    GPs, and what adds none.
+    """All sites, if a datum depends on one function of them, or if they were asked for; else the
+    GPs, and what adds no function; else, if that is nothing (scores of classes without a GP), all.
     """
     if (whole := found_of(sites)) is not None and (asked or whole.functions == 1):
         return whole
@@ -221,7 +221,7 @@ def _chosen(found_of: Callable, sites: list[str], gps: list[str], asked: bool) -
         more = found_of([*(found.sites if found else ()), site])
         if more is not None and more.functions <= (found.functions if found else 1):
             found = more
-    return found
+    return found or whole
 
 
 def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[str]:

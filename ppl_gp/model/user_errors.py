@@ -16,7 +16,7 @@ VALUE_WANTED = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_OURS = (
+OURS = (
     "ppl_gp",
     "jax",
     "jaxlib",
@@ -36,6 +36,14 @@ def of_the_model(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def told(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            raise DataError(
+                f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
+                "traces, and it needs numbers: call it outside of them, as it compiles its own "
+                "work. Inside of them a model with a GP has fit.posterior(X_new).mean and "
+                ".variance, of f."
+            )
         try:
             return function(*args, **kwargs)
         except VALUE_WANTED as error:
@@ -79,6 +87,6 @@ def _line(error: Exception) -> str:
     own = [
         f" ({name}, line {line})"
         for name, module, line in frames
-        if module.split(".")[0] not in _OURS
+        if module.split(".")[0] not in OURS
     ]
     return own[-1] if own else ""

@@ -149,9 +149,12 @@ class Record:
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
             return _Processes(process) if isinstance(process, dict) else process
-        found: Any = (
-            _mixed_parts(self, self.model) if self.sampled else part_processes(self.model, process)
-        )
+        with jax.ensure_compile_time_eval():
+            found: Any = (
+                _mixed_parts(self, self.model)
+                if self.sampled
+                else part_processes(self.model, process)
+            )
         if not found:
             raise ModelError(
                 "posterior: the model has no GP site; the effects that were integrated are in "
@@ -167,7 +170,8 @@ class Record:
         """
         require_unchanged(self.model)
         self.require_pairs()
-        return posterior_of(self)
+        with jax.ensure_compile_time_eval():  # kept: no array of a function that is compiled
+            return posterior_of(self)
 
     @functools.cached_property
     def mixing(self) -> list[str]:

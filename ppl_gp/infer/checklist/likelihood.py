@@ -128,11 +128,12 @@ def _local_methods(subject: Subject) -> list[str]:
 
 def _sparse_methods(subject: Subject) -> list[str]:
     """The methods with inducing variables: several latent functions are theirs too."""
-    if not subject.found.gps or not (_is_taken_whole(subject) or _is_sparse(subject)):
+    whole = bool(subject.found.gps) and _is_taken_whole(subject)
+    if not subject.found.gps or not (whole or _is_sparse(subject)):
         return []
     if any(subject.trace[k]["fn"].support.is_discrete for k in subject.found.local_latents):
         return []
-    drawn = not subject.subsampling and _is_samplable(subject, "SparseNUTS()")
+    drawn = whole and not subject.subsampling and _is_samplable(subject, "SparseNUTS()")
     return ["SVGP", "SparseNUTS"] if drawn else ["SVGP"]
 
 

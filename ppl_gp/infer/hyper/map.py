@@ -26,6 +26,7 @@ from ppl_gp.infer.hyper.restarts import (
     advance,
     asked_for,
     constrained,
+    is_flat,
     plainly,
     spreads,
     start,
@@ -203,7 +204,7 @@ def _result(runs: Run, best: int) -> Result:
         return Result.nonfinite
     return (
         Result.converged
-        if np.asarray(runs.done)[best] and np.asarray(runs.slope)[best] < FLAT
+        if runs.done[best] and is_flat(runs.slope[best], runs.loss[best], runs.sites.nat1.shape[-1])
         else Result.max_steps
     )
 

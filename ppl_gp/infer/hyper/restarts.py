@@ -81,6 +81,18 @@ class Run(NamedTuple):
     done: Array
 
 
+def rounding(loss):
+    """Nats within which values of the log posterior are equal in their dtype."""
+    return 100.0 * jnp.finfo(jnp.asarray(loss).dtype).eps * (1.0 + jnp.abs(loss))
+
+
+def is_flat(slope, loss, num: int):
+    """Whether a gradient, nats, is that of a maximum: what it could still gain, slope^2 / 2 over a
+    curvature of the order of the N data, is below rounding.
+    """
+    return slope < jnp.maximum(FLAT, jnp.sqrt(num * rounding(loss)))
+
+
 def _solver():
     # Its own stopping rule is never the first to fire: `_done` looks at the gradient in nats.
     return optx.BFGS(rtol=1e-9, atol=1e-9)
@@ -130,9 +142,12 @@ def _step(r: Run, at: Evaluation, tol) -> Run:
     gradient = state.f_info.grad
     norm = optx.two_norm(gradient)
     loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
-    flat = (r.loss - loss < 1e-10 * (1.0 + jnp.abs(loss))) & (r.loss > loss) & (slope < FLAT)
+    gain, num = jnp.maximum(1e-10 * (1.0 + jnp.abs(loss)), rounding(loss)), r.sites.nat1.shape[-1]
+    flat = (r.loss - loss < gain) & (r.loss > loss) & is_flat(slope, loss, num)
+    away = jax.tree.map(lambda a, b: (a - b) / (1.0 + jnp.abs(b)), state.y_eval, point)
+    stuck = optx.max_norm(away) < jnp.finfo(loss.dtype).eps  # no shorter step is one
     hopeless = (r.steps == 0) & ~(loss < UNUSABLE)  # nowhere to back off to
-    done = (slope < tol) | flat | state.terminate | hopeless
+    done = (slope < tol) | flat | stuck | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)
     told = Run(
         point,
@@ -232,14 +247,15 @@ def spreads(problem: Ascent, runs: Run, best: int, slopes: dict) -> dict | None:
     if len(places) > FEW:
         return None
     H, others = np.zeros((len(places), len(places))), jnp.asarray(np.arange(len(runs.done)) != best)
+    step = max(_STEP, float(jnp.finfo(leaves[0].dtype).eps) ** 0.25)
     for i, (j, at) in enumerate(places):
         moved = [x.copy() for x in leaves]
-        moved[j][at] += _STEP
+        moved[j][at] += step
         asked = jax.tree.unflatten(tree, [jnp.asarray(x) for x in moved])
         _, there = asked_for(problem, runs._replace(asked=asked, done=others))
         if not np.asarray(there.loss)[best] < UNUSABLE:
             return None
-        H[i] = (_flat(entry(there.slopes, best)) - _flat(slopes)) / _STEP
+        H[i] = (_flat(entry(there.slopes, best)) - _flat(slopes)) / step
     own, H = np.diag(H), 0.5 * (H + H.T)
     if np.linalg.eigvalsh(H)[0] > 0:
         sds = np.sqrt(np.diag(np.linalg.inv(H)))

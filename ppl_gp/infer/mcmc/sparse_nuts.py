@@ -47,9 +47,10 @@ class SparseNUTS(eqx.Module):
 
     Samples v and the hyperparameters from p(v) p(hyper) exp(sum_n E_{p(f_n | u)}[log p(y_n |
     f_n)]), their eq. 9: no Gaussian form is assumed for u, and the sparsity is the only
-    approximation. Latents that stand one a datum are sampled too. In inner layers f given u is
-    independent from row to row, as in `SVGP`, and its noise is sampled. Inducing variables are
-    fixed: chosen as `SVGP` chooses them, or given, such as `svgp_fit.inducing`. O(M^3 + N M^2) a
+    approximation. Effects and latents that stand one a datum are sampled too. In inner layers f
+    given u is independent from row to row, as in `SVGP`, and its noise is sampled. Inducing
+    variables are fixed: chosen as `SVGP` chooses them, or given, such as `svgp_fit.inducing`.
+    O(M^3 + N M^2) a
     leapfrog step; all data in every step.
 
     Results and `stats` as `NUTS`.
@@ -136,7 +137,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         num_inducing=method.num_inducing,
         batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None,
     )
-    subject = look_at(whole, model, args, kwargs, seed)
+    subject = look_at(whole, model, args, kwargs, seed, declared=True)
     require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
     priors, _ = priors_of(subject.trace, subject.gps)

@@ -54,7 +54,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
 
 
 def _coupled_sites(log_lik: JointLogLikelihood, shapes: dict) -> list[str]:
-    """The observed sites of which one slope in all functions shows it."""
+    """The observed sites of which one slope in all functions shows it, or a step."""
     f = {
         k: random.normal(random.fold_in(random.key(8), i), s)
         for i, (k, s) in enumerate(shapes.items())
@@ -67,9 +67,13 @@ def _coupled_sites(log_lik: JointLogLikelihood, shapes: dict) -> list[str]:
             jax.jvp(part, (f,), ({k: jnp.broadcast_to(d, s) for k, s in shapes.items()},))[1]
             for d in (v, jnp.ones_like(v))
         )
-        return bool(along != 0) if jnp.ndim(along) == 0 else not bool(jnp.allclose(along, rows * v))
+        if jnp.ndim(along) == 0:
+            return bool(along != 0)
+        steps = not bool(jnp.all(unmoved(part, f, random.key(10))))
+        return steps or not bool(jnp.allclose(along, rows * v))
 
-    return [k for k, s in log_lik.trace(f).items() if is_observed(s) and coupled(k)]
+    observed = [k for k, s in log_lik.trace(f).items() if is_observed(s)]
+    return [k for k in observed if coupled(k)] or observed
 
 
 @quick_jit

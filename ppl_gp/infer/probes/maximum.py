@@ -9,19 +9,24 @@ from ppl_gp.model.roles import roles
 
 
 def require_bounded(
-    trace: dict, reading: Reading, method: str, points: Sequence[str] | None = None
+    trace: dict,
+    reading: Reading,
+    method: str,
+    points: Sequence[str] | None = None,
+    held: Sequence[str] | None = None,
 ) -> None:
     """Raise `ModelError` where a joint maximum need not exist: a site whose spread is itself
     unknown, a group effect say.
 
-    `points`: the sites that are maximised over, where others have a distribution.
+    `points`: the sites that are maximised over, where others have a distribution. `held`: sites
+    whose values are given, if all others are maximised together and none can be sampled alone.
 
     p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
     say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
     not proved.
     """
     sites = roles(trace).hyper if points is None else points
-    for site, by in unknown_behind(trace, reading.spread).items():
+    for site, by in unknown_behind(trace, reading.spread, held or ()).items():
         if site in sites:
             integrable = gaussian(trace[site]["fn"])
             raise ModelError(
@@ -35,16 +40,22 @@ def require_bounded(
                     if integrable
                     else "Use "
                 )
-                + "NUTS(), or a local method with hyper=Sample(); or give values, "
-                "hyper=Fixed({...})."
+                + (
+                    "NUTS(), or a local method with hyper=Sample(); or give values, "
+                    "hyper=Fixed({...})."
+                    if held is None
+                    else f"NUTS(), or give values of {by}, hyper=Fixed({{'{by[0]}': ...}})."
+                )
             )
 
 
-def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
+def unknown_behind(
+    trace: dict, pairs: Iterable[tuple], held: Sequence[str] = ()
+) -> dict[str, list[str]]:
     """{site: the hyperparameters and params among the sites that it is computed from}, of
     `reading.spread` or `reading.variance`; sites without any are left out.
     """
-    unknown = {*roles(trace).hyper, *roles(trace).params}
+    unknown = {*roles(trace).hyper, *roles(trace).params} - {*held}
     return {k: by for k, sites in pairs if (by := sorted(unknown.intersection(sites)))}
 
 

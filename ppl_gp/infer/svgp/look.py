@@ -64,8 +64,10 @@ class Subject(NamedTuple):
         return kept.args, kept.kwargs
 
 
-def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
-    """Run the model on a first batch, and require that SVGP fits it. No factorisation."""
+def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False) -> Subject:
+    """Run the model on a first batch, and require that SVGP fits it. No factorisation. `declared`:
+    effects are latents of the model as it is declared, and are not integrated.
+    """
     if not (args and isinstance(args[0], Stream)):
         model = declare(model, args, kwargs)
     source = _source(method, model, args, kwargs, seed)
@@ -75,7 +77,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
     # a guide of one's own is written for the sites that are declared
-    if isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper):
+    if not declared and (isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper)):
         at_values = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
         kept = {**batch.given, **held(method.hyper, at_values)}
         point = isinstance(method.hyper, MAP)
@@ -100,7 +102,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int) -> Subject:
         probe_predictor(model, cast(PredictorGP, unwrap(trace[model.plan.name]["fn"])))
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
-        require_rows_apart(model, structure, hyper, trace, batch, source.axes)
+        require_rows_apart(model, structure, hyper, trace, batch, source.axes, source.num_data)
     additive = additive and additive_throughout(
         source, model, structure, {**hyper, **batch.given}, trace, batch
     )

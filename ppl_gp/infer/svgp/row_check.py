@@ -2,6 +2,8 @@
 drawn.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +17,13 @@ from ppl_gp.infer.sources import take
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.tracing import run
+from ppl_gp.model.user_errors import OURS
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 
 
 def require_rows_apart(
-    model, structure: Structure, hyper: dict, trace: dict, batch: Batch, axes
+    model, structure: Structure, hyper: dict, trace: dict, batch: Batch, axes, num_data: int
 ) -> None:
     """Raise `NotPointwiseError` where a datum's likelihood, inputs or prior depend on which other
     rows its batch holds.
@@ -28,10 +31,10 @@ def require_rows_apart(
     The rows of a batch are drawn anew, with repetitions and in another order: at the same values of
     f and latents each must have the terms that it had. An array that has N rows and is no data (a
     table of places) does not pass, nor does a lookup f[order], nor a normalisation over the rows.
-    Two evaluations of the model, one compilation, O(B).
+    Rows in another order alone tell a lookup from a normalisation. Two evaluations of the model, a
+    third where it fails, one compilation, O(B).
     """
     num = batch.weights.shape[0]
-    rows = np.random.default_rng(3).integers(0, num, num)
     values = {
         k: random.normal(random.fold_in(random.key(4), i), trace[k]["fn"].shape())
         for i, k in enumerate(structure.gps)
@@ -40,24 +43,49 @@ def require_rows_apart(
         k: latent_form(trace[k], num)[0] for k in structure.latents
     }
     values |= {k: trace[k]["value"] for k in structure.latents}
-    moved = {k: jnp.take(v, rows, axis[k]) for k, v in values.items()}
-    args, kwargs = jax.tree.map(
-        lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x,
-        take(batch.args, batch.kwargs, rows, axes),
-    )
     by_row, shared = _seen(model, structure, num, hyper, values, batch.args, batch.kwargs)
-    by_row_after, shared_after = _seen(model, structure, num, hyper, moved, args, kwargs)
-    by_row = {k: x[rows] for k, x in by_row.items()}
-    wrong = [k for k, x in by_row.items() if not _same(x, by_row_after[k])]
-    wrong += [k for k, x in shared.items() if not all(map(_same, x, shared_after[k]))]
-    if wrong:
-        raise NotPointwiseError(
-            f"minibatches would read wrong rows: {wrong[0]} depends on which other rows are in a "
-            "datum's batch. An array that has as many rows as there are data and is none of them "
-            "(a table that is looked up), f[index], or a normalisation over the rows does that. "
-            f"{IN_ORDER} Compute what else depends on all rows before the fit, or take all data in "
-            "a step, SVGP(batch_size=N)."
+
+    def moved_by(rows) -> list[str]:
+        moved = {k: jnp.take(v, rows, axis[k]) for k, v in values.items()}
+        args, kwargs = jax.tree.map(
+            lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x,
+            take(batch.args, batch.kwargs, rows, axes),
         )
+        by_row_after, shared_after = _seen(model, structure, num, hyper, moved, args, kwargs)
+        wrong = [k for k, x in by_row.items() if not _same(x[rows], by_row_after[k])]
+        return wrong + [k for k, x in shared.items() if not all(map(_same, x, shared_after[k]))]
+
+    rng = np.random.default_rng(3)
+    if not (wrong := moved_by(rng.integers(0, num, num))):
+        return
+    begin, whole = "minibatches would read wrong rows", f"SVGP(batch_size={num_data})"
+    if moved_by(rng.permutation(num)):
+        raise NotPointwiseError(
+            f"{begin}: {wrong[0]} is looked up by numbers of rows, or in an array that has as many "
+            f"rows as there are data and is none of them. {IN_ORDER} Or take all data in a step, "
+            f"{whole}."
+        )
+    seen = partial(_seen, model, structure, num)
+    where = _line_over_rows(seen, num, hyper, values, batch.args, batch.kwargs)
+    raise NotPointwiseError(
+        f"{begin}: {wrong[0]} is computed from all rows of a batch{where}, by a mean or a scale "
+        "over the rows, for example. Compute it before the fit and pass the result to fit, or take "
+        f"all data in a step, {whole}."
+    )
+
+
+def _line_over_rows(function, num: int, *values) -> str:
+    """Where the user's code makes something of all rows that has none: (function, line)."""
+    for equation in jax.make_jaxpr(function)(*values).jaxpr.eqns:
+        over, left = (
+            any(num in getattr(v.aval, "shape", ()) for v in some)
+            for some in (equation.invars, equation.outvars)
+        )
+        frames = equation.source_info.traceback.frames if over and not left else ()
+        for frame in frames:
+            if not any(f"/{name}/" in frame.file_name for name in OURS):
+                return f" ({frame.function_name}, line {frame.line_num})"
+    return ""
 
 
 @quick_jit
