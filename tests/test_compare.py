@@ -3,16 +3,18 @@
 import csv
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.stats import norm, poisson
+from scipy.stats import gamma, nbinom, norm, poisson
 from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
 from ppl_gp.cli import demo
 from ppl_gp.cli.methods import NAMES
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.compare import compare
@@ -312,3 +314,40 @@ def test_a_predictor_is_compared_with_draws_of_its_sites():
     ]
     assert found["mean_distance"] == pytest.approx(np.max(np.concatenate(off)), abs=0.08)
     assert found["mean_distance"] < 0.3 and found["sd_distance"] < 0.2
+
+
+def rate_model(exposure, y=None):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("data", exposure.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate * exposure), obs=y)
+
+
+def chain(seed, factor=1.0, num=400, stick=0.8):
+    """A fit by draws from the exact posterior, Gamma(2 + 12, 1 + 4), as a chain would give them."""
+    rng, exposure = np.random.default_rng(seed), np.full(4, 1.0)
+    z = [rng.normal()]
+    for step in rng.normal(size=num - 1):
+        z.append(stick * z[-1] + np.sqrt(1.0 - stick**2) * step)
+    rate = factor * gamma.ppf(norm.cdf(z), 14.0, scale=0.2)
+    made = made_fit(rate_model, {"rate": 1.0}, exposure, y=np.full(4, 3), num_draws=num)
+    draws = Draws.equal({"rate": jnp.asarray(rate)}, {})
+    ess = num * (1.0 - stick) / (1.0 + stick)
+    return dataclasses.replace(made, draws=draws, stats={"ess": ess})
+
+
+@pytest.mark.parametrize("num", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_draws_of_one_posterior_are_equal_and_of_others_are_not(num):
+    """Rows that are alike have no scatter of their own, so that all differences are Monte Carlo
+    errors: of the exact log density each fit is within its error too.
+    """
+    X_test, y_test = np.full(3, 1.0), np.array([4, 5, 5])
+    fits = {str(seed): chain(seed) for seed in range(num + 1)} | {"other": chain(99, factor=1.5)}
+    result = compare(fits, X_test, y_test)
+    rows = [row(result, name) for name in fits]
+    z = np.array([r["log_density_gap"] / r["log_density_gap_se"] for r in rows[1:-1]])
+    assert len([v for v in result.verdicts if "equal to those" in v]) == num
+    assert np.mean(np.abs(z) < 2.0) >= 0.9 and np.std(z) > 0.3
+    assert any(v.startswith("other: ") and "better than those" in v for v in result.verdicts)
+    truth = np.mean(nbinom.logpmf(y_test, 14.0, 5.0 / 6.0))
+    off = [(r["log_density"] - truth) / r["log_density_se"] for r in rows[:-1]]
+    assert np.mean(np.abs(off) < 2.0) >= 0.9

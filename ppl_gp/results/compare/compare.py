@@ -27,6 +27,7 @@ from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.record import Record
 
+BATCHES = 20  # of draws
 DRAWS = 4000  # of GPs behind a predictor: means to 1/60 of a standard deviation
 
 
@@ -44,7 +45,8 @@ class Comparison:
       mean over draws; `truth`, `truth_se`: importance-sampled, at the
       same hyperparameters;
     - `log_density`, `log_density_se`: mean over the test data, nats a datum, and its standard
-      error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row;
+      error; `log_density_gap`, `log_density_gap_se`: less the reference method's, row by row. Both
+      errors include the Monte Carlo error of the fits' draws;
     - `error` and `error_name`, `calibration` and `calibration_name`: as `results.scores` defines
       them;
     - `khat`, `efficiency`: Pareto k-hat of q(f) against the model, jointly, and the effective share
@@ -72,6 +74,7 @@ class Comparison:
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     _rows: dict[str, dict] = dataclasses.field(default_factory=dict, repr=False)
     _densities: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
+    _noise: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
         """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
@@ -83,11 +86,9 @@ class Comparison:
         self.fits[name] = fit
 
     def _score(self, name: str, fit: Fit) -> dict:
-        log_density = np.asarray(
-            fit.log_density(self.X_test, self.y_test, *self.args, **self.kwargs)
-        )
+        log_density, noise = self._log_density(fit)
         error, calibration = self._errors(fit)
-        self._densities[name] = log_density
+        self._densities[name], self._noise[name] = log_density, noise
         return {
             "method": name,
             "result": str(fit.result),
@@ -95,13 +96,30 @@ class Comparison:
             "run_seconds": fit.stats.get("run_seconds"),
             **(evidence := self._evidence(name, fit)),
             "log_density": float(log_density.mean()),
-            "log_density_se": _standard_error(log_density),
+            "log_density_se": _standard_error(log_density, noise),
             "error": error.value,
             "error_name": error.name,
             "calibration": calibration.value,
             "calibration_name": calibration.name,
             **self._leave_one_out(name, fit, evidence["khat_datum"]),
         }
+
+    def _log_density(self, fit: Fit) -> tuple[np.ndarray, float]:
+        """(log density of each test row, Monte Carlo error of their mean), nats.
+
+        A draw is of all rows: of the rows' errors, which know how many draws are independent, the
+        mean has the share that it has of their scatter between batches of draws.
+        """
+        data = (self.X_test, self.y_test, *self.args)
+        value, errors = map(np.asarray, fit.log_density(*data, **self.kwargs, with_error=True))
+        each, noise = fit.draws.num // BATCHES, float(np.mean(errors))
+        if not fit.sampled or fit.draws.is_weighted() or each == 0 or not np.isfinite(noise):
+            return value, noise
+        parts = np.arange(BATCHES * each).reshape(BATCHES, each)
+        few = [dataclasses.replace(fit, draws=fit.draws.part(part)) for part in parts]
+        rise = np.exp([np.asarray(f.log_density(*data, **self.kwargs)) - value for f in few])
+        alone = np.mean(np.std(rise, 0))
+        return value, noise * float(np.std(np.mean(rise, 1)) / alone) if alone > 0 else noise
 
     def _errors(self, fit: Fit) -> tuple[scores.Score, scores.Score]:
         """(error, calibration); of a model that observes its inputs, none."""
@@ -177,7 +195,9 @@ class Comparison:
         if other is None or name == (self.reference_name or name):
             return {"log_density_gap": None, "log_density_gap_se": None}
         gap = self._densities[name] - other
-        return {"log_density_gap": float(gap.mean()), "log_density_gap_se": _standard_error(gap)}
+        noise = np.hypot(self._noise[name], self._noise[self.reference_name or name])
+        error = _standard_error(gap, noise)
+        return {"log_density_gap": float(gap.mean()), "log_density_gap_se": error}
 
     def _distances(self, name) -> dict:
         reference = self.reference_name
@@ -337,8 +357,9 @@ def _largest(khat) -> float | None:
     return float(np.max(khat[np.isfinite(khat)])) if np.isfinite(khat).any() else None
 
 
-def _standard_error(x) -> float | None:
-    return float(x.std(ddof=1) / np.sqrt(x.size)) if x.size > 1 else None
+def _standard_error(x, noise: float) -> float | None:
+    """Of a mean over rows: their scatter, and the `noise` of the numbers themselves."""
+    return float(np.hypot(x.std(ddof=1) / np.sqrt(x.size), noise)) if x.size > 1 else None
 
 
 def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
