@@ -90,8 +90,8 @@ _MESSAGES = {
     Result.nonfinite: "a value that is not finite appeared; run pg.check(model, ...) and look at "
     "the data's scale, the jitter and the hyperparameters.",
     Result.negative_curvature: "the Gaussian's precision K^-1 + T stopped being positive "
-    "definite (a likelihood that is not log-concave); try "
-    "EP(power=0.5, damping=0.5), or NUTS().",
+    "definite (a likelihood that is not log-concave); try NUTS(), or for a model with a GP "
+    "EP(power=0.5, damping=0.5).",
     Result.negative_cavity: "a cavity precision was not positive; lower EP's `power` or `damping`.",
     Result.not_pointwise: f"the likelihood couples several values of f. {LISTED}",
     Result.interrupted: "interrupted by the user; what was reached is kept.",

@@ -6,6 +6,7 @@ import warnings
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -201,6 +202,52 @@ def periodic(X, y=None):
     f = numpyro.sample("f", pg.GP(pg.kernels.Periodic(1.0, 1.0, period), X))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+def shares(X, group, y=None, levels=2, prior=None):
+    """Three shares without a GP, effects of groups with an unknown spread."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0) if prior is None else prior)
+    with numpyro.plate("groups", levels):
+        u = numpyro.sample("u", dist.MultivariateNormal(jnp.zeros(2), tau**2 * jnp.eye(2)))
+    logits = jnp.concatenate([jnp.zeros((X.shape[0], 1)), u[group]], 1)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Multinomial(6, logits=logits), obs=y)
+
+
+SHARES = np.array([[1, 2, 3], [3, 2, 1], [2, 2, 2], [0, 3, 3], [4, 1, 1], [1, 1, 4]])
+
+
+def two_signs(X, y=None):
+    """A coefficient whose sign the data do not know: the prior's median is a saddle."""
+    w = numpyro.sample("w", dist.Normal(0.0, 10.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(jnp.abs(w) * jnp.abs(w), 1.0), obs=y)
+
+
+def outlier(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(3.0, f, 0.3), obs=y)
+
+
+def flat_topped(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 10.0))
+    numpyro.factor("quartic", -(w**4))
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+
+def standardised(X, y=None):
+    _bernoulli(numpyro.sample("f", pg.GP(KERNEL, (X - X.mean()) / X.std())), y)
+
+
+def two_peaks(X, y=None):
+    """A likelihood of two narrow peaks, between which few nodes see nothing."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        parts = dist.Normal(f[:, None] * jnp.array([1.0, -1.0]), 0.02)
+        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), parts), obs=y)
 
 
 def fit(model, *args, method=LAPLACE, y=Y, **options):
@@ -641,6 +688,115 @@ ROWS = {
         r"or take all rows, batch_size=None",
         lambda: fit(through_noise, X, y=1.0 * Y, method=pg.MeanField(batch_size=2)),
         lambda: fit(through_noise, X, y=1.0 * Y, method=pg.MeanField()),
+        slow=True,
+    ),
+    "a spread that is held, no GP": row(
+        r"NUTS\(\), or give values of \['tau'\], hyper=Fixed\(\{'tau': \.\.\.\}\)",
+        lambda: fit(shares, X, GROUP, y=SHARES, method=pg.Laplace(integrate=())),
+        lambda: fit(
+            shares,
+            X,
+            GROUP,
+            y=SHARES,
+            method=pg.Laplace(integrate=(), hyper=pg.Fixed({"tau": 0.5})),
+        ),
+        lambda: fit(shares, X, GROUP, y=SHARES, method=pg.NUTS(**_CHAIN), throw=False),
+    ),
+    "Sample of all latents together": row(
+        r"give MAP\(restarts=\.\.\., init=\.\.\.\).*or Fixed\(\{\.\.\.\}\)",
+        lambda: fit(without_function, X, method=pg.Laplace(integrate=(), hyper=pg.Sample())),
+        lambda: fit(without_function, X, method=pg.Laplace(integrate=(), hyper=pg.MAP(2))),
+        lambda: fit(
+            shares,
+            X,
+            GROUP,
+            y=SHARES,
+            method=pg.Laplace(integrate=(), hyper=pg.Fixed({"tau": 0.5})),
+        ),
+        slow=True,
+    ),
+    "a column that is standardised in minibatches": row(
+        r"rows: the model computes the inputs of 'f' from all rows of a batch "
+        r"\(standardised, line \d+\).*before the fit.*SVGP\(batch_size=6\)",
+        lambda: fit(standardised, X, method=sparse(batch_size=3)),
+        lambda: fit(plain, (X - X.mean()) / X.std(), method=sparse(batch_size=3), throw=False),
+        lambda: fit(standardised, X, method=sparse(batch_size=6), throw=False),
+    ),
+    "a prediction in a function that is compiled": row(
+        r"jax\.jit.*fit\.posterior\(X_new\)\.mean and \.variance",
+        asked(lambda fit: jax.jit(lambda x: fit.predict(x).mean)(X)),
+        asked(lambda fit: fit.predict(X).mean),
+        asked(lambda fit: jax.jit(lambda x: fit.posterior(x).mean)(X)),
+        asked(lambda fit: jax.jit(lambda x: fit.posterior(x).variance)(X)),
+    ),
+    "negative curvature": row(
+        r"try NUTS\(\), or for a model with a GP EP\(power=0\.5, damping=0\.5\)",
+        lambda: fit(two_signs, X, method=pg.Laplace(), y=np.full(N, 4.0)),
+        lambda: fit(two_signs, X, method=pg.NUTS(**_CHAIN), y=np.full(N, 4.0), throw=False),
+        lambda: fit(
+            outlier,
+            X,
+            y=np.sin(X),
+            method=pg.EP(hyper=FIXED, power=0.5, damping=0.5),
+        ),
+        slow=True,
+    ),
+    "a grid that does not hold the posterior": row(
+        r"not_gaussian.*use Sample\(\)",
+        lambda: fit(flat_topped, X, y=np.sin(X), method=pg.Laplace(hyper=pg.Grid())),
+        lambda: fit(
+            flat_topped,
+            X,
+            y=np.sin(X),
+            method=pg.Laplace(hyper=pg.Sample(num_warmup=2, num_samples=2)),
+            throw=False,
+        ),
+        slow=True,
+    ),
+    "a Gaussian that is wider than the prior": row(
+        r"times as wide as f's prior.*Compare with EP\(\), VI\(\) or NUTS\(\)",
+        lambda: fit(outlier, X[:1], y=np.array([3.87])),
+        lambda: fit(outlier, X[:1], y=np.array([3.87]), method=pg.EP(hyper=FIXED)),
+        lambda: fit(outlier, X[:1], y=np.array([3.87]), method=pg.VI(hyper=FIXED)),
+        lambda: fit(outlier, X[:1], y=np.array([3.87]), method=pg.NUTS(**_CHAIN), throw=False),
+        slow=True,
+    ),
+    "too few nodes": row(
+        r"\(num_nodes=\d+\).*raise num_nodes, or use NUTS\(\)",
+        lambda: fit(two_peaks, X, y=np.cos(X), method=pg.EP(hyper=FIXED, num_nodes=5), throw=False),
+        lambda: fit(
+            two_peaks, X, y=np.cos(X), method=pg.EP(hyper=FIXED, num_nodes=200), throw=False
+        ),
+        lambda: fit(two_peaks, X, y=np.cos(X), method=pg.NUTS(**_CHAIN), throw=False),
+        slow=True,
+    ),
+    "leave-one-out beside effects of each row": row(
+        r"VI\(\), EP\(\) and Laplace\(\) leave data out.*score held-out data by log_density",
+        lambda: fit(units, X, method=sparse(), throw=False).loo(),
+        lambda: fit(units, X, method=pg.VI(hyper=FIXED)).loo(),
+        lambda: fit(units, X, method=pg.EP(hyper=FIXED)).loo(),
+        lambda: fit(units, X, method=LAPLACE).loo(),
+        lambda: fit(units, X, method=sparse(), throw=False).log_density(X, Y),
+        slow=True,
+    ),
+    "evidences of several kinds": row(
+        r"Fit all by one kind of method, or pass mixed=True",
+        lambda: pg.compare_models(
+            {"a": _plain_fit(), "b": fit(plain, X, method=pg.VI(hyper=FIXED))}
+        ),
+        lambda: pg.compare_models({"a": _plain_fit(), "b": _plain_fit()}),
+        lambda: pg.compare_models(
+            {"a": _plain_fit(), "b": fit(plain, X, method=pg.VI(hyper=FIXED))}, mixed=True
+        ),
+        slow=True,
+    ),
+    "an evidence of draws": row(
+        r"Laplace\(\), EP\(\), VI\(\) and SVGP\(\) under MAP\(\) or Fixed\(\) have one.*by loo\(\)",
+        lambda: pg.compare_models(
+            {"a": _plain_fit(), "b": fit(plain, X, method=pg.NUTS(**_CHAIN), throw=False)}
+        ),
+        lambda: pg.compare_models({"a": _plain_fit(), "b": _plain_fit()}),
+        lambda: fit(plain, X, method=pg.NUTS(num_warmup=30, num_samples=100), throw=False).loo(),
         slow=True,
     ),
     "a process of a model without one": row(

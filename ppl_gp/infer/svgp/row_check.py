@@ -61,28 +61,23 @@ def require_rows_apart(
     begin, whole = "minibatches would read wrong rows", f"SVGP(batch_size={num_data})"
     if moved_by(rng.permutation(num)):
         raise NotPointwiseError(
-            f"{begin}: {wrong[0]} is looked up by numbers of rows, or in an array that has as many "
-            f"rows as there are data and is none of them. {IN_ORDER} Or take all data in a step, "
-            f"{whole}."
+            f"{begin}: the model looks {wrong[0]} up by numbers of rows, or in an array of as many "
+            f"rows as there are data. {IN_ORDER} Or take all data in a step, {whole}."
         )
-    seen = partial(_seen, model, structure, num)
-    where = _line_over_rows(seen, num, hyper, values, batch.args, batch.kwargs)
+    seen = partial(_seen.__wrapped__, model, structure, num)
+    line = _line_over_rows(seen, num, hyper, values, batch.args, batch.kwargs)
     raise NotPointwiseError(
-        f"{begin}: {wrong[0]} is computed from all rows of a batch{where}, by a mean or a scale "
-        "over the rows, for example. Compute it before the fit and pass the result to fit, or take "
-        f"all data in a step, {whole}."
+        f"{begin}: the model computes {wrong[0]} from all rows of a batch{line}, by a mean or a "
+        "scale over the rows, for example. Compute it before the fit and pass the result to fit, "
+        f"or take all data in a step, {whole}."
     )
 
 
 def _line_over_rows(function, num: int, *values) -> str:
-    """Where the user's code makes something of all rows that has none: (function, line)."""
+    """Where the user's code reduces an axis of all rows: (function, line)."""
     for equation in jax.make_jaxpr(function)(*values).jaxpr.eqns:
-        over, left = (
-            any(num in getattr(v.aval, "shape", ()) for v in some)
-            for some in (equation.invars, equation.outvars)
-        )
-        frames = equation.source_info.traceback.frames if over and not left else ()
-        for frame in frames:
+        over, left = ([num in v.aval.shape for v in x] for x in (equation.invars, equation.outvars))
+        for frame in equation.source_info.traceback.frames if any(over) and not any(left) else ():
             if not any(f"/{name}/" in frame.file_name for name in OURS):
                 return f" ({frame.function_name}, line {frame.line_num})"
     return ""

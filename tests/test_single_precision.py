@@ -1,0 +1,91 @@
+"""Fits in float32, JAX's default: searches end, at the numbers of float64 up to rounding."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+_PROGRAM = """
+import json, sys, warnings
+import jax.numpy as jnp, numpy as np, numpyro, numpyro.distributions as dist
+import ppl_gp as pg
+if sys.argv[1] == "x64":
+    numpyro.enable_x64()
+rng = np.random.default_rng(5)
+X = np.sort(rng.uniform(0.0, 6.0, 60)); g = rng.integers(0, 6, 60)
+real = np.sin(X) + 0.2 * rng.normal(size=60)
+counts = rng.poisson(np.exp(1.0 + np.sin(X)))
+grouped = rng.poisson(np.exp(0.5 * np.cos(X) + 0.7 * rng.normal(size=6)[g]))
+
+def regression(X, y=None):
+    l = numpyro.sample("l", dist.LogNormal(0.0, 1.0))
+    n = numpyro.sample("n", dist.LogNormal(-1.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, l), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, n), obs=y)
+
+def poisson(X, y=None):
+    l = numpyro.sample("l", dist.LogNormal(0.0, 1.0))
+    v = numpyro.sample("v", dist.LogNormal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.Matern32(v, l), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + f)), obs=y)
+
+def mixed(X, g, y=None):
+    t = numpyro.sample("t", dist.HalfNormal(1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", 6):
+        u = numpyro.sample("u", dist.Normal(0.0, t))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(b * jnp.cos(X) + u[g])), obs=y)
+
+MODELS = {"regression": (regression, (X,), real), "poisson": (poisson, (X,), counts),
+          "mixed": (mixed, (X, g), grouped)}
+METHODS = {"Laplace": pg.Laplace(), "EP": pg.EP(), "VI": pg.VI(),
+           "Grid": pg.Laplace(hyper=pg.Grid())}
+found = {}
+for name in sys.argv[2].split(","):
+    kind, method = name.split(" ")
+    model, args, y = MODELS[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        fit = pg.fit(model, METHODS[method], 0, *args, y=y, throw=False)
+    value = fit.log_evidence if method != "Grid" else fit.stats["log_posterior"]
+    weights = np.exp(np.asarray(fit.draws.log_weights))
+    hyper = {k: float(weights @ np.asarray(v)) for k, v in fit.draws.hyper.items()}
+    found[name] = [str(fit.result), float(value), hyper]
+print(json.dumps(found))
+"""
+DEFAULT = ["regression Laplace"]
+SLOW = [
+    f"{kind} {method}"
+    for kind in ("regression", "poisson", "mixed")
+    for method in ("Laplace", "EP", "VI", "Grid")
+]
+
+
+def _run(precision: str, names: list[str]) -> dict:
+    environment = {**os.environ, "JAX_ENABLE_X64": "0"}
+    command = [sys.executable, "-c", _PROGRAM, precision, ",".join(names)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "names", [DEFAULT, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["one", "all"]
+)
+def test_a_search_ends_in_float32_where_it_ends_in_float64(names):
+    """It ended as `max_steps`, as no step could gain the 1e-10 nats of float64."""
+    few, many = _run("x32", names), _run("x64", names)
+    for name in names:
+        (result, value, hyper), (_, exact, there) = few[name], many[name]
+        assert result == "converged", name
+        # the jitter of float32 is 1e-5 of the variance, for 1e-8 in float64
+        assert value == pytest.approx(exact, abs=0.05), name
+        np.testing.assert_allclose(
+            list(hyper.values()), list(there.values()), rtol=0.05, err_msg=name
+        )
