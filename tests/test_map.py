@@ -3,6 +3,7 @@ what they say of it.
 """
 
 import warnings
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -281,8 +282,9 @@ def test_a_density_that_is_never_finite_ends_at_once_as_nonfinite():
 def test_how_the_best_restart_ended_counts():
     def ended(losses, done):
         nothing, losses = jnp.zeros(2), jnp.asarray(losses)
+        sites = SimpleNamespace(nat1=jnp.zeros((2, 1)))
         return _result(
-            Run({}, {}, None, None, nothing, losses, nothing, nothing, jnp.asarray(done)),
+            Run({}, {}, None, sites, nothing, losses, nothing, nothing, jnp.asarray(done)),
             int(np.argmin(losses)),
         )
 

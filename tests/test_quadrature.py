@@ -11,7 +11,7 @@ import pytest
 from ppl_gp.local.tilted import tilted_gaussian, tilted_probit, tilted_quadrature
 from ppl_gp.numerics.modes import derivatives, tilted_mode
 from ppl_gp.numerics.normal import log_ndtr
-from ppl_gp.numerics.quadrature import gauss_hermite, likelihood_nodes
+from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.results.integrals.likelihood import expected_moments
 from ppl_gp.results.query.mixture import Moments
 
@@ -99,11 +99,6 @@ def test_tilted_mode_is_stationary():
     slope = jax.grad(lambda f: jnp.sum(LIKELIHOODS["logit"](f)))(mode) - (mode - MEAN) / VARIANCE
     assert np.max(np.abs(slope * scale)) < 1e-2  # it only has to say where to be dense
     assert bool(jnp.all(scale <= jnp.sqrt(VARIANCE) * (1 + 1e-12)))
-
-
-def test_gauss_hermite_integrates_polynomials_exactly():
-    f, w = gauss_hermite(MEAN, VARIANCE, 8)
-    np.testing.assert_allclose((w[:, None] * (f - MEAN) ** 4).sum(0), 3 * VARIANCES**2, rtol=1e-10)
 
 
 def test_derivatives_are_right_where_numpyro_has_a_kink():

@@ -97,9 +97,9 @@ def test_a_scale_around_a_latent_weighs_its_divergence():
 
 
 def ended(loss, slope, done):
-    nothing = jnp.zeros(1)
+    nothing, sites = jnp.zeros(1), SimpleNamespace(nat1=jnp.zeros((1, 1)))
     run = search.Run(
-        {}, {}, None, None, nothing, *(jnp.asarray([x]) for x in (loss, slope)), nothing, done
+        {}, {}, None, sites, nothing, *(jnp.asarray([x]) for x in (loss, slope)), nothing, done
     )
     return search._result(run, 0)
 

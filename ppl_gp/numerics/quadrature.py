@@ -221,10 +221,3 @@ def log_integral_error(log_g: Callable, value, nodes, mean, variance) -> Float[A
     terms = jax.vmap(log_g)(f) + log_w
     finer = logsumexp(jnp.where(jnp.isnan(terms), -jnp.inf, terms), 0)
     return jnp.where(jnp.isfinite(value), SAFETY * jnp.abs(value - finer), jnp.inf)
-
-
-def gauss_hermite(mean: Float[Array, "N"], variance: Float[Array, "N"], num: int = 32):
-    """(f (Q, N), weights (Q,)) of Gauss-Hermite quadrature for N(f; mean, variance)."""
-    x, w = np.polynomial.hermite_e.hermegauss(num)
-    f = mean + jnp.sqrt(variance) * jnp.asarray(x, mean.dtype)[:, None]
-    return f, jnp.asarray(w / w.sum(), mean.dtype)
