@@ -162,3 +162,16 @@ def seen_together(X, see, y=None):
 def test_what_sees_other_rows_is_refused_of_one_row_too(see):
     with pytest.raises(pg.NotPointwiseError, match="other rows"):
         pg.fit(seen_together, pg.Laplace(hyper=pg.Fixed({})), 0, X, see, y=Y)
+
+
+def above_the_mean(X, y=None):
+    """A step at the mean of f, which no slope shows."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(1.0 * (f > f.mean()), NOISE), obs=y)
+
+
+def test_a_coupled_site_has_a_name():
+    x = np.linspace(0.0, 3.0, 6)
+    with pytest.raises(pg.NotPointwiseError, match=r"site \['y'\] couples"):
+        pg.fit(above_the_mean, pg.Laplace(hyper=pg.Fixed({})), 0, x, y=np.sin(x))

@@ -217,6 +217,20 @@ def shares(X, group, y=None, levels=2, prior=None):
 SHARES = np.array([[1, 2, 3], [3, 2, 1], [2, 2, 2], [0, 3, 3], [4, 1, 1], [1, 1, 4]])
 
 
+NOTICED = pg.MAP(maximise=("u",))
+
+
+def spread(X, group, y=None, multiplied=False):
+    """Student-t effects with an unknown scale, as their spread or beside them."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    f = numpyro.sample("f", pg.GP(KERNEL, X))
+    own = 1.0 if multiplied else tau
+    u = numpyro.sample("u", dist.StudentT(4.0, 0.0, own).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        shift = tau * u if multiplied else u
+        numpyro.sample("y", dist.Normal(f + shift[group], 0.3), obs=y)
+
+
 def two_signs(X, y=None):
     """A coefficient whose sign the data do not know: the prior's median is a saddle."""
     w = numpyro.sample("w", dist.Normal(0.0, 10.0))
@@ -380,6 +394,35 @@ ROWS = {
             throw=False,
         ),
         lambda: fit(STUDENT, X, GROUP, method=pg.NUTS(**_CHAIN), scale=True, throw=False),
+        slow=True,
+    ),
+    "a maximum that there is none of": row(
+        r"a maximum may not exist: 'u' .*NUTS\(\) or hyper=Sample\(\), or hold them by hyper=Fixed",
+        lambda: fit(spread, X, GROUP, y=np.sin(3 * X), method=pg.Laplace(hyper=NOTICED)),
+        lambda: fit(spread, X, GROUP, y=np.sin(3 * X), method=pg.NUTS(**_CHAIN), throw=False),
+        lambda: fit(
+            spread,
+            X,
+            GROUP,
+            y=np.sin(3 * X),
+            method=pg.Laplace(hyper=pg.Fixed({"tau": 1.0, "u": np.zeros(2)})),
+        ),
+        lambda: fit(
+            spread,
+            X,
+            GROUP,
+            y=np.sin(3 * X),
+            method=pg.Laplace(hyper=pg.Sample(num_warmup=2, num_samples=2)),
+            throw=False,
+        ),
+        # as docs/predictors.md has it
+        lambda: fit(
+            partial(spread, multiplied=True),
+            X,
+            GROUP,
+            y=np.sin(3 * X),
+            method=pg.Laplace(hyper=NOTICED),
+        ),
         slow=True,
     ),
     "an effect as a point": row(
