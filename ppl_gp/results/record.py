@@ -150,11 +150,8 @@ class Record:
         if not isinstance(self.model, Collapsed):
             return _Processes(process) if isinstance(process, dict) else process
         with jax.ensure_compile_time_eval():
-            found: Any = (
-                _mixed_parts(self, self.model)
-                if self.sampled
-                else part_processes(self.model, process)
-            )
+            parts: Any = _mixed_parts(self, self.model) if self.sampled else None
+            found: Any = part_processes(self.model, process) if parts is None else parts
         if not found:
             raise ModelError(
                 "posterior: the model has no GP site; the effects that were integrated are in "

@@ -81,16 +81,12 @@ class Run(NamedTuple):
     done: Array
 
 
-def rounding(loss):
-    """Nats within which values of the log posterior are equal in their dtype."""
-    return 100.0 * jnp.finfo(jnp.asarray(loss).dtype).eps * (1.0 + jnp.abs(loss))
-
-
 def is_flat(slope, loss, num: int):
     """Whether a gradient, nats, is that of a maximum: what it could still gain, slope^2 / 2 over a
-    curvature of the order of the N data, is below rounding.
+    curvature of the order of the N data, is below the rounding of the loss.
     """
-    return slope < jnp.maximum(FLAT, jnp.sqrt(num * rounding(loss)))
+    rounding = 100.0 * jnp.finfo(jnp.asarray(loss).dtype).eps * (1.0 + jnp.abs(loss))
+    return slope < jnp.maximum(FLAT, jnp.sqrt(num * rounding))
 
 
 def _solver():
@@ -142,10 +138,11 @@ def _step(r: Run, at: Evaluation, tol) -> Run:
     gradient = state.f_info.grad
     norm = optx.two_norm(gradient)
     loss, slope = r.scale * state.f_info.f, r.scale * optx.max_norm(gradient)
-    gain, num = jnp.maximum(1e-10 * (1.0 + jnp.abs(loss)), rounding(loss)), r.sites.nat1.shape[-1]
-    flat = (r.loss - loss < gain) & (r.loss > loss) & is_flat(slope, loss, num)
+    none, eps = r.loss - loss, jnp.finfo(loss.dtype).eps
+    none = (none > 0) & (none < jnp.maximum(1e-10, 100.0 * eps) * (1.0 + jnp.abs(loss)))
+    flat = none & is_flat(slope, loss, r.sites.nat1.shape[-1])
     away = jax.tree.map(lambda a, b: (a - b) / (1.0 + jnp.abs(b)), state.y_eval, point)
-    stuck = optx.max_norm(away) < jnp.finfo(loss.dtype).eps  # no shorter step is one
+    stuck = optx.max_norm(away) < eps  # no shorter step is one
     hopeless = (r.steps == 0) & ~(loss < UNUSABLE)  # nowhere to back off to
     done = (slope < tol) | flat | stuck | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)

@@ -26,8 +26,8 @@ def require_bounded(
     not proved.
     """
     sites = roles(trace).hyper if points is None else points
-    for site, by in unknown_behind(trace, reading.spread, held or ()).items():
-        if site in sites:
+    for site, by in unknown_behind(trace, reading.spread).items():
+        if site in sites and (by := [k for k in by if k not in (held or ())]):
             integrable = gaussian(trace[site]["fn"])
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
@@ -49,13 +49,11 @@ def require_bounded(
             )
 
 
-def unknown_behind(
-    trace: dict, pairs: Iterable[tuple], held: Sequence[str] = ()
-) -> dict[str, list[str]]:
+def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
     """{site: the hyperparameters and params among the sites that it is computed from}, of
     `reading.spread` or `reading.variance`; sites without any are left out.
     """
-    unknown = {*roles(trace).hyper, *roles(trace).params} - {*held}
+    unknown = {*roles(trace).hyper, *roles(trace).params}
     return {k: by for k, sites in pairs if (by := sorted(unknown.intersection(sites)))}
 
 
