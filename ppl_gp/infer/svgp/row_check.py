@@ -2,8 +2,7 @@
 drawn.
 """
 
-from functools import partial
-
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,8 +63,7 @@ def require_rows_apart(
             f"{begin}: the model looks {wrong[0]} up by numbers of rows, or in an array of as many "
             f"rows as there are data. {IN_ORDER} Or take all data in a step, {whole}."
         )
-    seen = partial(_seen.__wrapped__, model, structure, num)
-    line = _line_over_rows(seen, num, hyper, values, batch.args, batch.kwargs)
+    line = _line_over_rows(model, structure, num, hyper, values, batch.args, batch.kwargs)
     raise NotPointwiseError(
         f"{begin}: the model computes {wrong[0]} from all rows of a batch{line}, by a mean or a "
         "scale over the rows, for example. Compute it before the fit and pass the result to fit, "
@@ -73,9 +71,10 @@ def require_rows_apart(
     )
 
 
-def _line_over_rows(function, num: int, *values) -> str:
+def _line_over_rows(model, structure: Structure, num: int, *values) -> str:
     """Where the user's code reduces an axis of all rows: (function, line)."""
-    for equation in jax.make_jaxpr(function)(*values).jaxpr.eqns:
+    closed, *_ = eqx.filter_make_jaxpr(_seen.__wrapped__)(model, structure, num, *values)
+    for equation in closed.jaxpr.eqns:
         over, left = ([num in v.aval.shape for v in x] for x in (equation.invars, equation.outvars))
         for frame in equation.source_info.traceback.frames if any(over) and not any(left) else ():
             if not any(f"/{name}/" in frame.file_name for name in OURS):
