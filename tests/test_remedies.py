@@ -232,7 +232,7 @@ def spread(X, group, y=None, multiplied=False):
 
 
 def two_signs(X, y=None):
-    """A coefficient whose sign the data do not know: the prior's median is a saddle."""
+    """A coefficient whose sign the data do not know: zero is a minimum."""
     w = numpyro.sample("w", dist.Normal(0.0, 10.0))
     with numpyro.plate("data", X.shape[0]):
         numpyro.sample("y", dist.Normal(jnp.abs(w) * jnp.abs(w), 1.0), obs=y)
@@ -256,12 +256,13 @@ def standardised(X, y=None):
     _bernoulli(numpyro.sample("f", pg.GP(KERNEL, (X - X.mean()) / X.std())), y)
 
 
-def two_peaks(X, y=None):
-    """A likelihood of two narrow peaks, between which few nodes see nothing."""
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(4.0, 1.0), X))
+def funnel(X, y=None):
+    """A noise that is a function, and a level of each of the two."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    h = numpyro.sample("h", pg.GP(pg.kernels.RBF(0.5, 1.0), X))
+    a, b = (numpyro.sample(k, dist.Normal(m, s)) for k, m, s in (("a", 0, 1), ("b", -1, 0.5)))
     with numpyro.plate("data", X.shape[0]):
-        parts = dist.Normal(f[:, None] * jnp.array([1.0, -1.0]), 0.02)
-        numpyro.sample("y", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), parts), obs=y)
+        numpyro.sample("y", dist.Normal(f + a, jnp.exp(h + b)), obs=y)
 
 
 def fit(model, *args, method=LAPLACE, y=Y, **options):
@@ -774,7 +775,9 @@ ROWS = {
     ),
     "negative curvature": row(
         r"try NUTS\(\), or for a model with a GP EP\(power=0\.5, damping=0\.5\)",
-        lambda: fit(two_signs, X, method=pg.Laplace(), y=np.full(N, 4.0)),
+        lambda: fit(
+            two_signs, X, method=pg.Laplace(hyper=pg.MAP(init={"w": 0.0})), y=np.full(N, 4.0)
+        ),
         lambda: fit(two_signs, X, method=pg.NUTS(**_CHAIN), y=np.full(N, 4.0), throw=False),
         lambda: fit(
             outlier,
@@ -805,12 +808,12 @@ ROWS = {
         slow=True,
     ),
     "too few nodes": row(
-        r"\(num_nodes=\d+\).*raise num_nodes, or use NUTS\(\)",
-        lambda: fit(two_peaks, X, y=np.cos(X), method=pg.EP(hyper=FIXED, num_nodes=5), throw=False),
+        r"\(num_nodes=24\).*raise num_nodes, or use NUTS\(\)",
+        lambda: fit(funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.EP(hyper=FIXED)),
         lambda: fit(
-            two_peaks, X, y=np.cos(X), method=pg.EP(hyper=FIXED, num_nodes=200), throw=False
+            funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.EP(hyper=FIXED, num_nodes=200)
         ),
-        lambda: fit(two_peaks, X, y=np.cos(X), method=pg.NUTS(**_CHAIN), throw=False),
+        lambda: fit(funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.NUTS(**_CHAIN), throw=False),
         slow=True,
     ),
     "leave-one-out beside effects of each row": row(
