@@ -258,7 +258,7 @@ def standardised(X, y=None):
 
 def funnel(X, y=None):
     """A noise that is a function, and a level of each of the two."""
-    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.5, 0.8), X))
     h = numpyro.sample("h", pg.GP(pg.kernels.RBF(0.5, 1.0), X))
     a, b = (numpyro.sample(k, dist.Normal(m, s)) for k, m, s in (("a", 0, 1), ("b", -1, 0.5)))
     with numpyro.plate("data", X.shape[0]):
@@ -809,11 +809,22 @@ ROWS = {
     ),
     "too few nodes": row(
         r"\(num_nodes=24\).*raise num_nodes, or use NUTS\(\)",
-        lambda: fit(funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.EP(hyper=FIXED)),
         lambda: fit(
-            funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.EP(hyper=FIXED, num_nodes=200)
+            funnel, np.array([0.0, 1.0]), y=np.array([0.5, -1.0]), method=pg.EP(hyper=FIXED)
         ),
-        lambda: fit(funnel, X[:2], y=np.array([0.5, -1.0]), method=pg.NUTS(**_CHAIN), throw=False),
+        lambda: fit(
+            funnel,
+            np.array([0.0, 1.0]),
+            y=np.array([0.5, -1.0]),
+            method=pg.EP(hyper=FIXED, num_nodes=200),
+        ),
+        lambda: fit(
+            funnel,
+            np.array([0.0, 1.0]),
+            y=np.array([0.5, -1.0]),
+            method=pg.NUTS(**_CHAIN),
+            throw=False,
+        ),
         slow=True,
     ),
     "leave-one-out beside effects of each row": row(
