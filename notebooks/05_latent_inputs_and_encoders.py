@@ -50,7 +50,7 @@ from models.regression import regression  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 SMALL = os.environ.get("PPL_GP_NOTEBOOK_SIZE") == "small"
 NUM, NUM_TEST = (120, 150) if SMALL else (120, 300)
-STARTS = [1] if SMALL else range(6)
+STARTS = range(3) if SMALL else range(6)
 STEPS = 1500 if SMALL else 2000
 NUM_NUTS = 30
 NUTS_CHAINS, NUTS_DRAWS, NUTS_DEPTH = (1, 150, 6) if SMALL else (4, 500, 7)
