@@ -15,7 +15,7 @@ from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 
-_POWERS = (-3, -2, -1, 1, 2, 3)  # of ten
+_REACH = 3  # powers of ten
 
 
 def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[str], list[str]]:
@@ -25,7 +25,7 @@ def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[s
 
     def tuned(values):
         trace = run(model, args, kwargs, values)
-        kernels = [k for name in roles(trace).gps for k in _kernels(unwrap(trace[name]["fn"]))]
+        kernels = [p.kernel for name in roles(trace).gps for p in _priors(unwrap(trace[name]["fn"]))]
         parts = jax.tree.leaves(kernels, is_leaf=lambda k: hasattr(k, "lengthscale"))
         scales = [k.lengthscale for k in parts if hasattr(k, "lengthscale")]
         several = [x for x in scales if np.size(x) > 1]
@@ -35,17 +35,33 @@ def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[s
     return tuple(sorted(frozenset().union(*x)) for x in (periods, scales, several))
 
 
-def other_scales(free: dict, scales: list[str]) -> Iterator[dict]:
-    """Unconstrained points with length scales of a thousandth to a thousand times those of `free`,
-    by powers of ten.
+def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]:
+    """Unconstrained points with other length scales than those of `free`, whose values are `hyper`:
+    by powers of ten up to a thousandth and a thousand times those, and as far around the standard
+    deviation of each column of the kernels' inputs.
     """
-    for power in _POWERS if scales else ():
+    scales = behind_kernels(model, args, kwargs, hyper)[1]
+    middles = {0, *_powers_to_inputs(run(model, args, kwargs, hyper))} if scales else set()
+    powers = {m + p for m in middles for p in range(-_REACH, _REACH + 1)} - {0}
+    for power in sorted(powers):
         # unconstrained values are logarithms of positive ones
         step = power * jnp.log(10.0)
         yield {k: x + step if k in scales else x for k, x in free.items()}
 
 
-def _kernels(fn: Any) -> list:
+def _powers_to_inputs(trace: dict) -> Iterator[int]:
+    """Powers of ten, rounded, between length scales and standard deviations of their columns."""
+    for name in roles(trace).gps:
+        for prior in _priors(unwrap(trace[name]["fn"])):
+            spread = np.std(np.asarray(prior.X).reshape(len(prior.X), -1), 0)
+            for k in jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale")):
+                # a periodic kernel's is a pure number
+                if hasattr(k, "lengthscale") and not hasattr(k, "period"):
+                    own = spread[list(k.active_dims)] if k.active_dims else spread
+                    ratio = own / np.asarray(k.lengthscale)
+                    yield from np.round(np.log10(ratio[ratio > 0])).astype(int).tolist()
+
+
+def _priors(fn: Any) -> list:
     whole = isinstance(fn, PredictorGP)
-    priors = fn.kernel.model.priors(fn.kernel, fn.X).values() if whole else [fn]
-    return [p.kernel for p in priors]
+    return list(fn.kernel.model.priors(fn.kernel, fn.X).values()) if whole else [fn]

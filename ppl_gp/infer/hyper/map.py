@@ -121,12 +121,12 @@ def _elsewhere(
     """
     if config.init is not None:
         return None
-    values = {k: problem.trace[k]["value"] for k in problem.names}
-    scales = behind_kernels(problem.model, problem.args, problem.kwargs, values)[1]
+    first = jax.tree.map(lambda x: x[0], begun)
+    hyper = ascent.space.constrain(first)
     best = int(np.argmin(np.asarray(runs.loss)))
     others = jnp.asarray(np.arange(len(runs.done)) != best)
     found, least = None, float(runs.loss[best]) - FLAT
-    for free in other_scales(jax.tree.map(lambda x: x[0], begun), scales):
+    for free in other_scales(first, problem.model, problem.args, problem.kwargs, hyper):
         asked = jax.tree.map(lambda all, x: all.at[best].set(x), begun, free)
         there = plainly(ascent, runs._replace(asked=asked, done=others))
         if (loss := float(there.loss[best])) < least:

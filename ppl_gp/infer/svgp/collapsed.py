@@ -51,11 +51,18 @@ def _split(problem: Problem, free, variables):
     move = jax.tree.map(
         lambda x: problem.plan.train_inducing and eqx.is_inexact_array(x), variables
     )
-    return eqx.partition((free, variables), (jax.tree.map(lambda _: True, free), move))
+    trained, held = eqx.partition((free, variables), (jax.tree.map(lambda _: True, free), move))
+    return (trained[0], jax.tree.map(jnp.divide, trained[1], problem.units)), held
+
+
+def _join(problem: Problem, trained, held):
+    """Undoes `_split`: L-BFGS moves inducing variables in their units, whatever the inputs' scale."""
+    free, variables = trained
+    return eqx.combine((free, jax.tree.map(jnp.multiply, variables, problem.units)), held)
 
 
 def _objective(problem: Problem, trained, held, batch: Batch):
-    free, variables = eqx.combine(trained, held)
+    free, variables = _join(problem, trained, held)
     hyper, log_p = hyper_at(problem, free, batch)
     return -(collapsed(problem.plan.model, hyper, variables, batch).bound + log_p)
 
@@ -83,7 +90,7 @@ def _climb(
     (trained, state), (bounds, slopes) = lax.scan(
         step, (trained, climb.optimiser), None, length=CHUNK
     )
-    free, variables = eqx.combine(trained, held)
+    free, variables = _join(problem, trained, held)
     return Climb(free, variables, state), bounds, slopes[-1]
 
 

@@ -9,8 +9,9 @@ from jax import random
 
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.hyper.kernel_scales import behind_kernels, other_scales
+from ppl_gp.infer.hyper.kernel_scales import other_scales
 from ppl_gp.infer.svgp.look import Subject
+from ppl_gp.infer.svgp.objective import hyper_at
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
@@ -23,22 +24,23 @@ _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 def starts_elsewhere(
     method: SVGP, subject: Subject, problem: Problem, start: State
 ) -> Iterator[State]:
-    """Length scales of a thousandth to a thousand times the first ones, by powers of ten; where the
-    likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
+    """Other length scales; where the likelihood is not proved log-concave, q(u) around a draw from
+    the prior and around minus it.
     """
-    for free in other_scales(start.free, length_scales(method, subject)):
+    for free in other_length_scales(method, subject, problem, start.free):
         yield begin(problem, free, start.variational)
     if _has_modes(subject):
         yield from (_around_draw(problem, start, sign) for sign in (-1.0, 1.0))
 
 
-def length_scales(method: SVGP, subject: Subject) -> list[str]:
-    """Names of length scales that nobody has given a start."""
-    if not isinstance(method.hyper, MAP) or method.hyper.init is not None:
-        return []
-    batch = as_batch(subject.first, random.key(0))
-    values = {k: subject.trace[k]["value"] for k in subject.names} | batch.given
-    return behind_kernels(subject.model, batch.args, batch.kwargs, values)[1]
+def other_length_scales(
+    method: SVGP, subject: Subject, problem: Problem, free: dict
+) -> Iterator[dict]:
+    """`other_scales`, where nobody has given a start."""
+    if isinstance(method.hyper, MAP) and method.hyper.init is None:
+        batch = as_batch(subject.first, random.key(0))
+        hyper = hyper_at(problem, free, batch)[0] | batch.given
+        yield from other_scales(free, subject.model, batch.args, batch.kwargs, hyper)
 
 
 def _has_modes(subject: Subject) -> bool:

@@ -13,7 +13,6 @@ from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.hyper.kernel_scales import other_scales
 from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
@@ -21,7 +20,7 @@ from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import climb
 from ppl_gp.infer.svgp.devices import Placement, placement
-from ppl_gp.infer.svgp.elsewhere import length_scales, starts_elsewhere
+from ppl_gp.infer.svgp.elsewhere import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.make_fit import make_fit
@@ -181,7 +180,7 @@ def _fit_collapsed(
 
     def climbed(state: State):
         variables = state.variational.variables
-        frees = [state.free, *other_scales(state.free, length_scales(method, subject))]
+        frees = [state.free, *other_length_scales(method, subject, problem, state.free)]
         reached = climb(problem, frees, variables, batch, method.tol, progress)
         return reached, begin(problem, reached.free, reached.variational)
 

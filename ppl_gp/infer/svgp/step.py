@@ -152,7 +152,8 @@ def _advance(
 
 def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Optimised:
     """An update by the optimiser. In the warm-up only q(u) and q(h) move, and what the optimiser
-    has seen there is forgotten at its end.
+    has seen there is forgotten at its end. Derivatives and steps of inducing variables are in their
+    `units`, so that the scale of the inputs changes nothing.
 
     No derivative counts for more than a nat a datum: under q(u) = p(u) a bound of counts can be
     -1e15, and Adam, which remembers a thousand squares, would not move for the rest of the run.
@@ -160,21 +161,28 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     trained, held = eqx.partition((state.free, state.variational), spec)
     optimiser, warm_up = problem.optax(state.step), problem.plan.warm_up
     seen = _choose(state.step == warm_up, optimiser.init(trained), state.optimiser)
+    gradient = _in_units(problem, gradient)
     bounded = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), gradient)
     updates: Any
     updates, seen = optimiser.update(bounded, seen, trained)
     free, variational = updates
-    variables = jax.tree.map(lambda u, unit: u * unit, variational.variables, problem.units)
     hold = jnp.where(state.step < warm_up, 0.0, 1.0)
-    free, variables = jax.tree.map(lambda u: hold * u, (free, variables))
+    free, variables = jax.tree.map(lambda u: hold * u, (free, variational.variables))
     updates = free, variational._replace(variables=variables)
     if not problem.plan.noisy:
         updates = jax.tree.map(lambda u: state.shrink * u, updates)
-    moved = eqx.combine(eqx.apply_updates(trained, updates), held)
+    moved = eqx.combine(eqx.apply_updates(trained, _in_units(problem, updates)), held)
     # half a squared gradient bounds the gain where the curvature is that of the KL, 1, and more
     q_gap = 0.5 * sum([jnp.sum(g**2) for g in jax.tree.leaves(gradient[1].q)], jnp.zeros(()))
     allowed = _allowed(gradient, updates, num_data)
     return Optimised(*moved, seen, _largest(gradient[0]), q_gap, allowed)
+
+
+def _in_units(problem: Problem, tree):
+    """A gradient or an update with that of inducing variables times their units."""
+    free, variational = tree
+    variables = jax.tree.map(lambda x, unit: x * unit, variational.variables, problem.units)
+    return free, variational._replace(variables=variables)
 
 
 def _allowed(gradient, updates, num_data) -> Array:
