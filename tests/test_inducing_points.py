@@ -105,6 +105,44 @@ def test_a_search_does_not_end_where_noise_explains_all(method):
     assert abs(fit.log_evidence - at_mode(X, y, 0.08)) < 0.01 * len(y)
 
 
+@pytest.mark.parametrize(
+    ("options", "tol"),
+    [
+        ({"collapsed": True}, 1e-6),
+        pytest.param({"max_steps": 40}, 1e-6, marks=pytest.mark.slow),
+        pytest.param({"max_steps": 40, "batch_size": 30}, 1e-6, marks=pytest.mark.slow),
+        pytest.param({}, 0.01, marks=pytest.mark.slow),
+    ],
+)
+def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
+    """Bounds differed by half a nat, and runs in units of 1e-4 did not settle in 3000 steps."""
+    rng = np.random.default_rng(14)
+    X = rng.uniform(0, 6, (60, 2))
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=60)
+
+    def model(X, scale, y=None):
+        wide = dist.LogNormal(jnp.log(scale), 1.0).to_event(1)
+        lengthscale = numpyro.sample("lengthscale", wide)
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 1.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, lengthscale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    found = []
+    for scale in np.array([[1.0, 1.0], [1e-3, 1e-3], [1e3, 1e3], [1e3, 1e-3]]):
+        method = pg.SVGP(num_inducing=15, **options)
+        fit = pg.fit(model, method, 0, scale * X, scale, y=y, throw=False)
+        found.append((fit.log_evidence, *(fit.hyper["lengthscale"] / scale)))
+    np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=tol)
+
+
+def test_other_length_scales_are_around_the_inputs_as_well():
+    """Inputs of 1e-3 under a prior around 1 ended with noise for everything, 447 nats low."""
+    X, y = waves(500)
+    fit = pg.fit(regression, pg.SVGP(num_inducing=60, collapsed=True), 0, 1e-3 * X, y=y)
+    assert abs(fit.log_evidence - at_mode(1e-3 * X, y, 2e-4)) < 0.01 * len(y)
+
+
 def test_a_good_start_is_left_alone(monkeypatch):
     """Other length scales are tried, and the run has the numbers that it has without them."""
     X, y = waves(60)

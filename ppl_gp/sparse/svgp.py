@@ -54,6 +54,8 @@ class SVGP:
 
     q(u) by natural gradients in the dual parameterisation, hyperparameters and inducing inputs by
     Adam, both from one forward and reverse pass a step. O(M^3 + M^2 B) a step, O(B M + M^2) memory.
+    A step of an inducing input is in units of its column's standard deviation / M^(1 / columns), so
+    that inputs and a prior that follows them can have any scale.
 
     - `num_inducing`, `inducing`: "greedy", "kmeans", "subset", "farthest" (see `sparse.select`), an
       array Z, or inducing variables such as `FourierFeatures`; {site: ...} for several GP sites.
@@ -75,8 +77,9 @@ class SVGP:
       for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its
       kin).
     - A run of at least 400 steps tries other starts for 20 steps each, on the same batches, and
-      continues from the best: length scales of a thousandth to a thousand times the first, by
-      powers of ten, unless `MAP(init=...)` gives a start; and, if the likelihood is not proved
+      continues from the best: length scales of a thousandth to a thousand times the first and the
+      standard deviations of the inputs, by powers of ten, unless `MAP(init=...)` gives a start;
+      and, if the likelihood is not proved
       log-concave in its one function, q(u) around a draw from the prior and minus it.
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's
       plate subsamples.

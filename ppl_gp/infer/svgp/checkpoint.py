@@ -18,7 +18,7 @@ from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import Checkpoint
 from ppl_gp.storage.archive import read_archive, write_archive
 
-FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 4
+FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 5
 
 
 class _OtherRun(StoreError):

@@ -207,8 +207,10 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
 
 
 def units(variables: InducingVariables, X) -> Any:
-    """What one unit of the optimiser's step means for each trained array: a column's standard
-    deviation for inducing points.
+    """What one unit of the optimiser's step means for each trained array: for inducing points about
+    the distance between neighbours, a column's standard deviation / M^(1 / columns).
+
+    In steps as long as those distances the points of minibatches do not settle.
     """
     if isinstance(variables, PartsVariables):
         each = {
@@ -217,7 +219,8 @@ def units(variables: InducingVariables, X) -> Any:
         }
         return dataclasses.replace(variables, gps=each)
     spread = np.std(np.asarray(X), 0)
-    spread = np.where(spread > 0, spread, 1.0)
+    varying = max(1, int(np.sum(spread > 0)))
+    spread = np.where(spread > 0, spread, 1.0) / variables.num ** (1.0 / varying)
 
     def unit(x):
         return (
