@@ -108,7 +108,8 @@ def test_a_search_does_not_end_where_noise_explains_all(method):
 @pytest.mark.parametrize(
     ("options", "tol"),
     [
-        ({"collapsed": True}, 1e-6),
+        ({"collapsed": True, "max_steps": 10}, 1e-6),
+        pytest.param({"collapsed": True}, 1e-3, marks=pytest.mark.slow),
         pytest.param({"max_steps": 40}, 1e-6, marks=pytest.mark.slow),
         pytest.param({"max_steps": 40, "batch_size": 30}, 1e-6, marks=pytest.mark.slow),
         pytest.param({}, 0.01, marks=pytest.mark.slow),
@@ -117,8 +118,8 @@ def test_a_search_does_not_end_where_noise_explains_all(method):
 def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
     """Bounds differed by half a nat, and runs in units of 1e-4 did not settle in 3000 steps."""
     rng = np.random.default_rng(14)
-    X = rng.uniform(0, 6, (60, 2))
-    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=60)
+    X = rng.uniform(0, 6, (40, 2))
+    y = np.sin(X[:, 0]) + 0.3 * rng.normal(size=40)
 
     def model(X, scale, y=None):
         wide = dist.LogNormal(jnp.log(scale), 1.0).to_event(1)
@@ -129,13 +130,14 @@ def test_the_scale_of_inputs_changes_nothing_where_priors_follow(options, tol):
             numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
     found = []
-    for scale in np.array([[1.0, 1.0], [1e-3, 1e-3], [1e3, 1e3], [1e3, 1e-3]]):
-        method = pg.SVGP(num_inducing=15, **options)
+    for scale in np.array([[1.0, 1.0], [1e-3, 1e-3], [1e3, 1e-3]]):
+        method = pg.SVGP(num_inducing=12, **options)
         fit = pg.fit(model, method, 0, scale * X, scale, y=y, throw=False)
         found.append((fit.log_evidence, *(fit.hyper["lengthscale"] / scale)))
-    np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=tol)
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=tol)
 
 
+@pytest.mark.slow
 def test_other_length_scales_are_around_the_inputs_as_well():
     """Inputs of 1e-3 under a prior around 1 ended with noise for everything, 447 nats low."""
     X, y = waves(500)

@@ -732,7 +732,7 @@ def test_ten_kills_lose_nothing(tmp_path):
 def test_finished_run_is_not_run_again(tmp_path):
     """Neither one that made all steps nor one that had ended by itself."""
     X, y = data()
-    method = with_checkpoints(tmp_path, patience=3, natural_rate=1.0, learning_rate=3.0)
+    method = with_checkpoints(tmp_path, patience=3, natural_rate=1.0, learning_rate=5.0)
     first = fitted(X, y=y, method=method)
     assert first.result == Result.converged and first.stats["steps"] < STEPS
     again = fitted(X, y=y, method=method)
@@ -1076,7 +1076,7 @@ def test_patience_ends_a_run_that_no_longer_gains():
     """The bound's average over three steps fell: by a learning rate that is far too large."""
     X, y = data()
     fit = fitted(
-        X, y=y, method=dataclasses.replace(METHOD, patience=3, natural_rate=1.0, learning_rate=3.0)
+        X, y=y, method=dataclasses.replace(METHOD, patience=3, natural_rate=1.0, learning_rate=5.0)
     )
     bounds = fit.stats["bounds"]
     assert fit.result == Result.converged and len(bounds) < STEPS

@@ -376,7 +376,7 @@ def schools(error, y=None):
 def test_a_spread_that_leans_on_zero_is_said():
     """Its sds of theta were .6 of the truth, in silence; with a known spread nothing is said."""
     error = np.asarray(ERRORS, float)
-    with pytest.warns(UserWarning, match=r"hardly determine 'tau': .*a third.*Grid\(\)"):
+    with pytest.warns(UserWarning, match=r"hardly determine 'tau': .*0.87 of the right.*Grid\(\)"):
         pg.fit(schools, pg.Laplace(), 0, error, y=np.asarray(EFFECTS))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -25,7 +25,8 @@ def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[s
 
     def tuned(values):
         trace = run(model, args, kwargs, values)
-        kernels = [p.kernel for name in roles(trace).gps for p in _priors(unwrap(trace[name]["fn"]))]
+        fns = [unwrap(trace[name]["fn"]) for name in roles(trace).gps]
+        kernels = [p.kernel for fn in fns for p in _priors(fn)]
         parts = jax.tree.leaves(kernels, is_leaf=lambda k: hasattr(k, "lengthscale"))
         scales = [k.lengthscale for k in parts if hasattr(k, "lengthscale")]
         several = [x for x in scales if np.size(x) > 1]

@@ -56,7 +56,7 @@ def _split(problem: Problem, free, variables):
 
 
 def _join(problem: Problem, trained, held):
-    """Undoes `_split`: L-BFGS moves inducing variables in their units, whatever the inputs' scale."""
+    """Undoes `_split`. L-BFGS moves inducing variables in their units: no scale of X matters."""
     free, variables = trained
     return eqx.combine((free, jax.tree.map(jnp.multiply, variables, problem.units)), held)
 
@@ -95,9 +95,10 @@ def _climb(
 
 
 @quick_jit
-def _best_sites(problem: Problem, free, variables, batch: Batch):
-    hyper, _ = hyper_at(problem, free, batch)
-    return collapsed(problem.plan.model, hyper, variables, batch)
+def best_sites(problem: Problem, free, variables, batch: Batch):
+    """(the bound and the best q(u), the log prior of the hyperparameters)."""
+    hyper, log_p = hyper_at(problem, free, batch)
+    return collapsed(problem.plan.model, hyper, variables, batch), log_p
 
 
 def climb(
@@ -121,7 +122,7 @@ def climb(
     result = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
     if interrupted:
         result = Result.interrupted
-    best = _best_sites(problem, state.free, state.variables, batch)
+    best, _ = best_sites(problem, state.free, state.variables, batch)
     (name,) = variables
     if result is Result.converged and not np.isfinite(float(best.bound)):
         result = Result.nonfinite

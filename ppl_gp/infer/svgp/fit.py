@@ -18,7 +18,7 @@ from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
-from ppl_gp.infer.svgp.collapsed import climb
+from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.devices import Placement, placement
 from ppl_gp.infer.svgp.elsewhere import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
@@ -27,6 +27,7 @@ from ppl_gp.infer.svgp.make_fit import make_fit
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.run import Ended, LongRun
+from ppl_gp.infer.svgp.spread import by_steps, tell_weakly_known
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
@@ -83,7 +84,14 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         # the steps are whole: only what would be said of them is missing
         ended, bound, judgement = ended._replace(result=Result.interrupted), None, {}
     fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
-    _tell_unsettled(fit)
+    exact = problem.plan.guide is None and subject.structure.is_shallow and not problem.plan.noisy
+    plain = problem.rates.learning is not None and spread.mesh is None
+    if not _tell_unsettled(fit) and exact and plain:
+        settled = by_steps(problem, ended.state, as_batch(subject.first, key_end))
+        try:
+            tell_weakly_known(fit, subject, ended.state.free, settled)
+        except KeyboardInterrupt as error:  # a warning is all that is missing
+            answered(error)
     return fit
 
 
@@ -114,8 +122,8 @@ def _judgement(
     return ended._replace(result=result), bound, told
 
 
-def _tell_unsettled(fit: Fit) -> None:
-    """Warn where a run has ended and something is left to gain: by steps, or by points."""
+def _tell_unsettled(fit: Fit) -> bool:
+    """Warn where a run has ended and something is left to gain, by steps or by points; whether."""
     gradient, gap = fit.stats.get("map_gradient", 0.0), fit.stats.get("q_gap", 0.0)
     short, num = fit.stats.get("inducing_gap", 0.0), fit.stats["num_data"]
     told = []
@@ -126,13 +134,14 @@ def _tell_unsettled(fit: Fit) -> None:
         )
     if gap > WIDE_GAP:
         told.append(f"a whole step of q(u) still expects to gain {gap:.2g} nats")
-    if fit.result is Result.completed and told:
+    short_of_points = short > FEW * num and fit.result in (Result.completed, Result.converged)
+    if unsettled := fit.result is Result.completed and bool(told):
         warn(
             f"SVGP(): after {fit.stats['steps']} steps, as planned, the fit has not settled: "
             f"{' and '.join(told)}. Give more steps or larger rates; where q(u) is much narrower "
             "than its prior, VI() on up to some thousand data.",
         )
-    elif fit.result in (Result.completed, Result.converged) and short > FEW * num:
+    elif short_of_points:
         ruled = isinstance(fit.method.inducing, str)
         asked = f"num_inducing={2 * fit.method.num_inducing}" if ruled else "more in inducing="
         warn(
@@ -140,6 +149,7 @@ def _tell_unsettled(fit: Fit) -> None:
             f"at these hyperparameters, {100 * short / num:.2g} per 100 rows. Give {asked}, and "
             "see what it gains.",
         )
+    return unsettled or short_of_points
 
 
 @quick_jit
@@ -195,7 +205,13 @@ def _fit_collapsed(
     told = {} if result is Result.nonfinite else errors_of(problem, end, subject, key)
     ended = Ended(end, result, reached.bounds, None)
     fit = make_fit(method, subject, problem, ended, bound, told, key)
-    _tell_unsettled(fit)
+
+    def settled(free: dict) -> float:
+        best, log_p = best_sites(problem, free, reached.variational.variables, batch)
+        return float(best.bound + log_p)
+
+    if not _tell_unsettled(fit):
+        tell_weakly_known(fit, subject, reached.free, settled)
     return fit
 
 
