@@ -132,7 +132,7 @@ def grouped(x, group, y=None):
 def test_a_sparse_fit_names_a_spread_at_zero_as_laplace_does(options):
     rng = np.random.default_rng(3)
     x, group = np.sort(rng.uniform(0, 5, 60)), rng.integers(0, 6, 60)
-    y, u = np.sin(x) + 0.3 * rng.normal(size=60), rng.normal(size=6)
+    u, y = rng.normal(size=6), np.sin(x) + 0.3 * rng.normal(size=60)
     for method in (pg.Laplace(), pg.SVGP(num_inducing=15, **options)):
         with pytest.warns(UserWarning, match="hardly determine 'tau': .*its effects' sds are too"):
             pg.fit(grouped, method, 0, x, group, y=y)
