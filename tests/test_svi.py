@@ -55,16 +55,22 @@ def test_a_full_gaussian_reaches_the_posterior(whole):
     assert whole.result == "completed" and whole.stats["losses"].shape == (3000,)
 
 
-def test_what_a_factorised_guide_loses():
+def test_what_a_factorised_guide_loses_is_said():
     """KL[q || p] of the best factorised Gaussian: -log(1 - rho^2) / 2 in two dimensions."""
     method = pg.SVI(guide=functools.partial(AutoNormal, init_scale=0.05), num_steps=3000)
-    fit = pg.fit(linear, method, 0, X, y=Y)
+    with pytest.warns(UserWarning, match=r"an sd is 0\.4. times .* SVI\(guide=AutoMultivariate"):
+        fit = pg.fit(linear, method, 0, X, y=Y)
     P = np.linalg.inv(S)
     lost = 0.5 * np.log(P[0, 0] * P[1, 1] / np.linalg.det(P))
     assert fit.log_evidence == pytest.approx(
         EVIDENCE - lost, abs=0.05 + 4.0 * fit.stats["log_evidence_se"]
     )
     np.testing.assert_allclose(fit.hyper["w"].std(0), np.diag(P) ** -0.5, rtol=0.15)
+    sds = (np.diag(P) * np.diag(S)) ** -0.5
+    assert fit.stats["sd_ratio"] == pytest.approx(sds.min(), rel=0.1)
+    # weights of a Gaussian posterior are equal
+    assert fit.log_evidence + fit.stats["importance_gain"] == pytest.approx(EVIDENCE, abs=1e-8)
+    assert fit.stats["pareto_k"] == -np.inf
 
 
 def test_a_guide_of_ones_own():
@@ -98,9 +104,7 @@ def test_a_point_has_no_bound():
 
 def test_a_run_that_has_not_settled_warns():
     quiet = functools.partial(AutoNormal, init_scale=0.01)
-    with pytest.warns(
-        UserWarning, match="has not settled: by the weights of its draws a mean is about"
-    ):
+    with pytest.warns(UserWarning, match="has not settled: by importance weights a mean is about"):
         method = pg.SVI(guide=quiet, num_steps=300, learning_rate=0.001)
         pg.fit(linear, method, 0, X, y=Y)
 

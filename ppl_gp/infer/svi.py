@@ -16,35 +16,42 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 from numpyro import handlers, infer
-from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoDelta,
     AutoGuide,
     AutoGuideList,
     AutoLaplaceApproximation,
+    AutoMultivariateNormal,
     AutoNormal,
     AutoSemiDAIS,
 )
-from numpyro.infer.util import log_density
 from numpyro.optim import optax_to_numpyro
+from scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.hyper.space import Space
+from ppl_gp.infer.joint_mode import Joint
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.roles import roles
-from ppl_gp.quick import full_jit
+from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
 from ppl_gp.wrappers import unwrap
 
 CHUNK = 50  # steps between two looks at Ctrl-C
 BOUNDS = 200  # draws of the bound at the end
+_OWN = 4000  # draws of q that its own means and sds are computed from
+_MOST_LATENTS = 1000  # entries of all sites up to which q is judged: their square is kept
 _POINTS = (AutoDelta, AutoLaplaceApproximation)  # trained as a point: their loss is no bound
 _ANNEALED = (AutoDAIS, AutoSemiDAIS)
 
@@ -62,12 +69,13 @@ class SVI:
 
     Results: completed; nonfinite; interrupted. `log_evidence` is the bound at the end, nats, the
     mean of 200 draws with standard error `stats["log_evidence_se"]`; `None` of guides that are
-    trained as points. `stats["losses"]`: of every step. A warning where a mean is further than 0.1
-    posterior sd from where it would settle (`stats["mean_shift"]`), or a sd is off by more than a
-    tenth (`stats["sd_factor"]`), as the importance weights of 200 draws say.
-    Importance-weighted and Renyi's bounds settle elsewhere than these weights say. For them, and
-    for guides of points, `stats["ended"]` says that the end was not judged.
-    Latents that stand one a datum have parameters of their own in an autoguide: all rows are used
+    trained as points. `stats["losses"]`: of every step. The end is judged against the posterior, in
+    unconstrained coordinates, by 1000 importance weights: `stats["mean_shift"]`, the furthest mean,
+    in posterior sds; `["sd_ratio"]`, the guide's sd over the posterior's, where it is furthest from
+    1; `["importance_gain"]`, log p(y) less the bound, nats; `["pareto_k"]` of the weights. A
+    warning if a mean is more than 0.1 sd off, an sd by a tenth, or k-hat is above 0.7. Guides of
+    points, and of more than 1000 latents, are not judged, and `stats["ended"]` says so.
+    Latents of each datum have parameters of their own in an autoguide: all rows are used
     at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
 
     `ModelError` for GP sites (`SVGP` is for those), params, discrete latents. A step costs one
@@ -140,14 +148,14 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     stats = {"losses": losses, "steps": len(losses)}
     result = Result.interrupted if stopped else Result.completed
     bound, names = None, (*found.hyper, *found.local_latents)
+    num = sum(np.size(trace[k]["value"]) for k in names)
     if not np.all(np.isfinite(losses)):
         result = Result.nonfinite
     elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
         bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
-        if not stopped and _is_elbo(method.loss):
-            distance = _distance(svi, params, key_bound, args, kwargs, names)
-            _tell_of_distance(method, **distance)
-            stats |= distance
+        if not stopped and num <= _MOST_LATENTS:
+            joint, data = Joint(Space(model, names, args, kwargs, {})), (args, kwargs)
+            stats |= _judged(method, svi, params, key_bound, joint, data, bound)
     if result is Result.completed and "mean_shift" not in stats:
         stats["ended"] = "all steps made; whether they were enough was not judged"
     with numpyro.validation_enabled(False):
@@ -175,12 +183,6 @@ def _adam(method: SVI) -> optax.GradientTransformation:
 def _is_bound(loss) -> bool:
     """Renyi's bound of a negative order lies above log p(y)."""
     return not (isinstance(loss, infer.RenyiELBO) and loss.alpha < 0.0)
-
-
-def _is_elbo(loss) -> bool:
-    """Other losses settle elsewhere."""
-    single = getattr(loss, "num_importance", 1) == 1 and getattr(loss, "beta", 1.0) == 1.0
-    return single and not isinstance(loss, infer.RenyiELBO)
 
 
 def _has_points(guide, params, args, kwargs) -> bool:
@@ -253,38 +255,68 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
     return float(found.mean()), float(found.std(ddof=1) / np.sqrt(BOUNDS))
 
 
-def _distance(svi, params, key, args, kwargs, names) -> dict[str, float]:
-    """How far q is from where it would settle, the most of all latents, unconstrained:
-    {"mean_shift": in posterior sd; "sd_factor": of a sd}.
+def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: float) -> dict:
+    """How far q is from the posterior, and a warning where that matters: entries of `stats`."""
+    found = _looked(svi.guide, params, key, joint, *data)
+    log_w, step, shift, sd, own_sd, left, lacking = map(np.asarray, found)
+    if not np.isfinite(log_w).any():
+        return {}
+    smoothed, khat = smooth(np.where(np.isfinite(log_w), log_w, -np.inf))
+    w = np.exp(smoothed)[:, None]
+    moved = np.sum(w * step, 0)
+    off = step - moved
+    wide = np.sum(w * off**2, 0) / np.mean(step**2, 0)
+    mean, ratio = (shift / sd + moved) / np.sqrt(wide), own_sd / (sd * np.sqrt(wide))
+    # standard errors: equal weights have none, and q's own moments are those of `_OWN` draws
+    extra = w - 1.0 / len(w)
+    mean_se = np.sqrt(np.sum((extra * off) ** 2, 0) / wide + ratio**2 / _OWN)
+    ratio_se = np.sqrt(np.sum((extra * (off**2 / wide - 1.0)) ** 2, 0) / 4.0 + 0.5 / _OWN)
+    far, wrong = np.abs(mean) - 2.0 * mean_se, np.abs(np.log(ratio)) - 2.0 * ratio_se
+    stats = {
+        "mean_shift": float(np.abs(mean[np.argmax(far)])),
+        "sd_ratio": float(ratio[np.argmax(wrong)]),
+        "pareto_k": khat,
+        "importance_gain": float(lacking + logsumexp(log_w) - np.log(len(w)) - bound),
+    }
+    is_wrong = np.max(wrong) > np.log(1.1)
+    if not khat <= KHAT_LIMIT or np.max(far) > 0.1 or is_wrong:
+        settled = np.max(np.abs(np.log(left))) < np.log(1.2)
+        _tell(method, settled and (is_wrong or np.max(np.abs(shift / sd)) < 0.1), **stats)
+    return stats
 
-    By the coefficients of log p(y, z) - log q(z) on standardised u and u^2 - 1 under q, which are
-    zero there (Stein's identity), and count as zero within four standard errors.
+
+@quick_jit
+def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, ...]:
+    """A Gaussian in the place of the posterior of all latents, unconstrained: as log p(y, u) looks
+    where q has its draws, by a regression of its gradients on u, exact for a Gaussian posterior.
+
+    (log weights of its draws (S,), their steps from its mean in its sds (S, D), its mean less q's,
+    its sds, q's sds, the sds of q over those of the best q that is as independent (D,), the
+    constant that the log weights lack).
     """
-
-    @full_jit
-    def weights(params, args, kwargs):
-        def one(key):
-            keys = random.split(key)
-            log_q, drawn = log_density(handlers.seed(svi.guide, keys[0]), args, kwargs, params)
-            values = {k: drawn[k]["value"] for k in names}
-            model = handlers.seed(svi.model, keys[1])
-            log_p, trace = log_density(model, args, kwargs, {**params, **values})
-            free = [biject_to(trace[k]["fn"].support).inv(x) for k, x in values.items()]
-            return log_p - log_q, jnp.concatenate([jnp.ravel(x) for x in free])
-
-        return lax.map(one, random.split(key, BOUNDS))
-
-    log_w, z = map(np.asarray, weights(params, args, kwargs))
-    u, w = (z - z.mean(0)) / z.std(0), (log_w - log_w.mean())[:, None]
-    x = np.stack([u, u**2 - 1.0])  # (2, draws, latents)
-    size = np.mean(x**2, 1)
-    moved = np.mean(x * w, 1) / size
-    noise = 4.0 * (w - np.sum(moved[:, None] * x, 0)).std(0) / np.sqrt(BOUNDS * size)
-    slope, bend = np.where(np.abs(moved) > noise, moved, 0.0)
-    precision = np.maximum(1.0 - 2.0 * bend, 0.01)  # of the posterior, in units of q's
-    mean = np.max(np.abs(slope) / np.sqrt(precision))
-    factor = np.exp(np.max(np.abs(np.log(precision))) / 2.0)
-    return {"mean_shift": float(mean), "sd_factor": float(factor)}
+    keys = random.split(key)
+    drawn = _draws(guide, params, keys[0], _OWN, args, kwargs)
+    free = lax.map(joint.space.unconstrain, {k: drawn[k] for k in joint.space.names})
+    like = jax.tree.map(lambda x: x[0], free)
+    u = jax.vmap(lambda tree: ravel_pytree(tree)[0])(free)
+    D, few = u.shape[1], u[: max(BOUNDS, 3 * u[0].size)]
+    centre, L = few.mean(0), cholesky(jnp.cov(few.T, ddof=0).reshape(D, D))
+    slopes = lax.map(jax.grad(lambda x: joint(x, like)), few) @ L
+    bend = -solve_lower(L, (few - centre).T) @ slopes / len(few)  # I where q is exact
+    values, V = jnp.linalg.eigh(0.5 * (bend + bend.T))
+    values = jnp.maximum(jnp.abs(values), 1e-8)  # q's place may be no maximum
+    root = L @ V / jnp.sqrt(values)
+    mean = centre + root @ (V.T @ slopes.mean(0) / jnp.sqrt(values))
+    half = random.normal(keys[1], (5 * BOUNDS // 2, D), u.dtype)
+    white = jnp.concatenate([half, -half])
+    log_w = lax.map(lambda x: joint(x, like), mean + white @ root.T) + 0.5 * jnp.sum(white**2, 1)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(L))) - 0.5 * jnp.sum(jnp.log(values))
+    sd, own_sd = jnp.linalg.norm(root, axis=1), u.std(0)
+    alone = own_sd * jnp.linalg.norm(solve_lower(L, V * jnp.sqrt(values), trans=1), axis=1)
+    apart = jnp.max(jnp.abs(jnp.corrcoef(u.T).reshape(D, D) - jnp.eye(D))) < 0.1
+    left = jnp.where(apart, alone, own_sd / sd)
+    lacking = 0.5 * D * jnp.log(2.0 * jnp.pi) + log_det
+    return log_w, white @ root.T / sd, mean - u.mean(0), sd, own_sd, left, lacking
 
 
 def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:
@@ -296,13 +328,31 @@ def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, ja
     return {k: jnp.asarray(x) for k, x in again(key, *args, **kwargs).items()}
 
 
-def _tell_of_distance(method: SVI, mean_shift: float, sd_factor: float) -> None:
-    """Warn where q is further than a tenth from where it would settle."""
-    found = [f"a mean is about {mean_shift:.2g} posterior sd off"] * (mean_shift > 0.1)
-    found += [f"a sd is wrong by a factor of about {sd_factor:.3g}"] * (sd_factor > 1.1)
-    if found:
+def _tell(method: SVI, settled, mean_shift, sd_ratio, pareto_k, importance_gain) -> None:
+    """Warn that q is not the posterior: by how much, and what helps."""
+    guide: Any = _class_of(method.guide)
+    name = getattr(guide, "__name__", type(guide).__name__)
+    sizes = [f"a mean is about {mean_shift:.2g} posterior sd off"] * (mean_shift > 0.1)
+    sizes += [f"an sd is {sd_ratio:.2g} times the posterior's"] * (
+        max(sd_ratio, 1.0 / sd_ratio) > 1.1
+    )
+    told = ", ".join([*sizes, f"the bound is {importance_gain:.2g} nats below log p(y)"])
+    full = isinstance(guide, type) and issubclass(guide, AutoMultivariateNormal)
+    other = "NUTS()" if full else "SVI(guide=AutoMultivariateNormal), or NUTS()"
+    if not pareto_k <= KHAT_LIMIT:
         warn(
-            f"SVI(num_steps={method.num_steps}) has not settled: by the weights of its draws "
-            f"{' and '.join(found)}. Take num_steps={4 * method.num_steps}, a larger "
-            "learning_rate, or a guide whose means and spreads are free.",
+            f"SVI(guide={name}): nothing says how far the guide is from the posterior, because "
+            f"importance weights are too heavy (Pareto k-hat {pareto_k:.2f}, above {KHAT_LIMIT}). "
+            f"Unreliably, by these weights {told}. Compare with {other}."
+        )
+    elif settled:
+        warn(
+            f"SVI(guide={name}): the best guide of this family is not the posterior: by "
+            f"importance weights {told}. Take {other}."
+        )
+    else:
+        warn(
+            f"SVI(num_steps={method.num_steps}) has not settled: by importance weights {told}. "
+            f"Take num_steps={4 * method.num_steps}, or a larger learning_rate; if that changes "
+            f"nothing, {other}."
         )
