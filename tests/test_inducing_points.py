@@ -5,7 +5,9 @@ and by how much more of them would help.
 import dataclasses
 import re
 import warnings
+from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -15,7 +17,9 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.optimize import minimize
 
 import ppl_gp as pg
+from ppl_gp.infer.hyper.kernel_scales import other_scales
 from ppl_gp.infer.svgp import run as long_run
+from ppl_gp.model.declared import declare
 from ppl_gp.sparse.select import select
 
 
@@ -143,6 +147,35 @@ def test_other_length_scales_are_around_the_inputs_as_well():
     X, y = waves(500)
     fit = pg.fit(regression, pg.SVGP(num_inducing=60, collapsed=True), 0, 1e-3 * X, y=y)
     assert abs(fit.log_evidence - at_mode(1e-3 * X, y, 2e-4)) < 0.01 * len(y)
+
+
+class Own(eqx.Module):
+    """A kernel of one's own, without `active_dims`, that projects its inputs."""
+
+    lengthscale: Any
+
+    def __call__(self, X1, X2):
+        A, B = (jnp.column_stack([X, X[:, 0] ** 2]) / self.lengthscale for X in (X1, X2))
+        return jnp.exp(-0.5 * jnp.sum((A[:, None] - B[None]) ** 2, -1))
+
+    def diag(self, X):
+        return jnp.ones(len(X))
+
+
+@pytest.mark.parametrize(("size", "powers"), [(1, 9), (3, 6)])
+def test_other_length_scales_of_a_kernel_of_ones_own(size, powers):
+    X = 1e3 * np.random.default_rng(0).normal(size=(30, 2))
+
+    def model(X, y=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0).expand([size]).to_event(1))
+        f = numpyro.sample("f", pg.GP(Own(scale), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    free = {"scale": jnp.zeros(size)}
+    declared = declare(model, (X,), {"y": X[:, 0]})
+    found = other_scales(free, declared, (X,), {"y": X[:, 0]}, {"scale": jnp.ones(size)})
+    assert len(list(found)) == powers
 
 
 def test_a_good_start_is_left_alone(monkeypatch):

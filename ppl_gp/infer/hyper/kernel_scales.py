@@ -56,10 +56,11 @@ def _powers_to_inputs(trace: dict) -> Iterator[int]:
         for prior in _priors(unwrap(trace[name]["fn"])):
             spread = np.std(np.asarray(prior.X).reshape(len(prior.X), -1), 0)
             for k in jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale")):
-                # a periodic kernel's is a pure number
-                if hasattr(k, "lengthscale") and not hasattr(k, "period"):
-                    own = spread[list(k.active_dims)] if k.active_dims else spread
-                    ratio = own / np.asarray(k.lengthscale)
+                scale = np.ravel(getattr(k, "lengthscale", ()))
+                own = spread[list(getattr(k, "active_dims", None) or range(len(spread)))]
+                # a periodic kernel's is a pure number; a user's may be of other inputs
+                if not hasattr(k, "period") and scale.size in (1, len(own)):
+                    ratio = own / scale
                     yield from np.round(np.log10(ratio[ratio > 0])).astype(int).tolist()
 
 
