@@ -19,7 +19,7 @@ import ppl_gp as pg
 
 
 def gplvm(X, y=None, latent_dim=2, num_outputs=None, kernel=pg.kernels.RBF):
-    """y (N, D). X holds one entry a datum, an index say: only its length is used.
+    """y (N, D). X holds one entry per datum, an index say: only its length is used.
 
     `num_outputs`: D, needed where y is drawn or predicted. `kernel`: a function of (variance,
     lengthscale).

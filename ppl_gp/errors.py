@@ -106,8 +106,8 @@ _MESSAGES = {
     Result.diverged: "all steps were made, and the bound ended far below its start; shuffle the "
     "rows of a stream, lower natural_rate and learning_rate, or take larger "
     "batches; fit.stats['bounds'] shows where it fell.",
-    Result.not_gaussian: "the hyperparameters' posterior is no Gaussian about its mode, and "
-    "Grid()'s points do not hold it (stats: grid_effective, grid_stretch, grid_edge_weight); use "
+    Result.not_gaussian: "the hyperparameters' posterior is not a Gaussian about its mode; "
+    "Grid()'s points do not cover it (stats: grid_effective, grid_stretch, grid_edge_weight); use "
     "Sample().",
 }
 

@@ -262,7 +262,7 @@ class DeclaredModel:
         return args, rest
 
     def remembered(self):
-        """(positional, keyword) arguments of training that are not one entry a datum."""
+        """(positional, keyword) arguments of training that are not one entry per datum."""
         spec, rest = self.spec, {}
         rest |= {"e": np.asarray(2.0)} if spec.exposure == "zero_dim" else {}
         rest |= {"link": "two", "columns": ["c", "d"]} if spec.exposure == "option" else {}

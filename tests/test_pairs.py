@@ -1,4 +1,4 @@
-"""A kernel is a function of two rows: what reads one row a datum beside them has a training
+"""A kernel is a function of two rows: what reads one row per datum beside them has a training
 covariance and no prediction.
 """
 

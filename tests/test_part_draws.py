@@ -104,7 +104,7 @@ def test_draws_of_hyperparameters_have_a_draw_of_the_parts_each():
 
 
 def test_one_datum_has_sites_and_draws_of_them():
-    """Beside an argument with an entry a row; a predictor is traced at two rows or more."""
+    """Beside an argument with an entry per row; a predictor is traced at two rows or more."""
 
     def model(X, seen, y=None):
         f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.44, 1.0), X))

@@ -514,7 +514,7 @@ def test_arrays_are_given_again_and_other_arguments_remembered():
     for missing in ("offset", "noise"):
         with pytest.raises(DataError, match=f"predicting needs.*{missing}"):
             fit.predict(X_NEW, **{k: v for k, v in new.items() if k != missing})
-    with pytest.raises(DataError, match="give one entry a row"):
+    with pytest.raises(DataError, match="give one entry per row"):
         fit.predict(X_NEW, **{**new, "offset": np.zeros(4)})
 
 

@@ -200,7 +200,7 @@ def heteroscedastic(X, y=None):
 
 
 def outputs(X, y=None):
-    """A site with several values a row, and another of counts."""
+    """A site with several values per row, and another of counts."""
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
     with numpyro.plate("data", X.shape[0]):
         scale = jnp.array([0.1, 0.5, 1.0])

@@ -274,5 +274,5 @@ def test_an_argument_of_rows_is_refused_with_the_remedy_of_an_estimator():
     assert GPRegressor(_offset, pg.Laplace(), {"offset": 1.0}).fit(X, y).predict(X[:2]).shape == (
         2,
     )
-    with pytest.raises(pg.DataError, match=r"\['offset'\] have one entry a row .* column of X"):
+    with pytest.raises(pg.DataError, match=r"\['offset'\] have one entry per row .* column of X"):
         GPRegressor(_offset, pg.Laplace(), {"offset": np.ones(len(X))}).fit(X, y)

@@ -100,7 +100,7 @@ def known(X, g, table, y=None):
 
 @pytest.mark.parametrize("g", [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 3, 3]])
 def test_a_table_of_numbers_is_remembered_whole(g):
-    """In whichever order the rows look it up; it was taken for one entry a row in their own."""
+    """In whichever order the rows look it up; it was taken for one entry per row in their own."""
     X, y = _data(4)
     g, table = np.array(g), np.array([10.0, -20.0, 30.0, 5.0])
     XN, new = np.array([0.1, 1.7]), np.array([3, 0])

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Rates: an offset or an exposure
 #
-# What is known of each row and multiplies its rate is an argument of the model with one entry a row. It is passed again at prediction, by
+# What is known of each row and multiplies its rate is an argument of the model with one entry per row. It is passed again at prediction, by
 # the same name: with an exposure of one, predictions are rates.
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Measurements with known errors
 #
-# A standard deviation for each measurement is an argument with one entry a row. At prediction it is that of a measurement to come; the
+# A standard deviation for each measurement is an argument with one entry per row. At prediction it is that of a measurement to come; the
 # function's own band needs none, but the model's argument has to be there.
 
 # %%

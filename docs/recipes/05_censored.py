@@ -2,7 +2,7 @@
 # # Censored observations
 #
 # A detector that saturates at 1 tells of larger values only that they are larger. NumPyro has the likelihood; the flag is an argument with
-# one entry a row. At prediction it is zero: the question is what the value is, not what the detector shows.
+# one entry per row. At prediction it is zero: the question is what the value is, not what the detector shows.
 
 # %%
 import jax

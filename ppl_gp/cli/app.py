@@ -36,11 +36,11 @@ Data = Annotated[
     Path,
     typer.Argument(
         metavar="DATA.csv",
-        help="One row a datum; the first row names the columns. Or DATA.parquet.",
+        help="One row per datum; the first row names the columns. Or DATA.parquet.",
     ),
 ]
 Target = Annotated[str, typer.Option(help="The column of the observations; all others are inputs.")]
-Out = Annotated[Path, typer.Option(help="Folder for the results.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results, which is made if need be.")]
 Methods = Annotated[str, typer.Option(help=f"Separated by commas, some of: {ALL}.")]
 Restarts = Annotated[int, typer.Option(min=1, help="Starts of the hyperparameters' maximisation.")]
 NumWarmup = Annotated[int, typer.Option(min=1, help="Warm-up transitions of a chain.")]

@@ -68,7 +68,7 @@ def read_csv(path: str | Path) -> Columns:
     """
     lines, rows = _parsed(path)
     if not rows:
-        raise DataError(f"{path} is empty; give a CSV file with a header and one row a datum.")
+        raise DataError(f"{path} is empty; give a CSV file with a header and one row per datum.")
     _require_commas(path, lines[0], rows[0])
     if all(map(is_number, rows[0])):
         header, lines = [f"x{i}" for i in range(len(rows[0]))], [0, *lines]

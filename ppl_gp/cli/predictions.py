@@ -22,7 +22,7 @@ def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None
         if (then := known.get(name)) and (then.columns, then.levels) != (now.columns, now.levels):
             raise DataError(
                 f"{saved} was fitted to {then.columns} with the labels {list(then.levels)}, and "
-                f"{saved.parent / 'preparation.json'} tells of {now.columns} with "
+                f"{saved.parent / 'preparation.json'} has {now.columns} with "
                 f"{list(now.levels)} (a later run wrote to the same folder?); fit again, each data "
                 "set into a folder of its own."
             )

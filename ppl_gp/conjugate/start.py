@@ -79,7 +79,7 @@ def _as_discrete(family: Discrete, probs) -> Family:
 
 
 def _rows(structure: Structure, i: int, trace) -> np.ndarray | None:
-    """(N, columns): what is observed behind a discrete site with one entry a row."""
+    """(N, columns): what is observed behind a discrete site with one entry per row."""
     family, columns = structure.blocks[i], []
     if len(family.batch) != 1:
         return None

@@ -30,7 +30,7 @@ _SETTLED = 1e-10  # change of their moments, beside one, below which they are th
 
 class Split(NamedTuple):
     """`local`: (block, axis of the rows in its batch) of what stands one a datum. `of_rows`: terms
-    that have an entry a row.
+    that have an entry per row.
     """
 
     terms: tuple[Term, ...]

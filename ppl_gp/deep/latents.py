@@ -84,6 +84,7 @@ class FreeGaussian(LatentGuide):
     packed: Float[Array, "N P"]
 
     def unconstrained(self, rows, args, kwargs):
+        """Means and log scales of each row, which are parameters."""
         return self.packed if rows is None else self.packed[rows]
 
 
@@ -98,6 +99,7 @@ class Encoded(LatentGuide):
         return "y" in self.sees
 
     def unconstrained(self, rows, args, kwargs):
+        """Means and log scales that the encoder gives for each row."""
         seen = encoder_rows(self.sees, args, kwargs)
         # Where the model's own plate subsamples, the arguments hold all data.
         seen = seen if rows is None or len(seen) == len(rows) else seen[rows]
@@ -120,6 +122,7 @@ class Forgotten(LatentGuide):
     """Of a loaded fit whose q(h) is of the training data's rows, which no new data ask for."""
 
     def unconstrained(self, rows, args, kwargs):
+        """Raise `ModelError`: only prediction is possible."""
         raise ModelError(
             "a saved fit keeps encoders, and no q(h) of the training data's rows; fit the model "
             "again."
@@ -157,7 +160,7 @@ def gaussian_at(site: dict, packed: Float[Array, "B P"]) -> dist.Distribution:
     wanted = 2 * latent_size(site, num)
     if packed.ndim != 2 or packed.shape[1] != wanted:
         raise DataError(
-            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers a datum, "
+            f"the encoder of latent '{site['name']}' gives {packed.shape[1:]} numbers per row, "
             f"and {wanted} are needed: {wanted // 2} means and as many log scales."
         )
     others = tuple(n for i, n in enumerate(shape) if i != axis)

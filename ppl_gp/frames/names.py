@@ -32,7 +32,7 @@ class Names(Mapping[str, ArrayNames]):
         return len(self.arguments)
 
     def require_same_rows(self, aligned: Container[str]) -> None:
-        """Raise `DataError` where arguments with an entry a row, the paths `aligned`, label their
+        """Raise `DataError` where arguments with an entry per row, the paths `aligned`, label their
         rows otherwise: pandas would align them by their labels, arrays go by their order.
         """
         _require_same_rows({p: names for p, names in self.items() if p in aligned})
@@ -43,7 +43,7 @@ class Names(Mapping[str, ArrayNames]):
         """The arguments of a prediction as plain arrays, the same label as the same integer, and
         their names: columns and labels of the fit, rows of their own.
 
-        `order`: names of the positional arguments; `aligned`: paths of those with an entry a row.
+        `order`: names of the positional arguments; `aligned`: paths of those with an entry per row.
         Raises `DataError` as `opened` does, for other columns or dimensions than in training,
         unknown labels, labels in place of numbers, and rows labelled otherwise in one aligned
         argument than in another. An array without names is taken for the
@@ -248,6 +248,6 @@ def explained(names: Iterable[str], arrays: Mapping[str, Any]) -> Iterator[None]
         raise type(error)(
             f"{error} The argument{'s' * (len(single) > 1)} {', '.join(map(repr, single))} came as "
             f"a frame of one column, which is an array of shape {arrays[single[0]].shape}: where "
-            "the model wants one entry a row, an index of groups, say, give the column, "
+            "the model wants one entry per row, an index of groups, say, give the column, "
             "frame['name'], not frame[['name']]."
         ) from error

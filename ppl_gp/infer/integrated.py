@@ -95,7 +95,7 @@ def integrated(
         raise ModelError(
             f"{name}(integrate={which!r}): {left} cannot be integrated with the others: such a "
             "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
-            "computed from it, or no array that is affine in it holds one entry a datum, or a "
+            "computed from it, or no array that is affine in it holds one entry per datum, or a "
             "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
             f"mask handler stands around its prior{_not_read(model)}. Leave it out, or use NUTS()."
         )
@@ -108,5 +108,5 @@ def _not_read(model: Declared) -> str:
         return ""
     return (
         ", or, as here, the model cannot be traced at another number of rows (it holds arrays of "
-        "one entry a row, or writes their number down)"
+        "one entry per row, or writes their number down)"
     )

@@ -60,6 +60,7 @@ class Sum(Kernel):
         return self.left(X1, X2) + self.right(X1, X2)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n): the sum of both terms."""
         return self.left.diag(X) + self.right.diag(X)
 
 
@@ -73,6 +74,7 @@ class Product(Kernel):
         return self.left(X1, X2) * self.right(X1, X2)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n): the product of both factors."""
         return self.left.diag(X) * self.right.diag(X)
 
 
@@ -90,6 +92,7 @@ class Constant(Kernel):
         return jnp.full((X1.shape[0], X2.shape[0]), variance, jnp.result_type(X1, X2, variance))
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n): the variance in every row."""
         return fill(scalar(self.variance, "Constant(variance=...)"), as_inputs(X, self.active_dims))
 
 
@@ -107,6 +110,7 @@ class CallableKernel(Kernel):
         return self.function(jnp.asarray(X1), jnp.asarray(X2))
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n) of the wrapped kernel."""
         X = jnp.asarray(X)
         if hasattr(self.function, "evaluate_diag"):
             return self.function(X)

@@ -53,6 +53,7 @@ class WithDerivatives(Kernel):
         return chosen + _nan_outside(A, i)[:, None] + _nan_outside(B, j)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n), of values and slopes."""
         A, i = split_inputs(as_inputs(X))
         mixed = jax.vmap(
             lambda a, s: _jet(self.base, a[None], a[None], s[None], s[None])[1][1][0, 0]

@@ -1,7 +1,7 @@
 """Whether a kernel is a function of two rows: k(X1, X2) of any two numbers of rows, each entry of
 its own two rows alone.
 
-A callable may read an array with one row a datum (distances that were computed before, weights):
+A callable may read an array with one row per datum (distances that were computed before, weights):
 then its training covariance is what it says, and there is no covariance with new rows.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from ppl_gp.kernels.base import CallableKernel, Kernel
 
 _ROWS_OF_ITS_OWN = (
-    "it reads something with one row a datum (distances computed before, weights): put what it "
+    "it reads something with one row per datum (distances computed before, weights): put what it "
     "needs of each row into the GP's inputs X, as columns, or index a fixed table by a column of X"
 )
 _LEAST = 3  # rows, so that some are left where one is taken away and the others change places

@@ -116,6 +116,8 @@ class SoftmaxInverse(Inverse):
     L: Float[Array, "N N"]  # of M
 
     def variance(self):
+        """The blocks of the posterior covariance, one per row."""
+
         def function(entry):
             K, E, half = entry
             return jnp.einsum("nm,mn->n", K, E @ K), half @ K

@@ -141,7 +141,7 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
 
 
 def _factored(model, bones: Skeleton, sites, rest: Rest) -> tuple[str, ...]:
-    """Arguments with one entry a datum that factors alone see, and the predictor is computed
+    """Arguments with one entry per datum that factors alone see, and the predictor is computed
     from.
     """
     asked = [p for p, _ in bones.rows if p in model.reading.factored]

@@ -35,7 +35,7 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
 
     Half of the rows take the arguments of one row of the other half, which may not notice; rows
     that change places must take their terms along; a row more may change nothing. f is a fixed
-    function of its inputs. A kernel may be computed from no argument with one entry a datum (read
+    function of its inputs. A kernel may be computed from no argument with one entry per datum (read
     off the jaxpr) and is the same function in all runs, at inputs that the site had. Predictions of
     such a model would depend on which rows are asked for together, and minibatches see other inputs
     than all data do. Four runs of the model, O(N), compiled for two numbers of rows.

@@ -68,7 +68,7 @@ def loadings(
     """Of a predictor `eta({site: innovation}) -> (R, n)`, affine.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
-    sites are zero. `axes`: {site with one entry a datum: the axis of the data in its value, from
+    sites are zero. `axes`: {site with one entry per datum: the axis of the data in its value, from
     the right}. `one_each(site)`: what each row sees of it, where that is one entry, else `None`.
     """
     zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
@@ -104,7 +104,7 @@ def _part(fn, pushed: Callable, centre, axis: int | None, seen: OneEach | None) 
 
 
 def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
-    """What each unit of a site with one entry a datum gives, taken alone and alike in all rows."""
+    """What each unit of a site with one entry per datum gives, alone and alike in all rows."""
     units = list(shape)
     num = units.pop(axis)
 
@@ -116,7 +116,7 @@ def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
 
 
 def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], key) -> Array:
-    """Whether row n of the predictor sees row n alone of the sites with one entry a datum, (n,).
+    """Whether row n of the predictor sees row n alone of the sites with one entry per datum, (n,).
 
     A = diag(a) for a unit and a function if and only if A v = a v for a random v, with probability
     one.

@@ -6,7 +6,7 @@ from ppl_gp.wrappers import bare, hidden_axes, mask_of
 
 
 def log_prob_per_datum(site, num: int | None = None):
-    """A site's log-probability with `scale` and `mask`, summed to one number a datum; to () where
+    """A site's log-probability with `scale` and `mask`, summed to one number per datum; to () where
     it has no axis of data, nats.
     """
     fn, value = site["fn"], site["value"]

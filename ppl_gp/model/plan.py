@@ -21,8 +21,8 @@ class Observed(NamedTuple):
 @dataclass(frozen=True)
 class Plan:
     """What was found: the integrated sites, how many functions of them a datum sees, the axis of
-    the data of those that have one entry a datum, from the right, and what the predictor's site is
-    called. `seen`: paths of arguments with one entry a datum that the predictor is computed from,
+    the data of those with one entry per datum, from the right, and what the predictor's site is
+    called. `seen`: paths of arguments with one entry per datum that the predictor is computed from,
     and no distribution: of a likelihood that is a factor.
     """
 

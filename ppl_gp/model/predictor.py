@@ -233,7 +233,7 @@ def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
 
 
 def _observations(skeleton: Skeleton, e: dict, rest: Rest) -> frozenset[int]:
-    """The leaves of (e, rest) with one entry a datum that a prediction is not given. A factor is
+    """The leaves of (e, rest) with one entry per datum that a prediction is not given. A factor is
     computed from them, where an observed site's distribution is not: y - eta is no predictor.
     """
     rows = dict(skeleton.rows)

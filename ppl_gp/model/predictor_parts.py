@@ -82,7 +82,7 @@ class Columns(Table):
 
 
 class Levels(Table):
-    """F with one entry a row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
+    """F with one entry per row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
     function.
     """
 

@@ -187,7 +187,7 @@ def blocks_of(prior: Any) -> Float[Array, "R R n"]:
 
 def covariance_of(prior: GP) -> Covariance:
     """Cov[f] at a prior's inputs in the form that fits: columns of unknowns where a predictor sees
-    fewer of them than there are data, and nothing that has one entry a datum; a matrix a function
+    fewer of them than there are data, and nothing that has one entry per datum; a matrix a function
     where several are independent; else an array, with few columns beside it where there are any.
     """
     if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:

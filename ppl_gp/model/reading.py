@@ -30,11 +30,11 @@ class Reading:
     - `scored`: factors that see observations, and so are part of the likelihood of y; other factors
       are penalties.
     - `shaping`: paths of array arguments that distributions are computed from; `masking`: masks and
-      scales. `needed`: the shaping ones that a prediction is given anew, one entry a datum; tables
-      and numbers are remembered. `factored`: those that factors alone are computed from, data or
-      inputs, who can tell.
+      scales. `needed`: the shaping ones that a prediction is given anew, one entry per datum;
+      tables and numbers are remembered. `factored`: those that factors alone are computed from,
+      data or inputs, who can tell.
     - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
-      from). `kernels`: (GP site, the arrays with one entry a datum that its kernel is computed
+      from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
       from: a median of distances, say).
     """
 
@@ -62,7 +62,7 @@ class Reading:
 
     @property
     def row_axes(self) -> dict[str, int]:
-        """{path of an array argument with one entry a datum: its axis of the data}."""
+        """{path of an array argument with one entry per datum: its axis of the data}."""
         return dict(self.rows)
 
     def axis_of(self, path: str) -> int | None:
@@ -134,7 +134,7 @@ def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
 def _needed(
     leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Shaping arrays with one entry a datum, and those of sites whose own data axis is not known
+    """Shaping arrays with one entry per datum, and those of sites whose own data axis is not known
     (f[idx]: idx belongs to the new data).
     """
     arrays = [

@@ -19,7 +19,7 @@ from ppl_gp.model.tracing import reading_of
 class Skeleton:
     """The arguments that a model was declared with: paths, shapes and types of arrays, the options.
 
-    `rows`: (path, axis of the data) of arrays with one entry a datum; `first`: the first entry of
+    `rows`: (path, axis of the data) of arrays with one entry per datum; `first`: the first entry of
     each, which a model that checks its arguments has accepted.
     """
 
@@ -81,7 +81,7 @@ class Skeleton:
         return dict(zip(self.paths, self.entries, strict=True))[path]
 
     def packed(self, arrays: Mapping, num: int) -> jax.Array:
-        """The columns as numbers, (N, D), a row a datum."""
+        """The columns as numbers, (N, D), a row per datum."""
         rows, dtype = dict(self.rows), jnp.result_type(float)
         moved = [jnp.moveaxis(arrays[p], rows[p], 0) for p in self.columns]
         return jnp.concatenate([jnp.reshape(x, (num, -1)).astype(dtype) for x in moved], 1)

@@ -71,30 +71,32 @@ def invert(
 
     def advance(s):
         x = candidate(s)
-        value = F(x) - p
-        up = value >= 0
-        side = jnp.where(up, 1, -1).astype(jnp.int32)
-        half = jnp.where(side == s.side, 0.5, 1.0)
+        new = _moved(s, x, F(x) - p)
         is_found = integers & (s.high - s.low <= 1.0)
-        new = _Bracket(
-            jnp.where(up, s.low, x),
-            jnp.where(up, x, s.high),
-            jnp.where(up, half * s.below, value),
-            jnp.where(up, value, half * s.above),
-            side,
-            2.0 * s.step,
-            s.steps + 1,
-        )
-        keep = lambda a, b: jnp.where(is_found, a, b)  # noqa: E731
-        return new._replace(low=keep(s.low, new.low), high=keep(s.high, new.high))
+        low, high = (jnp.where(is_found, a, b) for a, b in ((s.low, new.low), (s.high, new.high)))
+        return new._replace(low=low, high=high)
 
-    first = _Bracket(
-        jnp.full(shape, low, p.dtype),
-        jnp.full(shape, jnp.inf, p.dtype),
-        -p,
-        1.0 - p,
-        jnp.zeros(shape, jnp.int32),
-        scale,
-        jnp.zeros((), jnp.int32),
+    return lax.while_loop(running, advance, _first(p, scale, low)).high
+
+
+def _first(p, scale, low: float) -> _Bracket:
+    """Before any evaluation."""
+    zero = jnp.zeros((), jnp.int32)
+    ends = jnp.full(p.shape, low, p.dtype), jnp.full(p.shape, jnp.inf, p.dtype)
+    return _Bracket(*ends, -p, 1.0 - p, jnp.zeros(p.shape, jnp.int32), scale, zero)
+
+
+def _moved(s: _Bracket, x, value) -> _Bracket:
+    """The bracket with an end at x, where F - p is `value`."""
+    up = value >= 0
+    side = jnp.where(up, 1, -1).astype(jnp.int32)
+    half = jnp.where(side == s.side, 0.5, 1.0)
+    return _Bracket(
+        jnp.where(up, s.low, x),
+        jnp.where(up, x, s.high),
+        jnp.where(up, half * s.below, value),
+        jnp.where(up, value, half * s.above),
+        side,
+        2.0 * s.step,
+        s.steps + 1,
     )
-    return lax.while_loop(running, advance, first).high

@@ -125,6 +125,7 @@ class Dense(Loads):
         return self.F
 
     def gram(self, nat2):
+        """I + F^T T F, factored as one matrix."""
         return DenseGram(cholesky(add_diagonal(self.F.T @ times(nat2, self.F), 1.0)))
 
     def variance(self, gram, like):
@@ -192,6 +193,7 @@ class OneAndOthers(Loads):
         return self.join((self.index[:, None] == levels) * self.weight[:, None], self.others, 1)
 
     def gram(self, nat2):
+        """I + F^T T F, factored as an arrow."""
         scaled = nat2 * self.weight
         d = 1.0 + self.summed(scaled * self.weight)
         cross = self.summed(scaled[:, None] * self.others)

@@ -169,7 +169,7 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
     """All that `likelihood_nodes` has to resolve; without `breaks` modes only, which compiles in
     half the time.
 
-    Cost: `SCAN` likelihood values a datum, and about 60 for each centre.
+    Cost: `SCAN` likelihood values per datum, and about 60 for each centre.
     """
 
     def log_integrand(f):

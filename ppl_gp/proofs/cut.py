@@ -3,7 +3,7 @@ which alone it sees z.
 
 A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say. In
 the graph of its operations eta is a cut: every way from z to the model's density leads through it.
-Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry a datum, the
+Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry per datum, the
 smallest cut is found by maximal flow, each array counting as many as it has functions a datum; of
 equal ones the nearest to the outputs, so that eta is what a link function is applied to, offsets
 included. The sign of one function, or a known factor of a sum, counts as the link's: of exp(-eta)

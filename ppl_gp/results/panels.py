@@ -66,7 +66,7 @@ def _require_rows(name: str, mean, num: int) -> None:
     if np.shape(mean) != (num,):
         told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
         raise DataError(
-            f"'{name}' predicts {told} at {num} rows, and a band is of one number a row; draw each "
+            f"'{name}' predicts {told} at {num} rows, and a band needs one per row; draw each "
             "function or site by matplotlib from fit.predict(...)."
         )
 

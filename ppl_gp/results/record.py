@@ -196,7 +196,7 @@ class Record:
 
     @functools.cached_property
     def tied_latents(self) -> list[str]:
-        """Latents with an entry a datum that know each other (see `model.tied_latents`)."""
+        """Latents with an entry per datum that know each other (see `model.tied_latents`)."""
         first, sites = self.draws.at(0), (*self.draws.hyper, *self.draws.latents)
         whole = grown_whole(self.model, self.args, self.kwargs) & frozenset(sites)
         if whole or not first.latents:

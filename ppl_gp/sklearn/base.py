@@ -158,7 +158,7 @@ def require_none_of_rows(estimator: str, fit: Fit, arguments: Mapping | None) ->
     """Raise `DataError` for an argument with an entry for each row: it has none at other rows."""
     if bad := [k for k in arguments or () if fit.model.reading.axis_of(k) is not None]:
         raise DataError(
-            f"{estimator}(arguments=...): {bad} have one entry a row of training, and new rows "
+            f"{estimator}(arguments=...): {bad} have one entry per row of training, and new rows "
             "would need theirs; make each a column of X, which the model takes apart."
         )
 

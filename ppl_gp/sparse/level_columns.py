@@ -1,5 +1,5 @@
-"""Cov[v, f(X)] of unknowns among which each row sees one of U levels: V + 2 numbers a row in place
-of V + U.
+"""Cov[v, f(X)] of unknowns among which each row sees one of U levels: V + 2 numbers per row, not
+V + U.
 """
 
 from typing import Any

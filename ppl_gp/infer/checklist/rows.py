@@ -46,4 +46,4 @@ def rows(subject: Subject):
         f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}"
         for k in factors
     )
-    return True, f"one entry a datum: {[p for p, _ in reading.rows]}{given}{kinds}."
+    return True, f"one entry per datum: {[p for p, _ in reading.rows]}{given}{kinds}."

@@ -186,7 +186,7 @@ def _num_data(trace) -> int:
     if not shapes:
         raise ModelError(
             "the model observes nothing in a plate that grows with the rows of its first "
-            "argument; give the inputs, one row a datum, as the first argument, and declare "
+            "argument; give the inputs, one row per datum, as the first argument, and declare "
             "numpyro.plate('data', X.shape[0]) around what is observed."
         )
     shape, site = shapes[0]

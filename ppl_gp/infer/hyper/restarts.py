@@ -171,6 +171,7 @@ def _finite_or(sites, fallback):
 
 @quick_jit
 def start(problem: Ascent, rng_key, num_restarts: int, init):
+    """The state of every restart before its first step; the first restart begins at `init`."""
     points = (
         None
         if init is not None and num_restarts == 1

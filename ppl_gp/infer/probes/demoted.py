@@ -40,9 +40,9 @@ _DECLARED = {
 
 
 _UNREAD = (
-    "the model cannot be traced at another number of rows, as where it holds arrays of one entry a "
-    "row, or writes their number down (numpyro.plate('units', 12)), and no linear predictor is "
-    "found in it. Pass the arrays as arguments, and take the number from them "
+    "the model cannot be traced at another number of rows, for example because it holds arrays of "
+    "one entry per row, or writes their number down (numpyro.plate('units', 12)), and no linear "
+    "predictor is found in it. Pass the arrays as arguments, and take the number from them "
     "(numpyro.plate('units', X.shape[0]))"
 )
 _SCALES = (0.1, 1.0, 10.0, 100.0)  # a clip far out is curved

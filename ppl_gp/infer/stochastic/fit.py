@@ -66,11 +66,11 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     problem = Problem(joint, parts, source, structure.blocks, few)
     require_rows_apart(problem, first)
     _require_room(method, problem)
-    checkpoints = None
-    if method.checkpoint is not None:
-        data = (batch.args, batch.kwargs) if isinstance(source, StreamSource) else (args, kwargs)
-        same = identity(method, model, data, source.num_data, rng_key)
-        checkpoints = Checkpoints(method.checkpoint, same)
+    is_stream = isinstance(source, StreamSource)
+    args, kwargs = (batch.args, batch.kwargs) if is_stream else (args, kwargs)
+    checkpoints = method.checkpoint and Checkpoints(
+        method.checkpoint, identity(method, model, (args, kwargs), source.num_data, rng_key)
+    )
     proof = RowsProof(structure, problem.begin, source.axes)
     q = shared_from(problem, first, start_of(method.init, structure, trace, keys[1]))
     q, bounds, result, wrong = run(
@@ -84,18 +84,8 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
             raise
         # the steps are whole, and with no factor in rows so is q
         value, result = None, Result.interrupted
-    stats = {
-        "bounds": bounds,
-        "steps": len(bounds),
-        "batch_size": int(source.batch_size or 0),
-        "num_data": source.num_data,
-        "local_bounds": list(joint.bounded),
-    }
-    told = {**wrong, "checkpoint_error": checkpoints and checkpoints.error}
-    stats |= {k: v for k, v in told.items() if v is not None}
-    if isinstance(source, StreamSource):
-        stats["first_batch_only"] = True  # is kept of the data
-        args, kwargs = batch.args, batch.kwargs
+    wrong |= {"checkpoint_error": checkpoints and checkpoints.error}
+    stats = _stats(problem, bounds, wrong, is_stream)
     if value is not None and not np.isfinite(value):
         result, stats = Result.nonfinite, stats | caution_of(q)
     return Fit(
@@ -110,6 +100,19 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         sampled=True,
         blocks=tuple(q),
     )
+
+
+def _stats(problem: Problem, bounds, wrong: dict, is_stream: bool) -> dict:
+    """Figures of a run, and what went wrong on the way."""
+    return {
+        "bounds": bounds,
+        "steps": len(bounds),
+        "batch_size": int(problem.source.batch_size or 0),
+        "num_data": problem.source.num_data,
+        "local_bounds": list(problem.joint.bounded),
+        **{k: v for k, v in wrong.items() if v is not None},
+        **({"first_batch_only": True} if is_stream else {}),  # is kept of the data
+    }
 
 
 def _require_one_start(method: Any) -> None:

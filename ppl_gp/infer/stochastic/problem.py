@@ -72,14 +72,14 @@ def source_of(model, batch_size: int | None, args, kwargs, seed: int) -> Source:
     if num is None:
         raise DataError(
             f"MeanField(batch_size={batch_size}) needs inputs as the first positional argument: an "
-            "array with one row a datum, or a Stream."
+            "array with one row per datum, or a Stream."
         )
     size = cast(int, batch_size)
     if not model.reading.grows and size < num:
         raise DataError(
-            f"MeanField(batch_size={size}) needs every array with one entry a datum as an argument "
-            "of the model, which holds arrays of its own (in a closure, a partial or a global); "
-            "pass them, or take all rows, batch_size=None."
+            f"MeanField(batch_size={size}) needs every array with one entry per datum as an "
+            "argument of the model, which holds arrays of its own (in a closure, a partial or a "
+            "global); pass them, or take all rows, batch_size=None."
         )
     axes = model.reading.axes_of(Leaves(model, args, kwargs))
     return ArraySource(args, kwargs, size, seed, axes=axes)
@@ -133,7 +133,7 @@ def _require_same(name: str, before: np.ndarray, after: np.ndarray) -> None:
 
 @quick_jit
 def _by_row(joint: LogJoint, values) -> dict[str, Array]:
-    """{term: its log density, (B,) where it has an entry a row}."""
+    """{term: its log density, (B,) where it has an entry per row}."""
     plain, axes, found = joint._replace(weights=None), dict(joint.axes), {}
     for name in joint.terms:
         x = plain.term(name, values)

@@ -118,14 +118,14 @@ def _source(method: SVGP, model, args, kwargs, seed):
         return StreamSource(args[0], model, kwargs)
     if (num := num_rows(args)) is None:
         raise DataError(
-            "SVGP() needs inputs as the first positional argument: an array with one row a "
-            "datum, or a Stream."
+            "SVGP() needs inputs as the first positional argument: an array with one row "
+            "per datum, or a Stream."
         )
     plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
     if plate is None:
         if not model.reading.grows and method.rows(num) < num:
             raise DataError(
-                "minibatches need every array with one entry a datum as an argument of the "
+                "minibatches need every array with one entry per datum as an argument of the "
                 "model, which holds arrays of its own (in a closure, a partial or a global); "
                 f"pass them, or take all data in a step, batch_size={num}."
             )

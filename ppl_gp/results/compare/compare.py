@@ -279,7 +279,7 @@ def compare(
     if y_test is not None and np.shape(X_test)[:1] != np.shape(y_test)[:1]:
         raise DataError(
             f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one "
-            "observation a row of X_test."
+            "observation per row of X_test."
         )
     comparison = Comparison(
         X_test, y_test, args, kwargs, reference, rng_key, num_importance_samples

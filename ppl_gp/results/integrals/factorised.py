@@ -155,7 +155,7 @@ def anywhere(blocks, key) -> Values:
 
 
 def _rows(case: Case) -> dict[str, Array]:
-    """{path: (M, ...)} of the arguments, observations among them, with one entry a row."""
+    """{path: (M, ...)} of the arguments, observations among them, with one entry per row."""
     axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
     arrays = Leaves(case.model, case.new_args, case.new_kwargs).arrays
     return {p: jnp.moveaxis(x, axes[p], 0) for p, x in arrays.items() if p in axes}

@@ -180,6 +180,6 @@ def log_density_per_datum(trace: dict, plan: Layout, weighed: bool = False) -> F
         raise ModelError(
             f"the model's observed sites {[s['name'] for s in sites]} have no log density for "
             "each datum; log_density needs the observations by keyword, y=..., and a site whose "
-            "batch or plate has one entry a row of X_new."
+            "batch or plate has one entry per row of X_new."
         )
     return sum(pointwise[1:], pointwise[0])

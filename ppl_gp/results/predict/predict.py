@@ -297,13 +297,13 @@ def _warn_of_errors(found: LogDensity) -> None:
     if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
         warn(
             f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats "
-            "(many narrow modes, or edges); with_error=True tells of each row.",
+            "(many narrow modes, or edges); with_error=True gives it for each row.",
         )
     if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
         warn(
             f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
             "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
-            "tells of each row.",
+            "gives it for each row.",
         )
 
 

@@ -19,9 +19,9 @@ def by_rows(
     function: Callable, model: Declared, X, args: tuple, kwargs: dict, observed: tuple = ()
 ):
     """function(X, observed + args, kwargs) on chunks of `ROWS` rows of X and of all that has one
-    entry a datum, put together.
+    entry per datum, put together.
 
-    `observed`: y_new by position, one entry a row. The last chunk is filled with rows before it,
+    `observed`: y_new by position, one entry per row. The last chunk is filled with rows before it,
     which are dropped. For functions whose
     rows do not depend on each other.
     """

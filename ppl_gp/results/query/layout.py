@@ -133,7 +133,7 @@ def _run(model, args, kwargs, hyper):
         )
         raise DataError(
             f"the model does not run at the new inputs (array arguments of shapes {shapes}): "
-            f"{error} Give every array one entry a row of X_new, and take sizes in the model from "
+            f"{error} Give every array one entry per row of X_new, and take the model's sizes from "
             f"X (numpyro.plate('data', X.shape[0])).{caught}"
         ) from error
 

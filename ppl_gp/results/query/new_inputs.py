@@ -27,7 +27,7 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     """(positional, keyword) arguments of the model at new inputs: X_new by position, the others by
     name where they have one.
 
-    What the model took in training with one entry a datum is given again, by position or by name;
+    What the model took in training with one entry per datum is given again, by position or by name;
     options, numbers and tables that belong
     to no datum are remembered; observations and masks are left out. Which is which was read off the
     model in training. Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than
@@ -50,7 +50,7 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
 
 
 def _for_all_rows(fit: Record, leaves: Leaves, num: int) -> tuple[tuple, dict]:
-    """A plain number stands for all rows of an argument with one entry a datum."""
+    """A plain number stands for all rows of an argument with one entry per datum."""
     trained, axes = Leaves(fit.model, fit.args, fit.kwargs).arrays, fit.model.reading.row_axes
     is_number = lambda x: isinstance(x, int | float) or (is_array(x) and not x.shape)  # noqa: E731
     spread = lambda p, x: jnp.full(_with_rows(trained[p].shape, axes[p], num), x)  # noqa: E731
@@ -65,7 +65,7 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
     if name != "y" and (missing := [p for p in own if p in reading.needed]):
         raise DataError(
             f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
-            f"with one entry a datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
+            f"with one entry per datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
             "place; log_density(X_new, y_new, ...) has y_new in the second one."
         )
     # observations and masks
@@ -163,14 +163,14 @@ def require_own_rows(fit: Record, new_args: tuple) -> None:
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
     if not (fit.model.reading.grows or same):
         raise DataError(
-            "the model holds arrays of its own with one entry a datum (in a closure, a partial "
+            "the model holds arrays of its own with one entry per datum (in a closure, a partial "
             "or a global), as no other number of rows could be traced: new inputs would be "
             "paired with the training data's entries. Make them arguments of the model."
         )
 
 
 def _require_rows(fit, leaves: Leaves, num: int) -> None:
-    """Raise `DataError` where an argument with one entry a datum has another shape than in
+    """Raise `DataError` where an argument with one entry per datum has another shape than in
     training, but for its number of rows.
 
     An array of another shape would be broadcast, (M, 1) with M values of f to (M, M).
@@ -183,7 +183,7 @@ def _require_rows(fit, leaves: Leaves, num: int) -> None:
         if axis >= np.ndim(x) or x.shape[axis] != num:
             raise DataError(
                 f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one "
-                "entry a row."
+                "entry per row."
             )
         if path in trained and (wanted := _with_rows(trained[path].shape, axis, num)) != x.shape:
             raise DataError(

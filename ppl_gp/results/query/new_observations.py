@@ -52,7 +52,7 @@ def _check(name, site, num):
         raise DataError(
             f"y_new has shape {jnp.shape(value)} and X_new {num} row(s): site '{name}' observes "
             f"shape {jnp.shape(value)}, and its distribution has {tuple(fn.shape())} there; give "
-            "one observation a row."
+            "one observation per row."
         )
     require_dtype(name, site, "y_new")
     core = unwrap(fn)

@@ -236,7 +236,7 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> None
             raise DataError(
                 f"the kernel of GP site '{name}' is another one with what is given for {changed} "
                 "than in training: training rows and new rows would have no common covariance. "
-                "Leave it out (it is remembered), fit again, or, where it holds one entry a row, "
+                "Leave it out (it is remembered), fit again, or, where it holds one entry per row, "
                 "put it into the GP's inputs X as a column."
             )
 

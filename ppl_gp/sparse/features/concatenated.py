@@ -50,6 +50,7 @@ class Concatenated(InducingVariables):
         return sum(part.num for part in self.parts)
 
     def root(self, prior) -> "ScaledRoot":
+        """A root of Cov[u] of all parts, scaled to unit variances first."""
         K = jnp.block([[_covariance(prior, i, j) for j in self.parts] for i in self.parts])
         scale = safe_sqrt(jnp.diagonal(K))
         unit = default_jitter(jnp.ones_like(scale))

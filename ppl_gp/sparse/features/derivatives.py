@@ -40,6 +40,7 @@ class Derivatives(InducingVariables):
         return dense_root(add_diagonal(K, unit), unit)
 
     def cross(self, prior, X):
+        """Cov[u, f(X)]: the slopes of the kernel at the points."""
         if isinstance(prior.kernel, WithDerivatives):
             raise ModelError(
                 f"Derivatives at a site with kernel {prior.kernel!r}: use "

@@ -73,6 +73,7 @@ class FourierFeatures(InducingVariables):
         return 2 * self.num_frequencies + 1
 
     def root(self, prior) -> LowRankRoot:
+        """A root of Cov[u], diagonal and a few columns (Hensman et al. 2018)."""
         variance, rate, order, _ = self._process(prior, prior.X)
         w = jnp.asarray(self._frequencies(), rate.dtype)
         density = variance * _DENSITY[order] * rate ** (2 * order - 1) / (rate**2 + w**2) ** order
@@ -81,6 +82,7 @@ class FourierFeatures(InducingVariables):
         return LowRankRoot(alpha, self._edge(rate, order) / jnp.sqrt(variance))
 
     def cross(self, prior, X) -> Float[Array, "M B"]:
+        """Cov[u, f(X)]: the waves inside the interval, decaying outside of it."""
         _, rate, order, x = self._process(prior, X)
         nearest = jnp.clip(x, self.low, self.high)
         phase = jnp.asarray(self._frequencies(), x.dtype)[:, None] * (nearest - self.low)

@@ -86,6 +86,7 @@ class LaplacianFeatures(InducingVariables):
         return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))
 
     def cross(self, prior, X) -> Float[Array, "M B"]:
+        """Cov[u, f(X)]: eigenfunctions times roots of the spectral density."""
         variance, core = fitting(prior.kernel, (RBF, *_SMOOTHNESS), "LaplacianFeatures")
         X, lengthscale = columns(core, X)
         low, high = (

@@ -71,6 +71,7 @@ class MercerFeatures(InducingVariables):
         return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))
 
     def cross(self, prior, X) -> Float[Array, "M B"]:
+        """Cov[u, f(X)]: eigenfunctions times roots of the eigenvalues."""
         variance, core = fitting(prior.kernel, (RBF,), "MercerFeatures")
         X, lengthscale = columns(core, X)
         D = X.shape[1]
