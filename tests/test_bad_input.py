@@ -12,6 +12,7 @@ from numpyro import handlers
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, FitError, ModelError, PplGpError
+from ppl_gp.infer.probes.observed import first_trace
 
 FIXED = pg.Fixed({"variance": 1.5, "lengthscale": 1.0})
 LOCAL = {
@@ -72,6 +73,95 @@ def test_refused_before_any_work(method, case):
     with pytest.raises(DataError) as error:
         pg.fit(classifier, METHODS[method], 0, X, y=y)
     assert words in str(error.value)
+
+
+ROWS = [1, 3]  # the bad ones of twelve
+OUTSIDE = {  # likelihood of f, an observation that it takes, two that it does not
+    "Bernoulli": (lambda f: dist.Bernoulli(logits=f), 1, (2, -1)),
+    "Beta": (lambda f: dist.Beta(jnp.exp(f), 2.0), 0.3, (0.0, 1.0)),
+    "BetaBinomial": (lambda f: dist.BetaBinomial(jnp.exp(f), 1.0, 5), 1, (6, -1)),
+    "Binomial": (lambda f: dist.Binomial(np.arange(1, 13), logits=f), 1, (3, 5)),
+    "Categorical": (lambda f: dist.Categorical(logits=jnp.stack([f, -f], -1)), 1, (2, -1)),
+    "Exponential": (lambda f: dist.Exponential(jnp.exp(f)), 0.5, (-1.0, -2.0)),
+    "Gamma": (lambda f: dist.Gamma(2.0, jnp.exp(f)), 0.5, (-1.0, 0.0)),
+    "Geometric": (lambda f: dist.Geometric(logits=f), 1, (-1, -2)),
+    "LogNormal": (lambda f: dist.LogNormal(f, 1.0), 0.5, (-1.0, 0.0)),
+    "NegativeBinomial2": (lambda f: dist.NegativeBinomial2(jnp.exp(f), 2.0), 1, (-1, -4)),
+    "OrderedLogistic": (lambda f: dist.OrderedLogistic(f, jnp.array([-1.0, 1.0])), 1, (3, -1)),
+    "Pareto": (lambda f: dist.Pareto(1.0, jnp.exp(f)), 2.0, (0.5, 0.9)),
+    "Poisson": (lambda f: dist.Poisson(jnp.exp(f)), 1, (-1, -3)),
+    "TruncatedNormal": (lambda f: dist.TruncatedNormal(f, 1.0, low=0.0), 1.0, (-1.0, -2.0)),
+    "Uniform": (lambda f: dist.Uniform(jnp.zeros_like(f), 1.0), 0.5, (1.5, -0.5)),
+    "VonMises": (lambda f: dist.VonMises(f, 1.0), 1.0, (4.0, -4.0)),
+    "Weibull": (lambda f: dist.Weibull(jnp.exp(f), 1.0), 1.0, (-1.0, -2.0)),
+    "ZeroInflatedPoisson": (lambda f: dist.ZeroInflatedPoisson(0.2, jnp.exp(f)), 1, (-1, -3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support")  # NumPyro's own
+@pytest.mark.parametrize("likelihood", OUTSIDE)
+def test_observations_outside_the_support_are_named_by_row(likelihood):
+    conditional, fine, outside = OUTSIDE[likelihood]
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", conditional(f), obs=y)
+
+    X, y = np.arange(12.0), np.full(12, fine)
+    first_trace(model, (X,), {"y": y})
+    y[ROWS] = outside
+    with pytest.raises(DataError, match=r"row\(s\) \[1, 3\]"):
+        first_trace(model, (X,), {"y": y})
+
+
+EVERY = {
+    **METHODS,
+    "svgp": pg.SVGP(3),
+    "sparse nuts": pg.SparseNUTS(3),
+    "mean field": pg.MeanField(),
+    "svi": pg.SVI(),
+}
+EXPOSED = {
+    "in the predictor": lambda eta, e: jnp.exp(eta + jnp.log(e)),
+    "as a factor": lambda eta, e: e * jnp.exp(eta),
+}
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("form", EXPOSED)
+def test_rows_of_zero_exposure_are_named_by_every_method(form, method):
+    def model(X, e, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+        mean = b * X
+        if not isinstance(EVERY[method], pg.MeanField | pg.SVI):  # those take no GP
+            mean += numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(EXPOSED[form](mean, e)), obs=y)
+
+    X, e, y = np.arange(12.0), np.ones(12), np.ones(12, int)
+    e[ROWS], y[ROWS] = 0.0, (0, 1)  # a slope that is not a number, and impossible
+    with pytest.raises(
+        DataError,
+        match=r"row\(s\) \[1, 3\] of site 'y', or its slope, is not finite",
+    ):
+        pg.fit(model, EVERY[method], 0, X, e, y=y)
+    assert "row(s) [1, 3] of site 'y'" in str(pg.check(model, X, e, y=y))
+
+
+def test_rows_that_are_impossible_at_one_draw_only_are_not_named():
+    """A rate overflows at most draws of a wide prior, and a bound moves with a hyperparameter."""
+
+    def model(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1e6))
+        bound = numpyro.sample("bound", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(b * X)), obs=y)
+            numpyro.sample("z", dist.Uniform(0.0, bound), obs=20.0 + X)
+
+    X = np.arange(12.0)
+    trace = first_trace(model, (X,), {"y": np.ones(12, int)})
+    assert not np.all(np.isfinite(trace["y"]["fn"].log_prob(1))) and trace["bound"]["value"] < 20.0
 
 
 ANSWERED = {
@@ -282,7 +372,7 @@ def test_a_table_of_places_as_first_argument_is_told():
         numpyro.sample("y", dist.Normal(f[place], 0.3), obs=y)
 
     place, y = np.arange(12) % 5, np.linspace(0.0, 1.0, 12)
-    with pytest.raises(ModelError, match="one entry a datum first"):
+    with pytest.raises(ModelError, match="one entry per datum first"):
         pg.fit(model, pg.Laplace(), 0, good()[0][:5], place, y=y)
 
 

@@ -21,10 +21,10 @@ from ppl_gp.sparse.expectation import flatten
 
 # where what couples them has no axis of the data
 ONE_NUMBER = (
-    " If no datum couples them: data are the rows of the first positional argument and stand along "
-    "one axis of an observed site. Give an array with one entry a datum first, model(place, table, "
-    "y=...), where a GP stands at a table of places; and declare one site in a plate, not a site "
-    "for each datum."
+    " If no datum couples them: data are the rows of the first positional argument, along one axis "
+    "of an observed site. If a GP is at a table of places, give an array with one entry per datum "
+    "first, model(place, table, y=...); and declare one site in a plate, not a site for each "
+    "datum."
 )
 ROUNDINGS = 1e3  # roundings within which numbers count as equal
 _TRIALS = 6  # moves of half of the rows
@@ -42,7 +42,7 @@ def probe_joint(log_lik: JointLogLikelihood, shapes: dict, who: str = "SVGP()") 
     for name, shape in shapes.items():
         require_equal_rows([name], shape[-1], log_lik.num)
     finite, pointwise, free = _probe_joint(log_lik, tuple(shapes.items()), random.key(7))
-    require_finite(finite)
+    require_finite(finite, "", "random values of f")
     if not (bool(jnp.all(pointwise)) and bool(free)):
         bad = np.flatnonzero(~np.asarray(pointwise))[:3].tolist()
         raise NotPointwiseError(
@@ -141,15 +141,20 @@ def _curvature_outside(log_lik: Callable, shapes: tuple, key):
     return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
 
 
-def require_finite(rows) -> None:
+def listed(rows) -> str:
+    """The first rows of a mask (N,) as text, and how many there are."""
+    bad = np.flatnonzero(np.asarray(rows))
+    return f"{bad[:5].tolist()}{f', ... ({len(bad)} rows)' if len(bad) > 5 else ''}"
+
+
+def require_finite(rows, of: str, where: str) -> None:
     """Raise `DataError` if terms of the log-likelihood, or their slopes, are not finite."""
-    bad = np.flatnonzero(~np.asarray(rows))
-    if len(bad):
-        few = f"{bad[:5].tolist()}{f', ... ({len(bad)} rows)' if len(bad) > 5 else ''}"
+    if not np.all(rows):
         raise DataError(
-            f"the log-likelihood of row(s) {few}, or its slope, is not finite at random values of "
-            "f: look at these observations, and at what their distribution is computed from. An "
-            "exposure of zero, for instance, is 0 log 0 = NaN: leave such rows out."
+            f"the log-likelihood of row(s) {listed(~np.asarray(rows))}{of}, or its slope, is not "
+            f"finite at {where}: look at these observations, and at what their distribution is "
+            "computed from. An exposure of zero, for example, gives log 0 = -inf or 0 log 0 = NaN: "
+            "leave such rows out."
         )
 
 

@@ -1,22 +1,32 @@
 """The first run of a model: every observation is checked against its distribution's shape, support
-and dtype.
+and dtype, and every row for a log-likelihood that is a number.
 """
+
+from contextlib import suppress
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+from jax import random
+from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
+from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import declare
 from ppl_gp.model.forgotten import require_observations
 from ppl_gp.model.observed_dtype import require_dtype
+from ppl_gp.model.per_datum import log_prob_per_datum, sum_per_datum
 from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
+
+_DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
 
 def first_trace(model, args, kwargs, hyper=None) -> dict:
@@ -32,28 +42,78 @@ def checked_trace(model, args, kwargs, hyper=None) -> dict:
     """As `first_trace`, also of a model that observes nothing."""
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
-    for name in roles(trace).observed:
-        _check_observed(name, trace, lambda f: _given(declared, args, kwargs, trace, f))
+    names = [k for k in roles(trace).observed if not is_factor(trace[k])]
+    given = partial(_given, declared, args, kwargs, trace)
+    moving = [k for k in names if _check_observed(k, trace, given)]
+    for name in names:
         require_dtype(name, trace[name], Leaves(declared, args, kwargs))
+    again = partial(run, declared, args, kwargs)
+    with numpyro.validation_enabled(False):  # which raises for the parameters of any row
+        _require_numbers(again, trace, hyper or {}, [k for k in names if k not in moving])
     return trace
 
 
-def _given(model, args, kwargs, trace: dict, f: dict) -> dict:
-    """The trace again with GP sites given; nothing that stands around the model is asked, which may
-    look at values.
+def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
+    """The trace again with latent sites given; handlers around the model are left out, because they
+    may look at values.
     """
     while isinstance(model, Messenger):
         model = model.fn
-    found = roles(trace)
-    free = (*found.hyper, *found.params, *found.local_latents)
-    return run(model, args, kwargs, {k: trace[k]["value"] for k in free}, f)
+    params = {k: trace[k]["value"] for k in roles(trace).params}
+    return run(model, args, kwargs, params | latent)
 
 
-def _check_observed(name, trace, rerun):
+def _require_numbers(again, trace: dict, known: dict, names: list[str]) -> None:
+    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at plain
+    values of the latents, nor at any of several prior draws, f random.
+
+    One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
+    """
+    bad, means = dict.fromkeys(names, True), {k: trace[k]["value"] for k in roles(trace).gps}
+    for i in range(_DRAWS) if names else ():
+        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
+        there = again(known if i else _plain_values(trace) | known, f, random.key(i))
+        bad = {k: x & ~_has_number(k, again, there) for k, x in bad.items()}
+        if not any(map(np.any, bad.values())):
+            return
+    for name, rows in bad.items():
+        require_finite(~rows, f" of site '{name}'", f"{_DRAWS} values of the latent sites")
+
+
+def _plain_values(trace: dict) -> dict:
+    """{latent site, without GPs: the first value that its support names}, zero if it is real."""
+    found, plain = roles(trace), {}
+    for name in (*found.hyper, *found.local_latents):
+        with suppress(NotImplementedError):  # its draw by the fixed key
+            zeros = jnp.zeros_like(trace[name]["value"])
+            plain[name] = trace[name]["fn"].support.feasible_like(zeros)
+    return plain
+
+
+def _has_number(name: str, again, trace: dict) -> np.ndarray:
+    """Whether the log-likelihood of each datum is finite; where a parameter of the distribution is
+    zero or infinite, its slope as well.
+    """
+    site, found = trace[name], roles(trace)
+    finite, fn = np.asarray(jnp.isfinite(log_prob_per_datum(site))), unwrap(site["fn"])
+    numbers = ((np.asarray(getattr(fn, k, 1.0)), c) for k, c in fn.arg_constraints.items())
+    if all(
+        np.all(np.isfinite(x) & ((x != 0) | (not hasattr(c, "lower_bound")))) for x, c in numbers
+    ):
+        return finite
+    latent = {k: trace[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
+    latent = {k: x for k, x in latent.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
+    with suppress(*VALUE_WANTED):  # of a model that looks at values
+        ones = jax.tree.map(jnp.ones_like, latent)
+        _, slope = jax.jvp(lambda x: log_prob_per_datum(again(x)[name]), (latent,), (ones,))
+        return finite & ~np.asarray(jnp.isnan(slope))
+    return finite
+
+
+def _check_observed(name, trace, rerun) -> bool:
+    """Whether the support of the site moves with latent values, so that it was not judged."""
     site = trace[name]
     fn, value = site["fn"], site["value"]
-    if is_factor(site):
-        return
     if jnp.shape(value) != tuple(fn.shape()):
         raise DataError(
             f"site '{name}' observes a value of shape {jnp.shape(value)} where its distribution "
@@ -63,14 +123,21 @@ def _check_observed(name, trace, rerun):
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
     if not np.all(inside | ~np.asarray(_mask(fn))):
-        # Judged here at f = 0, where y need not be possible; elsewhere NumPyro's validation judges.
+        # Judged at one point, where y need not be possible; elsewhere NumPyro's validation judges.
         if inner._validate_args and _has_moving_support(name, rerun, trace):
-            return
-        bad = np.asarray(value)[~inside].ravel()[:3]
-        raise DataError(
-            f"site '{name}' observes {bad.tolist()}, outside the support of {type(inner).__name__} "
-            f"({inner.support}); recode the observations (binary labels are 0 and 1, not -1 and 1)."
-        )
+            return True
+        outside = ~inside & np.asarray(_mask(fn))
+        rows = sum_per_datum(site, outside)
+        where = f" in row(s) {listed(rows > 0)}" if np.ndim(rows) else ""
+        remedy = "correct these rows or leave them out"
+        if inner.support is constraints.boolean:
+            remedy = "recode the observations (binary labels are 0 and 1, not -1 and 1)"
+        with np.printoptions(threshold=5, edgeitems=2):
+            raise DataError(
+                f"site '{name}' observes {np.asarray(value)[outside][:3].tolist()}{where}, "
+                f"outside the support of {type(inner).__name__} ({inner.support}); {remedy}."
+            )
+    return False
 
 
 def _remedy_of_shape(observed: dict, trace: dict) -> str:
@@ -86,22 +153,24 @@ def _remedy_of_shape(observed: dict, trace: dict) -> str:
             )
         if shape == (num,) and wanted == (num, num) != (1, 1):
             return (
-                f"y has one entry a row of '{name}' {tuple(site['fn'].shape())}: use f as it is, "
+                f"y has one entry per row of '{name}' {tuple(site['fn'].shape())}: use f as it is, "
                 "without f[:, None], and declare other axes (units, repetitions) by plates."
             )
-    return "give one observation a row of X, y of shape (N,) rather than (N, 1)."
+    return "give one observation per row of X, y of shape (N,) rather than (N, 1)."
 
 
 def _has_moving_support(name: str, rerun, trace: dict) -> bool:
-    """Whether the support of an observed site is computed from a GP site; not of a model that looks
-    at the values of f, which no method takes.
+    """Whether the support of an observed site is computed from a latent one; not of a model that
+    looks at the values, which no method takes.
     """
 
-    def support(f):
-        return jax.tree.leaves(unwrap(rerun(f)[name]["fn"]).support)
+    def support(latent):
+        return jax.tree.leaves(unwrap(rerun(latent)[name]["fn"]).support)
 
     try:
-        return depends(support, {k: trace[k]["value"] for k in roles(trace).gps})
+        found = roles(trace)
+        latent = (*found.gps, *found.hyper, *found.local_latents)
+        return depends(support, {k: trace[k]["value"] for k in latent})
     except VALUE_WANTED:
         return False
 
