@@ -381,3 +381,20 @@ def test_a_key_that_was_forgotten():
     for key in (X, None, "a", 0.5):
         with pytest.raises(DataError, match=r"rng_key must be an integer.*\(model, method, 0"):
             pg.fit(classifier, LOCAL["laplace"], key, X, y=y)
+
+
+@pytest.mark.parametrize(
+    "method", [pg.Laplace(max_steps=1), pg.NUTS(5, 5, 1)], ids=["mode", "nuts"]
+)
+@pytest.mark.parametrize("ratio", [1.0, 1e4])
+def test_a_fit_that_failed_names_columns_whose_scales_are_far_apart(method, ratio):
+    def model(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0 / np.array([1.0, ratio])).to_event(1))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(X @ b)), obs=y)
+
+    X = np.stack([np.arange(20) % 5 - 2.0, ratio * np.cos(np.arange(20))], 1)
+    with pytest.raises(FitError) as error:
+        pg.fit(model, method, 0, X, y=np.arange(20) % 3)
+    named = "column 0 of 'X' (sd 1) and that of column 1 of 'X' (sd 7e+03) are far apart"
+    assert (named in str(error.value)) == (ratio > 1.0)

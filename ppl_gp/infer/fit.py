@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import singledispatch
 
 import jax
+import numpy as np
 
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
@@ -18,6 +19,8 @@ from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.option_checks import as_key
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
+
+_APART = 1e3  # scales of two columns that a fit that failed names
 
 # (model, args, kwargs) -> a sentence that names the methods that take it; `infer.checklist` puts it
 _fitting: list[Callable[..., str]] = []
@@ -93,7 +96,11 @@ def fit(
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
     cause = result.stats.pop("stream_error", None)  # an exception, which no file keeps
-    if throw and result.result not in (Result.converged, Result.completed, Result.interrupted):
+    if result.result not in (Result.converged, Result.completed, Result.interrupted):
+        if "caution" not in result.stats and (apart := _scales(result, arrays)):
+            result.stats["caution"] = apart
+        if not throw:
+            return result
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
             f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; "
@@ -105,6 +112,26 @@ def fit(
 
 def _caution(stats) -> str:
     return f"But {stats['caution']}. " if "caution" in stats else ""
+
+
+def _scales(fit: Fit, arrays) -> str:
+    """In words, the columns of the smallest and the largest scale, if they are far apart."""
+    sds = []
+    for path in fit.model.reading.row_axes:
+        x = arrays.get(path)
+        if path != "y" and isinstance(x, jax.Array) and x.dtype.kind == "f" and x.ndim in (1, 2):
+            known = fit.names[path].columns if path in fit.names else None
+            columns = [f"column {c!r} of '{path}'" for c in known or range(x[:1].size)]
+            labels = columns if x.ndim == 2 else [f"'{path}'"]
+            sds += zip(np.atleast_1d(np.std(x, 0)), labels, strict=True)
+    sds = sorted(x for x in sds if x[0] > 0)
+    if not sds or sds[-1][0] < _APART * sds[0][0]:
+        return ""
+    (a, small), (b, large) = sds[0], sds[-1]
+    return (
+        f"the scale of {small} (sd {a:.1g}) and that of {large} (sd {b:.1g}) are far apart: scale "
+        "both to sd 1, and the priors of their coefficients with them"
+    )
 
 
 def _figures(stats):
