@@ -100,16 +100,16 @@ class Grid(_ByValue):
 
     The mode and its curvature in unconstrained coordinates, then a regular grid for one or two
     hyperparameters and a central composite design for more, stretched along half axes where the
-    posterior is skewed. The fit's draws are the points with their weights, which predictions,
-    `loo`, `compare` and ArviZ take into account. `stats` say how far they reach:
+    posterior is skewed. A regular grid is widened as far as heavy tails need; if points leave out
+    more than 2 % of the mass, or a quarter of a hyperparameter's variance, a warning says so. The
+    fit's draws are the points with their weights, which predictions, `loo`, `compare` and ArviZ
+    take into account. `stats`: `grid_missing_mass` and `grid_missing_variance`, those shares;
     `grid_edge_weight`, the share of the weight on a regular grid's outermost points;
-    `grid_stretch`, (2 d,), what the half axes +1 ... +d, -1 ... -d of a composite design were
-    stretched by. Where an edge has some percent, or a stretch is far from 1, the posterior is no
-    Gaussian (a group effect's scale that may be zero, say: means off by a tenth or two of a
-    posterior standard deviation), and `Sample()` the better choice. Where an edge has over a tenth,
-    a stretch reached a third or three, or the effective number of points is below a fifth of that
-    for a Gaussian (loadings that may be rotated, say), the fit's result is `not_gaussian`. Ctrl-C
-    leaves the point that the search for the mode had reached, as of `MAP`, and no weighted points.
+    `grid_stretch`, (2 d,), the factors of the half axes +1 ... +d, -1 ... -d of a composite design.
+    The fit's result is `not_gaussian` where an edge has over a tenth, a stretch reached a third or
+    three, or the effective number of points is below a fifth of that for a Gaussian (loadings that
+    may be rotated, say). Ctrl-C leaves the point that the search for the mode had reached, as of
+    `MAP`, and no weighted points.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 

@@ -13,6 +13,7 @@ from scipy.stats import multivariate_normal
 import ppl_gp as pg
 from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.grid import ASKED_AT, MOST, design, effective, half_widths, stretched
+from ppl_gp.infer.hyper.tails import radii, tails
 
 N = 20
 RNG = np.random.default_rng(0)
@@ -58,6 +59,85 @@ def test_a_composite_design_follows_a_skewed_density():
         errors.append(np.abs([(found - mean) / sd, np.log(spread / sd), np.log(mass) - log_mass]))
     before, after = errors
     assert after[0] < 0.13 and np.all(after < before) and after[2] < 0.5 * before[2]
+
+
+def tail(log_p, value, widen):
+    """What is found of a density with mode 0 and curvature 1 there, and where it ends: shares of
+    the mass and of the variance of `value`.
+    """
+    widths = half_widths(-log_p(ASKED_AT * np.array([1.0, -1.0])))
+    at = radii(widths, ASKED_AT)
+    falls = -log_p(at * [1.0, -1.0])
+    least = 4.0 if widen else None
+    found = tails(falls, at, widths, lambda _, z: value(z)[:, None], least, ["x"])
+    z = np.linspace(-80.0, 80.0, 100_001)
+    shares = np.exp(log_p(z)) * np.stack([np.ones(z.size), value(z) ** 2])
+    reach = found.reach if widen else (4.0, 4.0)
+    outside = (z > reach[0]) | (z < -reach[1])
+    return found, shares @ outside / shares.sum(1)
+
+
+@pytest.mark.parametrize("shape", [2.5, 4.0, 8.0])
+def test_a_regular_grid_reaches_where_an_inverse_gamma_ends(shape):
+    """Of its logarithm: the tail falls by `shape` nats per unit, so that it has a variance."""
+    sd = 1.0 / np.sqrt(shape)
+
+    def log_p(z):
+        return shape * (1.0 - z * sd - np.exp(-z * sd))
+
+    found, (mass, spread) = tail(log_p, lambda z: np.exp(z * sd), widen=True)
+    assert found.reach[0] > 4.0 == found.reach[1]
+    assert mass < 1e-3 and (spread < 0.02 or found.spread > 0.02)
+    assert tail(log_p, lambda z: np.exp(z * sd), widen=False)[0].spread > 0.1
+
+
+@pytest.mark.parametrize("widen", [True, False])
+def test_a_gaussian_has_no_tails(widen):
+    found, _ = tail(lambda z: -0.5 * z**2, lambda z: np.exp(0.4 * z), widen)
+    assert found.reach is None or np.all(found.reach == 4.0)
+    assert found.mass < 1e-3 and found.spread < 0.02
+
+
+HEAVY = {
+    "InverseGamma": (dist.InverseGamma(3.0, 3.0), lambda t: -3.0 * t - 3.0 * np.exp(-t)),
+    "HalfCauchy": (dist.HalfCauchy(3.0), lambda t: t - np.log1p(np.exp(2.0 * t) / 9.0)),
+}
+
+
+@pytest.mark.parametrize("prior", HEAVY)
+def test_a_heavy_tail_of_a_length_scale_is_reached_or_reported(prior, recwarn):
+    """Against quadrature of a smooth curve that hardly bounds its length scale from above."""
+
+    def model(X, y=None):
+        length = numpyro.sample("length", HEAVY[prior][0])
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, length), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    y = 0.5 + 0.1 * X + 0.3 * np.random.default_rng(3).normal(size=N)
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, y=y)
+    t = np.linspace(-2.0, 12.0, 700)
+    covariances = Quadrature.kernel(X, X, 1.0, np.exp(t)[:, None, None]) + 0.09 * np.eye(N)
+    log_p = -0.5 * np.linalg.slogdet(covariances)[1] + HEAVY[prior][1](t)
+    log_p -= 0.5 * np.einsum("n,tn->t", y, np.linalg.solve(covariances, y[:, None])[..., 0])
+    w, found = np.exp(log_p - log_p.max()), np.exp(fit.draws.log_weights)
+    w /= w.sum()
+
+    def moments(weights, x):
+        mean = weights @ x
+        return mean, np.sqrt(weights @ (x - mean) ** 2)
+
+    assert fit.stats["grid_missing_mass"] < 0.01
+    np.testing.assert_allclose(
+        moments(found, np.log(fit.hyper["length"])), moments(w, t), rtol=0.02, atol=0.01
+    )
+    told = [str(x.message) for x in recwarn if "the tail of 'length'" in str(x.message)]
+    if prior == "InverseGamma":
+        mean, sd = moments(found, fit.hyper["length"])
+        np.testing.assert_allclose((mean, sd), moments(w, np.exp(t)), rtol=0.03)
+        assert not told
+    else:
+        assert len(told) == 1 and "hyper=Sample()" in told[0]
 
 
 def test_too_many_hyperparameters_are_refused():

@@ -28,6 +28,7 @@ from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
+from ppl_gp.infer.hyper.tails import Tails, radii, tails, tell_of_tails
 from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import require_bounded
@@ -73,6 +74,7 @@ class _Laid(NamedTuple):
     log_design: np.ndarray
     scales: np.ndarray  # S of the covariance S S^T
     stretch: np.ndarray | None
+    beyond: Tails
     result: Result
     rebuild: Callable
     at: Evaluation
@@ -84,22 +86,38 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     scales, result = _scales(ascent, centre, rebuild, mode)
     yield Stage(None, 1)
-    (points, log_design), stretch = design(centre.size), None
-    if not is_regular(centre.size):
-        stretch = _widths(ascent, centre, scales, rebuild, mode)
+    stretch, beyond = _half_axes(ascent, centre, scales, rebuild, mode)
+    yield Stage(None, 2)
+    points, log_design = design(centre.size, beyond.reach)
+    if stretch is not None:
         points, log_design = stretched(points, log_design, stretch)
-        yield Stage(None, 2)
     thetas = np.asarray(centre) + points @ scales.T
     at = _at(ascent, thetas, rebuild, mode)
-    yield Stage(_Laid(thetas, log_design, scales, stretch, result, rebuild, at), 3)
+    yield Stage(_Laid(thetas, log_design, scales, stretch, beyond, result, rebuild, at), 3)
 
 
-def _widths(ascent: Ascent, centre, scales, rebuild, mode: Point) -> np.ndarray:
-    """What half axes of the rotated coordinates are to be stretched by, (2 d,)."""
-    axes = ASKED_AT * np.concatenate([np.eye(centre.size), -np.eye(centre.size)])
-    at = _at(ascent, centre + axes @ scales.T, rebuild, mode)
-    falls = np.asarray(at.loss) + mode.stats["log_posterior"]
-    return half_widths(np.where(np.asarray(at.loss) < UNUSABLE, falls, np.inf))
+def _half_axes(ascent: Ascent, centre, scales, rebuild, mode: Point):
+    """(What half axes of the rotated coordinates are to be stretched by, (2 d,), or `None` of a
+    regular grid; their tails).
+    """
+    d, hyper_at = centre.size, jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))
+    axes = np.concatenate([np.eye(d), -np.eye(d)])
+
+    def falls(distances):
+        at = _at(ascent, centre + distances[:, None] * axes @ scales.T, rebuild, mode)
+        fallen = np.asarray(at.loss) + mode.stats["log_posterior"]
+        return np.where(np.asarray(at.loss) < UNUSABLE, fallen, np.inf)
+
+    def entries(axis, z):
+        hyper = hyper_at(jnp.asarray(np.asarray(centre) + z[:, None] * scales[:, axis]))
+        return np.concatenate([np.reshape(x, (len(z), -1)) for x in jax.tree.leaves(hyper)], 1)
+
+    near = falls(np.full(2 * d, ASKED_AT))
+    widths = half_widths(near)
+    at, least = radii(widths, ASKED_AT), _REACH.get(d)
+    names = [k for k, x in sorted(mode.hyper.items()) for _ in range(np.size(x))]
+    found = tails(np.stack([near, *map(falls, at[1:])]), at, widths, entries, least, names)
+    return None if is_regular(d) else widths, found
 
 
 def _require_priors(problem: LocalProblem) -> None:
@@ -150,7 +168,7 @@ def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
 
 
 def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit:
-    thetas, log_design, scales, stretch, result, rebuild, at = laid
+    thetas, log_design, scales, stretch, beyond, result, rebuild, at = laid
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
@@ -158,7 +176,8 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
         log_weights = log_weights - total
-    reach = _reach(centre, thetas, scales, log_weights, int(np.sum(~solved)), stretch)
+    points = np.linalg.solve(scales, (thetas - centre).T).T
+    reach = _reach(points, log_design, log_weights, int(np.sum(~solved)), stretch, beyond)
     hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
     site, sites = problem.site, at.solution.sites
     kept, ratios, sound = kept_of_draws(
@@ -177,6 +196,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
             **mode.stats,
             **tell_of_width(problem.method, ratios, np.exp(log_weights)),
             **reach,
+            **tell_of_tails(beyond),
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
@@ -196,14 +216,13 @@ def _ended(result: Result, reach: dict, total: float) -> Result:
     return Result.not_gaussian if result is Result.converged and (few or cut or edge) else result
 
 
-def _reach(centre, thetas, scales, log_weights, failed: int, stretch) -> dict:
+def _reach(points, log_design, log_weights, failed: int, stretch, beyond: Tails) -> dict:
     """How far the grid's weights reach: the effective number of points, that of a Gaussian
     posterior, and where the posterior is none. Points whose inner iteration failed have no weight.
 
     Of a regular grid the share of the weight on the outermost points; of a composite design, whose
     sphere has most of it for any posterior, the stretch of its half axes (2 d,).
     """
-    points, log_design = design(centre.size)
     told = {
         "grid_points": len(points),
         "grid_failed": failed,
@@ -212,21 +231,22 @@ def _reach(centre, thetas, scales, log_weights, failed: int, stretch) -> dict:
     }
     if stretch is not None:
         return told | {"grid_stretch": stretch}
-    weights = np.exp(log_weights)
-    far = np.linalg.norm(np.linalg.solve(scales, (thetas - centre).T), axis=0)
-    return told | {"grid_edge_weight": float(np.sum(weights[far > far.max() - 0.5]))}
+    far = _REACH[points.shape[1]] * np.linalg.norm(_relative(points, beyond.reach), axis=1)
+    return told | {"grid_edge_weight": float(np.sum(np.exp(log_weights)[far > far.max() - 0.5]))}
 
 
-def design(d: int) -> tuple[np.ndarray, np.ndarray]:
+def design(d: int, reach: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(points (n, d), log weights (n,)): sum_n w_n g(z_n) is about int g(z) dz / (2 pi)^(d / 2),
     for g close to exp(-z^2 / 2).
 
-    A regular grid in one or two dimensions (17 and 37 points), else a central composite design (15
-    to 49): the centre and a sphere whose weights make the second moments those of a Gaussian (Rue,
-    Martino & Chopin 2009, section 6.5).
+    A regular grid in one or two dimensions (17 and 37 points, or those whose half axes have
+    `reach`, (2 d,)), else a central composite design (15 to 49): the centre and a sphere whose
+    weights make the second moments those of a Gaussian (Rue, Martino & Chopin 2009, section 6.5).
     """
     require_few(d)
-    return _regular(d) if is_regular(d) else _central_composite(d)
+    if not is_regular(d):
+        return _central_composite(d)
+    return _regular(d, np.full(2 * d, _REACH[d]) if reach is None else reach)
 
 
 def require_few(d: int) -> None:
@@ -263,12 +283,19 @@ def stretched(points, log_weights, widths) -> tuple[np.ndarray, np.ndarray]:
     return points * side, log_weights + np.sum(np.log(side), 1)
 
 
-def _regular(d: int):
-    ticks = np.arange(-_REACH[d], _REACH[d] + 1e-9, _STEPS[d])
-    ticks = ticks - ticks[len(ticks) // 2]  # the mode is a point
-    points = np.stack([np.ravel(x) for x in np.meshgrid(*[ticks] * d)], 1)
-    points = points[np.sum(points**2, 1) <= _REACH[d] ** 2 + 1e-9]
-    return points, np.full(len(points), d * np.log(_STEPS[d] / np.sqrt(2.0 * np.pi)))
+def _regular(d: int, reach: np.ndarray):
+    step = _STEPS[d]  # the mode is a point
+    ends = np.floor(reach / step + 1e-9).astype(int)
+    ticks = [step * np.arange(-ends[a + d], ends[a] + 1) for a in range(d)]
+    points = np.stack([np.ravel(x) for x in np.meshgrid(*ticks)], 1)
+    points = points[np.sum(_relative(points, reach) ** 2, 1) <= 1.0 + 1e-9]
+    return points, np.full(len(points), d * np.log(step / np.sqrt(2.0 * np.pi)))
+
+
+def _relative(points: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """Points in units of what their half axes reach."""
+    up, down = np.split(reach, 2)
+    return points / np.where(points > 0, up, down)
 
 
 def is_regular(d: int) -> bool:
