@@ -3,14 +3,14 @@ run.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import equinox as eqx
 
 from ppl_gp.errors import LISTED, PplGpError
+from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.likelihood import methods, of_batches, pointwise
 from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
-from ppl_gp.infer.checklist.rows import rows
 from ppl_gp.infer.checklist.scales import length_scales
 from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
 from ppl_gp.infer.checklist.subject import Subject
@@ -18,8 +18,11 @@ from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
-from ppl_gp.model.declared import declare, own_function
-from ppl_gp.model.roles import roles
+from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.companions import mixing_sites, require_none_tied, require_pairs, unpaired
+from ppl_gp.model.declared import Declared, declare, own_function
+from ppl_gp.model.levels import tied
+from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.substituted import require_drawn
 from ppl_gp.model.tracing import run
 from ppl_gp.model.user_errors import of_the_model
@@ -49,6 +52,42 @@ class Checklist(NamedTuple):
         return "\n".join(
             f"{'ok ' if i.ok else 'NO '} {i.name:<{width}}  {i.message}" for i in self.items
         )
+
+
+def rows(subject: Subject):
+    """Whether a row is predicted by its own arguments alone, and which those are."""
+    reading = subject.model.reading
+    hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
+    if isinstance(subject.whole, Collapsed):
+        held = {k: x for k, x in hyper.items() if k not in subject.integrated}
+        require_none_tied(tied(subject.whole, subject.args, subject.kwargs, held))
+    require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
+    if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
+        return (
+            False,
+            f"a row of {mixing} sees other rows' arguments: predictions would depend on their "
+            "companions; standardise outside.",
+        )
+    if not reading.grows and not subject.args:
+        return (
+            False,
+            "another number of rows cannot be traced: no argument is positional, and the first "
+            "positional one holds the inputs; declare the inputs as model(X, ...), to predict at "
+            "new ones.",
+        )
+    if not reading.grows:
+        return (
+            False,
+            "another number of rows cannot be traced: the model holds arrays of its own; pass "
+            "them, to predict at new inputs.",
+        )
+    given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
+    factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
+    kinds = "".join(
+        f"; factor '{k}' is {'part of the likelihood' if k in reading.scored else 'a penalty'}"
+        for k in factors
+    )
+    return True, f"one entry per datum: {[p for p, _ in reading.rows]}{given}{kinds}."
 
 
 _SITE_CHECKS = {"GP sites": gp_sites, "observations": observations}

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from jaxtyping import Array
+from jaxtyping import Array, Float
+from numpyro import handlers
 
-from ppl_gp.deep.given_noise import log_lik_given_noise
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import GP, unwrap
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
@@ -33,12 +33,14 @@ from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.declared import declare
-from ppl_gp.model.tracing import run, sample_hyper
+from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.tracing import run, sample_hyper, set_gps
 from ppl_gp.option_checks import require_settings
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Variational, processes
-from ppl_gp.sparse.expectation import Expectation
+from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.families import Family, Values
+from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.svgp import SVGP
 
 
@@ -172,3 +174,41 @@ def _kept(variables, draws) -> FromInducing:
     """Draws of v: nothing is left of the prior's variance of u, P = I."""
     repeated = jax.tree.map(lambda x: jnp.broadcast_to(x, (draws.shape[0], *x.shape)), variables)
     return FromInducing(inducing=repeated, mean=draws, reduction=jnp.ones_like(draws))
+
+
+def log_lik_given_noise(
+    model: Callable,
+    expectation: Expectation,
+    structure: Structure,
+    given: dict,
+    processes: dict[str, SparseProcess],
+    noise: dict,
+    args,
+    kwargs,
+) -> Float[Array, ""]:
+    """sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n;
+    nats. O(M^2 N) a GP site.
+
+    `given`: hyperparameters and latents; `noise`: {inner GP site: standard normal numbers, (*F,
+    N)}.
+    """
+    mean, variance, inner = {}, {}, {}
+
+    def value(name, new: GP):
+        m, v = processes[name].marginals(new)
+        if name in noise:
+            inner[name] = m + jnp.sqrt(v) * noise[name]
+            return inner[name]
+        mean[name], variance[name] = m, v
+        return m
+
+    with handlers.block():
+        set_gps(handlers.substitute(handlers.seed(model, random.key(0)), data=given), value)(
+            *args, **kwargs
+        )
+    num = next(iter(mean.values())).shape[-1]
+    log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
+    return (
+        jnp.sum(expected_log_lik(log_lik, mean, variance, expectation, random.key(0)))
+        + log_lik.shared()
+    )

@@ -25,6 +25,7 @@ from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
+from ppl_gp.wrappers import mask_of
 
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
@@ -122,11 +123,11 @@ def _check_observed(name, trace, rerun) -> bool:
     inner = unwrap(fn)
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
-    if not np.all(inside | ~np.asarray(_mask(fn))):
+    if not np.all(inside | ~np.asarray(mask_of(fn))):
         # Judged at one point, where y need not be possible; elsewhere NumPyro's validation judges.
         if inner._validate_args and _has_moving_support(name, rerun, trace):
             return True
-        outside = ~inside & np.asarray(_mask(fn))
+        outside = ~inside & np.asarray(mask_of(fn))
         rows = sum_per_datum(site, outside)
         where = f" in row(s) {listed(rows > 0)}" if np.ndim(rows) else ""
         remedy = "correct these rows or leave them out"
@@ -173,11 +174,3 @@ def _has_moving_support(name: str, rerun, trace: dict) -> bool:
         return depends(support, {k: trace[k]["value"] for k in latent})
     except VALUE_WANTED:
         return False
-
-
-def _mask(fn):
-    mask = jnp.ones((), bool)
-    while fn is not unwrap(fn):
-        mask = mask & fn._mask if hasattr(fn, "_mask") else mask
-        fn = fn.base_dist
-    return mask
