@@ -10,8 +10,8 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.prepare import prepare
+from ppl_gp.infer.svgp.step import nudges
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
-from ppl_gp.sparse.natural_gradient import nudges
 
 
 def targets(method, model, args, size: int, **kwargs):

@@ -25,12 +25,12 @@ from typer.testing import CliRunner
 import ppl_gp as pg
 from ppl_gp.cli import app, pictures
 from ppl_gp.cli import run as cli_run
+from ppl_gp.cli.app import write_predictions
 from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, prepare
 from ppl_gp.cli.demo import breast_cancer, digits_3_5, principal_components, standardised
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable
-from ppl_gp.cli.predictions import write_predictions
 from ppl_gp.cli.problem import load_model, num_outcomes, parse_settings, read_problem
 from ppl_gp.cli.run import Problem
 from ppl_gp.errors import DataError, ModelError

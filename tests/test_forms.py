@@ -11,7 +11,7 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.errors import Result
-from ppl_gp.local.forms import asked
+from ppl_gp.local.condition import asked
 from ppl_gp.local.method import first_sites
 from ppl_gp.local.natural import Positive, PseudoLikelihood, flat
 

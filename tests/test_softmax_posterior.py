@@ -13,8 +13,8 @@ import pytest
 from jax import random
 
 import ppl_gp as pg
+from ppl_gp.local.condition import asked
 from ppl_gp.local.factor import Root
-from ppl_gp.local.forms import asked
 from ppl_gp.local.natural import MinusRankOne, as_general
 from ppl_gp.local.softmax import SoftmaxRoot
 from ppl_gp.numerics.blocks import matrix_of

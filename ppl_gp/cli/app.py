@@ -1,28 +1,33 @@
 """The commands: arguments in, one line out for every typed error (exit code 2, no traceback)."""
 
+import csv
 import functools
 from pathlib import Path
 from typing import Annotated
 
 import jax
+import numpy as np
 import typer
 from threadpoolctl import threadpool_limits
 
 from ppl_gp import __version__
 from ppl_gp.cache import cache
+from ppl_gp.cli.csv_file import Columns
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
 from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
-from ppl_gp.cli.predictions import LEVELS, require_same_labels, write_predictions
 from ppl_gp.cli.problem import load_model, read_problem
 from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
-from ppl_gp.errors import DataError, PplGpError
+from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
-from ppl_gp.results.compare.scores import is_classification
+from ppl_gp.model.arguments import argument_names
+from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
+from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
+from ppl_gp.results.predict.predict import Prediction
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -285,3 +290,64 @@ def _repository_model() -> str:
             "MODEL.py:NAME."
         )
     return f"{path}:binary"
+
+
+def require_same_labels(saved: Path, fit: Fit, preparation: Preparation) -> None:
+    """Raise `DataError` if a fit's columns or levels differ from its folder's preparation."""
+    given = preparation.names(argument_names(fit.model, 1)[0]).arguments
+    known = dict(fit.names.arguments)
+    for name, now in given:
+        if (then := known.get(name)) and (then.columns, then.levels) != (now.columns, now.levels):
+            raise DataError(
+                f"{saved} was fitted to {then.columns} with the labels {list(then.levels)}, and "
+                f"{saved.parent / 'preparation.json'} has {now.columns} with "
+                f"{list(now.levels)} (a later run wrote to the same folder?); fit again, each data "
+                "set into a folder of its own."
+            )
+
+
+LEVELS = (0.05, 0.5, 0.95)
+
+
+def write_predictions(
+    path: Path, prediction: Prediction, preparation: Preparation, columns: Columns
+) -> None:
+    """One row per input row: its number and inputs as they are in the file, mean and standard
+    deviation of f; p(y = k) for each label, else mean, sd and `LEVELS` quantiles of y.
+    """
+    if isinstance(prediction.f_mean, dict) or isinstance(prediction.mean, dict):
+        raise ModelError(
+            "the model has several GP or observed sites; predict from Python: "
+            "pg.load(...).predict(X_new)."
+        )
+    table = {"f_mean": prediction.f_mean, "f_sd": np.sqrt(np.asarray(prediction.f_variance))}
+    if is_classification(prediction) and np.ndim(prediction.f_mean) > 1:
+        table = {}  # a function for each class, of which only differences are known
+    if is_classification(prediction):
+        probs = outcome_probabilities(prediction)
+        labels = preparation.labels or [str(k) for k in range(probs.shape[1])]
+        if len(labels) != probs.shape[1]:
+            raise DataError(
+                f"the fit has {probs.shape[1]} outcomes, and its preparation.json the labels "
+                f"{labels}."
+            )
+        table |= {f"p({label})": probs[:, k] for k, label in enumerate(labels)}
+    elif prediction.mean is not None:
+        table |= {"mean": prediction.mean, "sd": np.sqrt(np.asarray(prediction.variance))}
+    if prediction.quantiles is not None:
+        ends = np.asarray(prediction.quantiles)
+        table |= {f"y_{level:g}": ends[i] for i, level in enumerate(LEVELS)}
+    found = {name: np.asarray(column) for name, column in table.items()}
+    if several := {name: column.shape for name, column in found.items() if column.ndim != 1}:
+        raise ModelError(
+            f"a row has several values of {several}; predict from Python: "
+            "pg.load(...).predict(X_new)."
+        )
+    taken = {*found, "row"}
+    cells = {f"{k} (input)" if k in taken else k: columns.cells(k) for k in preparation.inputs}
+    whole = {"row": range(1, len(columns.rows) + 1), **cells}
+    whole |= {name: column.tolist() for name, column in found.items()}
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(whole)
+        writer.writerows(zip(*whole.values(), strict=True))

@@ -2,6 +2,7 @@
 reverse rule of its own.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,12 +11,20 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import moved, pulled_back
-from ppl_gp.local.factor import Factor, PredictionRoot
-from ppl_gp.local.forms import asked
-from ppl_gp.local.natural import Centre, Marginals, PseudoLikelihood, flat, flat_as
-from ppl_gp.numerics.blocks import diagonal_of, outer, pulled_to, times
+from ppl_gp.local.factor import Factor, PredictionRoot, low_rank, positive, signed
+from ppl_gp.local.natural import (
+    Centre,
+    Marginals,
+    MinusRankOne,
+    Positive,
+    PseudoLikelihood,
+    flat,
+    flat_as,
+)
+from ppl_gp.local.softmax import SoftmaxFactor
+from ppl_gp.numerics.blocks import as_blocks, diagonal_of, is_positive, outer, pulled_to, times
 from ppl_gp.numerics.independent import Independent
-from ppl_gp.numerics.low_rank import Covariance, dense, within
+from ppl_gp.numerics.low_rank import Covariance, LowRank, dense, within
 
 
 def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
@@ -139,3 +148,23 @@ def prediction_root(K: Covariance, sites: PseudoLikelihood) -> PredictionRoot:
     """
     whole = K if isinstance(K, Independent) else dense(K)
     return asked(whole, sites, lambda factor: factor.root())
+
+
+def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
+    """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
+    else both are compiled.
+    """
+    if isinstance(sites, MinusRankOne):
+        if isinstance(K, Independent):
+            return ask(SoftmaxFactor.of(K, sites.nat2))
+        sites = Positive(sites.nat1, as_blocks(sites.nat2))
+    if isinstance(K, LowRank):
+        if K.rest is None:
+            return ask(low_rank(K, sites.nat2))
+        return asked(K.rest, sites, lambda alone: ask(low_rank(K, sites.nat2, alone)))
+    if isinstance(K, Independent):
+        K = K.dense()
+    if isinstance(sites, Positive):
+        return ask(positive(K, sites.nat2))
+    forms = [lambda: ask(positive(K, sites.nat2)), lambda: ask(signed(K, sites.nat2))]
+    return lax.cond(is_positive(sites.nat2), *forms)

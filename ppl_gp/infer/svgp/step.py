@@ -18,8 +18,8 @@ from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
 from ppl_gp.quick import full_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
-from ppl_gp.sparse.natural_gradient import blend_all, nudges
+from ppl_gp.sparse.families import Family
+from ppl_gp.sparse.natural_gaussian import NaturalGaussian, Nudge
 
 GROWTH = 1.1  # of shortened steps, after each that is made
 
@@ -246,3 +246,42 @@ def advance_whole(
 ) -> tuple[State, Float[Array, "k"]]:
     """As `advance`, with the same data in every batch."""
     return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
+
+
+MAX_HALVINGS = 10
+
+
+def nudges(q: dict[str, Family]) -> dict[str, Nudge]:
+    """Zero nudges for the sites that natural gradients train."""
+    return {k: one.nudge() for k, one in q.items() if isinstance(one, NaturalGaussian)}
+
+
+def blend_all(here: dict, target: dict[str, NaturalGaussian], rate):
+    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many
+    were shortened.
+    """
+    moved, halved = {}, jnp.zeros((), jnp.int32)
+    for name in target:
+        moved[name], shortened = _within_cone(here[name], target[name], rate)
+        halved = halved + shortened
+    return moved, halved
+
+
+def _within_cone(here: NaturalGaussian, target: NaturalGaussian, rate):
+    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is
+    log-concave.
+    """
+
+    def outside(state) -> Any:
+        halvings, sites = state
+        return ~sites.is_proper() & (halvings < MAX_HALVINGS)
+
+    def halve(state):
+        halvings, _ = state
+        # The last try is no step at all.
+        shorter = jnp.where(halvings + 1 == MAX_HALVINGS, 0.0, rate * 0.5 ** (halvings + 1.0))
+        return halvings + 1, here.blended(target, shorter)
+
+    first = (jnp.zeros((), jnp.int32), here.blended(target, jnp.asarray(rate, here.nat1.dtype)))
+    halvings, sites = lax.while_loop(outside, halve, first)
+    return sites, (halvings > 0).astype(jnp.int32)
