@@ -25,7 +25,6 @@ from ppl_gp.model.roles import is_factor, roles
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
-from ppl_gp.wrappers import mask_of
 
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
@@ -97,16 +96,20 @@ def _has_number(name: str, again, trace: dict) -> np.ndarray:
     """
     site, found = trace[name], roles(trace)
     finite, fn = np.asarray(jnp.isfinite(log_prob_per_datum(site))), unwrap(site["fn"])
-    numbers = ((np.asarray(getattr(fn, k, 1.0)), c) for k, c in fn.arg_constraints.items())
-    if all(
-        np.all(np.isfinite(x) & ((x != 0) | (not hasattr(c, "lower_bound")))) for x, c in numbers
-    ):
+    for k, constraint in fn.arg_constraints.items():
+        number, is_rate = np.asarray(getattr(fn, k, 1.0)), hasattr(constraint, "lower_bound")
+        if not np.all(np.isfinite(number)) or (is_rate and not np.all(number)):
+            break
+    else:
         return finite
     latent = {k: trace[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
     latent = {k: x for k, x in latent.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
     with suppress(*VALUE_WANTED):  # of a model that looks at values
-        ones = jax.tree.map(jnp.ones_like, latent)
-        _, slope = jax.jvp(lambda x: log_prob_per_datum(again(x)[name]), (latent,), (ones,))
+        slope = jax.jvp(
+            lambda x: log_prob_per_datum(again(x)[name]),
+            (latent,),
+            (jax.tree.map(jnp.ones_like, latent),),
+        )[1]
         return finite & ~np.asarray(jnp.isnan(slope))
     return finite
 
@@ -123,11 +126,11 @@ def _check_observed(name, trace, rerun) -> bool:
     inner = unwrap(fn)
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
-    if not np.all(inside | ~np.asarray(mask_of(fn))):
+    if not np.all(inside | ~np.asarray(_mask(fn))):
         # Judged at one point, where y need not be possible; elsewhere NumPyro's validation judges.
         if inner._validate_args and _has_moving_support(name, rerun, trace):
             return True
-        outside = ~inside & np.asarray(mask_of(fn))
+        outside = ~inside & np.asarray(_mask(fn))
         rows = sum_per_datum(site, outside)
         where = f" in row(s) {listed(rows > 0)}" if np.ndim(rows) else ""
         remedy = "correct these rows or leave them out"
@@ -174,3 +177,11 @@ def _has_moving_support(name: str, rerun, trace: dict) -> bool:
         return depends(support, {k: trace[k]["value"] for k in latent})
     except VALUE_WANTED:
         return False
+
+
+def _mask(fn):
+    mask = jnp.ones((), bool)
+    while fn is not unwrap(fn):
+        mask = mask & fn._mask if hasattr(fn, "_mask") else mask
+        fn = fn.base_dist
+    return mask
