@@ -225,7 +225,7 @@ def test_sparse_nuts_with_effects_is_nuts():
     """With a point at each row q(u) is q(f): the same posterior, up to draws."""
     model, args, y = MODELS["groups"]
     draws = {"num_warmup": 500, "num_samples": 3000, "num_chains": 1}
-    sparse = pg.SparseNUTS(inducing=X[:, None], **draws)
+    sparse = pg.SparseNUTS(inducing=X, **draws)
     few, exact = (pg.fit(model, m, 0, *args, y=y, throw=False) for m in (sparse, pg.NUTS(**draws)))
     for site in ("u", "tau"):
         a, b = (np.asarray(f.hyper[site]) for f in (few, exact))

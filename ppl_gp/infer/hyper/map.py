@@ -128,7 +128,7 @@ def _elsewhere(
     others = jnp.asarray(np.arange(len(runs.done)) != best)
     found, least = None, float(runs.loss[best]) - FLAT
     for free in other_scales(first, problem.model, problem.args, problem.kwargs, hyper):
-        asked = jax.tree.map(lambda all, x: all.at[best].set(x), begun, free)
+        asked = jax.tree.map(lambda all, x: all.at[best].set(x), runs.point, free)
         there = plainly(ascent, runs._replace(asked=asked, done=others))
         if (loss := float(there.loss[best])) < least:
             found, least = free, loss
