@@ -22,7 +22,7 @@ IN_ORDER = (
     "of f[index]."
 )
 
-_HERE = os.path.join(os.path.dirname(__file__), "")
+HERE = os.path.join(os.path.dirname(__file__), "")
 _AROUND = ("contextlib", "jaxtyping", "beartype", "equinox", "jax", "numpyro", "sklearn")
 
 
@@ -32,7 +32,7 @@ def warn(message: str) -> None:
     user = frame
     while frame is not None:
         name = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if frame.f_code.co_filename.startswith(_HERE) or (user is frame and name in _AROUND):
+        if frame.f_code.co_filename.startswith(HERE) or (user is frame and name in _AROUND):
             user = frame.f_back or frame
         frame = frame.f_back
     registry = user.f_globals.setdefault("__warningregistry__", {})

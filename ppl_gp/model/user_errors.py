@@ -16,7 +16,7 @@ VALUE_WANTED = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-OURS = (
+_OURS = (
     "ppl_gp",
     "jax",
     "jaxlib",
@@ -87,6 +87,6 @@ def _line(error: Exception) -> str:
     own = [
         f" ({name}, line {line})"
         for name, module, line in frames
-        if module.split(".")[0] not in OURS
+        if module.split(".")[0] not in _OURS
     ]
     return own[-1] if own else ""

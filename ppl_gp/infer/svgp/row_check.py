@@ -10,13 +10,12 @@ from jax import random
 
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
-from ppl_gp.errors import IN_ORDER, NotPointwiseError
+from ppl_gp.errors import HERE, IN_ORDER, NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.sources import take
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.tracing import run
-from ppl_gp.model.user_errors import OURS
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch
 
@@ -77,7 +76,7 @@ def _line_over_rows(model, structure: Structure, num: int, *values) -> str:
     for equation in closed.jaxpr.eqns:
         over, left = ([num in v.aval.shape for v in x] for x in (equation.invars, equation.outvars))
         for frame in equation.source_info.traceback.frames if any(over) and not any(left) else ():
-            if not any(f"/{name}/" in frame.file_name for name in OURS):
+            if not frame.file_name.startswith(HERE) and "/lib/python" not in frame.file_name:
                 return f" ({frame.function_name}, line {frame.line_num})"
     return ""
 
