@@ -23,8 +23,9 @@ from ppl_gp.infer.svgp.step import State, advance, advance_whole
 
 CHUNK = 20
 # other starts are tried for a chunk, in runs of at least so many chunks; one goes on where it gains
-# so many nats per datum, on average over the last steps of the chunk
-TRIED, MARGIN, LAST = 20, 1e-2, 5
+# so many nats per datum and, as q(u) lags behind in minibatches, so many per inducing variable, on
+# average over the last steps of the chunk
+TRIED, MARGIN, LAG, LAST = 20, 1e-2, 0.2, 5
 RACE, LONG = 0.13, 1000  # part of a long run after which another start is compared
 FLAT = 1e-2  # gradient of the hyperparameters, nats, below which a run may have converged
 NO_GAP = 1e-4  # likewise, what a step of q(u) still expects to gain, nats
@@ -115,7 +116,8 @@ class LongRun(NamedTuple):
         """The first steps of the best start: no step leaves a lower optimum, such as one where
         noise explains all because length scales started too long.
         """
-        best, margin = self._advance(reached, chunk), MARGIN * self.source.num_data
+        best, variables = self._advance(reached, chunk), reached.state.variational.variables
+        margin = MARGIN * self.source.num_data + LAG * sum(v.num for v in variables.values())
         if self.problem.plan.max_steps < TRIED * len(chunk):
             return best
         for start in self.elsewhere():
