@@ -92,7 +92,7 @@ print(pg.check(progression, B, P, S, decade, y=y))
 # %%
 grid = pg.fit(progression, pg.Laplace(hyper=pg.Grid()), 0, B, P, S, decade, y=y)
 print(grid)
-print({k: grid.stats[k] for k in ("grid_points", "grid_effective", "grid_stretch")})
+print({k: grid.stats[k] for k in ("grid_points", "grid_effective", "grid_missing_variance")})
 
 # %% [markdown]
 # ## Each part, with its band

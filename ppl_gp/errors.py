@@ -107,7 +107,7 @@ _MESSAGES = {
     "rows of a stream, lower natural_rate and learning_rate, or take larger "
     "batches; fit.stats['bounds'] shows where it fell.",
     Result.not_gaussian: "the hyperparameters' posterior is not a Gaussian about its mode; "
-    "Grid()'s points do not cover it (stats: grid_effective, grid_stretch, grid_edge_weight); use "
+    "Grid()'s points do not cover it (stats: grid_effective, grid_stretch, grid_missing_mass); use "
     "Sample().",
 }
 

@@ -95,21 +95,20 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Grid(_ByValue):
-    """Integrate the hyperparameters over some 15 to 49 weighted points about their posterior mode
-    (INLA: Rue, Martino & Chopin 2009): up to eight of them, under a local method.
+    """Integrate the hyperparameters over weighted points about their posterior mode (INLA: Rue,
+    Martino & Chopin 2009): up to eight of them, under a local method.
 
-    The mode and its curvature in unconstrained coordinates, then a regular grid for one or two
-    hyperparameters and a central composite design for more, stretched along half axes where the
-    posterior is skewed. A regular grid is widened as far as heavy tails need; if points leave out
-    more than 2 % of the mass, or a quarter of a hyperparameter's variance, a warning says so. The
-    fit's draws are the points with their weights, which predictions, `loo`, `compare` and ArviZ
-    take into account. `stats`: `grid_missing_mass` and `grid_missing_variance`, those shares;
-    `grid_edge_weight`, the share of the weight on a regular grid's outermost points;
-    `grid_stretch`, (2 d,), the factors of the half axes +1 ... +d, -1 ... -d of a composite design.
-    The fit's result is `not_gaussian` where an edge has over a tenth, a stretch reached a third or
-    three, or the effective number of points is below a fifth of that for a Gaussian (loadings that
-    may be rotated, say). Ctrl-C leaves the point that the search for the mode had reached, as of
-    `MAP`, and no weighted points.
+    The mode and its curvature in unconstrained coordinates, then a regular grid for up to three
+    hyperparameters (17, 37 or 93 points, and more as far as skewed or heavy tails need) and a
+    central composite design for more (25 to 49), stretched along half axes where the posterior is
+    skewed. If points leave out more than 5 % of the mass, or a fifth of a hyperparameter's
+    variance, a warning says so. The fit's draws are the points with their weights, which
+    predictions, `loo`, `compare` and ArviZ take into account. `stats`: `grid_missing_mass` and
+    `grid_missing_variance`, those shares; `grid_stretch`, (2 d,), the factors of the half axes
+    +1 ... +d, -1 ... -d of a composite design. The fit's result is `not_gaussian` if a regular grid
+    leaves out over a tenth, a stretch reached a third or three, or the effective number of points
+    is below a fifth of that for a Gaussian (loadings that may be rotated, say). Ctrl-C leaves the
+    point that the search for the mode had reached, as of `MAP`, and no weighted points.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 

@@ -18,7 +18,8 @@ from test_softmax_posterior import N, R, problem, root_of  # noqa: F401
 
 import ppl_gp as pg
 from ppl_gp.infer.hyper import grid
-from ppl_gp.infer.hyper.grid import design
+from ppl_gp.infer.hyper.grid import composite
+from ppl_gp.infer.hyper.lattice import Lattice
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice, _kernel
 from ppl_gp.kept import FromDraws
 from ppl_gp.local.condition import condition_mean
@@ -216,19 +217,20 @@ def test_weights_of_a_grid_are_those_of_its_design(monkeypatch):
     to one.
     """
     monkeypatch.setattr(grid, "Fit", SimpleNamespace)
-    kept = FromDraws(jnp.zeros((15, 1))), None, np.ones(15, bool)
+    kept = FromDraws(jnp.zeros((25, 1))), None, np.ones(25, bool)
     monkeypatch.setattr(grid, "kept_of_draws", lambda *_: kept)
     monkeypatch.setattr(grid, "tell_of_width", lambda *_: {})
-    S, (points, log_design) = np.diag([0.5, 2.0, 1.0]), design(3)
+    S, (points, log_design) = np.diag([0.5, 2.0, 1.0, 3.0]), composite(4)
     loss = 0.5 * np.sum(points**2, 1) - 4.0
     rebuilt = SimpleNamespace(unconstrain=lambda x: x, constrain=lambda x: x)
     asked = SimpleNamespace(model=None, method=pg.Laplace(), args=(), kwargs={}, site="f")
     solution = SimpleNamespace(sites=None, steps=1, residual=jnp.zeros(()))
-    mode = SimpleNamespace(hyper={"x": jnp.zeros(3)}, stats={}, solution=solution)
+    mode = SimpleNamespace(hyper={"x": jnp.zeros(4)}, stats={}, solution=solution)
     at = SimpleNamespace(loss=jnp.asarray(loss), solution=solution)
-    laid = (points @ S.T, log_design, S, np.ones(6), pg.Result.converged, lambda t: {"x": t}, at)
+    beyond, ended = Lattice(points, 0.0, 0.0, 0.0, 0), pg.Result.converged
+    laid = (points, log_design, S, np.ones(8), beyond, ended, at)
     fit = unwrap(grid._fit)(asked, SimpleNamespace(space=rebuilt), mode, laid)
-    exact = 4.0 + 1.5 * np.log(2.0 * np.pi) + np.linalg.slogdet(S)[1]
+    exact = 4.0 + 2.0 * np.log(2.0 * np.pi) + np.linalg.slogdet(S)[1]
     np.testing.assert_allclose(fit.stats["log_marginal_likelihood"], exact, rtol=1e-10)
     weights, values = np.exp(fit.draws.log_weights), np.asarray(fit.draws.hyper["x"])
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-10)

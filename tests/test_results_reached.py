@@ -86,13 +86,13 @@ def test_a_grid_about_a_flat_top_is_not_gaussian():
     [
         ({}, "converged"),
         ({"grid_effective": 1.9}, "not_gaussian"),
-        ({"grid_edge_weight": 0.11}, "not_gaussian"),
+        ({"grid_missing_mass": 0.11}, "not_gaussian"),
         ({"grid_stretch": np.array([1.0, 1.0 / 3.0])}, "not_gaussian"),
         ({"grid_stretch": np.array([2.9, 0.4])}, "converged"),
     ],
 )
 def test_a_grid_that_does_not_hold_the_posterior_is_not_gaussian(reach, result):
-    told = {"grid_effective": 7.0, "grid_effective_gaussian": 10.0, "grid_edge_weight": 0.09}
+    told = {"grid_effective": 7.0, "grid_effective_gaussian": 10.0, "grid_missing_mass": 0.09}
     assert grid._ended(pg.Result.converged, told | reach, 0.0) == result
     assert grid._ended(pg.Result.max_steps, told | reach, 0.0) == "max_steps"
     assert grid._ended(pg.Result.converged, told | reach, -np.inf) == "nonfinite"

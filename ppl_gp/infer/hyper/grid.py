@@ -2,15 +2,16 @@
 of INLA (Rue, Martino & Chopin 2009, section 3).
 
 In unconstrained coordinates theta: the mode of log evidence + log prior + log |J|, its curvature by
-central differences of exact gradients, a design in the rotated and scaled coordinates
-(`design`), stretched along half axes where the posterior is skewed, and one evaluation of the
-log evidence at each of its points, in one compiled call.
+central differences of exact gradients, and one evaluation of the log evidence at each point of a
+design in the rotated and scaled coordinates: for up to three hyperparameters a lattice that grows
+with the posterior (`lattice`), for more a composite design (`composite`), stretched along half axes
+where the posterior is skewed.
 
 Ctrl-C leaves the point that the search had reached, or the mode: one draw of the hyperparameters.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -23,28 +24,33 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
+from ppl_gp.infer.hyper.lattice import (
+    REGULAR,
+    Lattice,
+    first_points,
+    grow,
+    tell_of_tails,
+)
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
-from ppl_gp.infer.hyper.tails import Tails, radii, tails, tell_of_tails
 from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
+from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
-# the points that one would use, and the weight at a regular grid's edge, where one has a percent.
-_FEWEST, _EDGE = 0.2, 0.1
+# the points that one would use, and the mass that a lattice leaves out.
+_FEWEST, _OUT = 0.2, 0.1
+_PADDED = 256  # points to a multiple of which a compiled call is filled up
 _STEP = 5e-3  # of the differences: their error is its square, and the gradient's error over it
+MOST_POINTS = 49  # of a composite design
 MOST = 8  # hyperparameters; beyond, fractions of the corners no longer tell them apart
 _RADIUS = 1.1  # f_0 of Rue, Martino & Chopin 2009, section 6.5: how far beyond sqrt(d)
-_FEW = 2  # hyperparameters up to which a regular grid is cheap
-# standard deviations: a sum over steps of one is exact to 1e-8 for a Gaussian; finer where cheap
-_STEPS = {1: 0.5, 2: 1.0}
-_REACH = {1: 4.0, 2: 3.5}
 ASKED_AT = np.sqrt(2.0)  # standard deviations from the mode where skewness is looked for
 WIDEST = 3.0  # and its reciprocal: what a half axis may be stretched by
 # of the two-level design in five factors, the columns that further factors are products of
@@ -70,13 +76,12 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
 class _Laid(NamedTuple):
     """The points (n, d) about the mode, what they stand for, and what was found there."""
 
-    thetas: np.ndarray
+    points: np.ndarray
     log_design: np.ndarray
     scales: np.ndarray  # S of the covariance S S^T
     stretch: np.ndarray | None
-    beyond: Tails
+    beyond: Lattice
     result: Result
-    rebuild: Callable
     at: Evaluation
 
 
@@ -84,40 +89,34 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     """The curvature, the half axes and the points, one after another."""
     yield Stage(None, 0)
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
+    d, asked = centre.size, []
     scales, result = _scales(ascent, centre, rebuild, mode)
     yield Stage(None, 1)
-    stretch, beyond = _half_axes(ascent, centre, scales, rebuild, mode)
+
+    def ask(points):
+        asked.append(_at(ascent, centre + points @ scales.T, rebuild, mode))
+        loss = np.asarray(asked[-1].loss)
+        fallen = np.where(loss < UNUSABLE, loss + mode.stats["log_posterior"], np.inf)
+        return fallen, _slopes(asked[-1]) @ scales
+
+    def values(points):
+        filled = np.pad(points, ((0, -len(points) % _PADDED), (0, 0)))
+        return _values(ascent.space, mode.hyper, centre + filled @ scales.T)[: len(points)]
+
+    widths = None
+    if d > REGULAR:
+        widths = half_widths(ask(ASKED_AT * np.concatenate([np.eye(d), -np.eye(d)]))[0])
+    beyond = grow(ask, values, d, widths)
     yield Stage(None, 2)
-    points, log_design = design(centre.size, beyond.reach)
-    if stretch is not None:
-        points, log_design = stretched(points, log_design, stretch)
-    thetas = np.asarray(centre) + points @ scales.T
-    at = _at(ascent, thetas, rebuild, mode)
-    yield Stage(_Laid(thetas, log_design, scales, stretch, beyond, result, rebuild, at), 3)
-
-
-def _half_axes(ascent: Ascent, centre, scales, rebuild, mode: Point):
-    """(What half axes of the rotated coordinates are to be stretched by, (2 d,), or `None` of a
-    regular grid; their tails).
-    """
-    d, hyper_at = centre.size, jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))
-    axes = np.concatenate([np.eye(d), -np.eye(d)])
-
-    def falls(distances):
-        at = _at(ascent, centre + distances[:, None] * axes @ scales.T, rebuild, mode)
-        fallen = np.asarray(at.loss) + mode.stats["log_posterior"]
-        return np.where(np.asarray(at.loss) < UNUSABLE, fallen, np.inf)
-
-    def entries(axis, z):
-        hyper = hyper_at(jnp.asarray(np.asarray(centre) + z[:, None] * scales[:, axis]))
-        return np.concatenate([np.reshape(x, (len(z), -1)) for x in jax.tree.leaves(hyper)], 1)
-
-    near = falls(np.full(2 * d, ASKED_AT))
-    widths = half_widths(near)
-    at, least = radii(widths, ASKED_AT), _REACH.get(d)
-    names = [k for k, x in sorted(mode.hyper.items()) for _ in range(np.size(x))]
-    found = tails(np.stack([near, *map(falls, at[1:])]), at, widths, entries, least, names)
-    return None if is_regular(d) else widths, found
+    points, log_design = beyond.points, np.full(len(beyond.points), beyond.log_volume)
+    if widths is not None:
+        points, log_design = stretched(*composite(d), widths)
+        asked.clear()
+        ask(points)
+    if len({type(at.solution.sites) for at in asked}) > 1:  # of a softmax, as a point failed
+        asked = [as_general(at) for at in asked]
+    at = jax.tree.map(lambda *xs: jnp.concatenate(xs), *asked)
+    yield Stage(_Laid(points, log_design, scales, widths, beyond, result, at), 3)
 
 
 def _require_priors(problem: LocalProblem) -> None:
@@ -135,31 +134,45 @@ def _require_few(problem: LocalProblem) -> None:
     shapes = jax.eval_shape(
         lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites]
     )
-    require_few(sum(int(np.prod(x.shape)) for x in shapes))
+    if (d := sum(int(np.prod(x.shape)) for x in shapes)) > MOST:
+        raise ModelError(
+            f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
+        )
 
 
 def _scales(ascent: Ascent, centre, rebuild, mode: Point):
     """(S with S S^T the covariance of theta at the mode, how it ended)."""
     d = centre.size
     steps = _STEP * np.concatenate([np.eye(d), -np.eye(d)])
-    at = _at(ascent, centre + steps, rebuild, mode)
-    slopes = jax.vmap(lambda s: ravel_pytree(s)[0])(at.slopes)
-    H = np.asarray(slopes[:d] - slopes[d:]) / (2.0 * _STEP)
+    slopes = _slopes(_at(ascent, centre + steps, rebuild, mode))
+    H = (slopes[:d] - slopes[d:]) / (2.0 * _STEP)
     values, V = np.linalg.eigh(0.5 * (H + H.T))
     if not (np.all(np.isfinite(values)) and values[0] > 0):
         return V, Result.negative_curvature
     return V / np.sqrt(values), mode.result
 
 
+def _slopes(at: Evaluation) -> np.ndarray:
+    return np.asarray(jax.vmap(lambda s: ravel_pytree(s)[0])(at.slopes))
+
+
+@quick_jit
+def _values(space, hyper, thetas):
+    rebuild = ravel_pytree(space.unconstrain(hyper))[1]
+    return jax.vmap(lambda t: ravel_pytree(space.constrain(rebuild(t)))[0])(thetas)
+
+
 def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
     """Loss, gradient and solution at points (n, d), each from the mode's pseudo-likelihood: of a
-    softmax in its own form, unless a point fails in it.
+    softmax in its own form, unless a point fails in it. Calls have one size, compiled once.
     """
-    points = jax.vmap(rebuild)(jnp.asarray(thetas))
+    n, d = thetas.shape
+    size = len(first_points(d)) if d <= REGULAR else MOST_POINTS
+    points, skipped = jax.vmap(rebuild)(jnp.resize(thetas, (size, d))), jnp.arange(size) >= n
 
     def ask(sites):
-        many = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(thetas), *x.shape)), sites)
-        return evaluate(ascent, points, many, jnp.zeros(len(thetas), bool))
+        many = jax.tree.map(lambda x: jnp.broadcast_to(x, (size, *x.shape)), sites)
+        return jax.tree.map(lambda x: x[:n], evaluate(ascent, points, many, skipped))
 
     kept, general = as_kept(mode.solution.sites), as_general(mode.solution.sites)
     at = ask(kept)
@@ -168,22 +181,29 @@ def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
 
 
 def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit:
-    thetas, log_design, scales, stretch, beyond, result, rebuild, at = laid
+    points, log_design, scales, stretch, beyond, result, at = laid
+    centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
     log_weights = log_density + log_design
-    centre, _ = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     total = float(np.asarray(logsumexp(log_weights)))
     with np.errstate(invalid="ignore"):  # where no point was solved
         log_weights = log_weights - total
-    points = np.linalg.solve(scales, (thetas - centre).T).T
-    reach = _reach(points, log_design, log_weights, int(np.sum(~solved)), stretch, beyond)
-    hyper = jax.vmap(lambda t: ascent.space.constrain(rebuild(t)))(jnp.asarray(thetas))
+    names = [k for k, x in sorted(mode.hyper.items()) for _ in range(np.size(x))]
+    reach = {
+        "grid_points": len(points),
+        "grid_failed": int(np.sum(~solved)),
+        "grid_effective": effective(log_weights),
+        "grid_effective_gaussian": effective(log_design - 0.5 * np.sum(points**2, 1)),
+        **({} if stretch is None else {"grid_stretch": stretch}),
+        **tell_of_tails(beyond, names),
+    }
+    hyper = jax.vmap(lambda z: ascent.space.constrain(rebuild(centre + scales @ z)))(points)
     site, sites = problem.site, at.solution.sites
     kept, ratios, sound = kept_of_draws(
         problem.model, without_values(problem.method), hyper, sites, problem.args, problem.kwargs
     )
-    half = 0.5 * thetas.shape[1] * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
+    half = 0.5 * len(centre) * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
     return Fit(
         model=problem.model,
         method=problem.method,
@@ -196,7 +216,6 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
             **mode.stats,
             **tell_of_width(problem.method, ratios, np.exp(log_weights)),
             **reach,
-            **tell_of_tails(beyond),
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
             "steps": int(mode.solution.steps),
@@ -212,49 +231,8 @@ def _ended(result: Result, reach: dict, total: float) -> Result:
         return Result.nonfinite
     few = reach["grid_effective"] < _FEWEST * reach["grid_effective_gaussian"]
     cut = np.max(np.abs(np.log(reach.get("grid_stretch", 1.0)))) > 0.999 * np.log(WIDEST)
-    edge = reach.get("grid_edge_weight", 0.0) > _EDGE
-    return Result.not_gaussian if result is Result.converged and (few or cut or edge) else result
-
-
-def _reach(points, log_design, log_weights, failed: int, stretch, beyond: Tails) -> dict:
-    """How far the grid's weights reach: the effective number of points, that of a Gaussian
-    posterior, and where the posterior is none. Points whose inner iteration failed have no weight.
-
-    Of a regular grid the share of the weight on the outermost points; of a composite design, whose
-    sphere has most of it for any posterior, the stretch of its half axes (2 d,).
-    """
-    told = {
-        "grid_points": len(points),
-        "grid_failed": failed,
-        "grid_effective": effective(log_weights),
-        "grid_effective_gaussian": effective(log_design - 0.5 * np.sum(points**2, 1)),
-    }
-    if stretch is not None:
-        return told | {"grid_stretch": stretch}
-    far = _REACH[points.shape[1]] * np.linalg.norm(_relative(points, beyond.reach), axis=1)
-    return told | {"grid_edge_weight": float(np.sum(np.exp(log_weights)[far > far.max() - 0.5]))}
-
-
-def design(d: int, reach: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(points (n, d), log weights (n,)): sum_n w_n g(z_n) is about int g(z) dz / (2 pi)^(d / 2),
-    for g close to exp(-z^2 / 2).
-
-    A regular grid in one or two dimensions (17 and 37 points, or those whose half axes have
-    `reach`, (2 d,)), else a central composite design (15 to 49): the centre and a sphere whose
-    weights make the second moments those of a Gaussian (Rue, Martino & Chopin 2009, section 6.5).
-    """
-    require_few(d)
-    if not is_regular(d):
-        return _central_composite(d)
-    return _regular(d, np.full(2 * d, _REACH[d]) if reach is None else reach)
-
-
-def require_few(d: int) -> None:
-    """Raise `ModelError` where the designs end."""
-    if d > MOST:
-        raise ModelError(
-            f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
-        )
+    out = "grid_stretch" not in reach and reach["grid_missing_mass"] > _OUT
+    return Result.not_gaussian if result is Result.converged and (few or cut or out) else result
 
 
 def effective(log_weights: np.ndarray) -> float:
@@ -283,27 +261,11 @@ def stretched(points, log_weights, widths) -> tuple[np.ndarray, np.ndarray]:
     return points * side, log_weights + np.sum(np.log(side), 1)
 
 
-def _regular(d: int, reach: np.ndarray):
-    step = _STEPS[d]  # the mode is a point
-    ends = np.floor(reach / step + 1e-9).astype(int)
-    ticks = [step * np.arange(-ends[a + d], ends[a] + 1) for a in range(d)]
-    points = np.stack([np.ravel(x) for x in np.meshgrid(*ticks)], 1)
-    points = points[np.sum(_relative(points, reach) ** 2, 1) <= 1.0 + 1e-9]
-    return points, np.full(len(points), d * np.log(step / np.sqrt(2.0 * np.pi)))
-
-
-def _relative(points: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """Points in units of what their half axes reach."""
-    up, down = np.split(reach, 2)
-    return points / np.where(points > 0, up, down)
-
-
-def is_regular(d: int) -> bool:
-    """Whether a design is a regular grid, which needs no stretching."""
-    return d <= _FEW
-
-
-def _central_composite(d: int):
+def composite(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """(points (n, d), log weights (n,)), 15 to 49: sum_n w_n g(z_n) is about
+    int g(z) dz / (2 pi)^(d / 2), for g close to exp(-z^2 / 2). The centre, and a sphere whose
+    weights make the second moments those of a Gaussian (Rue, Martino & Chopin 2009, section 6.5).
+    """
     axes = np.concatenate([np.eye(d), -np.eye(d)]) * np.sqrt(d)
     sphere = _RADIUS * np.concatenate([_corners(d), axes])
     points = np.concatenate([np.zeros((1, d)), sphere])
