@@ -207,6 +207,46 @@ def test_a_heavy_tail_of_a_length_scale_is_reached_or_reported(prior, recwarn):
         assert len(told) == 1 and "hyper=Sample()" in told[0]
 
 
+@pytest.mark.slow
+def test_three_hyperparameters_with_a_heavy_tail_are_as_by_quadrature():
+    """A length scale that the data hardly bound, by sums over 38 x 34 x 24 values of logarithms."""
+    priors = dist.InverseGamma(3.0, 3.0), dist.HalfNormal(1.0), dist.LogNormal(-1.0, 1.0)
+
+    def model(X, y=None):
+        length, s, noise = map(numpyro.sample, ("length", "s", "noise"), priors)
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(s**2, length), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+    y = 0.5 + 0.1 * X + 0.3 * np.random.default_rng(3).normal(size=N)
+    fit = pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, y=y)
+    ends = (-3.5, 5.8, 38), (-5.5, 4.4, 34), (-2.6, 0.7, 24)
+    logs = np.stack(np.meshgrid(*(np.linspace(*e) for e in ends)), -1).reshape(-1, 3)
+    values = np.exp(logs)
+    length, s2, n2 = values[:, 0], values[:, 1] ** 2, values[:, 2] ** 2
+    log_p = logs.sum(1)
+    log_p += np.sum([p.log_prob(x) for p, x in zip(priors, values.T, strict=True)], 0)
+    moments = []
+    for i, (v, scale, noise2) in enumerate(zip(s2, length, n2, strict=True)):
+        k = Quadrature.kernel(NEW, X, v, scale)
+        S = Quadrature.kernel(X, X, v, scale) + (noise2 + 1e-8 * v) * np.eye(N)
+        solved = np.linalg.solve(S, np.column_stack([y, k.T]))
+        log_p[i] -= 0.5 * np.linalg.slogdet(S)[1] + 0.5 * y @ solved[:, 0]
+        moments.append((k @ solved[:, 0], v - np.sum(k.T * solved[:, 1:], 0)))
+    w, found = np.exp(log_p - log_p.max()), np.exp(fit.draws.log_weights)
+    w /= w.sum()
+    for name, exact in zip(("length", "s", "noise"), values.T, strict=True):
+        mean, at = w @ exact, np.asarray(fit.hyper[name])
+        sd = np.sqrt(w @ (exact - mean) ** 2)
+        assert abs(found @ at - mean) < 0.02 * sd, name
+        np.testing.assert_allclose(np.sqrt(found @ (at - found @ at) ** 2), sd, rtol=0.06)
+    means, variances = (np.array(x) for x in zip(*moments, strict=True))
+    mean, got = w @ means, fit.predict(NEW)
+    sd = np.sqrt(w @ (variances + (means - mean) ** 2))
+    np.testing.assert_allclose((got.f_mean - mean) / sd, 0.0, atol=0.01)
+    np.testing.assert_allclose(np.sqrt(got.f_variance), sd, rtol=0.01)
+
+
 def test_too_many_hyperparameters_are_refused_before_the_search(monkeypatch):
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.Dirichlet(jnp.ones(MOST + 2)))  # MOST + 1 are free
