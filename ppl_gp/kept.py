@@ -30,17 +30,17 @@ from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.posterior import (
     OfFunctions,
+    OfSoftmax,
     OfUnknowns,
     Posterior,
     Unknowns,
+    coloured,
     condition_on_values,
     root_of_values,
     unknowns,
 )
-from ppl_gp.softmax_posterior import OfSoftmax, coloured
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.inducing_draws import draw_given_inducing, draw_jointly
-from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, draw_jointly
 from ppl_gp.sparse.root import Root as SparseRoot
 
 Process = Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess

@@ -1,5 +1,9 @@
 """How functions are compiled: quickly where LAPACK, or a single pass over the data, is the work,
 and with all optimisation where XLA's own loops are.
+
+`entry` and `one_entry` are small steps between compiled functions, done on the host: an operation
+of JAX outside `jit` costs tens of milliseconds of compiling for each new shape. Of concrete arrays
+only, and of small ones: on an accelerator they are copied to the host.
 """
 
 import functools
@@ -9,7 +13,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 # Fusion emitters, the default of JAX 0.9 and 0.10 on CPU, compile 1.5 to 2.5 times as long as the
 # loops of before, which run as fast or faster (a step of SVGP with 200 inducing points: 0.77 of the
@@ -66,3 +74,23 @@ def _compiled(function: Callable, options: dict[str, Any]) -> Any:
     call: Any = wrapped
     call.outermost = outermost
     return call
+
+
+def entry(tree, index: int):
+    """Entry `index` of the leading axis of every array of a tree, without that axis."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[index]), tree)
+
+
+def one_entry(tree):
+    """Every array of a tree with a leading axis of one."""
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[None]), tree)
+
+
+def pruned(function: Callable, x) -> Callable:
+    """A function of one array to one without the steps that its result does not need: a model's
+    draws of what it would observe, NumPyro's checks of parameters. Differentiating them twice costs
+    tracing, and JAX 0.9 cannot do it to a loop.
+    """
+    closed = jax.make_jaxpr(function)(x)
+    jaxpr, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
+    return lambda x: jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(x)[0]

@@ -21,8 +21,7 @@ from ppl_gp.infer.svgp.step import blend_all, step
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.numerics.loads import joined
 from ppl_gp.results import parts
-from ppl_gp.sparse.arrow_parts import ArrowGaussian, ArrowVariables
-from ppl_gp.sparse.level_columns import LevelColumns, LevelRoot
+from ppl_gp.sparse.arrow_parts import ArrowGaussian, ArrowVariables, LevelColumns, LevelRoot
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.projection import explained, explained_jointly, gram, squares

@@ -21,9 +21,8 @@ from models.gplvm import gplvm
 from models.latent import latent
 from models.latent_deep import latent_deep
 from ppl_gp.deep.bound import terms
-from ppl_gp.deep.encoders import mlp_encoder
 from ppl_gp.deep.importance import Sampling
-from ppl_gp.deep.latents import Encoded, FreeGaussian
+from ppl_gp.deep.latents import Encoded, FreeGaussian, mlp_encoder
 from ppl_gp.deep.structure import Structure
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import Expectation

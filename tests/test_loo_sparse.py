@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal, norm
 
 import ppl_gp as pg
 from ppl_gp.kept import FromInducing
-from ppl_gp.sparse.inducing_draws import draws_with_inducing
+from ppl_gp.sparse.process import draws_with_inducing
 
 N, C = 8, 3
 X = np.linspace(-2.0, 2.0, N)[:, None]

@@ -25,8 +25,11 @@ from ppl_gp.frames.names import arrays  # noqa: E402
 from ppl_gp.results import calibration_plot, plots  # noqa: E402
 from ppl_gp.results.compare import scores  # noqa: E402
 from ppl_gp.results.compare.compare import compare  # noqa: E402
-from ppl_gp.results.slice_plots import plot_slice  # noqa: E402
-from ppl_gp.results.slices import inputs_in_columns, slice_through  # noqa: E402
+from ppl_gp.results.slice_plots import (  # noqa: E402
+    inputs_in_columns,
+    plot_slice,  # noqa: E402
+    slice_through,
+)
 
 X, y, X_test = classification()
 y_test = np.array([0, 1, 1, 0, 1, 0, 1])

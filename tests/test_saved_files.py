@@ -21,13 +21,12 @@ from small_fits import NUM_NEW, OK, classification, classifier, made_fit
 
 import ppl_gp as pg
 from models.classification import binary
-from ppl_gp.deep.encoders import mlp_encoder
-from ppl_gp.deep.latents import Encoded
+from ppl_gp.deep.latents import Encoded, mlp_encoder
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.kept import FromInducing
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.store.coding import decode, encode
+from ppl_gp.results.store.save import decode, encode
 from ppl_gp.storage.archive import digest_of
 
 FIRST, THIS = (Path(__file__).parent / "reference" / f"fit_v{n}.fit" for n in (1, 6))

@@ -18,10 +18,9 @@ from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import MinusRankOne, as_general
 from ppl_gp.local.softmax import SoftmaxRoot
 from ppl_gp.numerics.blocks import matrix_of
-from ppl_gp.numerics.independent import Independent
-from ppl_gp.posterior import OfFunctions
+from ppl_gp.numerics.low_rank import Independent
+from ppl_gp.posterior import OfFunctions, OfSoftmax, coloured
 from ppl_gp.results.query.query import case_at
-from ppl_gp.softmax_posterior import OfSoftmax, coloured
 from ppl_gp.wrappers import unwrap
 
 R, N, M = 3, 7, 4

@@ -12,10 +12,9 @@ from jax import lax, random
 from jaxtyping import Array, Float
 from numpyro.distributions import Distribution
 
-from ppl_gp.deep.copies import COPIES
 from ppl_gp.deep.importance import Sampling, log_ratio, own_site, per_datum_bound, with_share
 from ppl_gp.deep.latents import LatentGuide
-from ppl_gp.deep.layers import Moments, Passed, pass_through
+from ppl_gp.deep.layers import COPIES, Moments, Passed, pass_through
 from ppl_gp.deep.structure import Structure
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.roles import plate_scale

@@ -1,21 +1,85 @@
 """Passing a batch through the layers: inner GP sites are drawn, outer ones leave their moments for
 the likelihood.
+
+K copies of each datum share one function: draws of f are joint over all of them.
+The copies are the rows of a `jax.vmap` with a named axis. At a GP site each copy asks its sisters
+for their inputs, the K x K covariance of every datum is factored once, and each takes its own entry
+of the draw. Independent draws would not give a lower bound: a log-mean-exp over copies is one only
+where f is the same function in all of them.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax import random
+from jax import lax, random
 from jaxtyping import Array, Float
 from numpyro import handlers
 
-from ppl_gp.deep.copies import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
 from ppl_gp.model.tracing import annotated, set_gps
+from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky
 from ppl_gp.sparse.process import SparseProcess
+
+COPIES = "ppl_gp_copies"  # the axis's name
+
+
+def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "*F B"]:
+    """This copy's part of a draw of f that is joint over the copies of each datum. O(M^2 K B + K^3
+    B) for all copies.
+
+    `new`: the prior at this copy's inputs; `key` must be the same in all copies; `axis`: the name
+    of the mapped axis.
+    """
+    X = lax.all_gather(new.X, axis)
+    mean, covariance = _over_copies(process, new, X)
+    unit = jnp.finfo(covariance.dtype).eps * jnp.mean(new.variance)
+    factor = lambda c: robust_cholesky(c, unit)[0]  # noqa: E731
+    for _ in covariance.shape[:-2]:
+        factor = jax.vmap(factor)
+    white = random.normal(key, mean.shape, mean.dtype)
+    drawn = mean + jnp.einsum("...ij,...j->...i", factor(covariance), white)
+    return jnp.take(drawn, lax.axis_index(axis), -1)
+
+
+def _over_copies(process: SparseProcess, prior: GP, X: Float[Array, "K B *D"]):
+    """(mean (*F, B, K), covariance (*F, B, K, K)) of each datum's copies."""
+    K, B = X.shape[:2]
+    flat = GP(
+        prior.kernel, jnp.reshape(X, (K * B, *X.shape[2:])), prior.mean_function, prior.jitter
+    )
+    A = process.root.whiten(process.inducing.cross(flat, flat.X))
+    m, P = process.mean, process.reduction
+    PA = P @ A if P.ndim > m.ndim else P[..., None] * A
+    explained = _products(A, PA, K)
+    mean = process.at(flat).mean + m @ A
+    mean = jnp.swapaxes(
+        jnp.reshape(jnp.broadcast_to(mean, (*m.shape[:-1], K * B)), (*m.shape[:-1], K, B)), -1, -2
+    )
+    variance = jnp.reshape(flat.variance, (K, B)).T
+    if process.inducing.is_exact:
+        X = jnp.swapaxes(X, 0, 1)
+        covariance = jax.vmap(lambda x: prior.kernel(x, x))(X)
+        diagonal = variance - jnp.diagonal(covariance, axis1=-2, axis2=-1)  # the jitter
+        return mean, _add(covariance, diagonal) - explained
+    Q = _products(A, A, K)
+    rest = jnp.maximum(variance - jnp.diagonal(Q, axis1=-2, axis2=-1), 0.0)
+    return mean, _add(Q, rest) - explained
+
+
+def _products(A, PA, K: int) -> Float[Array, "*F B K K"]:
+    """a_bk^T P a_bj of each datum b."""
+    M = A.shape[0]
+    left = jnp.reshape(A, (M, K, -1))
+    right = jnp.reshape(PA, (*PA.shape[:-1], K, -1))
+    return jnp.einsum("mkb,...mjb->...bkj", left, right)
+
+
+def _add(covariance, diagonal):
+    return jax.vmap(add_diagonal)(covariance, diagonal)
 
 
 class Moments(NamedTuple):

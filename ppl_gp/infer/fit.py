@@ -14,7 +14,7 @@ from ppl_gp.infer.timing import stopwatch
 from ppl_gp.model.arguments import Leaves, argument_names, as_arrays, named_arrays
 from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
-from ppl_gp.model.substituted import require_drawn
+from ppl_gp.model.forgotten import require_drawn
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.option_checks import as_key
 from ppl_gp.results.fit import Fit

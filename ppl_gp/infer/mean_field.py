@@ -19,10 +19,10 @@ from ppl_gp.conjugate.structure import (
 )
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
 from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mean_field_parts import caution_of, draws_of, log_joint_of, start_of
-from ppl_gp.infer.over_axis import over_leading_axis
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.stochastic.fit import fit_by_steps

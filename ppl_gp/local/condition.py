@@ -23,8 +23,7 @@ from ppl_gp.local.natural import (
 )
 from ppl_gp.local.softmax import SoftmaxFactor
 from ppl_gp.numerics.blocks import as_blocks, diagonal_of, is_positive, outer, pulled_to, times
-from ppl_gp.numerics.independent import Independent
-from ppl_gp.numerics.low_rank import Covariance, LowRank, dense, within
+from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank, dense, within
 
 
 def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.blocks import times
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.loads import Gram, Loads
-from ppl_gp.numerics.low_rank import Covariance, LowRank
+from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank
 
 
 class Precision(eqx.Module):

@@ -30,7 +30,7 @@ from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihoo
 from ppl_gp.model.factors import functions_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, pulled_to, times
-from ppl_gp.numerics.independent import Independent
+from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.numerics.modes import derivatives
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows

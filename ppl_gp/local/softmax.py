@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.local.factor import Factor, Inverse, PredictionRoot
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_gram, tril_inverse
+from ppl_gp.numerics.low_rank import Independent
 
 
 class SoftmaxPrecision(eqx.Module):

@@ -15,10 +15,9 @@ from jax.extend.core import Literal
 
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.collapsed import Collapsed, Observed, Plan
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.gaussian_sites import spread_of
-from ppl_gp.model.plan import Observed, Plan
 from ppl_gp.model.predictor import (
     Rest,
     cut,

@@ -3,10 +3,14 @@
 `collapse(model, ...)` is an ordinary model again: the hyperparameters as they are declared, one GP
 site, `eta`, over the rows of the model's arguments, and the observed sites computed from eta. So
 every method and every verb for one function of a datum takes it as it stands.
+
+`Plan` is what `collapse` finds in a model: which sites are integrated, and what the observed sites
+are computed from.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -24,7 +28,6 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.gaussian_sites import mean_of
 from ppl_gp.model.loadings import Loadings, columns, loadings, loads_behind, rows_apart
-from ppl_gp.model.plan import Plan, with_predictor
 from ppl_gp.model.predictor import (
     ObservedPart,
     Rest,
@@ -37,11 +40,56 @@ from ppl_gp.model.predictor import (
     traced_at,
 )
 from ppl_gp.model.predictor_prior import PredictorGP, RowsKernel
+from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run, sample_hyper
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import unwrap
+
+
+class Observed(NamedTuple):
+    """An observed site: its name without what `obs_mask` adds, and the paths of the arguments that
+    its distribution and its value are computed from.
+    """
+
+    label: str
+    fn: tuple[str, ...]
+    value: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was found: the integrated sites, how many functions of them a datum sees, the axis of
+    the data of those with one entry per datum, from the right, and what the predictor's site is
+    called. `seen`: paths of arguments with one entry per datum that the predictor is computed from,
+    and no distribution: of a likelihood that is a factor.
+    """
+
+    sites: tuple[str, ...]
+    functions: int
+    independent: bool  # whether the functions are, a priori
+    softmax: tuple[int, ...]  # which function each score of the one categorical site is, if any
+    axes: tuple[tuple[str, int], ...]
+    observed: tuple[tuple[str, Observed], ...]
+    hyper: tuple[str, ...]
+    name: str
+    seen: tuple[str, ...] = ()
+
+
+def with_predictor(reading: Reading, plan: Plan) -> Reading:
+    """The reading with the predictor in place of what it integrates."""
+    left = lambda pairs: tuple((k, v) for k, v in pairs if k not in plan.sites)  # noqa: E731
+    paths = tuple(dict.fromkeys(p for k, v in reading.kernels if k in plan.sites for p in v))
+    return replace(
+        reading,
+        axes=(*left(reading.axes), (plan.name, 0)),
+        shaping=(*reading.shaping, *plan.seen),
+        needed=(*reading.needed, *plan.seen),
+        spread=left(reading.spread),
+        variance=left(reading.variance),
+        kernels=(*left(reading.kernels), *([(plan.name, paths)] if paths else [])),
+    )
 
 
 class Moved(NamedTuple):

@@ -1,13 +1,24 @@
-"""Whether a model was given its observations."""
+"""Whether a model was given its observations, in a dtype that their density takes, and whether
+handlers around it substitute latents: such a site has a value and is still random, which every
+inference would set anew and the model then ignore.
+"""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import ModelError
-from ppl_gp.model.roles import Roles, is_observed, roles
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import unwrap
+from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.roles import Roles, is_factor, is_observed, roles
 from ppl_gp.model.tracing import bare_trace
 
 
@@ -71,3 +82,109 @@ def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) ->
     except Exception:  # noqa: BLE001 - an option that is no array may raise anything
         return False
     return any(k in again and is_observed(again[k]) for k in (site, f"{site}_observed"))
+
+
+_OTHER = {"integers": int, "floats": float}
+
+
+def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
+    """Raise `DataError` where log p of an observed site, or its gradient, exists for observations
+    of another dtype alone: class labels that are floats, proportions that are integers.
+
+    `given`: the arguments, one of which may be the observations, or how these are called. Abstract
+    traces alone.
+    """
+    fn, value = site["fn"], site["value"]
+    dtype = jnp.asarray(value).dtype
+    why = None if is_factor(site) else _refusal(fn, jnp.shape(value), dtype)
+    kind = "floats" if jnp.issubdtype(dtype, jnp.integer) else "integers"
+    if not isinstance(why, TypeError) or _refusal(fn, jnp.shape(value), _OTHER[kind]) is not None:
+        return  # the dtype is not at fault
+    path = given if isinstance(given, str) else given.path_of(value) or "values"
+    raise DataError(
+        f"site '{name}' observes {path} of dtype {dtype}, and the density of "
+        f"{type(unwrap(fn)).__name__} takes {kind}; convert: "
+        f"{path}.astype({_OTHER[kind].__name__})."
+    ) from why
+
+
+def _refusal(fn, shape: tuple, dtype) -> Exception | None:
+    """What log p raises at observations of this dtype, differentiated in its parameters."""
+    leaves, structure = jax.tree.flatten(fn)
+    moving = {i: x for i, x in enumerate(leaves) if eqx.is_inexact_array(x)}
+
+    def total(parameters, value):
+        entries = [parameters.get(i, x) for i, x in enumerate(leaves)]
+        return jnp.sum(jax.tree.unflatten(structure, entries).log_prob(value))
+
+    try:
+        value = jax.ShapeDtypeStruct(shape, jnp.zeros((), dtype).dtype)
+        jax.eval_shape(jax.grad(total), moving, value)
+    except Exception as error:  # noqa: BLE001 - a user's own distribution may raise anything
+        return error
+    return None
+
+
+class _Named(Messenger):
+    """Notes the unobserved sites that have a value already, before anybody draws one."""
+
+    def __init__(self, fn, found: list[str]):
+        self.found = found
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Inside of the seed, which draws."""
+        if msg["type"] == "sample" and msg["value"] is not None and not msg["is_observed"]:
+            self.found.append(msg["name"])
+
+
+def require_drawn(model, leaves: Leaves) -> None:
+    """Raise `ModelError` where handlers around the model substitute the value of a site that is
+    drawn; values of params are theirs to give. One abstract trace, where there is such a handler.
+
+    `substitute` entered inside the model's function is not seen.
+    """
+    around = [h for h in _handlers(model) if isinstance(h, handlers.substitute)]
+    if not around:
+        return
+    named = frozenset().union(*(h.data or () for h in around))
+    every = any(h.substitute_fn is not None for h in around)
+    given = _with_values(model, leaves)
+    # a scope around a handler puts its own name before the site's
+    found = [k for k in given if every or k.split("/")[-1] in named]
+    if found:
+        raise ModelError(
+            f"sites {found} have their values from handlers.substitute around the model, and are "
+            "random all the same: what is inferred of them would be ignored. Hold them by "
+            "hyper=Fixed({...}), or make data of them by handlers.condition."
+        )
+
+
+def _handlers(model) -> list:
+    """Around a function, the outermost first."""
+    found = []
+    while True:
+        inner = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+        if inner is None:
+            return found
+        found.append(model)
+        model = inner
+
+
+def _with_values(model, leaves: Leaves) -> list[str]:
+    """The unobserved sites that have a value before one is drawn; those of a scan are among
+    them.
+    """
+    found: list[str] = []
+
+    def trace(arrays):
+        found.clear()
+        with handlers.block():
+            args, kwargs = leaves.replaced(arrays)
+            handlers.seed(_Named(model, found), random.key(0))(*args, **kwargs)
+
+    try:
+        jax.eval_shape(trace, leaves.arrays)
+    except jax.errors.JAXTypeError:  # the model looks at values
+        trace(leaves.arrays)
+    return found

@@ -12,8 +12,8 @@ import numpy as np
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.model.arguments import Leaves, argument_of
+from ppl_gp.model.forgotten import require_dtype
 from ppl_gp.model.growth import Axes, Look, Site
-from ppl_gp.model.observed_dtype import require_dtype
 from ppl_gp.model.roles import is_gp, is_observed
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare, hidden_axes, unwrap

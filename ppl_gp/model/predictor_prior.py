@@ -19,10 +19,9 @@ from ppl_gp.kernels.base import Kernel
 from ppl_gp.model.loadings import FEW_LEVELS, Loadings, added
 from ppl_gp.model.predictor_parts import Levels, Table, Weighted
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.numerics.loads import Dense, Loads, OneAndOthers
-from ppl_gp.numerics.low_rank import Covariance, LowRank
+from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank
 
 
 class RowsKernel(Kernel):

@@ -1,5 +1,5 @@
 """A covariance as an array (N, N), as a factor with few columns (and an array that is added), or
-as blocks of independent functions.
+as blocks of R functions that are independent a priori, (R, N, N) in place of (R N, R N).
 """
 
 import equinox as eqx
@@ -7,8 +7,35 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.loads import Loads
+
+
+class Independent(eqx.Module):
+    """K = diag(K_1, ..., K_R): rows are (function, row), functions outermost."""
+
+    parts: Float[Array, "R N N"]
+
+    @property
+    def dtype(self):
+        """Of its entries."""
+        return self.parts.dtype
+
+    def __matmul__(self, x):
+        split = jnp.reshape(x, (*self.parts.shape[:2], -1))
+        return jnp.reshape(self.parts @ split, x.shape)
+
+    def diagonal(self) -> Float[Array, "RN"]:
+        """Variances."""
+        return jnp.ravel(jnp.einsum("rnn->rn", self.parts))
+
+    def within(self) -> Float[Array, "R R N"]:
+        """Covariances within a row."""
+        variances = jnp.einsum("rnn->rn", self.parts)
+        return jnp.eye(len(variances), dtype=self.dtype)[:, :, None] * variances
+
+    def dense(self) -> Float[Array, "RN RN"]:
+        """The matrix."""
+        return jax.scipy.linalg.block_diag(*self.parts)
 
 
 class LowRank(eqx.Module):

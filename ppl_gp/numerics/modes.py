@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ppl_gp.numerics.pruned import pruned
+from ppl_gp.quick import pruned
 
 TAIL = 10.0  # standard deviations covered on each side
 NEWTON_STEPS = 50

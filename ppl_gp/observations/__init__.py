@@ -2,7 +2,6 @@
 their tails.
 """
 
-from ppl_gp.observations.binary_and_ordinal import BernoulliProbit, OrdinalProbit
-from ppl_gp.observations.multinomial import MultinomialProbit
+from ppl_gp.observations.binary_and_ordinal import BernoulliProbit, MultinomialProbit, OrdinalProbit
 
 __all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]

@@ -22,17 +22,17 @@ from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.enumerated import densities_without_labels
-from ppl_gp.results.masked_rows import without_masked_rows
 from ppl_gp.results.named_tree import (
     NEW,
     TRAINING,
     names_of_variables,
     own_coordinates,
+    predicted_groups,
     with_columns,
     with_levels,
+    without_masked_rows,
 )
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
-from ppl_gp.results.predictions_tree import predicted_groups
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows

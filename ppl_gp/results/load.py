@@ -14,9 +14,8 @@ from ppl_gp.model.declared import Declared, own_function
 from ppl_gp.model.fingerprint import keyed, reads
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.store.coding import decode
 from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
-from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, qualified_name
+from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, decode, qualified_name
 from ppl_gp.storage.archive import named, package_versions, read_archive
 from ppl_gp.threads import one_at_a_time
 

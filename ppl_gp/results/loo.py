@@ -49,10 +49,8 @@ from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.left_out import DRAWS, cavity_log_densities, draw_log_densities
 from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record, feeds_another, prior_at
-from ppl_gp.results.row_names import row_names
-from ppl_gp.results.tree_dimensions import data_plate, dots, dotted
-from ppl_gp.sparse.inducing_draws import draws_with_inducing
-from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.results.tree_dimensions import data_plate, dots, dotted, row_names
+from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
 from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:

@@ -23,14 +23,13 @@ from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.gaussian_sites import root_of
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import run, set_gps
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
 from ppl_gp.results.record import Record, prior_at
-from ppl_gp.sparse.inducing_draws import draw_given_inducing, factor_of_v
 from ppl_gp.sparse.own_effects import all_apart, averaged
-from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, factor_of_v
 from ppl_gp.wrappers import unwrap
 
 

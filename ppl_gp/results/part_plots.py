@@ -8,7 +8,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.shown import Variable, variable
-from ppl_gp.results.slices import inputs_in_columns, slice_through
+from ppl_gp.results.slice_plots import inputs_in_columns, slice_through
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

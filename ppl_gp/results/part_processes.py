@@ -9,8 +9,7 @@ from ppl_gp.gp import GP
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.loadings import Loadings
 from ppl_gp.model.predictor_parts import Table, Weighted
-from ppl_gp.posterior import OfFunctions, OfUnknowns, Posterior, SomeUnknowns, Unknowns
-from ppl_gp.softmax_posterior import OfSoftmax
+from ppl_gp.posterior import OfFunctions, OfSoftmax, OfUnknowns, Posterior, SomeUnknowns, Unknowns
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import reduction_of_some

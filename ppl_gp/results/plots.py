@@ -28,9 +28,8 @@ from ppl_gp.results.panels import (
     sevens,
 )
 from ppl_gp.results.query.by_names import by_names
-from ppl_gp.results.row_names import row_names
 from ppl_gp.results.shown import shown
-from ppl_gp.results.tree_dimensions import dots
+from ppl_gp.results.tree_dimensions import dots, row_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

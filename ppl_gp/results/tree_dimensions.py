@@ -1,5 +1,5 @@
-"""What the variables of a tree are called, and their dimensions: plates by name, else
-`<variable>_dim_<i>`.
+"""What the variables of a tree and the rows of the training data are called, and their dimensions:
+plates by name, else `<variable>_dim_<i>`.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import Leaves
+from ppl_gp.model.arguments import Leaves, argument_names
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.roles import data_plates, is_factor
 from ppl_gp.model.tracing import run
@@ -147,3 +147,15 @@ def require_known(option: str, coords: Mapping, sizes: Mapping[str, int]) -> Non
                 f"to_datatree({option}={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
                 f"are {dict(sizes)}."
             )
+
+
+def row_names(fit: Record, num: int) -> tuple[str | int, ...]:
+    """A name for each of `num` training rows: the labels of the inputs' rows where these tell them
+    apart, else those of another argument with an entry per row, else their numbers.
+    """
+    by_row = fit.model.reading.row_axes
+    for path in (argument_names(fit.model, 1)[0], *fit.names):
+        rows = (path in fit.names and fit.names[path].rows) or ()
+        if by_row.get(path) == 0 and len(rows) == len(set(rows)) == num:
+            return rows
+    return tuple(range(num))

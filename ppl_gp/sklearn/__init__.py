@@ -12,8 +12,7 @@ except ImportError as error:
         "ppl_gp.sklearn needs scikit-learn, version 1.6 or newer; pip install 'ppl-gp[sklearn]'."
     ) from error
 
-from ppl_gp.sklearn.classifier import GPClassifier
-from ppl_gp.sklearn.regressor import GPRegressor
+from ppl_gp.sklearn.estimators import GPClassifier, GPRegressor
 
 del _needed
 

@@ -28,9 +28,9 @@ from ppl_gp.model.loadings import added
 from ppl_gp.model.predictor_parts import Own
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.numerics.modes import normal_log_pdf
-from ppl_gp.numerics.pruned import pruned
 from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.proofs.degree import degree
+from ppl_gp.quick import pruned
 
 NODES = 96  # of the integral over one effect
 FINER = 4  # times as many, to tell the error of these

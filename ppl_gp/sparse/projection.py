@@ -21,7 +21,7 @@ from ppl_gp.numerics.triangular import (
     symmetric_product,
     tril_transpose_product,
 )
-from ppl_gp.sparse.level_columns import LevelColumns
+from ppl_gp.sparse.arrow_parts import LevelColumns
 from ppl_gp.sparse.root import DenseRoot, Root
 
 

@@ -11,9 +11,14 @@ from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.likelihood import methods, of_batches, pointwise
 from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
-from ppl_gp.infer.checklist.scales import length_scales
-from ppl_gp.infer.checklist.sites import gp_sites, hyperparameters, observations, predictor
-from ppl_gp.infer.checklist.subject import Subject
+from ppl_gp.infer.checklist.sites import (
+    Subject,
+    gp_sites,
+    hyperparameters,
+    length_scales,
+    observations,
+    predictor,
+)
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
@@ -21,9 +26,9 @@ from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import mixing_sites, require_none_tied, require_pairs, unpaired
 from ppl_gp.model.declared import Declared, declare, own_function
+from ppl_gp.model.forgotten import require_drawn
 from ppl_gp.model.levels import tied
 from ppl_gp.model.roles import is_factor, roles
-from ppl_gp.model.substituted import require_drawn
 from ppl_gp.model.tracing import run
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.threads import one_at_a_time

@@ -9,7 +9,7 @@ from jax import random
 
 from ppl_gp.deep.structure import structure_of
 from ppl_gp.errors import ModelError, PplGpError
-from ppl_gp.infer.checklist.subject import Subject, space_of
+from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
 from ppl_gp.infer.mean_field import is_conjugate

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.checklist.subject import Subject, space_of
+from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
 from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded

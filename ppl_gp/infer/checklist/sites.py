@@ -1,18 +1,58 @@
-"""Items about what a model declares, each (whether it is in order, message): GP sites,
-hyperparameters, observations, the predictor.
+"""A model under `check`, and items about what it declares, each (whether it is in order,
+message): GP sites, hyperparameters, observations, the predictor, and what the priors of length
+scales imply in units of the data.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import random
 
+from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.checklist.subject import Subject, space_of
+from ppl_gp.infer.hyper.space import Space, space
+from ppl_gp.kernels.stationary import Isotropic
 from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.declared import Declared
 from ppl_gp.model.forgotten import require_observations
 from ppl_gp.model.levels import require_levels
-from ppl_gp.model.roles import is_factor, require_gp
+from ppl_gp.model.roles import Roles, is_factor, require_gp
+from ppl_gp.model.tracing import run
+from ppl_gp.priors import distances
+from ppl_gp.quick import quick_jit
+
+
+class Subject(NamedTuple):
+    """A model with its arguments and what one run of it showed; `whole`: as the local methods see
+    it.
+    """
+
+    model: Callable
+    args: tuple
+    kwargs: dict
+    trace: dict
+    found: Roles
+    whole: Declared
+
+    @property
+    def integrated(self) -> tuple[str, ...]:
+        """Sites that local methods integrate into a predictor."""
+        return self.whole.plan.sites if isinstance(self.whole, Collapsed) else ()
+
+    @property
+    def subsampling(self) -> dict[str, tuple[int, int]]:
+        """{plate of the model that subsamples: (its rows, rows of a batch)}."""
+        plates = {k: s["args"] for k, s in self.trace.items() if s["type"] == "plate"}
+        return {k: sizes for k, sizes in plates.items() if sizes[1] not in (None, sizes[0])}
+
+
+def space_of(subject: Subject) -> Space:
+    """Its hyperparameters. Raises `ModelError` for a discrete one."""
+    return space(subject.trace, subject.model, subject.args, subject.kwargs)
 
 
 def gp_sites(subject: Subject):
@@ -94,3 +134,80 @@ def predictor(subject: Subject):
 
 def _held(names: list[str]) -> str:
     return f"; {names} are hyperparameters" if names else ""
+
+
+_DRAWS = 4000  # a quantile of 1 % is that of a prior of 0.7 to 1.3 %
+_OUTSIDE = 0.5  # of a prior's mass outside of the data's distances, from which on it is told
+_FACTOR = 3.0  # that far below the nearest and above the largest distance it still counts as inside
+
+
+def length_scales(subject: Subject):
+    """Of each stationary kernel: the central 98 % of its prior beside the distances of the rows."""
+    drawn = jax.tree.map(np.asarray, _draws(subject.model, subject.args, subject.kwargs))
+    lines, ok = [], True
+    for name in subject.found.gps:
+        X = np.asarray(unwrap(subject.trace[name]["fn"]).X, float)
+        X = X.reshape(len(X), -1)
+        for found, dims in zip(drawn[name], _dims(subject.trace[name]["fn"]), strict=True):
+            line, fits = _told(name, found, X if dims is None else X[:, list(dims)])
+            lines, ok = [*lines, line], ok and fits
+    return ok, "; ".join(lines) or "no kernel with a length scale."
+
+
+def _isotropic(fn) -> list[Isotropic]:
+    """The stationary kernels with a length scale inside a GP's kernel."""
+    is_one = lambda x: isinstance(x, Isotropic)  # noqa: E731
+    return [k for k in jax.tree.leaves(unwrap(fn).kernel, is_leaf=is_one) if is_one(k)]
+
+
+def _dims(fn) -> list:
+    return [k.active_dims for k in _isotropic(fn)]
+
+
+@quick_jit
+def _draws(model, args, kwargs):
+    """{GP site: [(S,) or (S, D) of each kernel]} from the prior."""
+
+    def one(key):
+        trace = run(model, args, kwargs, key=key)
+        gps = {k: s["fn"] for k, s in trace.items() if s["type"] == "sample"}
+        return {
+            k: [jnp.asarray(x.lengthscale, float) for x in _isotropic(fn)]
+            for k, fn in gps.items()
+            if hasattr(unwrap(fn), "kernel")
+        }
+
+    return jax.vmap(one)(random.split(random.key(0), _DRAWS))
+
+
+def _told(name: str, drawn: np.ndarray, X: np.ndarray) -> tuple[str, bool]:
+    columns = np.reshape(drawn, (len(drawn), -1))
+    shared = columns.shape[1] == 1
+    parts = [X] if shared else [X[:, [d]] for d in range(X.shape[1])]
+    worst, fits = None, True
+    for d, part in enumerate(parts):
+        try:
+            nearest, largest = distances(part)
+        except DataError:
+            continue  # a column of one value has no scale
+        values = columns[:, min(d, columns.shape[1] - 1)]
+        outside = float(np.mean((values < nearest / _FACTOR) | (values > _FACTOR * largest)))
+        if worst is None or outside > worst[0]:
+            worst = outside, d, np.quantile(values, [0.01, 0.99]), nearest, largest
+        fits = fits and outside <= _OUTSIDE
+    if worst is None:
+        return f"'{name}': its inputs do not vary", True
+    outside, d, (low, high), nearest, largest = worst
+    spread = (
+        f"{low:.2g}" if np.isclose(low, high) else f"{low:.2g} to {high:.2g} (98 % of its prior)"
+    )
+    text = (
+        f"length scale of '{name}'{'' if shared else f', column {d}'} {spread}, rows "
+        f"{nearest:.2g} (to the nearest) to {largest:.2g} apart"
+    )
+    if not fits:
+        text += (
+            f": {outside:.0%} of the prior lies far outside; scale the inputs, or take "
+            "pg.priors.lengthscale(X)"
+        )
+    return text, fits

@@ -9,10 +9,10 @@ from jax import lax, random
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from ppl_gp.deep.copies import draw_copy
+from ppl_gp.deep.layers import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper.autoguides import log_q
-from ppl_gp.sparse.inducing_draws import draw_with_inducing
+from ppl_gp.sparse.process import draw_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
 from ppl_gp.wrappers import unwrap
 

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.distributions.kl import kl_divergence
 
-from ppl_gp.deep.copies import COPIES
 from ppl_gp.deep.importance import (
     Sampling,
     log_ratio,
@@ -20,6 +19,7 @@ from ppl_gp.deep.importance import (
     require_separate,
     with_share,
 )
+from ppl_gp.deep.layers import COPIES
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap

@@ -37,8 +37,8 @@ from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
-from ppl_gp.numerics.host import entry
 from ppl_gp.proofs.dependence import sources
+from ppl_gp.quick import entry
 from ppl_gp.results.fit import Fit
 
 _AGAIN = 8  # starts where none of those that were asked for has a value

@@ -32,9 +32,8 @@ from ppl_gp.local.natural import Positive, as_kept
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.numerics.independent import Independent
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
-from ppl_gp.numerics.low_rank import LowRank
+from ppl_gp.numerics.low_rank import Independent, LowRank
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.results.fit import Fit
 

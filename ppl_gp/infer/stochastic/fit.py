@@ -34,8 +34,7 @@ from ppl_gp.infer.mean_field_parts import (
 )
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, take
-from ppl_gp.infer.stochastic.problem import Problem, first_rows, require_rows_apart, source_of
-from ppl_gp.infer.stochastic.run import run
+from ppl_gp.infer.stochastic.run import Problem, first_rows, require_rows_apart, run, source_of
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.model.declared import declare

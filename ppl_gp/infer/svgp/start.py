@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
-from ppl_gp.deep.encoders import encoder_rows, mlp_encoder
-from ppl_gp.deep.latents import Amortised, Encoded, Free, FreeGaussian, LatentGuide, latent_size
+from ppl_gp.deep.latents import (
+    Amortised,
+    Encoded,
+    Free,
+    FreeGaussian,
+    LatentGuide,
+    encoder_rows,
+    latent_size,
+    mlp_encoder,
+)
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap

@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.model.arguments import is_array
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.averages import (
     LAYER_NODES,
     MIN_DRAWS,
@@ -24,19 +27,110 @@ from ppl_gp.results.integrals.averages import (
     repeats,
     trace_above,
 )
-from ppl_gp.results.integrals.groups import entries_of
+from ppl_gp.results.integrals.groups import Entries, entries_of
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.likelihood import (
+    by_datum,
+    expected_moments,
     fn_at,
+    from_by_datum,
+    log_expectation,
     moments_shape,
     outcome_log_probs,
     site_moments,
 )
 from ppl_gp.results.integrals.mackay import mackay_log_probs
-from ppl_gp.results.integrals.outcomes import outcomes_over
+from ppl_gp.results.integrals.several import Effort, stacked
 from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
 from ppl_gp.wrappers import bare
+
+
+def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Any], effort: Effort):
+    """({label: Moments of y}, {label: log p (K, ...)}) of the sites whose entries need no draws:
+    they see at most three functions, or all of them in a straight line. trace_at: {site: f} ->
+    trace.
+    """
+    mean, variance, rebuild = stacked(f)
+    sd, y, log_probs = jnp.sqrt(variance), {}, {}
+    for site in sites:
+        if entries[site.label].are_drawn:
+            continue
+        fn_at = lambda rows, site=site: bare(trace_at(rebuild(rows))[site.name]["fn"])  # noqa: E731
+        if entries[site.label].is_affine:
+            shape: Any = moments_shape(fn_at, mean)
+            parts = _affine_moments(site, fn_at, shape, mean, sd)
+            y[site.label] = Moments(*(from_by_datum(x, site, shape) for x in parts))
+            continue
+        index = jnp.asarray(entries[site.label].functions)
+        if site.support is not None:
+            log_probs[site.label] = _outcome_log_probs(site, fn_at, index, mean, sd, effort)
+        elif (shape := moments_shape(fn_at, mean)) is not None:
+            each = lambda e, a=(site, fn_at, shape, index, mean, sd, effort): _entry_moments(*a, e)  # noqa: E731
+            parts = lax.map(each, jnp.arange(index.shape[0]))
+            y[site.label] = Moments(*(from_by_datum(x, site, shape) for x in parts))
+    return y, log_probs
+
+
+def _outcome_log_probs(site, fn_at, index, mean, sd, effort: Effort) -> Float[Array, "K ..."]:
+    shape = jax.eval_shape(fn_at, mean).batch_shape
+
+    def entry(outcome, e):
+        i = index[e]
+
+        def log_lik(x):
+            fn = fn_at(mean.at[i].set(x))
+            return by_datum(fn.log_prob(jnp.full(fn.batch_shape, outcome)), site)[e]
+
+        if index.shape[1] == 1:
+            return log_expectation(
+                lambda x: log_lik(x[None]), Moments(mean[i[0]], sd[i[0]] ** 2), effort.nodes
+            )
+        return cubature.log_integral(
+            lambda z: log_lik(mean[i] + sd[i] * z), index.shape[1], mean[0], effort.many
+        )[0]
+
+    entries = jnp.arange(index.shape[0])
+    log_p = lax.map(lambda k: lax.map(lambda e: entry(k, e), entries), jnp.asarray(site.support))
+    log_p = jax.vmap(lambda x: from_by_datum(x, site, shape))(log_p)
+    return log_p - logsumexp(log_p, 0)
+
+
+def _affine_moments(site, fn_at, shape, mean, sd) -> Moments:
+    """E[a f + b] = a E[f] + b, Var = sum_i (a_i sd_i)^2 + Var[y | f]: exact, of any number of
+    functions.
+    """
+
+    def read(name):
+        return lambda x: by_datum(jnp.broadcast_to(getattr(fn_at(x), name), shape), site)
+
+    def along(i):
+        step = jnp.zeros_like(mean).at[i].set(sd[i])
+        return jax.jvp(read("mean"), (mean,), (step,))[1]
+
+    slopes = lax.map(along, jnp.arange(mean.shape[0]))
+    return Moments(read("mean")(mean), read("variance")(mean) + jnp.sum(slopes**2, 0))
+
+
+def _entry_moments(site, fn_at, shape, index, mean, sd, effort: Effort, e) -> Moments:
+    i = index[e]
+
+    def read(name):
+        return lambda x: by_datum(
+            jnp.broadcast_to(getattr(fn_at(mean.at[i].set(x)), name), shape), site
+        )[e]
+
+    first, spread = read("mean"), read("variance")
+    if index.shape[1] == 1:
+        f = Moments(mean[i[0]], sd[i[0]] ** 2)
+        return expected_moments(
+            lambda x: first(x[None]), lambda x: spread(x[None]), f, effort.nodes
+        )
+    at = lambda z: mean[i] + sd[i] * z  # noqa: E731
+    return cubature.moments(
+        lambda z: first(at(z)), lambda z: spread(at(z)), index.shape[1], mean[0], effort.many
+    )
+
 
 _ROOM = 2**30  # bytes for the covariances of draws that are made together
 _COPIES = 25  # of a covariance that a joint draw takes on its way

@@ -20,8 +20,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics import small
-from ppl_gp.numerics.pruned import pruned
 from ppl_gp.numerics.quadrature import nodes_around
+from ppl_gp.quick import pruned
 from ppl_gp.results.integrals.likelihood import log_expectation
 from ppl_gp.results.query.mixture import Moments
 

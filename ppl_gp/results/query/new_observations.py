@@ -6,7 +6,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import as_arrays
-from ppl_gp.model.observed_dtype import require_dtype
+from ppl_gp.model.forgotten import require_dtype
 from ppl_gp.model.roles import is_factor, is_observed
 from ppl_gp.quick import full_jit
 from ppl_gp.results.query.by_names import observed_argument

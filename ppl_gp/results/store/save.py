@@ -5,22 +5,144 @@ and other array arguments but not the observations, and figures about the fit. `
 it back.
 """
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.deep.encoders import MLPEncoder
-from ppl_gp.deep.latents import Encoded, Forgotten
+from ppl_gp.conjugate.discrete import Discrete
+from ppl_gp.conjugate.gaussian import Gaussian
+from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
+from ppl_gp.conjugate.positive import Gamma
+from ppl_gp.conjugate.simplex import Dirichlet
+from ppl_gp.conjugate.wishart import Wishart
+from ppl_gp.deep.latents import Encoded, Forgotten, MLPEncoder
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
+from ppl_gp.frames.names import Names
+from ppl_gp.frames.table import ArrayNames
+from ppl_gp.kept import Kept
+from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments
-from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.model.collapsed import Collapsed, Observed, Plan
 from ppl_gp.model.declared import own_function
 from ppl_gp.model.fingerprint import reads
+from ppl_gp.model.reading import Reading
+from ppl_gp.model.skeleton import Skeleton
+from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.results.record import Record
-from ppl_gp.results.store.coding import encode
 from ppl_gp.results.store.portrait import portrait
-from ppl_gp.storage.archive import write_archive
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.storage.archive import NUMBER_KINDS, write_archive
+
+# The classes that files name, with their subclasses in this package, and no others.
+_FACTORS = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)
+_LOCAL = (MLPEncoder, Encoded, Forgotten)
+_MODEL = (Reading, Plan, Observed, Skeleton, Names, ArrayNames)
+_STORABLE = (Draws, Kept, PseudoLikelihood, InducingVariables, Arrow, *_FACTORS, *_LOCAL, *_MODEL)
+_MARK = "$"  # begins the keys that stand for what JSON has no word for
+_ARRAY, _TUPLE, _MODULE, _SHAPE, _TREE = "$array", "$tuple", "$module", "$shape", "$tree"
+
+
+def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
+    """`value` as JSON, with arrays put into `arrays` under keys that begin with `where`. Raises
+    `DataError` for what a file cannot hold.
+    """
+
+    def part(value, key, label):
+        return encode(value, arrays, f"{where}/{key}", f"{name}{label}")
+
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, jax.Array | np.ndarray):
+        arrays[where] = _plain_array(value, name)
+        return {_ARRAY: where}
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return {_SHAPE: [np.dtype(value.dtype).str, list(value.shape)]}
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return {_TREE: part(jax.tree.unflatten(value, range(value.num_leaves)), "tree", "")}
+    if _classes().get(type(value).__name__) is type(value):
+        fields = {k: part(getattr(value, k), k, f".{k}") for k in _fields(type(value))}
+        return {_MODULE: type(value).__name__, **fields}
+    if isinstance(value, dict) and all(
+        isinstance(k, str) and not k.startswith(_MARK) for k in value
+    ):
+        return {k: part(v, k, f"['{k}']") for k, v in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        items = [part(v, i, f"[{i}]") for i, v in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    raise DataError(
+        f"{name} is a {type(value).__name__} and cannot be saved; pass numbers, strings, arrays, "
+        "or lists, tuples and dictionaries of those (keys are strings that do not begin with "
+        "'$'), and bind other objects to the model with functools.partial."
+    )
+
+
+def _plain_array(value, name: str) -> np.ndarray:
+    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
+    if is_key or np.asarray(value).dtype.kind not in NUMBER_KINDS:
+        raise DataError(
+            f"{name} is an array of {value.dtype} and cannot be saved; pass numbers, or a list of "
+            "strings."
+        )
+    return np.asarray(value)
+
+
+def decode(value: Any, arrays: dict) -> Any:
+    """The inverse of `encode`. Each array is taken out of `arrays`, so that none is used twice."""
+    if isinstance(value, list):
+        return [decode(v, arrays) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {_ARRAY}:
+        return jnp.asarray(arrays.pop(value[_ARRAY]))
+    if set(value) == {_SHAPE}:
+        dtype, shape = value[_SHAPE]
+        return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
+    inner = {k: decode(v, arrays) for k, v in value.items()}
+    if set(value) == {_TUPLE}:
+        return tuple(inner[_TUPLE])
+    if set(value) == {_TREE}:
+        return jax.tree.structure(inner[_TREE])
+    return _module(inner) if _MODULE in inner else inner
+
+
+def _module(fields: dict) -> Any:
+    """One of our own modules, from the name of its class and its fields."""
+    name = fields.pop(_MODULE)
+    if (cls := _classes().get(name)) is None or set(fields) != set(_fields(cls)):
+        raise StoreError(
+            f"has a '{name}' of {list(fields)}, which this installation does not know; install the "
+            "version of ppl-gp that wrote it, or fit again."
+        )
+    if issubclass(cls, tuple):
+        return cls(**fields)
+    # its arrays have an axis of draws, which a constructor would not expect
+    module = object.__new__(cls)
+    for k, v in fields.items():
+        object.__setattr__(module, k, v)
+    return module
+
+
+def _classes() -> dict[str, type]:
+    return {cls.__name__: cls for known in _STORABLE for cls in (known, *_descendants(known))}
+
+
+def _descendants(cls) -> list[type]:
+    own = [d for child in cls.__subclasses__() for d in (child, *_descendants(child))]
+    return [d for d in own if d.__module__.startswith("ppl_gp.")]
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    return getattr(cls, "_fields", ()) or tuple(f.name for f in dataclasses.fields(cls))
+
 
 # 6: every part is one module, with digests. Earlier versions are not read.
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 6

@@ -3,8 +3,7 @@ combine.
 """
 
 from ppl_gp.sparse.features.composed import Additive, Kronecker
-from ppl_gp.sparse.features.concatenated import Concatenated
-from ppl_gp.sparse.features.derivatives import Derivatives
+from ppl_gp.sparse.features.concatenated import Concatenated, Derivatives
 from ppl_gp.sparse.features.fourier import FourierFeatures
 from ppl_gp.sparse.features.laplacian import LaplacianFeatures
 from ppl_gp.sparse.features.mercer import MercerFeatures
