@@ -70,7 +70,7 @@ class SVI:
     Results: completed; nonfinite; interrupted. `log_evidence` is the bound at the end, nats, the
     mean of 200 draws with standard error `stats["log_evidence_se"]`; `None` of guides that are
     trained as points. `stats["losses"]`: of every step. The end is judged against the posterior, in
-    unconstrained coordinates, by 1000 importance weights: `stats["mean_shift"]`, the furthest mean,
+    unconstrained coordinates, by 2000 importance weights: `stats["mean_shift"]`, the furthest mean,
     in posterior sds; `["sd_ratio"]`, the guide's sd over the posterior's, where it is furthest from
     1; `["importance_gain"]`, log p(y) less the bound, nats; `["pareto_k"]` of the weights. A
     warning if a mean is more than 0.1 sd off, an sd by a tenth, or k-hat is above 0.7. Guides of
@@ -258,17 +258,18 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
 def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: float) -> dict:
     """How far q is from the posterior, and a warning where that matters: entries of `stats`."""
     found = _looked(svi.guide, params, key, joint, *data)
-    log_w, step, shift, sd, own_sd, left, lacking = map(np.asarray, found)
-    if not np.isfinite(log_w).any():
+    log_w, log_g, step, shift, sd, own_sd, left, lacking = map(np.asarray, found)
+    log_w = np.where(np.isfinite(log_w), log_w, -np.inf)
+    if np.all(log_w == -np.inf):
         return {}
-    smoothed, khat = smooth(np.where(np.isfinite(log_w), log_w, -np.inf))
-    w = np.exp(smoothed)[:, None]
-    moved = np.sum(w * step, 0)
+    smoothed, khat = smooth(log_w)
+    # The Gaussian's moments are known: they are corrected by the difference from its own weights
+    extra = (np.exp(smoothed) - np.exp(smooth(log_g)[0]))[:, None]
+    moved = np.sum(extra * step, 0)
     off = step - moved
-    wide = np.sum(w * off**2, 0) / np.mean(step**2, 0)
+    wide = 1.0 + np.sum(extra * step**2, 0) - moved**2
     mean, ratio = (shift / sd + moved) / np.sqrt(wide), own_sd / (sd * np.sqrt(wide))
-    # standard errors: equal weights have none, and q's own moments are those of `_OWN` draws
-    extra = w - 1.0 / len(w)
+    # standard errors: q's own moments are those of `_OWN` draws
     mean_se = np.sqrt(np.sum((extra * off) ** 2, 0) / wide + ratio**2 / _OWN)
     ratio_se = np.sqrt(np.sum((extra * (off**2 / wide - 1.0)) ** 2, 0) / 4.0 + 0.5 / _OWN)
     far, wrong = np.abs(mean) - 2.0 * mean_se, np.abs(np.log(ratio)) - 2.0 * ratio_se
@@ -276,7 +277,7 @@ def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: flo
         "mean_shift": float(np.abs(mean[np.argmax(far)])),
         "sd_ratio": float(ratio[np.argmax(wrong)]),
         "pareto_k": khat,
-        "importance_gain": float(lacking + logsumexp(log_w) - np.log(len(w)) - bound),
+        "importance_gain": float(lacking + logsumexp(log_w) - logsumexp(log_g) - bound),
     }
     is_wrong = np.max(wrong) > np.log(1.1)
     if not khat <= KHAT_LIMIT or np.max(far) > 0.1 or is_wrong:
@@ -289,10 +290,11 @@ def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: flo
 def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, ...]:
     """A Gaussian in the place of the posterior of all latents, unconstrained: as log p(y, u) looks
     where q has its draws, by a regression of its gradients on u, exact for a Gaussian posterior.
+    Half of the draws are from it, half from one twice as wide, for the posterior's tails.
 
-    (log weights of its draws (S,), their steps from its mean in its sds (S, D), its mean less q's,
-    its sds, q's sds, the sds of q over those of the best q that is as independent (D,), the
-    constant that the log weights lack).
+    (log weights of the draws and those of the Gaussian itself (S,), steps from its mean in its
+    sds (S, D), its mean less q's, its sds, q's sds, the sds of q over those of the best q that is
+    as independent (D,), the constant that the log weights lack).
     """
     keys = random.split(key)
     drawn = _draws(guide, params, keys[0], _OWN, args, kwargs)
@@ -307,16 +309,19 @@ def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, 
     values = jnp.maximum(jnp.abs(values), 1e-8)  # q's place may be no maximum
     root = L @ V / jnp.sqrt(values)
     mean = centre + root @ (V.T @ slopes.mean(0) / jnp.sqrt(values))
-    half = random.normal(keys[1], (5 * BOUNDS // 2, D), u.dtype)
-    white = jnp.concatenate([half, -half])
-    log_w = lax.map(lambda x: joint(x, like), mean + white @ root.T) + 0.5 * jnp.sum(white**2, 1)
+    half = random.normal(keys[1], (2, 5 * BOUNDS // 2, D), u.dtype) * jnp.array([[[1.0]], [[2.0]]])
+    white = jnp.concatenate([half, -half]).reshape(-1, D)
+    squares = 0.5 * jnp.sum(white**2, 1)
+    log_r = jnp.logaddexp(-squares, -squares / 4.0 - D * jnp.log(2.0)) - jnp.log(2.0)
+    log_p = lax.map(lambda x: joint(x, like), mean + white @ root.T)
     log_det = jnp.sum(jnp.log(jnp.diagonal(L))) - 0.5 * jnp.sum(jnp.log(values))
     sd, own_sd = jnp.linalg.norm(root, axis=1), u.std(0)
     alone = own_sd * jnp.linalg.norm(solve_lower(L, V * jnp.sqrt(values), trans=1), axis=1)
     apart = jnp.max(jnp.abs(jnp.corrcoef(u.T).reshape(D, D) - jnp.eye(D))) < 0.1
     left = jnp.where(apart, alone, own_sd / sd)
     lacking = 0.5 * D * jnp.log(2.0 * jnp.pi) + log_det
-    return log_w, white @ root.T / sd, mean - u.mean(0), sd, own_sd, left, lacking
+    step = white @ root.T / sd
+    return log_p - log_r, -squares - log_r, step, mean - u.mean(0), sd, own_sd, left, lacking
 
 
 def _draws(guide: Callable, params, key, num: int, args, kwargs) -> dict[str, jax.Array]:

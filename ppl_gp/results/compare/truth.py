@@ -221,12 +221,11 @@ def _log_mean(log_w: np.ndarray) -> float:
 
 
 def smooth(log_w: np.ndarray) -> tuple[np.ndarray, float]:
-    """(Pareto-smoothed normalised log weights, k-hat); k-hat is -inf where all weights are equal,
-    as for an exact q.
+    """(Pareto-smoothed normalised log weights, k-hat); k-hat is -inf if the largest fifth of the
+    weights are equal, as they are for an exact q.
     """
-    if np.ptp(log_w[np.isfinite(log_w)]) < 1e-6:
-        w = np.exp(log_w - log_w.max())
-        return np.log(w / w.sum()), -np.inf
+    if np.ptp(np.sort(log_w)[-max(2, len(log_w) // 5) :]) < 1e-6:
+        return log_w - np.logaddexp.reduce(log_w), -np.inf
     from arviz_stats.base import array_stats
 
     smoothed, khat = array_stats.psislw(-log_w)
