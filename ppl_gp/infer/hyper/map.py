@@ -45,7 +45,6 @@ _AGAIN = 8  # starts where none of those that were asked for has a value
 # sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of
 # GPs have up to 1.6 (noise, 20 binary rows); with .97, a scale's effects have .67 of their true sds
 WEAK, WEAK_SCALE = 2.0, 0.9
-_GRID = "Use hyper=Grid(), which integrates it."
 _FELL = 1e-3  # of where the search began: what has fallen so far is named
 
 
@@ -178,14 +177,18 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds = spreads(ascent, runs, best, slopes)
-        read = (ascent.model, ascent.args, ascent.kwargs, trace, hyper)
-        scales = frozenset() if sds is None else scales_of_effects(*read)
-        if told := weakly_known(trace, hyper, sds or {}, scales):
-            warn(told)
+        tell_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
     return Point(hyper, result, stats, value, solution)
 
 
-def scales_of_effects(model, args, kwargs, trace: dict, hyper: dict) -> frozenset:
+def tell_weakly_known(model, args, kwargs, trace: dict, hyper: dict, sds: dict | None) -> None:
+    """A warning where `weakly_known` has something to say."""
+    scales = _scales_of_effects(model, args, kwargs, trace, hyper) if sds else frozenset()
+    if text := weakly_known(trace, hyper, sds or {}, scales):
+        warn(text)
+
+
+def _scales_of_effects(model, args, kwargs, trace: dict, hyper: dict) -> frozenset:
     """The hyperparameters that covariances of integrated effects, no GPs, are computed from."""
 
     def covariances(hyper):
@@ -278,9 +281,7 @@ def _fallen(name: str, began, ended, end, slope) -> list[str]:
     return [f"'{name}' fell from {began[i]:.1g} to {ended[i]:.1g}" for i in falls[:1]]
 
 
-def weakly_known(
-    trace: dict, hyper: dict, sds: dict, scales: frozenset, remedy: str = _GRID
-) -> str | None:
+def weakly_known(trace: dict, hyper: dict, sds: dict, scales: frozenset) -> str | None:
     """What to say of a positive hyperparameter whose posterior is wide compared with its distance
     from the lower end of its support; `sds`: of the unconstrained values; `scales`: of effects.
     """
@@ -299,7 +300,7 @@ def weakly_known(
     return (
         f"MAP(): the data hardly determine '{name}': {value:.1g}, with a posterior sd "
         f"{min(ratio, 999.0):.2g} times that. MAP takes it as known{small * (name in scales)}. "
-        f"{remedy}"
+        "Integrate it by hyper=Grid() in Laplace(), EP() or VI()."
     )
 
 

@@ -3,16 +3,21 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.flatten_util import ravel_pytree
 
 from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.hyper.map import tell_weakly_known
+from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
@@ -26,14 +31,16 @@ from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.make_fit import make_fit
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.problem import Problem
-from ppl_gp.infer.svgp.run import Ended, LongRun
-from ppl_gp.infer.svgp.spread import by_steps, tell_weakly_known
-from ppl_gp.infer.svgp.step import State, begin
+from ppl_gp.infer.svgp.run import Ended, LongRun, chunk_size
+from ppl_gp.infer.svgp.step import State, advance_whole, begin
+from ppl_gp.model.roles import roles
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.svgp import SVGP
 
+STEP = 0.1  # of differences in unconstrained values
 # nats: above these the end of a run over all data is none
 STEEP = 0.1  # gradient of the hyperparameters
 # nats per datum that more inducing variables may add: from here other points are tried; a warning
@@ -86,13 +93,23 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
     exact = problem.plan.guide is None and subject.structure.is_shallow and not problem.plan.noisy
     plain = problem.rates.learning is not None and spread.mesh is None
-    if not _tell_unsettled(fit) and exact and plain:
-        settled = by_steps(problem, ended.state, as_batch(subject.first, key_end))
+    if exact and plain:
+        settled = partial(_settled, problem, ended.state, as_batch(subject.first, key_end))
         try:
-            tell_weakly_known(fit, subject, ended.state.free, settled)
+            _tell_end(fit, subject, ended.state.free, settled)
         except KeyboardInterrupt as error:  # a warning is all that is missing
             answered(error)
+    else:
+        _tell_unsettled(fit)
     return fit
+
+
+def _settled(problem: Problem, end: State, batch: Batch, free: dict) -> float:
+    """The objective at `free` after a chunk of steps in which q(u) alone moves."""
+    rates = problem.rates._replace(learning=jnp.zeros_like(problem.rates.learning))
+    held = dataclasses.replace(problem, rates=rates)
+    keys = random.split(batch.key, chunk_size(problem.plan.max_steps))
+    return float(advance_whole(held, begin(held, free, end.variational), batch, keys)[1][-1])
 
 
 def _other(
@@ -120,6 +137,23 @@ def _judgement(
     states = (start, ended.state)
     result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key)
     return ended._replace(result=result), bound, told
+
+
+def _tell_end(fit: Fit, subject: Subject, free: dict, settled: Callable[[dict], float]) -> None:
+    """Warn where a run has not settled, else as a search under a local method does of what the data
+    hardly determine. `settled`: the objective at unconstrained values, at the best q(u) there.
+    """
+    flat, back = ravel_pytree(free)
+    ended = not _tell_unsettled(fit) and fit.result in (Result.converged, Result.completed)
+    if not ended or roles(subject.trace).params or not 0 < flat.size <= FEW_VALUES:
+        return
+    at = lambda step: settled(back(flat + step))  # noqa: E731
+    level, steps = settled(free), STEP * np.eye(flat.size)
+    bends = np.array([2.0 * level - at(step) - at(-step) for step in steps]) / STEP**2
+    # where a neighbour of a zero has no value, no curvature holds it
+    held = np.maximum(np.where(np.isfinite(bends), bends, 0.0), 1e-300)
+    sds = back(1.0 / np.sqrt(held))
+    tell_weakly_known(subject.model, *subject.data, subject.trace, fit.hyper, sds)
 
 
 def _tell_unsettled(fit: Fit) -> bool:
@@ -210,8 +244,7 @@ def _fit_collapsed(
         best, log_p = best_sites(problem, free, reached.variational.variables, batch)
         return float(best.bound + log_p)
 
-    if not _tell_unsettled(fit):
-        tell_weakly_known(fit, subject, reached.free, settled)
+    _tell_end(fit, subject, reached.free, settled)
     return fit
 
 
