@@ -59,7 +59,7 @@ def fitted_by_command(t):
 
 def the_seed_reaches_the_fits(t):
     from ppl_gp.cli import run
-    from ppl_gp.cli.methods import Effort
+    from ppl_gp.cli.run import Effort
 
     problem = run.Problem(classifier, X, Y, X, Y)
     for seed in (3, 4):
@@ -70,7 +70,7 @@ def the_seed_reaches_the_fits(t):
 
 
 def the_effort_is_that_of_the_method(t):
-    from ppl_gp.cli.methods import Effort, configured
+    from ppl_gp.cli.run import Effort, configured
 
     effort = Effort(3, 11, 13, 4, False)
     assert configured("ep", effort) == pg.EP(hyper=pg.MAP(restarts=3))

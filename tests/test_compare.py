@@ -13,14 +13,14 @@ from small_fits import HYPER, classification, classifier, made_fit, methods
 
 import ppl_gp as pg
 from ppl_gp.cli import demo
-from ppl_gp.cli.methods import NAMES
+from ppl_gp.cli.run import NAMES
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.compare import compare
 from ppl_gp.results.compare.truth import importance_sampling
 from ppl_gp.results.compare.verdict import verdict
-from ppl_gp.results.predict.pit import Pit
+from ppl_gp.results.predict.log_density import Pit
 from ppl_gp.results.predict.predict import Prediction
 
 X, y, X_test = classification()

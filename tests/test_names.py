@@ -17,8 +17,8 @@ import xarray as xr
 
 import ppl_gp as pg
 from ppl_gp.frames.names import Names, arrays
+from ppl_gp.infer.fit import stopwatch
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.infer.timing import stopwatch
 from ppl_gp.results import part_plots, plots
 
 NUM, WARDS = 12, ["north", "south", "west"]

@@ -19,7 +19,7 @@ import ppl_gp as pg
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.timing import stopwatch
+from ppl_gp.infer.fit import stopwatch
 from ppl_gp.results.integrals.integration import Integration, plan_integration
 from ppl_gp.results.query.query import case_at
 

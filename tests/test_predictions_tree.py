@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 import ppl_gp as pg
-from ppl_gp.frames.table import ArrayNames
-from ppl_gp.results.named_tree import with_columns
+from ppl_gp.frames.opened import ArrayNames
+from ppl_gp.results.tree_groups import with_columns
 
 N, M, DRAWS, WARDS = 12, 5, 400, ["north", "south", "west"]
 rng = np.random.default_rng(0)

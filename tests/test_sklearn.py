@@ -22,7 +22,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import cross_val_score
 
 import ppl_gp as pg
-from ppl_gp.infer.timing import stopwatch
+from ppl_gp.infer.fit import stopwatch
 from ppl_gp.sklearn import GPClassifier, GPRegressor
 from ppl_gp.sklearn.estimators import _joint
 from ppl_gp.sklearn.models import binary, regression

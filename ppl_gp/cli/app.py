@@ -16,11 +16,21 @@ from ppl_gp.cli.csv_file import Columns
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
-from ppl_gp.cli.methods import NAMES, Effort, parse
 from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
 from ppl_gp.cli.problem import load_model, read_problem
-from ppl_gp.cli.run import INTERRUPTED, Files, Recorder, fit_methods, say, wrapped, write_fit
+from ppl_gp.cli.run import (
+    INTERRUPTED,
+    NAMES,
+    Effort,
+    Files,
+    Recorder,
+    fit_methods,
+    parse,
+    say,
+    wrapped,
+    write_fit,
+)
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
 from ppl_gp.model.arguments import argument_names

@@ -13,7 +13,7 @@ import numpy as np
 from ppl_gp.cli.csv_file import Columns, is_number, numbers, remedy, require_names
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
-from ppl_gp.frames.table import ArrayNames
+from ppl_gp.frames.opened import ArrayNames
 
 _EXACT = 2.0**53  # integers below are exact in float64
 

@@ -9,9 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppl_gp.cli.methods import Effort
 from ppl_gp.cli.pictures import write_pictures, write_surface
-from ppl_gp.cli.run import Files, Outcome, Problem, Recorder, fit_methods, fit_one, say, wrapped
+from ppl_gp.cli.run import (
+    Effort,
+    Files,
+    Outcome,
+    Problem,
+    Recorder,
+    fit_methods,
+    fit_one,
+    say,
+    wrapped,
+)
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
 

@@ -8,7 +8,7 @@ import numpy as np
 from ppl_gp.cli.data import Preparation
 from ppl_gp.cli.run import Files, Problem, Recorder
 from ppl_gp.errors import DataError
-from ppl_gp.frames.table import ArrayNames
+from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.results import plots
 from ppl_gp.results.compare.scores import is_classification
 from ppl_gp.results.fit import Fit

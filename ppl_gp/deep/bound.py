@@ -17,10 +17,9 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array, Float
 
-from ppl_gp.deep.copy_weights import Copies
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import LatentGuide
-from ppl_gp.deep.layers import Moments
+from ppl_gp.deep.layers import Copies, Moments
 from ppl_gp.deep.structure import Structure
 from ppl_gp.model.factors import shared_log_prob
 from ppl_gp.model.roles import plate_scale

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.frames.opened import opened
-from ppl_gp.frames.table import ArrayNames, Labelled, Table
+from ppl_gp.frames.opened import ArrayNames, Labelled, Table, opened
 
 
 @dataclasses.dataclass(frozen=True)

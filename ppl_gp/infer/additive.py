@@ -13,8 +13,7 @@ from ppl_gp.infer.probes.joint import is_additive
 from ppl_gp.infer.sources import ArraySource
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.per_datum import log_prob_per_datum
-from ppl_gp.model.roles import is_factor, is_observed
+from ppl_gp.model.roles import is_factor, is_observed, log_prob_per_datum
 from ppl_gp.sparse.bound import Batch
 
 _COUNTS = (0, 1, 2)  # observations at which mixtures of discrete likelihoods change their form

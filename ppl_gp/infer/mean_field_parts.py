@@ -7,8 +7,8 @@ from jax import random
 
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.start import start
 from ppl_gp.conjugate.structure import Structure
+from ppl_gp.conjugate.sweep import start
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromDraws

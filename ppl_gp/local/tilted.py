@@ -15,8 +15,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.factors import LogLikelihood
+from ppl_gp.model.factors import LogLikelihood, is_concave
 from ppl_gp.model.roles import is_observed
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr

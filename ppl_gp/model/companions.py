@@ -16,8 +16,7 @@ from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.growth import look_at
-from ppl_gp.model.per_datum import data_axis
-from ppl_gp.model.roles import is_gp, is_observed
+from ppl_gp.model.roles import data_axis, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.quick import quick_jit

@@ -9,7 +9,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.panels import COLOURS, MARKERS, as_fits, sevens
-from ppl_gp.results.predict.pit import pit
+from ppl_gp.results.predict.log_density import pit
 from ppl_gp.results.query.by_names import with_observations
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _draw(ax, group: dict[str, _Curve]) -> None:
         label = f"{name} ({curve.score.name} {curve.score.value:.3f})"
         ax.plot(curve.stated, curve.observed, alpha=0.8, label=label, markersize=5, **_style(j))
         if curve.rows is not None:
-            ends = _interval(curve.observed * curve.rows, curve.rows)
+            ends = _share_interval(curve.observed * curve.rows, curve.rows)
             ax.vlines(curve.stated, *ends, color=COLOURS[j], alpha=0.35, linewidth=1)
     ax.set(ylabel=next(iter(group.values())).axes[1], xlim=(0, 1), ylim=(0, 1))
     ax.legend(fontsize="small")
@@ -86,7 +86,7 @@ def _style(j: int) -> dict:
     return {"marker": MARKERS[j], "color": COLOURS[j], "linewidth": 1.2}
 
 
-def _interval(happened, rows):
+def _share_interval(happened, rows):
     """Jeffreys' central interval of a frequency; to the end where none, or every one, happened."""
     tail = 0.5 * (1.0 - _LEVEL)
     low, high = (

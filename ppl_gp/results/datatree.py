@@ -15,23 +15,12 @@ from jax import lax, random
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.per_datum import data_axis
-from ppl_gp.model.roles import is_factor, is_gp, is_observed
+from ppl_gp.model.roles import data_axis, is_factor, is_gp, is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.enumerated import densities_without_labels
-from ppl_gp.results.named_tree import (
-    NEW,
-    TRAINING,
-    names_of_variables,
-    own_coordinates,
-    predicted_groups,
-    with_columns,
-    with_levels,
-    without_masked_rows,
-)
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
@@ -52,7 +41,18 @@ from ppl_gp.results.tree_dimensions import (
     sizes_of,
     without_clashes,
 )
-from ppl_gp.results.whole_tree import deterministic_sites, further_groups
+from ppl_gp.results.tree_groups import (
+    NEW,
+    TRAINING,
+    deterministic_sites,
+    further_groups,
+    names_of_variables,
+    own_coordinates,
+    predicted_groups,
+    with_columns,
+    with_levels,
+    without_masked_rows,
+)
 from ppl_gp.storage.archive import package_versions
 from ppl_gp.wrappers import bare, bare_shape, mask_of
 

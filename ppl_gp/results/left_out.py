@@ -10,8 +10,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.gp import GP
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.factors import read
+from ppl_gp.model.factors import is_concave, read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics import small

@@ -34,7 +34,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.kept import FromInducing
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.per_datum import data_axis
+from ppl_gp.model.roles import data_axis
 from ppl_gp.numerics.blocks import times
 from ppl_gp.quick import full_jit
 from ppl_gp.results.datatree import (

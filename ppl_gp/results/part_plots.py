@@ -7,7 +7,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.shown import Variable, variable
+from ppl_gp.results.panels import Variable, variable
 from ppl_gp.results.slice_plots import inputs_in_columns, slice_through
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from ppl_gp.results.panels import (
     panels,
     probability_of,
     sevens,
+    shown,
 )
 from ppl_gp.results.query.by_names import by_names
-from ppl_gp.results.shown import shown
 from ppl_gp.results.tree_dimensions import dots, row_names
 
 if TYPE_CHECKING:

@@ -10,12 +10,14 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import arrays
-from ppl_gp.frames.table import ArrayNames
+from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.model.arguments import argument_names
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.panels import (
     COLOURS,
     MARKERS,
+    Shown,
+    Variable,
     as_fits,
     draw_band,
     draw_bars,
@@ -25,10 +27,10 @@ from ppl_gp.results.panels import (
     mean_and_interval,
     panels,
     probability_of,
+    shown,
 )
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.record import Record
-from ppl_gp.results.shown import Shown, Variable, shown
 
 _LISTED = 6  # columns that a title tells of one by one
 

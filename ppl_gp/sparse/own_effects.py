@@ -22,8 +22,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.factors import JointLogLikelihood
+from ppl_gp.model.factors import JointLogLikelihood, is_concave
 from ppl_gp.model.loadings import added
 from ppl_gp.model.predictor_parts import Own
 from ppl_gp.model.predictor_prior import PredictorGP

@@ -9,8 +9,15 @@ import equinox as eqx
 
 from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.infer.checklist.likelihood import methods, of_batches, pointwise
-from ppl_gp.infer.checklist.numbers import conditioning, dtype, gradients, maximum
+from ppl_gp.infer.checklist.likelihood import (
+    conditioning,
+    dtype,
+    gradients,
+    maximum,
+    methods,
+    of_batches,
+    pointwise,
+)
 from ppl_gp.infer.checklist.sites import (
     Subject,
     gp_sites,

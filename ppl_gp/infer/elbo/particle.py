@@ -25,8 +25,14 @@ from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.elbo.densities import OfCopy, auxiliary, held, scaled
 from ppl_gp.infer.probes.guides import require_guide
-from ppl_gp.model.per_datum import data_axis, log_prob_per_datum
-from ppl_gp.model.roles import data_plates, is_observed, plate_scale, roles
+from ppl_gp.model.roles import (
+    data_axis,
+    data_plates,
+    is_observed,
+    log_prob_per_datum,
+    plate_scale,
+    roles,
+)
 from ppl_gp.model.tracing import annotated, run
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.site import SparseMarginals

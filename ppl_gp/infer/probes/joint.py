@@ -13,9 +13,8 @@ from jax import lax, random
 from ppl_gp.errors import IN_ORDER, LISTED, DataError, NotPointwiseError
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood, require_equal_rows
-from ppl_gp.model.per_datum import log_prob_per_datum
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import is_observed
+from ppl_gp.model.roles import is_observed, log_prob_per_datum
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.expectation import flatten
 

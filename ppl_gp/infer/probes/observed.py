@@ -19,8 +19,7 @@ from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import declare
 from ppl_gp.model.forgotten import require_dtype, require_observations
-from ppl_gp.model.per_datum import log_prob_per_datum, sum_per_datum
-from ppl_gp.model.roles import is_factor, roles
+from ppl_gp.model.roles import is_factor, log_prob_per_datum, roles, sum_per_datum
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends

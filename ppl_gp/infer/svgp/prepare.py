@@ -16,8 +16,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.hyper.autoguides import guide_name
-from ppl_gp.infer.hyper.guide import HyperGuide, is_point
+from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name, is_point
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs

@@ -11,7 +11,7 @@ import optax
 
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.structure import Structure
-from ppl_gp.infer.hyper.guide import HyperGuide
+from ppl_gp.infer.hyper.autoguides import HyperGuide
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.natural_gaussian import NaturalGaussian

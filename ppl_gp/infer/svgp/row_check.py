@@ -14,7 +14,7 @@ from ppl_gp.errors import HERE, IN_ORDER, NotPointwiseError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.sources import take
 from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.roles import log_prob_per_datum
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch

@@ -22,7 +22,7 @@ from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.datatree import draws_with_parts, training_moments
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
-from ppl_gp.results.predict.pit import pit
+from ppl_gp.results.predict.log_density import pit
 from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.record import Record

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from ppl_gp.errors import DataError
-from ppl_gp.results.predict.pit import Pit
+from ppl_gp.results.predict.log_density import Pit
 from ppl_gp.results.predict.predict import Prediction
 from ppl_gp.results.query.mixture import Moments
 

@@ -28,7 +28,7 @@ from ppl_gp.results.integrals.averages import (
     trace_above,
 )
 from ppl_gp.results.integrals.groups import Entries, entries_of
-from ppl_gp.results.integrals.integration import Integration
+from ppl_gp.results.integrals.integration import Integration, mackay_log_probs
 from ppl_gp.results.integrals.likelihood import (
     by_datum,
     expected_moments,
@@ -39,7 +39,6 @@ from ppl_gp.results.integrals.likelihood import (
     outcome_log_probs,
     site_moments,
 )
-from ppl_gp.results.integrals.mackay import mackay_log_probs
 from ppl_gp.results.integrals.several import Effort, stacked
 from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace

@@ -17,8 +17,7 @@ from jax.scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
-from ppl_gp.model.per_datum import log_prob_per_datum
-from ppl_gp.model.roles import roles
+from ppl_gp.model.roles import log_prob_per_datum, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.integrals.likelihood import log_density_per_datum

@@ -21,7 +21,7 @@ from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.moment_rules import Rule, Squares, lacks_variances, moment_rules
 from ppl_gp.errors import warn
-from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.roles import log_prob_per_datum
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import full_jit, quick_jit

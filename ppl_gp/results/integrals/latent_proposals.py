@@ -19,7 +19,7 @@ from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.deep.latents import FreeGaussian, LatentGuide, latent_form, latent_size
 from ppl_gp.draws import Draws
-from ppl_gp.model.per_datum import log_prob_per_datum
+from ppl_gp.model.roles import log_prob_per_datum
 from ppl_gp.model.tracing import run
 from ppl_gp.results.query.query import Case, drawn_trace
 

@@ -18,8 +18,7 @@ from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
-from ppl_gp.results.query.by_names import with_observations
-from ppl_gp.results.query.new_observations import observations_at
+from ppl_gp.results.query.by_names import observations_at, with_observations
 from ppl_gp.results.query.query import Case, case_at, drawn_trace
 from ppl_gp.results.record import Record
 

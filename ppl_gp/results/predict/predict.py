@@ -27,12 +27,19 @@ from ppl_gp.option_checks import as_key
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments, tell_of_infinite
-from ppl_gp.results.integrals.integration import Integration, plan_integration
-from ppl_gp.results.integrals.mackay import check_link_approximation
+from ppl_gp.results.integrals.integration import (
+    Integration,
+    check_link_approximation,
+    plan_integration,
+)
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.predict.log_density import LogDensity, log_density_at
-from ppl_gp.results.query.by_names import by_names, require_no_such_argument, with_observations
-from ppl_gp.results.query.new_observations import observations_at
+from ppl_gp.results.query.by_names import (
+    by_names,
+    observations_at,
+    require_no_such_argument,
+    with_observations,
+)
 from ppl_gp.results.query.query import Case, case_at
 from ppl_gp.results.record import Record
 

@@ -13,9 +13,8 @@ from numpyro.distributions import constraints
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.model.concave import is_concave
-from ppl_gp.model.per_datum import data_axis
-from ppl_gp.model.roles import is_gp, is_missing_part
+from ppl_gp.model.factors import is_concave
+from ppl_gp.model.roles import data_axis, is_gp, is_missing_part
 from ppl_gp.model.tracing import run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.wrappers import bare, bare_shape, unwrap

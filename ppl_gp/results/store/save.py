@@ -23,7 +23,7 @@ from ppl_gp.deep.latents import Encoded, Forgotten, MLPEncoder
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.frames.names import Names
-from ppl_gp.frames.table import ArrayNames
+from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.kept import Kept
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments

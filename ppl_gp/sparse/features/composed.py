@@ -101,8 +101,8 @@ class Kronecker(_Composed):
         return self._pairs(product_factors(prior.kernel), prior)
 
 
-class BlockRoot(Root):
-    """R = blockdiag(R_1, R_2, ...)."""
+class _Roots(Root):
+    """What is applied part by part, `_each` says how."""
 
     roots: tuple[Root, ...]
     sizes: tuple[int, ...] = eqx.field(static=True)
@@ -112,6 +112,14 @@ class BlockRoot(Root):
 
     def color(self, v):
         return self._each(lambda root, block: root.color(block), v)
+
+    @property
+    def added(self) -> Float[Array, ""]:
+        return reduce(jnp.maximum, (root.added for root in self.roots))
+
+
+class BlockRoot(_Roots):
+    """R = blockdiag(R_1, R_2, ...)."""
 
     def _each(self, apply, C):
         ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
@@ -120,22 +128,9 @@ class BlockRoot(Root):
             [apply(root, block) for root, block in zip(self.roots, blocks, strict=True)]
         )
 
-    @property
-    def added(self) -> Float[Array, ""]:
-        return reduce(jnp.maximum, (root.added for root in self.roots))
 
-
-class KroneckerRoot(Root):
+class KroneckerRoot(_Roots):
     """R = R_1 (x) R_2 (x) ..., applied along one axis after another."""
-
-    roots: tuple[Root, ...]
-    sizes: tuple[int, ...] = eqx.field(static=True)
-
-    def whiten(self, C):
-        return self._each(lambda root, block: root.whiten(block), C)
-
-    def color(self, v):
-        return self._each(lambda root, block: root.color(block), v)
 
     def _each(self, apply, C):
         shape = C.shape
@@ -146,7 +141,3 @@ class KroneckerRoot(Root):
                 apply(root, front.reshape(front.shape[0], -1)).reshape(front.shape), 0, axis
             )
         return C.reshape(shape)
-
-    @property
-    def added(self) -> Float[Array, ""]:
-        return reduce(jnp.maximum, (root.added for root in self.roots))
