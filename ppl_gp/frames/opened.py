@@ -124,8 +124,8 @@ def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Tab
         if missing := [k for k in columns if k not in value]:
             raise DataError(f"{path} lacks the columns {missing}: the fit was made with {columns}.")
         value = pandas.DataFrame({k: np.atleast_1d(value[k]) for k in columns})
-    library = _library(value)
-    if library is None:
+    roots = (cls.__module__.partition(".")[0] for cls in type(value).__mro__)
+    if (library := next((root for root in roots if root in _LIBRARIES), None)) is None:
         return None
     if remedy := _REMEDIES.get(type(value).__name__):
         raise DataError(f"{path} is a {library} {type(value).__name__}; {remedy}.")
@@ -134,11 +134,6 @@ def opened(path: str, value: Any, columns: tuple[str, ...] | None = None) -> Tab
         if library == "xarray"
         else _open_frame(path, value, library, columns)
     )
-
-
-def _library(value) -> str | None:
-    roots = [cls.__module__.partition(".")[0] for cls in type(value).__mro__]
-    return next((root for root in roots if root in _LIBRARIES), None)
 
 
 def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:

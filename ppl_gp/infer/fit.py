@@ -101,17 +101,14 @@ def fit(
             result.stats["caution"] = apart
         if not throw:
             return result
+        caution = f"But {result.stats['caution']}. " if "caution" in result.stats else ""
         raise FitError(
             f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
-            f"{_caution(result.stats)}Figures: {_figures(result.stats)}. The fit is in error.fit; "
+            f"{caution}Figures: {_figures(result.stats)}. The fit is in error.fit; "
             "throw=False returns it.",
             result,
         ) from cause
     return result
-
-
-def _caution(stats) -> str:
-    return f"But {stats['caution']}. " if "caution" in stats else ""
 
 
 def _scales(fit: Fit, arrays) -> str:

@@ -46,30 +46,20 @@ def with_effects(
     why = f"{own} stand one a datum and have a q(h) each, as `latents` or `num_importance` asks"
     if not latents:
         why = f"{own} stand one a datum, which sees several functions"
-    if maximised:
-        _require_none_of_many([k for k in left if np.size(trace[k]["value"]) > 1], why)
-    _tell_of_points(left, why)
-    return model
-
-
-def _require_none_of_many(effects: list[str], why: str) -> None:
-    """Raise `ModelError` for effects that would be maximised together with their spread."""
-    if effects:
+    many = [k for k in left if np.size(trace[k]["value"]) > 1]
+    if maximised and many:
         raise ModelError(
-            f"SVGP(hyper=MAP()) would maximise {effects}, effects of several values: {why}, and "
+            f"SVGP(hyper=MAP()) would maximise {many}, effects of several values: {why}, and "
             "SVGP() does not integrate effects beside those. Laplace(), EP() and VI() integrate "
             "all of them; SVGP(hyper=AutoNormal), of numpyro.infer.autoguide, gives "
             "them a Gaussian beside the hyperparameters; or hold them, hyper=Fixed({...})."
         )
-
-
-def _tell_of_points(effects: list[str], why: str) -> None:
-    """Warn that effects are left as hyperparameters, which other methods integrate."""
-    if effects:
+    if left:
         warn(
-            f"SVGP() takes {effects} as hyperparameters, points under MAP(): {why}, and it does "
+            f"SVGP() takes {left} as hyperparameters, points under MAP(): {why}, and it does "
             "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them.",
         )
+    return model
 
 
 def integrated(

@@ -151,13 +151,9 @@ def has_digits(K: Covariance | None, q, sites: PseudoLikelihood, delta=0.0) -> B
     """
     eps, nat2 = jnp.finfo(q.mean.dtype).eps, diagonal_of(sites.nat2)
     if K is not None and not (isinstance(K, LowRank) and K.rest is None):
-        delta += jnp.max(jnp.abs(_diagonal(K))) * jnp.sum(jnp.abs(q.alpha))
+        delta += jnp.max(jnp.abs(K.diagonal())) * jnp.sum(jnp.abs(q.alpha))
     lost = _SPREAD * nat2.size * jnp.max(jnp.abs(nat2)) * (eps * delta) ** 2
     return ~(lost > jnp.maximum(1e-2, 1e7 * eps))
-
-
-def _diagonal(K: Covariance):
-    return jnp.diagonal(K) if isinstance(K, jax.Array) else K.diagonal()
 
 
 @_log_evidence.def_fwd

@@ -183,7 +183,8 @@ class Collapsed(Declared):
         zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
         first, pull = jax.vjp(lambda e: here.eta(e, both)[:, 0], zero)
         (slopes,) = jax.vmap(pull)(jnp.eye(len(first)))
-        gram = sum(_gram(g) for g in slopes.values())
+        flat = [jnp.reshape(g, (len(g), -1)) for g in slopes.values()]
+        gram = sum(g @ g.T for g in flat)
         step = jnp.linalg.pinv(gram) @ (value - first)
         found = {k: jnp.tensordot(step, g, 1) for k, g in slopes.items()}
         return {
@@ -348,8 +349,3 @@ def _first(x, axis: int | None, num: int):
 def _at_least_two(X):
     """Rows at which a predictor can be traced: one row twice."""
     return X if len(X) > 1 else jnp.concatenate([X, X])
-
-
-def _gram(slopes):
-    flat = jnp.reshape(slopes, (len(slopes), -1))
-    return flat @ flat.T

@@ -52,7 +52,8 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
 
     sites = frozenset(k for k, _ in model.reading.axes) - set(kernels)
     # Of the training inputs, for all runs: a kernel may refuse inputs that nobody gave it.
-    known = {k: x for k, x in hyper.items() if _is_finite(x)}  # a fit may have failed
+    finite = lambda x: all(bool(np.all(np.isfinite(leaf))) for leaf in jax.tree.leaves(x))  # noqa: E731
+    known = {k: x for k, x in hyper.items() if finite(x)}  # a fit may have failed
     inputs = _leniently(_inputs, model, sites, *leaves.replaced(rows), known)
     probes = {k: _some_rows(X) for k, X in inputs.items()}
 
@@ -67,7 +68,8 @@ def mixing_sites(model: Declared, args: tuple, kwargs: dict, hyper: Mapping) -> 
     everyone, moves = np.arange(num), np.random.default_rng(0).permutation(num) < (num + 1) // 2
     here, moved = at(everyone), at(np.where(moves, np.flatnonzero(~moves)[0], everyone))
     found = {k for k in here if k in moved and _differ(here[k][~moves], moved[k][~moves])}
-    if not _has_latents(model, here):  # which are drawn by their places
+    # latents one a datum, no GP and no observation, are drawn by their places
+    if all(k in here for k, _ in model.reading.axes):
         turned, longer = at(everyone[::-1]), at(np.append(everyone, num - 1))
         found |= {k for k in here if k in turned and _differ(here[k][::-1], turned[k])}
         found |= {k for k in here if k in longer and _differ(here[k], longer[k][:num])}
@@ -129,11 +131,6 @@ def require_none_tied(sites: list[str], there: str = "fit.sites") -> None:
         )
 
 
-def _has_latents(model: Declared, seen: Mapping) -> bool:
-    """Whether a site stands one a datum that neither is a GP, nor observed, nor a factor."""
-    return any(k not in seen for k, _ in model.reading.axes)
-
-
 def _seen(model, sites: frozenset[str], args: tuple, kwargs: dict, hyper: Mapping) -> dict:
     trace = run(handlers.substitute(model, substitute_fn=_of_inputs), args, kwargs, hyper)
     return {k: s for k, s in trace.items() if k in sites}
@@ -185,10 +182,6 @@ def _some_rows(X) -> np.ndarray:
     X = np.unique(X[np.linspace(0, len(X) - 1, min(len(X), _SORTED)).astype(int)], axis=0)
     first = np.linspace(0, max(len(X) - 2, 0), min(len(X), _PROBED)).astype(int)
     return X[np.unique(np.concatenate([first, np.minimum(first + 1, len(X) - 1)]))]
-
-
-def _is_finite(value) -> bool:
-    return all(bool(np.all(np.isfinite(x))) for x in jax.tree.leaves(value))
 
 
 def _differ(a, b, tolerance: float = _TOLERANCE) -> bool:

@@ -33,11 +33,6 @@ def _of_matrix(fn) -> Root:
     return lambda white: fn.scale_tril_row @ white @ columns
 
 
-def _of_car(fn) -> Root:
-    """Precision tau (D - rho W) of areas with adjacency W. O(A^3) for A areas."""
-    return _by_factor(dist.MultivariateNormal(precision_matrix=fn.precision_matrix))
-
-
 # class -> (distribution) -> (white, in the shape of the site, -> L white)
 _ROOTS: dict[type, Callable[[Any], Root]] = {
     GP: lambda fn: lambda white: white @ fn.scale_tril.T,
@@ -49,7 +44,8 @@ _ROOTS: dict[type, Callable[[Any], Root]] = {
     dist.GaussianRandomWalk: lambda fn: (
         lambda white: jnp.cumsum(jnp.expand_dims(fn.scale, -1) * white, -1)
     ),
-    dist.CAR: _of_car,
+    # precision tau (D - rho W) of areas with adjacency W. O(A^3) for A areas
+    dist.CAR: lambda fn: _by_factor(dist.MultivariateNormal(precision_matrix=fn.precision_matrix)),
 }
 
 

@@ -192,7 +192,8 @@ def grow(
             return None
         return look
 
-    for growing in dict.fromkeys((_gps_or_all(base), _observations(base))):
+    gps = tuple(k for k, s in base.sites.items() if s.is_gp)
+    for growing in dict.fromkeys((gps or tuple(base.sites), _observations(base))):
         for paths in itertools.islice(_candidates(leaves, num), MAX_TRIALS):
             look = trial(tuple(paths.items()))
             if look is None or not _data_grow(base, look, growing):
@@ -216,10 +217,6 @@ def grow(
                     paths, look = fewer, without
             return _axes(base, look, paths)
     return None
-
-
-def _gps_or_all(base: Look) -> tuple[str, ...]:
-    return tuple(k for k, s in base.sites.items() if s.is_gp) or tuple(base.sites)
 
 
 def _observations(base: Look) -> tuple[str, ...]:

@@ -49,12 +49,8 @@ def inverse_mills(x: ArrayLike) -> Float[Array, "..."]:
 def _inverse_mills_jvp(primals, tangents):
     (x,), (dx,) = primals, tangents
     h = inverse_mills(x)
-    return h, -h * _x_plus_inverse_mills(x) * dx
-
-
-def _x_plus_inverse_mills(x):
     # In the lower tail h -> -x, and the sum would cancel.
-    return jnp.where(x < _LOWER_TAIL, _tail_sum(x), x + inverse_mills(x))
+    return h, -h * jnp.where(x < _LOWER_TAIL, _tail_sum(x), x + h) * dx
 
 
 def _tail_sum(x):

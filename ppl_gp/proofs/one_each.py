@@ -78,8 +78,8 @@ def _rule(equation, which: list[bool]) -> Callable | None:
         return lambda inputs: _moved(equation, inputs)
     if name in _SAME and one:
         return lambda inputs: inputs[0]
-    if name == "convert_element_type" and _is_floating(equation.outvars[0]):
-        to = equation.params["new_dtype"]
+    to = equation.params.get("new_dtype")
+    if name == "convert_element_type" and jnp.issubdtype(to, jnp.floating):
         return lambda inputs: inputs[0]._replace(weight=inputs[0].weight.astype(to))
     if name == "neg":
         return lambda inputs: _weighed(inputs[0], -1.0)
@@ -96,10 +96,6 @@ def _rule(equation, which: list[bool]) -> Callable | None:
     if name == "concatenate":
         return lambda inputs: _joined(equation, inputs)
     return None
-
-
-def _is_floating(variable) -> bool:
-    return jnp.issubdtype(variable.aval.dtype, jnp.floating)
 
 
 def _weighed(x: OneEach, by) -> OneEach:

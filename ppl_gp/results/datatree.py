@@ -209,7 +209,7 @@ def _pointwise(fit: Record, sites: dict, hyper: dict, f: dict) -> dict:
         found = densities_without_labels(fit, sites, hyper, num_data(fit))
         if found is not None:
             return {label_of(scored[0], sites): found[0]}
-    return log_likelihood_of_draws(fit, hyper, f)
+    return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
 
 def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict]:
@@ -286,15 +286,12 @@ def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
     return mixture(one, draws, draws.log_weights)
 
 
-def log_likelihood_of_draws(fit: Record, hyper: dict, f: dict) -> dict:
+@full_jit
+def _log_likelihood(model, hyper, f, args, kwargs):
     """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where
     masked, unscaled.
     """
-    return _log_likelihood(fit.model, hyper, f, fit.args, fit.kwargs)
 
-
-@full_jit
-def _log_likelihood(model, hyper, f, args, kwargs):
     def one(entry):
         trace = run(model, args, kwargs, *entry)
         return {label_of(k, trace): log_prob_of(trace[k]) for k in scored_names(trace)}

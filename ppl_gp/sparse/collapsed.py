@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import GP, unwrap
+from ppl_gp.gp import unwrap
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.roles import roles
@@ -53,17 +53,13 @@ def collapsed(
     joint = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
     log_lik = averaged(joint, own)
     c, b, t = quadratic(lambda f: log_lik({name: f}), prior.mean)
-    A = _whitened_cross(variables[name], prior)
+    A = variables[name].root(prior).whiten(variables[name].cross(prior, prior.X))
     beta, nat2 = A @ b, product(A * t, A.T)
     L, _ = robust_cholesky(add_diagonal(nat2, 1.0), jnp.zeros((), nat2.dtype))
     inside = solve_lower(L, beta)
     unexplained = prior.variance - jnp.sum(A**2, 0)
     bound = jnp.sum(c) - 0.5 * t @ unexplained - half_log_det(L) + 0.5 * inside @ inside
     return Collapsed(bound + log_lik.shared(), NaturalGaussian(beta, nat2))
-
-
-def _whitened_cross(variables: InducingVariables, prior: GP):
-    return variables.root(prior).whiten(variables.cross(prior, prior.X))
 
 
 def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:

@@ -148,7 +148,8 @@ def length_scales(subject: Subject):
     for name in subject.found.gps:
         X = np.asarray(unwrap(subject.trace[name]["fn"]).X, float)
         X = X.reshape(len(X), -1)
-        for found, dims in zip(drawn[name], _dims(subject.trace[name]["fn"]), strict=True):
+        for found, k in zip(drawn[name], _isotropic(subject.trace[name]["fn"]), strict=True):
+            dims = k.active_dims
             line, fits = _told(name, found, X if dims is None else X[:, list(dims)])
             lines, ok = [*lines, line], ok and fits
     return ok, "; ".join(lines) or "no kernel with a length scale."
@@ -158,10 +159,6 @@ def _isotropic(fn) -> list[Isotropic]:
     """The stationary kernels with a length scale inside a GP's kernel."""
     is_one = lambda x: isinstance(x, Isotropic)  # noqa: E731
     return [k for k in jax.tree.leaves(unwrap(fn).kernel, is_leaf=is_one) if is_one(k)]
-
-
-def _dims(fn) -> list:
-    return [k.active_dims for k in _isotropic(fn)]
 
 
 @quick_jit

@@ -71,7 +71,10 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         method.checkpoint, identity(method, model, (args, kwargs), source.num_data, rng_key)
     )
     proof = RowsProof(structure, problem.begin, source.axes)
-    q = shared_from(problem, first, start_of(method.init, structure, trace, keys[1]))
+    q = start_of(method.init, structure, trace, keys[1])
+    # Blocks in no row are at their maximum given how the first batch's rows begin: labels of a
+    # start would be lost else.
+    q = _shared(problem.at(first), problem.parts, q)
     q, bounds, result, wrong = run(
         problem, q, method.rate, method.max_steps, checkpoints, progress, proof
     )
@@ -158,13 +161,6 @@ def _rows(joint: LogJoint, parts: Split, q: list[Family]):
 @quick_jit
 def _rest(joint: LogJoint, parts: Split, q: list[Family]) -> Float[Array, ""]:
     return shared_bound(joint, parts, q)
-
-
-def shared_from(problem: Problem, first: Rows, q: list[Family]) -> list[Family]:
-    """q with the blocks in no row at their maximum given how the first batch's rows begin: labels
-    of a start would be lost else.
-    """
-    return _shared(problem.at(first), problem.parts, q)
 
 
 def over_all_data(

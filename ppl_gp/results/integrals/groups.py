@@ -36,9 +36,10 @@ def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...
     found = dependence(
         lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows
     )
-    seen = _with_companions(case, np.asarray(found.on[0].any(1)))
-    reach = found.coupled & seen[:, None] & seen
-    reach |= _correlated(case) & seen[:, None] & seen
+    correlated = _correlated(case)
+    # those that are seen, and those that are correlated with them
+    seen = (correlated.astype(int) @ np.asarray(found.on[0].any(1)).astype(int)) > 0
+    reach = (found.coupled | correlated) & seen[:, None] & seen
     for _ in range(int(np.ceil(np.log2(rows.shape[0]))) + 1):
         reach = (reach.astype(int) @ reach.astype(int)) > 0
     return tuple(sorted({tuple(int(j) for j in np.flatnonzero(row)) for row in reach if row.any()}))
@@ -142,8 +143,3 @@ def _correlated(case: Case) -> np.ndarray:
         for i in range(v.coupled or math.prod(v.mean.shape[1:-1]))
     ]
     return np.array([[a == b for b in owners] for a in owners])
-
-
-def _with_companions(case: Case, seen: np.ndarray) -> np.ndarray:
-    """The functions that are seen, and those that are correlated with them."""
-    return (_correlated(case).astype(int) @ seen.astype(int)) > 0

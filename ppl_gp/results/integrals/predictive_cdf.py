@@ -266,13 +266,9 @@ def _cumulative(core: Any, value):
         gate: Any = core.gate
         return gate * (value >= 0) + (1.0 - gate) * _cumulative(core.base_dist, value)
     if isinstance(core, dist.TransformedDistribution):
-        return _transformed(core, value)
+        # by the base's, whose bounds are constants where those of y depend on f
+        return _through(tuple(core.transforms), unwrap(core.base_dist), value)
     return _inside(core.cdf(value), core.support, value)
-
-
-def _transformed(core, value):
-    """By the base's, whose bounds are constants where those of y depend on f."""
-    return _through(tuple(core.transforms), unwrap(core.base_dist), value)
 
 
 def _through(transforms: tuple, base, value):
