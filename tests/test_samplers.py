@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import ppl_gp as pg
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer import chains as mcmc
-from ppl_gp.infer.chains import Draws, Kernel, diagnose, run_chains
+from ppl_gp.infer.chains import Chains, Kernel, diagnose, run_chains
 from ppl_gp.infer.mcmc.sampled_model import self_contained, whitened
 from ppl_gp.option_checks import require_settings
 
@@ -306,7 +306,7 @@ def noise(chains, draws, *shape, seed=0):
 
 
 def verdict(**values):
-    draws = Draws(
+    draws = Chains(
         values, {"diverging": np.zeros(np.shape(next(iter(values.values())))[:2], bool)}, False
     )
     return diagnose(draws, tuple(values))

@@ -15,6 +15,7 @@ from ppl_gp.conjugate.discrete import LEAST, Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.local.bound import lam
 
 _AT_ONCE = 256  # nodes that one call of a term evaluates side by side
 MAX_NODES = 10_000
@@ -132,12 +133,6 @@ def _elementwise(function, seen, values: Values) -> Array:
         return weight * _elementwise(function, rest, {**values, **own})
 
     return jnp.sum(jax.vmap(one)(nodes.values, nodes.weights), 0)
-
-
-def lam(xi: Array) -> Array:
-    """lambda(xi) = tanh(xi / 2) / (4 xi) (PRML 10.141), 1/8 at zero."""
-    safe = jnp.where(xi > 1e-4, xi, 1.0)
-    return jnp.where(xi > 1e-4, jnp.tanh(0.5 * safe) / (4.0 * safe), 0.125 - xi**2 / 96.0)
 
 
 def bound(joint: LogJoint, terms: tuple[Term, ...], q: list[Family]) -> Array:

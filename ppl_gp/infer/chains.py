@@ -8,7 +8,7 @@ on a GPU one wide kernel is worth that.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,10 +21,13 @@ from jax.sharding import AxisType, PartitionSpec
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.util import constrain_fn
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.kept import Kept
 from ppl_gp.option_checks import ChainSettings
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.results.fit import Fit
 
 
 def over_leading_axis(function, xs):
@@ -73,7 +76,7 @@ class Kernel(numpyro.infer.NUTS):
         )
 
 
-class Draws(NamedTuple):
+class Chains(NamedTuple):
     """Draws by site, leading axes (chain, draw), and whether the run was cut short."""
 
     values: dict[str, Any]
@@ -126,7 +129,7 @@ def _postprocess(kernel, z, args, kwargs):
 
 def run_chains(
     kernel, config: ChainSettings, rng_key, args, kwargs, *, progress: bool, label: str
-) -> Draws:
+) -> Chains:
     """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it
     propagates.
     """
@@ -137,7 +140,7 @@ def run_chains(
     (_, parts), interrupted = interruptible(stages, label, total, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
     values = _postprocess(kernel, record.pop("z"), args, kwargs)
-    return Draws(values, record, interrupted)
+    return Chains(values, record, interrupted)
 
 
 def _stages(kernel, states, args, kwargs, schedule) -> Iterator[Stage[tuple[Any, list]]]:
@@ -160,7 +163,7 @@ def _schedule(config: ChainSettings):
             yield rest, keep
 
 
-def diagnose(draws: Draws, names) -> tuple[Result, dict]:
+def diagnose(draws: Chains, names) -> tuple[Result, dict]:
     """r-hat and ESS (the worst entry of each named site), divergences, and the verdict.
 
     `converged` needs a number for every site: r-hat below 1.05, ESS of at least 10 draws a chain
@@ -207,3 +210,23 @@ def _figures(x) -> tuple[float, float]:
 def flatten(values):
     """(chain, draw, ...) -> (S, ...)."""
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), values)
+
+
+def sampled_fit(
+    config: ChainSettings, method, model, args, kwargs, hyper: dict, kept: Mapping[str, Kept], ended
+) -> Fit:
+    """A fit of S draws of equal weight: `hyper` {site: (S, ...)}, `kept` {GP site: S entries};
+    `ended`: (result, stats).
+    """
+    return Fit(
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, kept),
+        log_evidence=None,
+        result=ended[0],
+        stats=ended[1],
+        num_chains=config.num_chains,
+        sampled=True,
+    )

@@ -22,7 +22,7 @@ from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.mean_field_parts import caution_of, draws_of, log_joint_of, start_of
+from ppl_gp.infer.mean_field_parts import caution_of, fit_of, log_joint_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.stochastic.fit import fit_by_steps
@@ -170,18 +170,8 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     stats |= {} if np.isfinite(value) else caution_of(q)
     if np.isfinite(value) and not stopped:
         require_conjugate_nearby(structure, q)
-    return Fit(
-        model=model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
-        draws=draws_of(q, trace, keys[0], method.num_draws),
-        log_evidence=value,
-        result=_result(value, bool(is_open(state, method.tol)[best]), stopped),
-        stats=stats,
-        sampled=True,
-        blocks=tuple(q),
-    )
+    ended = _result(value, bool(is_open(state, method.tol)[best]), stopped), stats
+    return fit_of(method, model, args, kwargs, trace, keys[0], q, value, ended)
 
 
 def is_conjugate(model, trace: dict, args, kwargs) -> bool:

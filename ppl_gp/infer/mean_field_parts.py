@@ -15,6 +15,7 @@ from ppl_gp.kept import FromDraws
 from ppl_gp.model.roles import is_missing_part, roles
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.quick import quick_jit
+from ppl_gp.results.fit import Fit
 from ppl_gp.wrappers import mask_of, unwrap
 
 
@@ -88,12 +89,22 @@ def _improper(q) -> list[str]:
     return [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]
 
 
-def draws_of(q: list[Family], trace: dict, key, num: int) -> Draws:
-    """Independent draws of q, those of GP sites apart."""
-    values = _drawn(q, key, num)
-    gps = roles(trace).gps
+def fit_of(method, model, args, kwargs, trace: dict, key, q: list[Family], bound, ended) -> Fit:
+    """The fit behind independent draws of q, those of GP sites apart; `ended`: (result, stats)."""
+    values, gps = _drawn(q, key, method.num_draws), roles(trace).gps
     known = {k: x for k, x in values.items() if k not in gps}
-    return Draws.equal(known, {k: FromDraws(values[k]) for k in gps})
+    return Fit(
+        model=model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(known, {k: FromDraws(values[k]) for k in gps}),
+        log_evidence=bound,
+        result=ended[0],
+        stats=ended[1],
+        sampled=True,
+        blocks=tuple(q),
+    )
 
 
 @quick_jit

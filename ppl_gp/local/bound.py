@@ -111,13 +111,14 @@ def _over_event(x, fn, dtype):
     return jnp.reshape(x, x.shape + (1,) * fn.event_dim)
 
 
-def _lam(xi):
+def lam(xi):
+    """lambda(xi) = tanh(xi / 2) / (4 xi) (PRML 10.141), 1/8 at zero."""
     safe = jnp.where(xi > 1e-4, xi, 1.0)
     return jnp.where(xi > 1e-4, jnp.tanh(0.5 * safe) / (4.0 * safe), 0.125 - xi**2 / 96.0)
 
 
 def _sites(form: Logistic, xi) -> Positive:
-    scaled = 2.0 * form.weight * form.total * _lam(xi)
+    scaled = 2.0 * form.weight * form.total * lam(xi)
     linear = form.weight * (form.y - 0.5 * form.total)
     return Positive(form.pulled(linear - scaled * form.intercept), form.pulled(scaled * form.slope))
 
@@ -125,7 +126,7 @@ def _sites(form: Logistic, xi) -> Positive:
 def _log_terms(form: Logistic, xi):
     """(N,): the bound at f = 0, and what of the likelihood at f = 0 is no logistic term."""
     b = form.intercept
-    bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - _lam(xi) * (b**2 - xi**2)
+    bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - lam(xi) * (b**2 - xi**2)
     logistic = form.y * b - form.total * jax.nn.softplus(b)
     gap = form.weight * ((form.y - 0.5 * form.total) * b + form.total * bound - logistic)
     return form.log_lik + form.per_datum(gap)

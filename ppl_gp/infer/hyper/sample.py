@@ -8,10 +8,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.point import without_values
 from ppl_gp.infer.hyper.space import require_draws
@@ -70,18 +69,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     kept, ratios, sound = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
     stats |= tell_of_width(method, ratios)
     result = result if np.all(sound) else Result.nonfinite
-    return Fit(
-        model=model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
-        draws=Draws.equal(hyper, {name: kept}),
-        log_evidence=None,
-        result=result,
-        stats=stats,
-        num_chains=config.num_chains,
-        sampled=True,
-    )
+    return sampled_fit(config, method, model, args, kwargs, hyper, {name: kept}, (result, stats))
 
 
 @quick_jit

@@ -6,9 +6,8 @@ from functools import lru_cache
 
 import equinox as eqx
 
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
@@ -71,8 +70,8 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
 
 def fit_from_draws(method, model, args, kwargs, found, draws) -> Fit:
     """The `Fit` behind joint draws of f and the hyperparameters."""
-    result, stats = diagnose(draws, (*found.hyper, *found.gps))
+    ended = diagnose(draws, (*found.hyper, *found.gps))
     values = flatten(draws.values)
     kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
-    return sampled_fit(method, model, args, kwargs, hyper, kept, result, stats)
+    return sampled_fit(method, method, model, args, kwargs, hyper, kept, ended)

@@ -18,9 +18,8 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains
+from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.mcmc.sampled_fit import sampled_fit
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
     require_plain_priors,
@@ -167,7 +166,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())
     hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
-    return sampled_fit(method, model, args, kwargs, hyper, kept, result, stats)
+    return sampled_fit(method, method, model, args, kwargs, hyper, kept, (result, stats))
 
 
 def _kept(variables, draws) -> FromInducing:

@@ -27,7 +27,7 @@ from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.mean_field_parts import (
     caution_of,
-    draws_of,
+    fit_of,
     log_joint_of,
     number_of,
     start_of,
@@ -90,18 +90,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     stats = _stats(problem, bounds, wrong, is_stream)
     if value is not None and not np.isfinite(value):
         result, stats = Result.nonfinite, stats | caution_of(q)
-    return Fit(
-        model=model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
-        draws=draws_of(q, trace, keys[0], method.num_draws),
-        log_evidence=value,
-        result=result,
-        stats=stats,
-        sampled=True,
-        blocks=tuple(q),
-    )
+    return fit_of(method, model, args, kwargs, trace, keys[0], q, value, (result, stats))
 
 
 def _stats(problem: Problem, bounds, wrong: dict, is_stream: bool) -> dict:
