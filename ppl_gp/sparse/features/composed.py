@@ -2,6 +2,7 @@
 factor.
 """
 
+from abc import abstractmethod
 from functools import reduce
 
 import equinox as eqx
@@ -112,6 +113,9 @@ class _Roots(Root):
 
     def color(self, v):
         return self._each(lambda root, block: root.color(block), v)
+
+    @abstractmethod
+    def _each(self, apply, C): ...
 
     @property
     def added(self) -> Float[Array, ""]:
