@@ -46,7 +46,7 @@ class RowsKernel(Kernel):
         return _cross(self, X1, None if X2 is X1 else X2)
 
     def diag(self, X):
-        return _diag(self, X)
+        return _asked(self, X, "diag")
 
     def separate(self, X) -> Float[Array, "R N N"]:
         """k(X, X) of functions that are independent a priori, jitter included."""
@@ -84,12 +84,12 @@ class PredictorGP(GP):
     @property
     def variance(self):
         """Variances, (R N,)."""
-        return diagonal_of(_blocks(self.kernel, self.X))
+        return diagonal_of(_asked(self.kernel, self.X, "blocks"))
 
     @property
     def covariance_matrix(self):
         """(R N, R N)."""
-        return self.kernel(self.X, self.X) + matrix_of(_jitter(self.kernel, self.X))
+        return self.kernel(self.X, self.X) + matrix_of(_asked(self.kernel, self.X, "jitter"))
 
     def sample(self, key, sample_shape=()):
         """Draws of all functions, sample_shape + (N,) or (R, N)."""
@@ -129,18 +129,9 @@ def _each(first: Loadings, second: Loadings) -> Float[Array, "R n m"]:
 
 
 @eqx.filter_jit
-def _diag(kernel: RowsKernel, X):
-    return kernel.at(X).diag()
-
-
-@eqx.filter_jit
-def _blocks(kernel: RowsKernel, X):
-    return kernel.at(X).blocks()
-
-
-@eqx.filter_jit
-def _jitter(kernel: RowsKernel, X):
-    return kernel.at(X).jitter()
+def _asked(kernel: RowsKernel, X, what: str):
+    """`diag`, `blocks` or `jitter` of the loadings at X."""
+    return getattr(kernel.at(X), what)()
 
 
 @eqx.filter_jit
@@ -181,7 +172,7 @@ def loads_of(prior: Any) -> Loads:
 
 def blocks_of(prior: Any) -> Float[Array, "R R n"]:
     """Covariances of the functions within a row."""
-    return _blocks(prior.kernel, prior.X)
+    return _asked(prior.kernel, prior.X, "blocks")
 
 
 def covariance_of(prior: GP) -> Covariance:
