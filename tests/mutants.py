@@ -39,7 +39,7 @@ ALSO = {
     "sparse/": ("test_sparse", "test_sparse_models", "test_options_obeyed"),
     "sparse/features/": ("test_features",),
     "sparse/arrow": ("test_arrow", "test_sparse_effects"),
-    "sparse/natural": ("test_arrow", "test_sparse", "test_sparse_models"),
+    "sparse/families": ("test_arrow", "test_sparse", "test_sparse_models"),
     "sparse/expectation": ("test_sparse_functions", "test_sparse_models"),
     "sparse/own_effects": ("test_sparse_own", "test_sparse_effects"),
     "sparse/select": ("test_sparse", "test_sparse_models"),

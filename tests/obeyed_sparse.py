@@ -23,7 +23,7 @@ from ppl_gp.infer.svgp.problem import is_trained
 from ppl_gp.infer.svgp.run import LongRun, Reached
 from ppl_gp.infer.svgp.start import initial_latents
 from ppl_gp.sparse import families
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.families import NaturalGaussian
 
 RUNS = "test_long_runs::test_"
 

@@ -11,7 +11,7 @@ from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.step import nudges
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.families import NaturalGaussian
 
 
 def targets(method, model, args, size: int, **kwargs):

@@ -22,7 +22,7 @@ from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.numerics.loads import joined
 from ppl_gp.results import parts
 from ppl_gp.sparse.arrow_parts import ArrowGaussian, ArrowVariables, LevelColumns, LevelRoot
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.projection import explained, explained_jointly, gram, squares
 from ppl_gp.sparse.root import DiagonalRoot

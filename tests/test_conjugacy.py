@@ -18,7 +18,7 @@ from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.infer.mean_field_parts import log_joint_of
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.model.declared import declare
-from ppl_gp.proofs.branches import decides
+from ppl_gp.proofs.dependence import decides
 
 RNG = np.random.default_rng(6)
 FIRST = np.arange(12) < 6

@@ -27,9 +27,9 @@ from ppl_gp.sparse.expectation import Expectation
 from ppl_gp.sparse.families import (
     DiagonalGaussian,
     FullGaussian,
+    NaturalGaussian,
 )
 from ppl_gp.sparse.inducing import Points
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.projection import explained
 from ppl_gp.sparse.root import DiagonalRoot, dense_root
 from ppl_gp.sparse.select import greedy, select

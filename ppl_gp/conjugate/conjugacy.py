@@ -21,7 +21,7 @@ from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.gaussian import Gaussian
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.proofs.branches import decides, num_entries
+from ppl_gp.proofs.dependence import decides, num_entries
 from ppl_gp.quick import quick_jit
 
 _SPREADS = (0.3, 1.0, 3.0, 6.0)

@@ -33,7 +33,7 @@ from ppl_gp.sparse.bound import (
     weighted_kl,
 )
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
-from ppl_gp.sparse.natural_gaussian import Nudge
+from ppl_gp.sparse.families import Nudge
 
 
 def terms(

@@ -22,7 +22,7 @@ from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.proofs.affine import Dependence, dependence
-from ppl_gp.proofs.branches import decides
+from ppl_gp.proofs.dependence import decides
 
 
 class Tilted(NamedTuple):

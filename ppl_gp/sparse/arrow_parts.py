@@ -20,9 +20,8 @@ from ppl_gp.model.predictor_prior import PredictorGP, widest
 from ppl_gp.numerics.arrow import Arrow, split
 from ppl_gp.numerics.loads import ArrowGram, joined
 from ppl_gp.numerics.triangular import product
-from ppl_gp.sparse.families import Whitened
+from ppl_gp.sparse.families import NaturalGaussian, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.parts import PartsVariables, SeveralParts
 from ppl_gp.sparse.root import Root
 

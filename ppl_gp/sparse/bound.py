@@ -24,9 +24,8 @@ from ppl_gp.sparse.expectation import (
     expected_log_lik,
     flatten,
 )
-from ppl_gp.sparse.families import Family, Whitened
+from ppl_gp.sparse.families import Family, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.natural_gaussian import Nudge
 from ppl_gp.sparse.own_effects import Averaged, all_apart, averaged
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import gram

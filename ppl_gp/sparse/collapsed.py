@@ -27,8 +27,8 @@ from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.numerics.triangular import product
 from ppl_gp.proofs.degree import degree
 from ppl_gp.sparse.bound import Batch, priors_at
+from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
 from ppl_gp.sparse.own_effects import all_apart, averaged, quadratic
 
 

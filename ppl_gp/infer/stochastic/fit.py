@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.other_rows import RowsProof
 from ppl_gp.conjugate.stochastic import (
+    RowsProof,
     Split,
     at_local_optimum,
     joined,

@@ -14,8 +14,7 @@ from jaxtyping import Array
 from ppl_gp.conjugate.conjugacy import somewhere
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.other_rows import RowsProof
-from ppl_gp.conjugate.stochastic import Split, of_rows, step
+from ppl_gp.conjugate.stochastic import RowsProof, Split, of_rows, step
 from ppl_gp.errors import DataError, NotPointwiseError, Result
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.loop import Stage, interruptible

@@ -15,7 +15,7 @@ from ppl_gp.infer.svgp.objective import hyper_at
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.svgp import SVGP
 
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior

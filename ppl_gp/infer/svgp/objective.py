@@ -9,7 +9,7 @@ from ppl_gp.deep.bound import terms
 from ppl_gp.infer.hyper.space import Space, log_prior
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.sparse.bound import Batch, Terms, Variational
-from ppl_gp.sparse.natural_gaussian import Nudge
+from ppl_gp.sparse.families import Nudge
 
 
 def objective(

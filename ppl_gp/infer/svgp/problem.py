@@ -14,7 +14,7 @@ from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper.autoguides import HyperGuide
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.expectation import Expectation
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian
+from ppl_gp.sparse.families import NaturalGaussian
 
 # of the natural-gradient step on minibatches: 0.1, decaying to a tenth of that
 FIRST_RATE, LAST_SHARE = 0.1, 0.1

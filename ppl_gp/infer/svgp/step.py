@@ -18,8 +18,7 @@ from ppl_gp.infer.svgp.objective import objective
 from ppl_gp.infer.svgp.problem import Problem, is_trained
 from ppl_gp.quick import full_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
-from ppl_gp.sparse.families import Family
-from ppl_gp.sparse.natural_gaussian import NaturalGaussian, Nudge
+from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge
 
 GROWTH = 1.1  # of shortened steps, after each that is made
 
