@@ -6,7 +6,7 @@ move together and have a c each, so that a term which couples two elements fails
 
 What is looked at is a random combination of a term's entries, each scaled to a size of one: rows of
 small noise would hide the others. A density that decides by its values (a comparison, a clip:
-`proofs.branches`) is held to it at many values, as few far apart say nothing about those between;
+`proofs.dependence`) is held to it at many values, as few far apart say nothing about those between;
 any other one at as many as are cheap.
 """
 
