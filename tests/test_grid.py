@@ -243,7 +243,7 @@ def test_three_hyperparameters_with_a_heavy_tail_are_as_by_quadrature():
     means, variances = (np.array(x) for x in zip(*moments, strict=True))
     mean, got = w @ means, fit.predict(NEW)
     sd = np.sqrt(w @ (variances + (means - mean) ** 2))
-    np.testing.assert_allclose((got.f_mean - mean) / sd, 0.0, atol=0.01)
+    np.testing.assert_allclose((got.f_mean - mean) / sd, 0.0, atol=0.02)
     np.testing.assert_allclose(np.sqrt(got.f_variance), sd, rtol=0.01)
 
 

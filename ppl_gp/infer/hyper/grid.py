@@ -24,13 +24,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.lattice import (
-    REGULAR,
-    Lattice,
-    first_points,
-    grow,
-    tell_of_tails,
-)
+from ppl_gp.infer.hyper.lattice import REGULAR, Lattice, first_points, grow, tell_of_tails
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate

@@ -39,8 +39,7 @@ class Lattice(NamedTuple):
 def first_points(d: int) -> np.ndarray:
     """(n, d) integers: a ball of the lattice, or its axes alone."""
     if d > REGULAR:
-        ticks = [k * np.eye(d, dtype=int) for k in range(-3, 4)]
-        return np.unique(np.concatenate(ticks), axis=0)
+        return np.unique(np.concatenate([k * np.eye(d, dtype=int) for k in range(-3, 4)]), axis=0)
     most = int(_BALL[d] / _STEPS[d])
     ball = np.array(list(itertools.product(range(-most, most + 1), repeat=d)))
     return ball[np.sum(ball**2, 1) <= (_BALL[d] / _STEPS[d]) ** 2]
@@ -85,7 +84,7 @@ def _shares(z, fall, values) -> np.ndarray:
     values = np.nan_to_num(values, nan=0.0, posinf=1e100, neginf=-1e100)
     found = np.zeros((len(z), 1 + values.shape[1]))
     for line in lines:
-        p = np.exp(-fall[line])[:, None]
+        p = np.exp(min(0.0, np.min(fall)) - fall[line])[:, None]
         p = p / max(p.sum(), 1e-300)
         found[line] += np.concatenate([p, p * (values[line] - np.sum(p * values[line], 0)) ** 2], 1)
     found[:, 1:] /= np.maximum(found[:, 1:].sum(0), 1e-300)
