@@ -244,7 +244,7 @@ def test_three_hyperparameters_with_a_heavy_tail_are_as_by_quadrature():
     mean, got = w @ means, fit.predict(NEW)
     sd = np.sqrt(w @ (variances + (means - mean) ** 2))
     np.testing.assert_allclose((got.f_mean - mean) / sd, 0.0, atol=0.02)
-    np.testing.assert_allclose(np.sqrt(got.f_variance), sd, rtol=0.01)
+    np.testing.assert_allclose(np.sqrt(got.f_variance), sd, rtol=0.02)
 
 
 def test_too_many_hyperparameters_are_refused_before_the_search(monkeypatch):
