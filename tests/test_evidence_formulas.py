@@ -227,8 +227,8 @@ def test_weights_of_a_grid_are_those_of_its_design(monkeypatch):
     solution = SimpleNamespace(sites=None, steps=1, residual=jnp.zeros(()))
     mode = SimpleNamespace(hyper={"x": jnp.zeros(4)}, stats={}, solution=solution)
     at = SimpleNamespace(loss=jnp.asarray(loss), solution=solution)
-    beyond, ended = Lattice(points, 0.0, 0.0, 0.0, 0), pg.Result.converged
-    laid = (points, log_design, S, np.ones(8), beyond, ended, at)
+    beyond, ended = Lattice(points, log_design, loss, 0.0, 0.0, 0), pg.Result.converged
+    laid = (S, np.ones(8), beyond, ended, at)
     fit = unwrap(grid._fit)(asked, SimpleNamespace(space=rebuilt), mode, laid)
     exact = 4.0 + 2.0 * np.log(2.0 * np.pi) + np.linalg.slogdet(S)[1]
     np.testing.assert_allclose(fit.stats["log_marginal_likelihood"], exact, rtol=1e-10)

@@ -24,7 +24,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.lattice import REGULAR, Lattice, first_points, grow, tell_of_tails
+from ppl_gp.infer.hyper.lattice import REGULAR, Lattice, compared, first_points, grow, tell_of_tails
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
@@ -68,10 +68,8 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
 
 
 class _Laid(NamedTuple):
-    """The points (n, d) about the mode, what they stand for, and what was found there."""
+    """The points about the mode, and what was found there."""
 
-    points: np.ndarray
-    log_design: np.ndarray
     scales: np.ndarray  # S of the covariance S S^T
     stretch: np.ndarray | None
     beyond: Lattice
@@ -100,17 +98,15 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     widths = None
     if d > REGULAR:
         widths = half_widths(ask(ASKED_AT * np.concatenate([np.eye(d), -np.eye(d)]))[0])
-    beyond = grow(ask, values, d, widths)
+        beyond = compared(ask, values, *stretched(*composite(d), widths), scales)
+        asked = asked[-1:]
+    else:
+        beyond = grow(ask, values, d)
     yield Stage(None, 2)
-    points, log_design = beyond.points, np.full(len(beyond.points), beyond.log_volume)
-    if widths is not None:
-        points, log_design = stretched(*composite(d), widths)
-        asked.clear()
-        ask(points)
     if len({type(at.solution.sites) for at in asked}) > 1:  # of a softmax, as a point failed
         asked = [as_general(at) for at in asked]
     at = jax.tree.map(lambda *xs: jnp.concatenate(xs), *asked)
-    yield Stage(_Laid(points, log_design, scales, widths, beyond, result, at), 3)
+    yield Stage(_Laid(scales, widths, beyond, result, at), 3)
 
 
 def _require_priors(problem: LocalProblem) -> None:
@@ -175,7 +171,8 @@ def _at(ascent: Ascent, thetas, rebuild, mode: Point) -> Evaluation:
 
 
 def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit:
-    points, log_design, scales, stretch, beyond, result, at = laid
+    scales, stretch, beyond, result, at = laid
+    points, log_design = beyond.points, beyond.log_design
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
     solved = np.asarray(at.loss) < UNUSABLE
     log_density = np.where(solved, -np.asarray(at.loss), -np.inf)
