@@ -96,16 +96,17 @@ def compared(ask: Callable, values: Callable, points, log_design, scales: np.nda
     fall = ask(points)[0]
     left = 1.0 - variances(points, log_design, fall) / np.maximum(np.max(lines, 0), 1e-300)
     worst = int(np.argmax(left))
-    return Lattice(points, log_design, fall, 0.0, max(float(left[worst]), 0.0), worst)
+    return Lattice(points, log_design, fall, np.nan, max(float(left[worst]), 0.0), worst)
 
 
 def tell_of_tails(found: Lattice, names: list[str]) -> dict[str, float]:
     """The shares that are left out, and a warning where they matter."""
     mass, share, name = found.mass, found.spread, names[found.worst]
+    lost = "" if np.isnan(mass) else f" and {mass:.1%} of the mass"
     if mass > _TOLD[0] or share > _TOLD[1]:
         warn(
             f"Grid(): the tail of '{name}' is heavier than a Gaussian's, and the points leave out "
-            f"about {share:.0%} of its variance (and {mass:.1%} of the mass): the sd of "
+            f"about {share:.0%} of its variance{lost}: the sd of "
             f"'{name}' is about {1.0 - np.sqrt(1.0 - share):.0%} too small, or more, and its "
             "quantiles are better. Use hyper=Sample(), or a prior with a lighter tail."
         )
