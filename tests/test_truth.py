@@ -2,13 +2,14 @@
 its own refusals.
 """
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from data_sets import BINARY, reference
 from scipy.special import logsumexp
-from scipy.stats import multivariate_normal, norm, t
+from scipy.stats import multivariate_normal, norm, poisson, t
 from small_fits import classifier
 
 import ppl_gp as pg
@@ -175,3 +176,33 @@ def test_a_mode_that_q_has_no_draw_in_is_found():
     }
     said = verdict(row, None, None)
     assert "do not use its means" in said and "other modes" in said and "off by a factor" in said
+
+
+def two_rows(X, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(X[0, 1], 1.0), X[:, :1], jitter=1e-6))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+@pytest.mark.slow
+def test_the_standard_error_covers_it():
+    """100 random problems of two counts, against a grid over both values of f."""
+    grid, scores = np.linspace(-7.0, 7.0, 501), []
+    nodes = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1)
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        variance, gap = 10 ** rng.uniform(-0.5, 1.0), rng.uniform(0.2, 2.0)
+        X = np.array([[0.0, variance], [gap, variance]])
+        L = np.linalg.cholesky(
+            variance * np.exp(-0.5 * (X[:, :1] - X[:, 0]) ** 2) + 1e-6 * np.eye(2)
+        )
+        f = nodes @ L.T
+        y = rng.poisson(np.exp(np.minimum(L @ rng.normal(size=2), 4.0)))
+        log_p = norm.logpdf(nodes).sum(-1) + poisson.logpmf(y, np.exp(f)).sum(-1)
+        exact = logsumexp(log_p) + 2.0 * np.log(grid[1] - grid[0])
+        fit = pg.fit(two_rows, pg.Laplace(hyper=pg.Fixed({})), 0, X, y=y)
+        truth = importance_sampling(fit, rng_key=seed, num_samples=2000)
+        if truth.reason is None:
+            scores.append(abs(truth.log_evidence - exact) / truth.standard_error)
+    assert len(scores) >= 90
+    assert np.mean(np.less(scores, 2.0)) >= 0.9 and max(scores) < 10.0
