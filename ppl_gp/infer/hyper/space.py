@@ -175,13 +175,8 @@ def starts(sp: Space, rng_key, num: int) -> dict:
             require_draws(site, f"MAP(init={{'{site['name']}': ..., ...}}) with restarts=1")
 
     def draw(key):
-        trace = run(
-            handlers.substitute(sp.model, substitute_fn=refuse),
-            sp.args,
-            sp.kwargs,
-            sp.given,
-            key=key,
-        )
+        checked = handlers.substitute(sp.model, substitute_fn=refuse)
+        trace = run(checked, sp.args, sp.kwargs, sp.given, key=key)
         free, params = sp.free_of(trace), roles(trace).params
         return {k: v for k, v in free.items() if k not in params}, {k: free[k] for k in params}
 

@@ -53,13 +53,8 @@ def hyper_at(problem: Problem, free, batch: Batch):
     """(hyperparameters, log prior - log q of them)."""
     plan = problem.plan
     if plan.guide is None:
-        where = Space(
-            plan.model,
-            tuple(plan.names),
-            batch.args,
-            batch.kwargs,
-            {**problem.fixed, **batch.given},
-        )
+        given = {**problem.fixed, **batch.given}
+        where = Space(plan.model, tuple(plan.names), batch.args, batch.kwargs, given)
         hyper = {**problem.fixed, **where.constrain(free)}
         extra = jnp.zeros(())
     else:

@@ -175,10 +175,8 @@ class LongRun(NamedTuple):
         try:
             for batch in islice(batches, wanted):
                 if not self.source.checked and not is_finite(batch):
-                    step = done + len(chunk)
-                    return chunk, Failure(
-                        Result.nonfinite, where_not_finite(batch, step, self.source)
-                    )
+                    where = where_not_finite(batch, done + len(chunk), self.source)
+                    return chunk, Failure(Result.nonfinite, where)
                 chunk.append(batch)
         except Exception as error:
             told = f"batch {done + len(chunk)} (counted from 0): {type(error).__name__}: {error}"

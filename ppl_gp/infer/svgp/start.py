@@ -30,11 +30,7 @@ from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.arrow_parts import natural_prior, parts_variables
 from ppl_gp.sparse.bound import Variational
-from ppl_gp.sparse.families import (
-    DiagonalGaussian,
-    Family,
-    FullGaussian,
-)
+from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.select import select
@@ -229,13 +225,9 @@ def units(variables: InducingVariables, X) -> Any:
     spread = np.std(np.asarray(X), 0)
     varying = max(1, int(np.sum(spread > 0)))
     spread = np.where(spread > 0, spread, 1.0) / variables.num ** (1.0 / varying)
-
-    def unit(x):
-        return (
-            jnp.asarray(spread, x.dtype) if isinstance(variables, Points) else jnp.ones((), x.dtype)
-        )
-
-    return jax.tree.map(unit, eqx.filter(variables, eqx.is_inexact_array))
+    unit = spread if isinstance(variables, Points) else 1.0
+    trained = eqx.filter(variables, eqx.is_inexact_array)
+    return jax.tree.map(lambda x: jnp.asarray(unit, x.dtype), trained)
 
 
 def priors_of(trace: dict, gps) -> tuple[dict, dict]:

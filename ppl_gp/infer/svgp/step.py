@@ -6,6 +6,7 @@ finite, or that loses over all data what no optimiser's step explains, is not ma
 back to the last good state, shortens its steps, and counts it.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -203,18 +204,15 @@ def _retreat(problem: Problem, state: State) -> State:
     rate = problem.natural_rate(state.step) * shrink
     here = {k: last.variational.q[k] for k in last.target}
     moved, halved = blend_all(here, last.target, rate)
-    return State(
+    return dataclasses.replace(
+        state,
         free=last.free,
         variational=last.variational._replace(q={**last.variational.q, **moved}),
-        optimiser=state.optimiser,
-        last=last,
         step=state.step + 1,
         shrink=shrink,
         failures=state.failures + 1,
         failed=state.failed + 1,
         halved=state.halved + halved,
-        slope=state.slope,
-        q_gap=state.q_gap,
     )
 
 
