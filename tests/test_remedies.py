@@ -12,7 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy.sparse import csr_array, csr_matrix
 from scipy.stats import multivariate_normal
 
@@ -172,6 +172,13 @@ def of_weights(X, y=None, prior=None):
         numpyro.sample("y", dist.Normal(w * X, 1.0), obs=y)
 
 
+def of_line(X, y=None):
+    """Its two weights are correlated in the posterior."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * X, 0.5), obs=y)
+
+
 def labelled(X, y=None):
     """Labels whose density is not conjugate to a mean that passes a sine."""
     m = numpyro.sample("m", dist.Normal(0.0, 1.0))
@@ -267,6 +274,13 @@ def funnel(X, y=None):
 
 def fit(model, *args, method=LAPLACE, y=Y, **options):
     return pg.fit(model, method, 0, *args, y=y, **options)
+
+
+def _silently(model, method):
+    """The remedy of a warning leaves no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit(model, X, method=method, y=1.0 * Y)
 
 
 def sparse(**options):
@@ -560,6 +574,18 @@ ROWS = {
         "give one of .*an array Z, or inducing variables",
         lambda: fit(plain, X, method=sparse(inducing="best")),
         lambda: fit(plain, X, method=sparse(inducing=X[:3])),
+        slow=True,
+    ),
+    "a guide without the posterior's correlations": row(
+        r"guide of this family is not the posterior.* Take SVI\(guide=AutoMultivar\w+\), or NUTS",
+        lambda: fit(of_line, X, method=pg.SVI(), y=1.0 * Y),
+        lambda: _silently(of_line, pg.SVI(guide=AutoMultivariateNormal)),
+        slow=True,
+    ),
+    "a guide that has not settled": row(
+        r"has not settled: by importance weights .*Take num_steps=400, or a larger learning_rate",
+        lambda: fit(of_line, X, method=pg.SVI(AutoMultivariateNormal, num_steps=100), y=1.0 * Y),
+        lambda: _silently(of_line, pg.SVI(AutoMultivariateNormal, num_steps=400)),
         slow=True,
     ),
     "a wrong power": row(

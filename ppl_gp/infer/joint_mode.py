@@ -45,13 +45,12 @@ from ppl_gp.model.tracing import run
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import quick_jit
-from ppl_gp.results.compare.truth import smooth
+from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
 
 MAX_LATENTS = 3000  # entries of all sites: H has their square
 _DRAWS = 1000  # of q that a fit keeps, half of them the mirror images of the others
 _HALVINGS = 30  # of a Newton step that does not gain
-_GOOD_KHAT = 0.7  # Vehtari et al. 2024
 
 
 class Joint(eqx.Module):
@@ -280,9 +279,9 @@ def _weighted(log_w: np.ndarray) -> dict[str, Any]:
     finite = np.where(np.isfinite(log_w), log_w, -np.inf)
     khat = smooth(finite)[1]
     gain = float(np.logaddexp.reduce(finite) - np.log(len(finite)))
-    if khat > _GOOD_KHAT:
+    if khat > KHAT_LIMIT:
         warn(
             f"Laplace(): the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
-            f"{khat:.2f} of its weights, above {_GOOD_KHAT}); compare with NUTS().",
+            f"{khat:.2f} of its weights, above {KHAT_LIMIT}); compare with NUTS().",
         )
     return {"pareto_k": khat, "importance_gain": gain}
