@@ -17,11 +17,11 @@ from numpyro.infer.reparam import Reparam
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import plain_numbers
 from ppl_gp.kernels import as_kernel
+from ppl_gp.kernels.base import jitter_of
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
-    default_jitter,
     half_log_det,
     robust_cholesky,
 )
@@ -39,8 +39,9 @@ class GP(dist.Distribution):
     - `mean`: `None` (zero), a number, or a callable `m(X) -> (N,)`; in a plate of P units also one
       `m(X) -> (P, N)`.
     - `jitter`: absolute variance added to the diagonal; `None` takes 1e-8 (float64) or 1e-5
-      (float32) of the kernel's mean variance. Where a factorisation still fails the jitter is
-      raised stepwise and reported in `fit.stats`.
+      (float32) of the kernel's mean variance, and in float64 1e-12 of that of terms of finite rank
+      (Linear, Polynomial, Constant), which make nothing singular. Where a factorisation still
+      fails the jitter is raised stepwise and reported in `fit.stats`.
 
     Nothing is computed at construction. `log_prob` and `sample` cost O(N^3 / 3) for one Cholesky
     factor. Raises `DataError` where X is not one- or two-dimensional or has no rows or no columns.
@@ -80,11 +81,9 @@ class GP(dist.Distribution):
         return variance + self._jitter(variance)
 
     def _jitter(self, variance):
-        return (
-            default_jitter(variance)
-            if self.jitter is None
-            else jnp.asarray(self.jitter, variance.dtype)
-        )
+        if self.jitter is None:
+            return jitter_of(self.kernel, self.X)
+        return jnp.asarray(self.jitter, variance.dtype)
 
     @property
     def covariance_matrix(self):
@@ -97,7 +96,7 @@ class GP(dist.Distribution):
         it had to be raised.
         """
         K = self.covariance_matrix
-        return robust_cholesky(K, default_jitter(jnp.diagonal(K)))
+        return robust_cholesky(K, jitter_of(self.kernel, self.X))
 
     def unwhiten(self, white):
         """m + L v for v = `white`, (..., N): what has this prior where v ~ N(0, I). O(N^3)."""

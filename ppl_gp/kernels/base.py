@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.kernels.inputs import ActiveDims, as_active_dims, as_inputs, fill, input_pair, scalar
+from ppl_gp.numerics.linalg import default_jitter
 
 
 class Kernel(eqx.Module):
@@ -81,6 +82,7 @@ class Product(Kernel):
 class Constant(Kernel):
     """k(x, x') = variance: the prior of an unknown offset. `active_dims` changes nothing here."""
 
+    finite_rank = True
     variance: ArrayLike = 1.0
     active_dims: ActiveDims = eqx.field(
         default=None, static=True, kw_only=True, converter=as_active_dims
@@ -137,6 +139,20 @@ def as_kernel(kernel: Any) -> Any:
     # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
     is_function = jax.tree_util.all_leaves([kernel])
     return CallableKernel(jax.tree_util.Partial(kernel) if is_function else kernel)
+
+
+def jitter_of(kernel, X) -> Float[Array, ""]:
+    """The default jitter of the kernel at these rows, an absolute variance. O(N)."""
+    return default_jitter(kernel.diag(X), of_finite_rank(kernel, X))
+
+
+def of_finite_rank(kernel, X) -> Float[Array, "..."]:
+    """The diagonal of the kernel's terms of finite rank."""
+    if isinstance(kernel, Sum):
+        return of_finite_rank(kernel.left, X) + of_finite_rank(kernel.right, X)
+    if isinstance(kernel, Product):
+        return of_finite_rank(kernel.left, X) * of_finite_rank(kernel.right, X)
+    return kernel.diag(X) if getattr(kernel, "finite_rank", False) else jnp.zeros(())
 
 
 def _operand(value: Any) -> Any:

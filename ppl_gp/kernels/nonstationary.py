@@ -25,6 +25,7 @@ class Linear(Kernel):
     Constant(...)`.
     """
 
+    finite_rank = True
     variance: ArrayLike = 1.0
     active_dims: ActiveDims = eqx.field(
         default=None, static=True, kw_only=True, converter=as_active_dims
@@ -53,6 +54,7 @@ class Polynomial(Kernel):
     `degree` is a positive integer, fixed when the kernel is made; `offset` >= 0 is one number.
     """
 
+    finite_rank = True
     variance: ArrayLike = 1.0
     degree: int = eqx.field(default=2, static=True, converter=_degree)
     offset: ArrayLike = 1.0

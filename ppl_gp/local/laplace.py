@@ -210,8 +210,9 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     t, here, ascended = _search(s, df, dalpha, mean, log_lik, slope)
     decrement = jnp.sqrt(jnp.maximum(slope, 0.0))
     # Psi cannot be told from its maximum: the decrement is rounding error and has stopped falling.
-    bend = jnp.max(jnp.abs(diagonal_of(h)) * s.f**2)
-    rounding = 1e3 * jnp.finfo(K.dtype).eps * (1.0 + jnp.abs(here) + bend)
+    bent, eps = jnp.abs(diagonal_of(h)), jnp.finfo(K.dtype).eps
+    lost = eps * jnp.max(K.diagonal()) * jnp.sum(jnp.abs(s.alpha))  # of K alpha, to rounding
+    rounding = 1e3 * eps * (1.0 + jnp.abs(here) + jnp.max(bent * s.f**2)) + jnp.sum(bent) * lost**2
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
     code = jnp.where(

@@ -17,15 +17,20 @@ from ppl_gp.numerics.lapack import cholesky, solve_lower
 
 MAX_RAISES = 6
 _RELATIVE_JITTER = {"float64": 1e-8, "float32": 1e-5}
+_OF_FINITE_RANK = {"float64": 1e-12, "float32": 1e-5}  # what rounding in a factorisation asks for
 _BLOCK = 256  # below this size one triangular solve beats splitting
 
 
-def default_jitter(variance: Float[Array, "N"]) -> Float[Array, ""]:
+def default_jitter(variance: Float[Array, "N"], finite: ArrayLike = 0.0) -> Float[Array, ""]:
     """Absolute jitter variance for a covariance with this diagonal: relative to its mean, by
-    precision.
+    precision. The share `finite` of it is of finite rank, as a line's: that makes nothing
+    singular, and may be a million times the rest.
     """
     variance = jnp.asarray(variance)
-    return _RELATIVE_JITTER.get(variance.dtype.name, 1e-5) * jnp.mean(variance)
+    rest, of_finite = (
+        f.get(variance.dtype.name, 1e-5) for f in (_RELATIVE_JITTER, _OF_FINITE_RANK)
+    )
+    return rest * jnp.mean(variance - finite) + of_finite * jnp.mean(jnp.asarray(finite))
 
 
 def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "*batch N N"]:

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
-from ppl_gp.numerics.linalg import add_diagonal, default_jitter
+from ppl_gp.kernels.base import jitter_of
+from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.sparse.root import DenseRoot, Root, dense_root
 
 
@@ -60,7 +61,7 @@ class Points(InducingVariables):
 
     def root(self, prior) -> DenseRoot:
         variance = prior.kernel.diag(self.Z)
-        unit = default_jitter(variance)
+        unit = jitter_of(prior.kernel, self.Z)
         jitter = unit if prior.jitter is None else jnp.asarray(prior.jitter, variance.dtype)
         return dense_root(add_diagonal(prior.kernel(self.Z, self.Z), jitter), unit)
 

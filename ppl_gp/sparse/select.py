@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP
+from ppl_gp.kernels.base import of_finite_rank
 
 MAX_CANDIDATES = 10_000  # rows that a choice looks at, a random subset of more
 RULES = ("greedy", "kmeans", "subset", "farthest")
@@ -24,9 +25,10 @@ def select(
 
     - "greedy": the next point is the one of largest variance given those before it (a pivoted
       Cholesky factorisation; Burt, Rasmussen & van der Wilk 2020, section 7). Stops early where no
-      variance exceeds `tol` of the prior's. O(N M^2). Where the hyperparameters are going to move
-      (`moves`), other points will be needed than at these: exactly `num` all over the inputs, by
-      "kmeans", with columns of whole numbers (such as the number of an output) rounded.
+      variance exceeds `tol` of the prior's, without terms of finite rank. O(N M^2). Where the
+      hyperparameters are going to move (`moves`), other points will be needed than at these:
+      exactly `num` all over the inputs, by "kmeans", with columns of whole numbers (such as the
+      number of an output) rounded.
     - "kmeans": centres of clusters of X / (column standard deviation); not rows of X. O(N M) a
       pass.
     - "subset": rows at random.
@@ -63,7 +65,9 @@ def select(
         return _filled(np.unique(np.where(whole, np.round(Z), Z), axis=0), rows, num)
     at = GP(prior.kernel, rows, prior.mean_function, prior.jitter)
     chosen, variance = greedy(at, num)
-    enough = np.asarray(variance) > tol * float(jnp.mean(at.variance))
+    rest = at.variance - of_finite_rank(prior.kernel, rows)
+    rounding = 1e3 * jnp.finfo(rest.dtype).eps * jnp.mean(at.variance)
+    enough = np.asarray(variance) > float(tol * jnp.mean(rest) + rounding)
     return rows[np.asarray(chosen)[: max(1, int(np.sum(np.minimum.accumulate(enough))))]]
 
 
