@@ -10,6 +10,7 @@ f or c exp(affine). Then every integral has one mode, and no scan for others is 
 is read off the jaxpr while tracing; whatever is not on the list takes the general way.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
@@ -34,6 +35,7 @@ from ppl_gp.model.roles import (
     log_prob_per_datum,
     require_gp,
     roles,
+    without_wrappers,
 )
 from ppl_gp.model.tracing import run
 from ppl_gp.observations import BernoulliProbit
@@ -115,6 +117,22 @@ def shared_log_prob(trace: dict) -> Float[Array, ""]:
     return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
+class OfRows(JointLogLikelihood):
+    """The same of the data that `keep` names; that of the others is 0."""
+
+    keep: Bool[Array, "N"]
+
+    def trace(self, latent):
+        return {k: self._masked(site) for k, site in super().trace(latent).items()}
+
+    def _masked(self, site: dict) -> dict:
+        if not is_observed(site) or site["data_axis"] is None:
+            return site
+        mask, site = mask_of(site["fn"]), without_wrappers(site)
+        shape = (-1,) + (1,) * (-1 - site["data_axis"])
+        return {**site, "fn": site["fn"].mask(mask & jnp.reshape(self.keep, shape))}
+
+
 class LogLikelihood(eqx.Module):
     """f (N,) -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site. Where it has R
     functions, f is (R N,), one function after another.
@@ -150,6 +168,12 @@ class LogLikelihood(eqx.Module):
         weight = jnp.where(counted, 1.0 if site["scale"] is None else site["scale"], 0.0)
         p = jax.nn.softmax(unwrap(site["fn"]).logits, -1)
         return p.T[jnp.argsort(jnp.asarray(self.softmax))] * weight
+
+    def of_rows(self, keep: Bool[Array, "N"]) -> "LogLikelihood":
+        """Of some of the data alone."""
+        whole = self.joint
+        joint = OfRows(whole.model, whole.num, whole.hyper, whole.args, whole.kwargs, keep)
+        return dataclasses.replace(self, joint=joint)
 
     @property
     def is_concave(self) -> bool:

@@ -1,4 +1,6 @@
-"""Log densities of the training data: each datum left out by its cavity, and at draws of f."""
+"""Log densities of the training data: each datum left out by its cavity or by a fit to the other
+rows, and at draws of f.
+"""
 
 from typing import Any
 
@@ -7,9 +9,11 @@ import jax.numpy as jnp
 from jax import lax, random
 
 from ppl_gp.draws import Draws
+from ppl_gp.errors import Result
 from ppl_gp.gp import GP
-from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
+from ppl_gp.kept import BehindSites, FromFunctions, FromInducing, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
+from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.model.factors import is_concave, read
 from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.model.tracing import run
@@ -28,10 +32,15 @@ DRAWS = 1000  # of q(f), for the weights of an SVGP
 
 
 @full_jit
-def cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: bool, num: int):
+def cavity_log_densities(
+    model, site: str, draws: Draws, args, kwargs, scaled: bool, num: int, method=None, rows=()
+):
     """(log p(y_n | y_-n), log p(y_n | y), log E[p(y_n | f_n)^w_n | y_-n]) at each draw of the
     hyperparameters, (S, N) each; w_n of `scale` handlers, all 1 unless `scaled`; and how far a
     sparse q is from its fixed point, (S,).
+
+    q_{-n} of `rows` is `method`'s fit to the other rows, which starts from q's sites, where that
+    converges; else, and of all other rows, it is the cavity.
     """
     plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
 
@@ -40,7 +49,8 @@ def cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: b
         sparse = isinstance(latent, FromInducing)
         factors: Any = None if sparse else read(model, *args, hyper=hyper, **kwargs)
         if isinstance(latent, FromFunctions):
-            return *_of_functions(factors, latent, plan, draws.num, scaled), off
+            refit = _refits(factors, latent, method, rows) if len(rows) else None
+            return *_of_functions(factors, latent, plan, draws.num, scaled, rows, refit), off
         concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
         def log_lik(f, weighed=False):
@@ -60,13 +70,49 @@ def cavity_log_densities(model, site: str, draws: Draws, args, kwargs, scaled: b
         else:
             within = Moments(latent.mean, latent.variance)
             without = cavity(factors.prior, latent)
+        if len(rows):
+            mean, variance, ended = _refits(factors, latent, method, rows)
+            pair = zip(without, (mean[:, 0], variance[:, 0, 0]), strict=True)
+            without = Moments(*(_put(old, rows, new, ended) for old, new in pair))
         left_out, kept = score(without), score(within)
         return left_out, kept, score(without, True) if scaled else left_out, off
 
     return lax.map(one, draws)
 
 
-def _of_functions(factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool):
+def _put(old, rows, new, ended):
+    """`rows` of an array (N, ...) replaced by new ones, where a fit without them `ended` well."""
+    ended = jnp.reshape(ended, (-1,) + (1,) * (old.ndim - 1))
+    return old.at[rows].set(jnp.where(ended, new, old[rows]))
+
+
+def _refits(factors, latent: BehindSites, method, rows):
+    """(mean, covariance, whether it converged) of the functions of each of `rows` under the fit to
+    the other rows, (n, R), (n, R, R), (n,), at the same hyperparameters. A fit O(N^3) a step.
+    """
+    prior, log_lik = factors.prior, factors.log_lik
+    K, mean, every = covariance_of(prior), jnp.ravel(prior.mean), jnp.arange(log_lik.num)
+    first = latent.sites
+    if not isinstance(first, MinusRankOne):
+        first = method.form(factors)(first.nat1, first.nat2)
+
+    def without(n):
+        others = log_lik.of_rows(every != n)
+        nat1 = jnp.where(every != n, jnp.reshape(first.nat1, (-1, log_lik.num)), 0.0)
+        start = first.like(jnp.ravel(nat1), jnp.where(every != n, first.nat2, 0.0))
+        end = method.solve(K, mean, others, start)
+        _, q = method.centred(K, mean, others, end.sites, condition(K, mean, end.sites))
+        at = jnp.reshape(q.mean, (-1, log_lik.num))[:, n]
+        block = jnp.reshape(q.variance[..., n], (len(at), len(at)))
+        proper = jnp.all(jnp.isfinite(at)) & jnp.all(jnp.diagonal(block) > 0)
+        return at, block, (end.code == Result.converged.code) & proper
+
+    return lax.map(without, rows)
+
+
+def _of_functions(
+    factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool, rows, refit
+):
     """As `cavity_log_densities`, where a datum sees several functions: by cubature, or by weighted
     draws above three.
     """
@@ -81,6 +127,10 @@ def _of_functions(factors, latent: FromFunctions, plan: Layout, num_draws: int, 
         return log_expectation_over(log_p, {site: moments}, together, effort, random.key(4))[0]
 
     without, within = cavity_of_functions(factors.prior, latent)
+    if refit is not None:
+        mean, S = _put(without.mean.T, rows, refit[0], refit[2]).T, without.root
+        covariance = _put(S @ jnp.swapaxes(S, 1, 2), rows, refit[1], refit[2])
+        without = JointMoments.of(mean, jnp.einsum("naa->an", covariance), covariance)
     left_out, kept = score(without), score(within)
     return left_out, kept, score(without, True) if scaled else left_out
 
