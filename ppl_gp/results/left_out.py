@@ -4,6 +4,7 @@ rows, and at draws of f.
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax, random
@@ -88,7 +89,8 @@ def _put(old, rows, new, ended):
 
 def _refits(factors, latent: BehindSites, method, rows):
     """(mean, covariance, whether it converged) of the functions of each of `rows` under the fit to
-    the other rows, (n, R), (n, R, R), (n,), at the same hyperparameters. A fit O(N^3) a step.
+    the other rows, (n, R), (n, R, R), (n,), at the same hyperparameters: from the sites of q, else
+    from none. A fit O(N^3) a step.
     """
     prior, log_lik = factors.prior, factors.log_lik
     K, mean, every = covariance_of(prior), jnp.ravel(prior.mean), jnp.arange(log_lik.num)
@@ -100,7 +102,17 @@ def _refits(factors, latent: BehindSites, method, rows):
         others = log_lik.of_rows(every != n)
         nat1 = jnp.where(every != n, jnp.reshape(first.nat1, (-1, log_lik.num)), 0.0)
         start = first.like(jnp.ravel(nat1), jnp.where(every != n, first.nat2, 0.0))
-        end = method.solve(K, mean, others, start)
+        blank = eqx.filter_eval_shape(method.solve, K, mean, others, start)
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        failed = blank._replace(code=jnp.full_like(blank.code, Result.nonfinite.code))
+
+        def attempt(state):  # a loop, so that the second start compiles nothing
+            tries = state[0]
+            from_here = jax.tree.map(lambda x: jnp.where(tries == 0, x, 0.0), start)
+            return tries + 1, method.solve(K, mean, others, from_here)
+
+        unsolved = lambda s: (s[0] < 2) & (s[1].code != Result.converged.code)  # noqa: E731
+        end = lax.while_loop(unsolved, attempt, (jnp.zeros((), jnp.int32), failed))[1]
         _, q = method.centred(K, mean, others, end.sites, condition(K, mean, end.sites))
         at = jnp.reshape(q.mean, (-1, log_lik.num))[:, n]
         block = jnp.reshape(q.variance[..., n], (len(at), len(at)))
