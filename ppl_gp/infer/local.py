@@ -11,7 +11,7 @@ from ppl_gp.infer.fit import run_method
 # each registers its choice
 from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.given import held, holding
+from ppl_gp.infer.hyper.given import given, held, holding
 from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
@@ -41,7 +41,8 @@ def local_methods() -> dict[str, LocalMethod]:
 
 @run_method.register
 def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> Fit:
-    trace = first_trace(holding(model, method.hyper), args, kwargs)
+    free = model if given(method.hyper)[1] else None
+    trace = first_trace(holding(model, method.hyper), args, kwargs, free=free)
     require_no_subsampling(trace, type(method).__name__)
     whole = model
     model = integrated(model, method, args, kwargs, held(method.hyper, trace))

@@ -27,6 +27,15 @@ def is_observed(site) -> bool:
     return site["type"] == "sample" and site["is_observed"]
 
 
+def cannot_be_drawn(site: dict) -> bool:
+    """Whether a site's distribution has no draws, such as `ImproperUniform`."""
+    return (
+        site["type"] == "sample"
+        and not is_gp(site)
+        and type(unwrap(site["fn"])).sample is dist.Distribution.sample
+    )
+
+
 def is_factor(site) -> bool:
     """Whether a site is a `numpyro.factor`: a term of the log density that observes nothing."""
     return is_observed(site) and isinstance(unwrap(site["fn"]), dist.Unit)

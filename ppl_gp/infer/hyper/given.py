@@ -12,8 +12,8 @@ from numpyro import handlers
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.hyper.space import cannot_be_drawn, inside, support
-from ppl_gp.model.roles import roles
+from ppl_gp.infer.hyper.space import inside, support
+from ppl_gp.model.roles import cannot_be_drawn, roles
 from ppl_gp.model.tracing import run
 
 

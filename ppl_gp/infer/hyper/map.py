@@ -31,11 +31,11 @@ from ppl_gp.infer.hyper.restarts import (
     spreads,
     start,
 )
-from ppl_gp.infer.hyper.space import Space, cannot_be_drawn, space, support
+from ppl_gp.infer.hyper.space import Space, space, support
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import roles
+from ppl_gp.model.roles import cannot_be_drawn, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import entry

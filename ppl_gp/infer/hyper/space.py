@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
-from numpyro.distributions import Distribution, constraints
+from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform, biject_to
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.roles import is_gp, roles
+from ppl_gp.model.roles import cannot_be_drawn, roles
 from ppl_gp.model.tracing import run
 
 _MEDIAN_DRAWS = 101
@@ -89,15 +89,6 @@ def support(site: dict) -> constraints.Constraint:
 def transform(site: dict) -> Transform:
     """From unconstrained values to a site's support."""
     return biject_to(support(site))
-
-
-def cannot_be_drawn(site: dict) -> bool:
-    """Whether a site's distribution has no draws, such as `ImproperUniform`."""
-    return (
-        site["type"] == "sample"
-        and not is_gp(site)
-        and type(unwrap(site["fn"])).sample is Distribution.sample
-    )
 
 
 def require_draws(site: dict, remedy: str) -> None:

@@ -19,7 +19,7 @@ from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import declare
 from ppl_gp.model.forgotten import require_dtype, require_observations
-from ppl_gp.model.roles import is_factor, log_prob_per_datum, roles, sum_per_datum
+from ppl_gp.model.roles import cannot_be_drawn, is_factor, log_prob_per_datum, roles, sum_per_datum
 from ppl_gp.model.tracing import reading_of, run
 from ppl_gp.model.user_errors import VALUE_WANTED
 from ppl_gp.proofs.dependence import depends
@@ -27,16 +27,18 @@ from ppl_gp.proofs.dependence import depends
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 
 
-def first_trace(model, args, kwargs, hyper=None) -> dict:
+def first_trace(model, args, kwargs, hyper=None, free=None) -> dict:
     """The model's trace, with every observed value checked against its distribution's shape,
     support and dtype. Raises `ModelError` where nothing is observed that could be.
+
+    `free`: the model itself, where `model` holds sites at values: every value of theirs counts.
     """
-    trace = checked_trace(model, args, kwargs, hyper)
+    trace = checked_trace(model, args, kwargs, hyper, free)
     require_observations(model, args, kwargs, trace)
     return trace
 
 
-def checked_trace(model, args, kwargs, hyper=None) -> dict:
+def checked_trace(model, args, kwargs, hyper=None, free=None) -> dict:
     """As `first_trace`, also of a model that observes nothing."""
     declared = declare(model, args, kwargs) if reading_of(model) is None else model
     trace = run(declared, args, kwargs, hyper)
@@ -45,9 +47,9 @@ def checked_trace(model, args, kwargs, hyper=None) -> dict:
     moving = [k for k in names if _check_observed(k, trace, given)]
     for name in names:
         require_dtype(name, trace[name], Leaves(declared, args, kwargs))
-    again = partial(run, declared, args, kwargs)
+    again = partial(run, declared if free is None else free, args, kwargs)
     with numpyro.validation_enabled(False):  # which raises for the parameters of any row
-        _require_numbers(again, trace, hyper or {}, [k for k in names if k not in moving])
+        _require_numbers(again, trace, hyper or {}, [k for k in names if k not in moving], free)
     return trace
 
 
@@ -61,13 +63,16 @@ def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
     return run(model, args, kwargs, params | latent)
 
 
-def _require_numbers(again, trace: dict, known: dict, names: list[str]) -> None:
+def _require_numbers(again, trace: dict, known: dict, names: list[str], free) -> None:
     """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at plain
     values of the latents, nor at any of several prior draws, f random.
 
     One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
     """
-    bad, means = dict.fromkeys(names, True), {k: trace[k]["value"] for k in roles(trace).gps}
+    found, bad = roles(trace), dict.fromkeys(names, True)
+    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
+    at = trace if free is None else again(_plain_values(trace) | known)
+    means = {k: at[k]["value"] for k in found.gps}
     for i in range(_DRAWS) if names else ():
         f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
         there = again(known if i else _plain_values(trace) | known, f, random.key(i))

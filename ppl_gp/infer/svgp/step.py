@@ -161,7 +161,7 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     trained, held = eqx.partition((state.free, state.variational), spec)
     optimiser, warm_up = problem.optax(state.step), problem.plan.warm_up
     seen = _choose(state.step == warm_up, optimiser.init(trained), state.optimiser)
-    gradient = _in_units(problem, gradient)
+    gradient = _in_units(problem.units, gradient)
     bounded = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), gradient)
     updates: Any
     updates, seen = optimiser.update(bounded, seen, trained)
@@ -171,17 +171,17 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     updates = free, variational._replace(variables=variables)
     if not problem.plan.noisy:
         updates = jax.tree.map(lambda u: state.shrink * u, updates)
-    moved = eqx.combine(eqx.apply_updates(trained, _in_units(problem, updates)), held)
+    moved = eqx.combine(eqx.apply_updates(trained, _in_units(problem.units, updates)), held)
     # half a squared gradient bounds the gain where the curvature is that of the KL, 1, and more
     q_gap = 0.5 * sum([jnp.sum(g**2) for g in jax.tree.leaves(gradient[1].q)], jnp.zeros(()))
     allowed = _allowed(gradient, updates, num_data)
     return Optimised(*moved, seen, _largest(gradient[0]), q_gap, allowed)
 
 
-def _in_units(problem: Problem, tree):
+def _in_units(units, tree):
     """A gradient or an update with that of inducing variables times their units."""
     free, variational = tree
-    variables = jax.tree.map(lambda x, unit: x * unit, variational.variables, problem.units)
+    variables = jax.tree.map(lambda x, unit: x * unit, variational.variables, units)
     return free, variational._replace(variables=variables)
 
 
