@@ -334,3 +334,21 @@ def test_a_guide_of_the_hyperparameters_has_all_points():
         assert fit.stats["num_inducing"] == 30
         noise = 4 * np.hypot(fit.stats["log_evidence_se"], expected.stats["log_evidence_se"])
         assert fit.log_evidence > expected.log_evidence - 0.01 * len(y) - noise
+
+
+def test_where_every_row_is_an_inducing_point_the_jitter_is_named():
+    """More points cannot help there; the remedy, a smaller jitter, does."""
+    X = np.linspace(0.0, 6.0, 40)
+
+    def model(X, jitter=None, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.6), X, jitter=jitter))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, scale), obs=y)
+
+    method = pg.SVGP(collapsed=True)
+    with pytest.warns(UserWarning, match=r"Give GP\(\.\.\., jitter=\) a smaller value"):
+        fit = pg.fit(model, method, 0, X, y=np.sin(X))
+    assert fit.stats["num_inducing"] == len(X)
+    better = pg.fit(model, method, 0, X, jitter=1e-10, y=np.sin(X), throw=False)
+    assert better.log_evidence > fit.log_evidence + 10.0
