@@ -152,7 +152,8 @@ def of_finite_rank(kernel, X) -> Float[Array, "..."]:
         return of_finite_rank(kernel.left, X) + of_finite_rank(kernel.right, X)
     if isinstance(kernel, Product):
         return of_finite_rank(kernel.left, X) * of_finite_rank(kernel.right, X)
-    return kernel.diag(X) if getattr(kernel, "finite_rank", False) else jnp.zeros(())
+    variance = kernel.diag(X)
+    return variance if getattr(kernel, "finite_rank", False) else jnp.zeros_like(variance)
 
 
 def _operand(value: Any) -> Any:

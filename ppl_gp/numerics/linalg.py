@@ -27,10 +27,11 @@ def default_jitter(variance: Float[Array, "N"], finite: ArrayLike = 0.0) -> Floa
     singular, and may be a million times the rest.
     """
     variance = jnp.asarray(variance)
+    finite = jnp.asarray(finite, variance.dtype)
     rest, of_finite = (
         f.get(variance.dtype.name, 1e-5) for f in (_RELATIVE_JITTER, _OF_FINITE_RANK)
     )
-    return rest * jnp.mean(variance - finite) + of_finite * jnp.mean(jnp.asarray(finite))
+    return rest * jnp.mean(variance - finite) + of_finite * jnp.mean(finite)
 
 
 def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "*batch N N"]:
