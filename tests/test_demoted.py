@@ -2,6 +2,9 @@
 maximised.
 """
 
+import ast
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -105,6 +108,39 @@ def test_with_a_known_scale_they_are_told_and_integrated_where_they_are_named():
     y = np.concatenate([Y, 0.5 * Y])
     evidence = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
     assert fit.log_evidence == pytest.approx(evidence, abs=1e-5)  # the GP's jitter
+
+
+def noise_with_slopes(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+    h = numpyro.sample("h", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(X @ b, jnp.exp(X @ h)), obs=y)
+
+
+def evidence_of_slopes(X, y):
+    """b by algebra, h by a sum over a grid."""
+
+    def given(h):
+        C = 4.0 * X @ X.T + np.diag(np.exp(2.0 * X @ h))
+        normal = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
+        return normal - 0.5 * h @ h - np.log(2 * np.pi)
+
+    axis = np.linspace(-4.0, 3.0, 71)
+    logs = np.array([[given(np.array([a, b])) for b in axis] for a in axis])
+    return np.log(np.sum(np.exp(logs - logs.max()))) + logs.max() + 2 * np.log(axis[1] - axis[0])
+
+
+def test_the_remedy_for_a_second_function_leaves_no_site_a_point():
+    """Taken word for word: only the named site was integrated, and the others became points."""
+    rng = np.random.default_rng(7)
+    X = np.column_stack([np.ones(N), rng.normal(size=N)])
+    y = X @ [1.0, 0.5] + np.exp(X @ [-0.5, 0.5]) * rng.normal(size=N)
+    with pytest.warns(UserWarning, match="maximises 'h'") as said:
+        pg.fit(noise_with_slopes, pg.Laplace(), 0, X, y=y)
+    named = ast.literal_eval(re.search(r"integrate=(\(.*?\))", str(said[0].message))[1])
+    assert set(named) == {"b", "h"}
+    fit = pg.fit(noise_with_slopes, pg.EP(integrate=named), 0, X, y=y)
+    assert fit.log_evidence == pytest.approx(evidence_of_slopes(X, y), abs=0.1)
 
 
 def of_units(X, y=None, size=None, shared=False, bend=False):

@@ -92,8 +92,8 @@ def require_none_demoted(
         if not source.reading.grows:
             _refuse_or_warn(trace, gaussians, _UNREAD, method)
         _require_proved(seen, trace, gaussians, method)
-        if named := _if_named(source, args, kwargs, [k for k in gaussians if k in many]):
-            named = (*roles(trace).gps, *named)
+        if wanted := [k for k in gaussians if k in many]:
+            named = _if_named(source, args, kwargs, [*inside, *wanted])
         alone = [k for k in left if k not in named]
         known = _require_alone(source, args, kwargs, trace, alone, method)
     others = _reached(wide, trace, [k for k in many if k not in left])
@@ -103,11 +103,11 @@ def require_none_demoted(
 
 
 def _if_named(source: Declared, args, kwargs, sites: list[str]) -> tuple[str, ...]:
-    """Those of the Gaussian sites that are integrated only if they are named: with them a datum
-    depends on more functions than there are GPs (`model.integrable`).
+    """All that is integrated with these Gaussian sites, some of them only if they are named: with
+    those a datum depends on more functions (`collapse.integrable`).
     """
-    asked = collapse(source, args, kwargs, only=tuple(sites)) if sites else source
-    return tuple(k for k in sites if isinstance(asked, Collapsed) and k in asked.plan.sites)
+    asked = collapse(source, args, kwargs, only=tuple(sites))
+    return asked.plan.sites if isinstance(asked, Collapsed) else ()
 
 
 def _require_alone(

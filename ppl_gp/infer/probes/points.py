@@ -77,8 +77,8 @@ def tell_of_points(
         remedy = f"It cannot be integrated, as {why}. Use {use}hyper=Fixed({{...}})"
         if site in named:
             remedy = (
-                "With it a datum depends on more functions than there are GPs; "
-                f"a local method with integrate={named!r} integrates it. Or use {use}"
+                "With it a datum depends on more functions than without it; a local method with "
+                f"integrate={named!r} integrates it with the others. Or use {use}"
                 "hyper=Fixed({...})"
             )
         scales = [] if _is_bounded(fn) else _scales(seen, trace, site, functions)
