@@ -238,6 +238,14 @@ def spread(X, group, y=None, multiplied=False):
         numpyro.sample("y", dist.Normal(f + shift[group], 0.3), obs=y)
 
 
+def tails(X, group, y=None, kind="spread"):
+    """Student-t effects without a GP, their unknown scale as their spread or as a factor."""
+    tau, own = numpyro.sample("tau", dist.HalfNormal(1.0)), kind == "factor"
+    b = numpyro.sample("b", dist.Normal(0.0, tau if kind == "two" else 1.0))
+    u = numpyro.sample("u", dist.StudentT(4.0, 0.0, 1.0 if own else tau).expand([2]).to_event(1))
+    _bernoulli(b * X + (tau if own else 1.0) * u[group], y)
+
+
 def two_signs(X, y=None):
     """A coefficient whose sign the data do not know: zero is a minimum."""
     w = numpyro.sample("w", dist.Normal(0.0, 10.0))
@@ -390,7 +398,7 @@ ROWS = {
         slow=True,
     ),
     "an effect with an unknown scale": row(
-        r"hyper=Sample\(\), or .*hyper=Fixed\(\{\.\.\.\}\); or .*hyper=MAP\(maximise=\('u',\)\)",
+        r"hyper=Sample\(\), or hyper=Fixed\({'tau': \.\.\., 'u': \.\.\.}\); or .*e=\('u',\)\)",
         lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(), scale=True),
         lambda: fit(
             STUDENT,
@@ -411,6 +419,24 @@ ROWS = {
         lambda: fit(STUDENT, X, GROUP, method=pg.NUTS(**_CHAIN), scale=True, throw=False),
         slow=True,
     ),
+    **{
+        f"an unknown scale without a process, {name}": row(
+            rf"{drawn}Laplace\(integrate=\(\), hyper=Fixed\({{'tau': \.\.\.}}\)\)",
+            lambda kind=kind, method=method: fit(tails, X, GROUP, method=method, kind=kind),
+            lambda kind=kind: fit(
+                tails,
+                X,
+                GROUP,
+                method=pg.Laplace(integrate=(), hyper=pg.Fixed({"tau": 1.0})),
+                kind=kind,
+            ),
+        )
+        for name, kind, method, drawn in (
+            ("as a spread", "spread", pg.EP(), r"Sample\(\), or "),
+            ("as a factor", "factor", pg.Laplace(), r"Sample\(\), or "),
+            ("of two effects", "two", pg.Laplace(integrate=()), r"Use NUTS\(\), or "),
+        )
+    },
     "a maximum that there is none of": row(
         r"a maximum may not exist: 'u' .*NUTS\(\) or hyper=Sample\(\), or hold them by hyper=Fixed",
         lambda: fit(spread, X, GROUP, y=np.sin(3 * X), method=pg.Laplace(hyper=NOTICED)),
@@ -441,7 +467,7 @@ ROWS = {
         slow=True,
     ),
     "an effect as a point": row(
-        r"hyper=Fixed\(\{\.\.\.\}\); hyper=MAP\(maximise=\('u',\)\) says that you know",
+        r"hyper=Fixed\({'u': \.\.\.}\); hyper=MAP\(maximise=\('u',\)\) says that you know",
         lambda: fit(STUDENT, X, GROUP, method=map_of(), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=map_of(maximise=("u",)), throw=False),
         lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from ppl_gp.errors import ModelError
 from ppl_gp.model.gaussian_sites import gaussian
+from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import roles
+from ppl_gp.wrappers import unwrap
 
 
 def require_bounded(
@@ -14,12 +16,14 @@ def require_bounded(
     method: str,
     points: Sequence[str] | None = None,
     held: Sequence[str] | None = None,
+    integrated: Sequence[str] = (),
 ) -> None:
     """Raise `ModelError` where a joint maximum need not exist: a site whose spread is itself
     unknown, a group effect say.
 
     `points`: the sites that are maximised over, where others have a distribution. `held`: sites
     whose values are given, if all others are maximised together and none can be sampled alone.
+    `integrated`: sites of a trace that are not maximised.
 
     p(u | tau) p(tau) has no upper bound as tau falls and u goes to its location, whatever the data
     say, unless p(tau) vanishes there faster than tau^-D grows: D values of u. Which one it is, is
@@ -28,25 +32,46 @@ def require_bounded(
     sites = roles(trace).hyper if points is None else points
     for site, by in unknown_behind(trace, reading.spread).items():
         if site in sites and (by := [k for k in by if k not in (held or ())]):
-            integrable = gaussian(trace[site]["fn"])
             raise ModelError(
                 f"site '{site}' has a spread that is computed from {by}: {method} would maximise "
                 "both together, and nothing says that their joint density has a maximum (it grows "
                 f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
                 "spread's prior vanishes there fast enough). "
-                + (
-                    f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a "
-                    "linear predictor; else use "
-                    if integrable
-                    else "Use "
-                )
-                + (
-                    "NUTS(), or a local method with hyper=Sample(); or give values, "
-                    "hyper=Fixed({...})."
-                    if held is None
-                    else f"NUTS(), or give values of {by}, hyper=Fixed({{'{by[0]}': ...}})."
-                )
+                + f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a "
+                "linear predictor. "
+                * gaussian(trace[site]["fn"])
+                + f"Use {remedies(trace, reading, integrated, drawn=held is None)}."
             )
+
+
+def remedies(
+    trace: dict,
+    reading: Reading,
+    integrated: Sequence[str],
+    scales: Sequence[str] = (),
+    drawn: bool = True,
+) -> str:
+    """What to use, as code that runs. Values are of all that is not integrated, or without a GP of
+    spreads, and of `scales`, alone: then all else has a joint mode.
+    """
+    found, local = roles(trace), "a local method with hyper=Sample(), or " if drawn else ""
+    fns = [unwrap(trace[k]["fn"]) for k in found.gps]
+    own = [
+        f.kernel
+        for f in fns
+        if isinstance(f, PredictorGP) and not f.kernel.model.priors(f.kernel, f.X)
+    ]
+    if len(own) < len(fns) or found.params:
+        names = [k for k in (*found.hyper, *found.params) if k not in integrated]
+        return f"NUTS(), or {local}{_fixed(names)}"
+    readings = (reading, *(k.model.source.reading for k in own))
+    spreads = (x for r in readings for by in unknown_behind(trace, r.spread).values() for x in by)
+    held = f", {_fixed(names)}" if (names := sorted({*scales, *spreads})) else ""
+    return f"NUTS(), or {local}Laplace(integrate=(){held})"
+
+
+def _fixed(names: Iterable[str]) -> str:
+    return f"hyper=Fixed({{{', '.join(f'{k!r}: ...' for k in names)}}})"
 
 
 def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:

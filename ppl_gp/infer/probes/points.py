@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from ppl_gp.errors import ModelError, warn
-from ppl_gp.infer.probes.maximum import require_bounded, unknown_behind
+from ppl_gp.infer.probes.maximum import remedies, require_bounded, unknown_behind
 from ppl_gp.model.gaussian_sites import gaussian
 from ppl_gp.model.reading import Reading
 from ppl_gp.model.roles import roles
@@ -67,22 +67,22 @@ def tell_of_points(
     """Raise `ModelError` for effects whose scale is unknown; warn of others. `named`: sites that
     `integrate=` may name. Four evaluations of the model for each hyperparameter.
     """
-    require_bounded(trace, reading, method, sites)
+    require_bounded(trace, reading, method, sites, integrated=functions)
     of_priors = unknown_behind(trace, reading.variance)
     for site in sites:
-        fn, use = trace[site]["fn"], "NUTS(), or a local method with hyper=Sample(), or values, "
-        why = "no linear predictor holds it"
+        fn, why = trace[site]["fn"], "no linear predictor holds it"
         if not gaussian(fn):
             why = f"its prior, {type(unwrap(fn)).__name__}, is not Gaussian"
-        remedy = f"It cannot be integrated, as {why}. Use {use}hyper=Fixed({{...}})"
+        remedy = f"It cannot be integrated, as {why}. Use "
         if site in named:
             remedy = (
                 "With it a datum depends on more functions than without it; a local method with "
-                f"integrate={named!r} integrates it with the others. Or use {use}"
-                "hyper=Fixed({...})"
+                f"integrate={named!r} integrates it with the others. Or use "
             )
         scales = [] if _is_bounded(fn) else _scales(seen, trace, site, functions)
-        if scales := scales or of_priors.get(site):
+        scales = scales or of_priors.get(site) or []
+        remedy += remedies(trace, reading, functions, scales)
+        if scales:
             raise ModelError(
                 f"{method} would maximise site '{site}' together with {scales}, which multiply it, "
                 f"far from their posterior. {remedy}; or say that it is to be maximised, "
