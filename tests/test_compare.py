@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -238,7 +239,7 @@ def test_verdicts():
     sound |= {"log_density_gap": 0.004, "log_density_gap_se": 0.003}
     say = lambda **other: verdict({**sound, **other}, "nuts", 0.05)  # noqa: E731
     text = say()
-    assert text.count("within the errors") == 2 and "k-hat 0.40" in text
+    assert text.count("within 2 standard errors") == 2 and "k-hat 0.40" in text
     for part in (
         "Evidence: right",
         "0.02 nats below",
@@ -258,26 +259,35 @@ def test_verdicts():
         found = say(**{key: value})
         same = [s for s in text.split(". ") if s in found]
         assert all(part in found for part in told) and len(same) >= 1
-        assert found.count("within the errors") == 2 - (key in ("log_evidence", "log_density_gap"))
+        moved = key in ("log_evidence", "log_density_gap")
+        assert found.count("within 2 standard errors") == 2 - moved
     assert "too far off" in say(khat=0.8, efficiency=0.2)
     assert "ended as 'max_steps'; do not use" in say(result="max_steps")
     nuts = {"method": "nuts", "truth": None, "khat": None, "mean_distance": None}
     assert "their own error is about 0.05" in say(**nuts)
 
 
-def test_a_difference_within_its_errors_is_not_called_wrong():
-    """Of any size: the errors decide, and a little more than three of them does."""
+RATIOS = (0.0, 0.3, 0.99, 1.01, 1.9, 2.1, 2.9, 3.1, 11.0, 40.0)  # standard errors
+
+
+def test_words_are_true_of_the_ratio_of_a_difference_to_its_error():
+    """Of any size, zero errors included: "within n standard errors" for n up to three where that
+    is so; above three a small difference of evidences is called small, and never equal.
+    """
     row = {"method": "a", "result": "converged", "khat": None, "mean_distance": None}
-    row |= {"truth": -10.0, "log_evidence": -10.0, "truth_se": 0.01}
-    for error in (0.01, 0.2, 5.0):
-        for sizes, is_equal in (((0.0, 2.9), True), ((3.1, 40.0), False)):
-            for size in sizes:
-                gap = {"log_density_gap": -size * error, "log_density_gap_se": error}
-                evidence = {"log_evidence": -10.0 - size * error, "truth_se": error}
-                text = verdict({**row, **gap, **evidence}, "nuts", None)
-                small = size * error <= 0.1  # nats of an evidence that nobody minds
-                assert ("Evidence: right" in text) == (is_equal or small)
-                assert ("Predictions: equal" in text) == is_equal
+    for error, ratio, sign in itertools.product((0.0, 1e-3, 0.01, 0.2, 5.0), RATIOS, (-1.0, 1.0)):
+        size = ratio * (error or 0.005)
+        gap = {"log_density_gap": sign * size, "log_density_gap_se": error}
+        evidence = {"log_evidence": sign * size, "truth": 0.0, "truth_se": error}
+        said = verdict({**row, **gap, **evidence}, "nuts", None)
+        evidence, predictions = said.split("Evidence: ")[1].split("Predictions: ")
+        whole = np.ceil(ratio) if error or not ratio else np.inf
+        words = f"within {max(1, whole):.0f} standard error{'s' * int(whole > 1)} ("
+        for text, equal in ((evidence, "right "), (predictions, "equal to those of nuts ")):
+            assert text.startswith(equal + words) if whole <= 3 else "within" not in text
+        assert ("more than its error, but small" in evidence) == (whole > 3 and size <= 0.1)
+        assert ("off by a factor" in evidence) == (whole > 3 and size > 0.1)
+        assert predictions.startswith(("worse", "better")[sign > 0]) == (whole > 3)
 
 
 @pytest.mark.long

@@ -135,6 +135,18 @@ def test_khat_of_known_shape():
         assert abs(np.mean(estimates) - shape) < 4 * (1 + shape) / np.sqrt(600 * 30)
 
 
+@pytest.mark.parametrize("num", [1000, 5000, 20_000])
+def test_khat_of_nearly_equal_weights_is_small(num):
+    """Whatever shape the tail's excess over the bulk has: k-hat rises with the size of the excess,
+    to the shape itself where the weights are Pareto throughout.
+    """
+    rng = np.random.default_rng(3)
+    pareto = np.expm1(0.8 * rng.exponential(size=(40, num)))
+    khats = [np.mean([smooth(np.log1p(c * w))[1] for w in pareto]) for c in (1e-4, 0.01, 0.1, 1.0)]
+    assert khats[0] < 0.05 and np.all(np.diff(khats) > 0.0)
+    assert abs(khats[-1] - 0.8) < 0.06
+
+
 def test_unusable_weights():
     truth = summarise(np.array([0.0, np.nan, 1.0]), np.zeros(3), np.zeros((3, 1)))
     assert truth.log_evidence is None and "not finite" in truth.reason

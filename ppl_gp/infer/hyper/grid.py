@@ -93,7 +93,9 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
 
     def values(points):
         filled = np.pad(points, ((0, -len(points) % _PADDED), (0, 0)))
-        return _values(ascent.space, mode.hyper, centre + filled @ scales.T)[: len(points)]
+        there = _values(ascent.space, mode.hyper, centre + filled @ scales.T)[: len(points)]
+        # float64 from here on, whose squares of what overflows in float32 are numbers
+        return np.nan_to_num(np.asarray(there, float), nan=0.0, posinf=1e100, neginf=-1e100)
 
     widths = None
     if d > REGULAR:

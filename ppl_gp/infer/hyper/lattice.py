@@ -48,7 +48,7 @@ def first_points(d: int) -> np.ndarray:
 
 def grow(ask: Callable, values: Callable, d: int) -> Lattice:
     """`ask(z)`: how far the log density falls from the mode at points z (n, d), and its slopes
-    (n, d). `values(z)`: the hyperparameters there, (n, m).
+    (n, d). `values(z)`: the hyperparameters there, (n, m), finite.
     """
     step, at_once, new = _STEPS[d], _AT_ONCE.get(d, 1), first_points(d)
     moves, size = np.concatenate([np.eye(d, dtype=int), -np.eye(d, dtype=int)]), len(new)
@@ -62,8 +62,7 @@ def grow(ask: Callable, values: Callable, d: int) -> Lattice:
         ahead = {q: tangent for q, tangent in ahead.items() if q not in falls}
         z = step * np.array([*falls, *ahead], float)
         fall, known = np.array([*falls.values(), *ahead.values()]), len(falls)
-        x = np.nan_to_num(values(z), nan=0.0, posinf=1e100, neginf=-1e100)
-        p = np.exp(min(0.0, np.min(fall)) - fall)[:, None]
+        x, p = values(z), np.exp(min(0.0, np.min(fall)) - fall)[:, None]
         shares = np.concatenate([p, p * (x - np.sum(p * x, 0) / max(p.sum(), 1e-300)) ** 2], 1)
         shares /= np.maximum(shares.sum(0), 1e-300)
         counts = np.max(shares[known:] / ([_MASS] + [_SPREAD] * (shares.shape[1] - 1)), 1)
@@ -80,7 +79,7 @@ def compared(ask: Callable, values: Callable, points, log_design, scales: np.nda
     """A design in place of a lattice: it leaves out what a line has more of a variance."""
 
     def variances(z, log_design, fall):
-        p, x = np.exp(log_design + min(0.0, np.min(fall)) - fall), np.asarray(values(z))
+        p, x = np.exp(log_design + min(0.0, np.min(fall)) - fall), values(z)
         p = p / max(p.sum(), 1e-300)
         return p @ (x - p @ x) ** 2
 

@@ -177,10 +177,8 @@ class Comparison:
         `None` without an effective sample size of at least 1 (too few draws to estimate one).
         """
         fit = self.fits.get(self.reference_name or "")
-        ess = fit.stats.get("ess") if fit is not None else None
-        return (
-            float(1.0 / np.sqrt(ess)) if ess is not None and np.isfinite(ess) and ess >= 1 else None
-        )
+        ess = (fit.stats.get("ess") if fit is not None else None) or 0.0
+        return float(1.0 / np.sqrt(ess)) if 1.0 <= ess < np.inf else None
 
     @property
     def table(self) -> list[dict]:
@@ -191,19 +189,18 @@ class Comparison:
 
     def _gap(self, name) -> dict:
         """Row by row, so that what is common to both methods has no share in the error."""
-        other = self._densities.get(self.reference_name or name)
-        if other is None or name == (self.reference_name or name):
+        reference = self.reference_name or name
+        if reference not in self._densities or name == reference:
             return {"log_density_gap": None, "log_density_gap_se": None}
-        gap = self._densities[name] - other
-        noise = np.hypot(self._noise[name], self._noise[self.reference_name or name])
+        gap = self._densities[name] - self._densities[reference]
+        noise = np.hypot(self._noise[name], self._noise[reference])
         error = _standard_error(gap, noise)
         return {"log_density_gap": float(gap.mean()), "log_density_gap_se": error}
 
     def _distances(self, name) -> dict:
         reference = self.reference_name
-        if reference is None or reference not in self.fits or name == reference:
-            return {"mean_distance": None, "sd_distance": None}
-        pairs = shared_moments(self.fits[name], self.fits[reference])
+        judged = reference in self.fits and name != reference
+        pairs = shared_moments(self.fits[name], self.fits[reference]) if judged else []
         if not pairs:
             return {"mean_distance": None, "sd_distance": None}
         means, sds = zip(*(scores.distance(*pair) for pair in pairs), strict=True)
@@ -215,11 +212,8 @@ class Comparison:
             f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a "
             "mode that q has no draw in. "
         )
-        if self.reference_error is not None:
-            text += (
-                f"{self.reference_name}'s own Monte Carlo error: about "
-                f"{self.reference_error:.2f} sd. "
-            )
+        if (error := self.reference_error) is not None:
+            text += f"{self.reference_name}'s own Monte Carlo error: about {error:.2f} sd. "
         for symmetry in next(iter(self.fits.values())).symmetries if self.fits else ():
             text += (
                 f"Label switching: the posterior is the same under all orders of {symmetry}; what "
@@ -265,10 +259,8 @@ def compare(
     to, by default the first one by draws (`NUTS()`, `EllipticalSlice()`).
 
     **Returns** a `Comparison`; `print` it. **Raises** `DataError`: no fits, an unknown reference,
-    test data of different lengths, fits to different training data; `ModelError`: fits of different
-    models.
-    Cost: that of the fits' `predict`, `log_density` and `loo`, and O(N^2 num_importance_samples) a
-    fit.
+    test data of different lengths, fits to different data; `ModelError`: fits of different models.
+    Cost: `predict`, `log_density` and `loo` of each fit, and O(N^2 num_importance_samples).
     """
     if not fits:
         raise DataError("compare(fits={}) has nothing to compare; give {name: fit, ...}.")
@@ -300,8 +292,7 @@ def _plain(fits, X_test, y_test, args, kwargs) -> tuple[Any, Any, tuple, dict]:
 def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
     if not isinstance(fit, Fit):
         raise DataError(
-            f"compare(fits={{{name!r}: ...}}) holds a {type(fit).__name__}; give what pg.fit "
-            "returned."
+            f"compare(fits={{{name!r}: ...}}) holds a {type(fit).__name__}; give a pg.fit's result."
         )
     if not fits:
         return

@@ -39,9 +39,7 @@ def _plain(label: str, key: str, digits: int = 3) -> Line:
 
 
 def _with_error(label: str, key: str, digits: int = 3) -> tuple[Line, Line]:
-    """The value, and its standard error on a line of its own: side by side they make a column twice
-    as wide.
-    """
+    """The value, and its standard error on a line of its own, which keeps columns narrow."""
     indent = " " * (2 + len(label) - len(label.lstrip()))
     return _plain(label, key, digits), _plain(f"{indent}standard error", f"{key}_se", digits)
 
@@ -76,9 +74,7 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
 
 
 def rich_tables(rows: Sequence[Row], reference: str | None, caption: str) -> list[Table]:
-    """Tables with methods across, each at most `WIDTH` columns wide where its names allow; the last
-    has the caption.
-    """
+    """Tables of at most `WIDTH` columns where names allow; the last has the caption."""
     of = lines(rows, reference)
     return [
         _rich_table(block, of, caption if block[-1] is rows[-1] else "")
@@ -110,9 +106,7 @@ def _blocks(rows: Sequence[Row], of: Sequence[Line]) -> list[list[Row]]:
 
 
 def as_text(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table as plain text, `WIDTH` columns wide or, where a name needs more, as wide as
-    that.
-    """
+    """The table as plain text, `WIDTH` columns wide or as wide as a name needs."""
     out, tables = io.StringIO(), rich_tables(rows, reference, caption)
     unbound = Console(width=10_000)
     width = max(WIDTH, *(unbound.measure(table).maximum for table in tables))

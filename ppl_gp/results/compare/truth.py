@@ -48,8 +48,8 @@ class Truth(NamedTuple):
     - `log_evidence`, `standard_error`: nats; `None` where `reason` says why.
     - `khat`: Pareto k-hat of the widened proposal, on which the estimate stands.
     - `khat_q`: Pareto k-hat of q(f) itself against p(f | y) of the model, jointly over all f: the
-      heaviness of its weights' tail, above 0.7 too heavy to correct q by weights. Estimated from a
-      quarter of the draws, to about +-0.1.
+      heaviness of its weights' tail, above 0.7 too heavy to correct q by weights. From a quarter of
+      the draws, to about +-0.1; small where nearly all of them count.
     - `khat_loo`: Pareto k-hat of q(f) against the model without datum n, (N,): p(y, f) /
       (p(y_n|f_n) q(f)), the weights of leave-one-out by q (Magnusson et al. 2019).
     - `efficiency_q`: effective share of q's own draws, 1 / E[w^2] with E[w] = 1; 1 where q is
@@ -159,11 +159,8 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
         log_prior = -0.5 * u @ u
         terms = log_lik(mean + R @ u)
         log_p = jnp.sum(terms) + log_prior
-        return (
-            log_p - jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total)),
-            log_p - log_q[0],
-            terms,
-        )
+        proposal = jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total))
+        return log_p - proposal, log_p - log_q[0], terms
 
     def batch(make, keys):
         return lax.map(
@@ -180,19 +177,14 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
         own, inverse = random.split(random.fold_in(key, i), each), tril_inverse(C)
         rest.append(batch(lambda z, inverse=inverse, m=m: m + inverse.T @ z, own)[0])
     rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
-    return (
-        jnp.concatenate([from_q[0], *rest]) + log_lik.shared(),
-        from_q[1] + log_lik.shared(),
-        from_q[2],
-    )
+    shared = log_lik.shared()
+    return jnp.concatenate([from_q[0], *rest]) + shared, from_q[1] + shared, from_q[2]
 
 
 def summarise(
     log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0
 ) -> Truth:
-    """The estimate, its standard error and the k-hats from log weights; no estimate where k-hat
-    exceeds 0.7.
-    """
+    """Estimate, standard error and k-hats from log weights; no estimate if k-hat exceeds 0.7."""
     from arviz_stats.base import array_stats  # here: it takes a second
 
     usable = np.isfinite(log_w)
@@ -208,12 +200,11 @@ def summarise(
     log_evidence = float(log_w[lowest] - smoothed[lowest] - np.log(log_w.size))
     standard_error = float(np.std(np.exp(smoothed + np.log(log_w.size))) / np.sqrt(log_w.size))
     share = min(1.0, float(np.exp(_log_mean(log_w_q) - _log_mean(log_w)))) if num_modes else 1.0
+    found = khat, khat_q, khat_loo, efficiency_q
     if not khat <= KHAT_LIMIT:
         reason = f"Pareto k-hat of the proposal is {khat:.2f}, above {KHAT_LIMIT}"
-        return Truth(None, None, khat, khat_q, khat_loo, efficiency_q, reason, num_modes, share)
-    return Truth(
-        log_evidence, standard_error, khat, khat_q, khat_loo, efficiency_q, None, num_modes, share
-    )
+        return Truth(None, None, *found, reason, num_modes, share)
+    return Truth(log_evidence, standard_error, *found, None, num_modes, share)
 
 
 def _log_mean(log_w: np.ndarray) -> float:
@@ -222,11 +213,27 @@ def _log_mean(log_w: np.ndarray) -> float:
 
 def smooth(log_w: np.ndarray) -> tuple[np.ndarray, float]:
     """(Pareto-smoothed normalised log weights, k-hat); k-hat is -inf if the largest fifth of the
-    weights are equal, as they are for an exact q.
+    weights are equal, as they are for an exact q, and at most what all weights show (`_most`).
     """
     if np.ptp(np.sort(log_w)[-max(2, len(log_w) // 5) :]) < 1e-6:
         return log_w - np.logaddexp.reduce(log_w), -np.inf
     from arviz_stats.base import array_stats
 
     smoothed, khat = array_stats.psislw(-log_w)
-    return np.asarray(smoothed), float(khat)
+    return np.asarray(smoothed), min(float(khat), _most(log_w))
+
+
+def _most(log_w: np.ndarray) -> float:
+    """The shape of Pareto weights that vary as much as these do, 1 - E[w]^2 / E[w^2]; infinite from
+    shape 1 on. The tail's fit sees no size: of nearly equal weights it gives the shape of rare
+    draws that carry almost nothing. Largest of S weights: (S / 3)^k, exceeded in 95 % of samples.
+    """
+    quantiles = np.log(np.arange(3, log_w.size + 3) / log_w.size)
+    shapes = np.linspace(0.0, 1.0, 21)
+    varied = [_varied(-k * quantiles) for k in shapes]
+    return float(np.interp(_varied(log_w), varied, shapes, right=np.inf))
+
+
+def _varied(log_w: np.ndarray) -> float:
+    w = np.exp(log_w - np.max(log_w))
+    return float(np.std(w) / np.sqrt(np.mean(w**2)))

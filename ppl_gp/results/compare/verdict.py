@@ -1,9 +1,9 @@
 """What a comparison says in words: three separate sentences for each method, on its evidence, its
 latents and its predictions, each with the size of the difference and what that matters for.
 
-A difference within the errors of its numbers is never called wrong. k-hat and the share of draws
-that counts judge q(f) where it has draws; a mode without one is seen only if a search for other
-modes found it (`results.modes`).
+A difference of at most `ERRORS` standard errors is never called wrong, and one that is larger is
+never called equal: it is called small where it is. k-hat and the share of draws that count judge
+q(f) where it has draws; a mode without one is seen only if a search found it (`results.modes`).
 """
 
 import math
@@ -12,16 +12,14 @@ from ppl_gp.results.compare.truth import KHAT_LIMIT
 
 # reference standard deviations within which latent means and standard deviations count as the same
 NEAR = 0.25
-SMALL_GAP = 0.1  # nats within which a log evidence counts as right
+SMALL_GAP = 0.1  # nats of a log evidence below which a difference is called small
 MOST = 0.95  # share of the evidence that q's own draws have to meet where another mode was found
 WASTEFUL = 0.5  # effective share of q's draws below which q is a poor approximation
-ERRORS = 3.0  # standard errors within which two numbers count as equal
+ERRORS = 3  # standard errors beyond which two numbers are called different
 
 
 def verdict(row: dict, reference: str | None, reference_error: float | None) -> str:
-    """The sentences on one row of `Comparison.table`. Thresholds: `NEAR`, `SMALL_GAP`, `WASTEFUL`,
-    `ERRORS`, k-hat 0.7.
-    """
+    """The sentences on one row of `Comparison.table`."""
     if row["result"] not in ("converged", "completed"):
         return f"{row['method']}: it ended as '{row['result']}'; do not use its numbers."
     if row["method"] == reference:
@@ -38,15 +36,23 @@ def _evidence(row) -> str | None:
     gap = row["log_evidence"] - row["truth"]
     figure = (
         f"{abs(gap):.2f} nats {'above' if gap > 0 else 'below'} the importance-sampled "
-        f"truth ± {row['truth_se']:.2f}"
+        f"truth ± {row['truth_se']:.2g}"
     )
-    if abs(gap) <= max(SMALL_GAP, ERRORS * row["truth_se"]):
-        return f"Evidence: right within the errors ({figure})."
+    if within := _within(gap, row["truth_se"]):
+        return f"Evidence: right {within} ({figure})."
+    if abs(gap) <= SMALL_GAP:
+        return f"Evidence: {figure}: more than its error, but small."
     factor = math.exp(min(abs(gap), 50.0))
     return (
         f"Evidence: {figure}; where it is compared with another method's or model's, the ratio is "
         f"off by a factor of {factor:.3g}."
     )
+
+
+def _within(gap: float, error: float) -> str:
+    """How many standard errors, rounded up, the difference is at most; nothing above `ERRORS`."""
+    num = next((n for n in range(1, ERRORS + 1) if abs(gap) <= n * error), 0)
+    return f"within {num} standard error{'s' * (num > 1)}" if num else ""
 
 
 def _latents(row, reference) -> str | None:
@@ -84,8 +90,8 @@ def _predictions(row, reference) -> str | None:
     gap, error = row.get("log_density_gap"), row.get("log_density_gap_se")
     if gap is None or error is None:
         return None
-    figure = f"{abs(gap):.3f} ± {error:.3f} nats per test row"
-    if abs(gap) <= ERRORS * error:
-        return f"Predictions: equal to those of {reference} within the errors ({figure})."
+    figure = f"{abs(gap):.3f} ± {error:.2g} nats per test row"
+    if within := _within(gap, error):
+        return f"Predictions: equal to those of {reference} {within} ({figure})."
     how = "better" if gap > 0 else "worse"
     return f"Predictions: {how} than those of {reference} by {figure}, on these test rows."
