@@ -78,7 +78,6 @@ LAYERS = [
     "infer.mcmc.sampled_model",
     "infer.hyper",
     "infer.joint_mode",
-    "infer.additive",
     "infer.local",
     "infer.svgp",
     "infer.mcmc",

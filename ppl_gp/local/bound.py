@@ -88,7 +88,7 @@ def logistic_form(log_lik) -> Logistic:
         log_lik(zero),
         lambda f: logits(f) - form.intercept,
         lambda x: jax.vjp(logits, zero)[1](x)[0],
-        lambda x: sum_per_datum(site, x, num),
+        lambda x: sum_per_datum(site, x),
     )
 
 

@@ -133,7 +133,7 @@ def require_no_subsampling(trace: dict, method: str) -> None:
             )
 
 
-def log_prob_per_datum(site, num: int | None = None):
+def log_prob_per_datum(site):
     """A site's log-probability with `scale` and `mask`, summed to one number per datum; to () where
     it has no axis of data, nats.
     """
@@ -148,7 +148,7 @@ def log_prob_per_datum(site, num: int | None = None):
     return sum_per_datum(site, log_prob)
 
 
-def sum_per_datum(site, values, num: int | None = None):
+def sum_per_datum(site, values):
     """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to ()
     where there is no axis of data.
     """

@@ -91,9 +91,7 @@ def sparse_model(undeclared: Callable, expectation: Expectation, structure: Stru
         at = run(model, args, kwargs, given)
         priors = {k: unwrap(at[k]["fn"]) for k in structure.gps}
         posterior, _ = processes(priors, Variational(variables, q))
-        log_lik = log_lik_given_noise(
-            model, expectation, structure, given, posterior, noise, args, kwargs
-        )
+        log_lik = log_lik_given_noise(model, expectation, given, posterior, noise, args, kwargs)
         numpyro.factor("expected_log_lik", log_lik)
 
     return over_inducing
@@ -178,7 +176,6 @@ def _kept(variables, draws) -> FromInducing:
 def log_lik_given_noise(
     model: Callable,
     expectation: Expectation,
-    structure: Structure,
     given: dict,
     processes: dict[str, SparseProcess],
     noise: dict,

@@ -61,7 +61,7 @@ def _coupled_sites(log_lik: JointLogLikelihood, shapes: dict) -> list[str]:
     v = random.normal(random.key(9), (log_lik.num,))
 
     def coupled(name):
-        part = lambda f: log_prob_per_datum(log_lik.trace(f)[name], log_lik.num)  # noqa: E731
+        part = lambda f: log_prob_per_datum(log_lik.trace(f)[name])  # noqa: E731
         along, rows = (
             jax.jvp(part, (f,), ({k: jnp.broadcast_to(d, s) for k, s in shapes.items()},))[1]
             for d in (v, jnp.ones_like(v))

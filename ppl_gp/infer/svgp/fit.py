@@ -25,13 +25,13 @@ from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.devices import Placement, placement
-from ppl_gp.infer.svgp.elsewhere import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
 from ppl_gp.infer.svgp.make_fit import make_fit
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.run import Ended, LongRun, chunk_size
+from ppl_gp.infer.svgp.start import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.step import State, advance_whole, begin
 from ppl_gp.model.roles import roles
 from ppl_gp.quick import quick_jit

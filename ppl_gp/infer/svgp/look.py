@@ -1,10 +1,12 @@
 """What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first
-batch showed.
+batch showed; whether the likelihood is a sum of terms of one function each, for all data.
 """
 
 from typing import Any, NamedTuple, cast
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import random
 from numpyro import handlers
@@ -13,12 +15,11 @@ from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.additive import additive_throughout
 from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.integrated import with_effects
-from ppl_gp.infer.probes.joint import probe_predictor
+from ppl_gp.infer.probes.joint import is_additive, probe_predictor
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
@@ -28,15 +29,18 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
+from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.levels import require_levels
 from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import roles
+from ppl_gp.model.roles import is_factor, is_observed, log_prob_per_datum, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.proofs.dependence import depends
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.select import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SVGP
 
+_COUNTS = (0, 1, 2)  # observations at which mixtures of discrete likelihoods change their form
+_DRAWS = 3
 _DRAWN_ROWS = 1000
 _LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
 
@@ -222,3 +226,76 @@ def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.n
         seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
     return {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}
+
+
+class _OtherValues(eqx.Module):
+    """A likelihood with other observations in place of the model's own."""
+
+    joint: JointLogLikelihood
+    values: dict
+
+    def __call__(self, latent: dict):
+        trace, num = self.joint.trace(latent), self.joint.num
+        sites = [
+            {**s, "value": self.values.get(k, s["value"])}
+            for k, s in trace.items()
+            if is_observed(s)
+        ]
+        terms = [log_prob_per_datum(s) for s in sites]
+        return sum([t for t in terms if t.ndim], jnp.zeros(num))
+
+
+def additive_throughout(
+    source: ArraySource | StreamSource,
+    model,
+    structure: Structure,
+    given: dict,
+    trace: dict,
+    batch: Batch,
+) -> bool:
+    """Whether what `is_additive` found on the first batch holds for all: a zero-inflated count is
+    additive where y > 0 alone.
+
+    Arrays are looked at as a whole, O(N log F). Of a stream's later batches the first one stands
+    for all but the observations, which are drawn from the model and, discrete ones, put at 0, 1 and
+    2; with a `numpyro.factor` nothing is known of them.
+    """
+    shapes = {k: tuple(trace[k]["fn"].shape()) for k in structure.outer}
+    num = batch.weights.shape[0]
+    if isinstance(source, StreamSource):
+        joint = JointLogLikelihood(model, num, given, batch.args, batch.kwargs)
+        observed = {k: s for k, s in trace.items() if is_observed(s)}
+        if any(is_factor(s) for s in observed.values()):
+            return False
+        try:
+            return all(
+                is_additive(_OtherValues(joint, values), shapes) for values in _others(observed)
+            )
+        except NotImplementedError:  # a distribution that cannot be drawn from
+            return False
+    sweep = (as_batch(rows, batch.key) for rows in source.sweep(num))
+    return source.whole or all(
+        is_additive(JointLogLikelihood(model, num, {**given, **b.given}, b.args, b.kwargs), shapes)
+        for b in sweep
+    )
+
+
+def _others(observed: dict):
+    for i in range(_DRAWS):
+        yield {
+            k: s["fn"].sample(random.fold_in(random.key(i), j))
+            for j, (k, s) in enumerate(observed.items())
+        }
+    discrete = {
+        k: s
+        for k, s in observed.items()
+        if unwrap(s["fn"]).support.is_discrete and not s["fn"].event_shape
+    }
+    for count in _COUNTS if discrete else ():
+        yield {k: _where_possible(s, count) for k, s in discrete.items()}
+
+
+def _where_possible(site, count: int):
+    value = jnp.asarray(site["value"])
+    wanted = jnp.full_like(value, count)
+    return jnp.where(unwrap(site["fn"]).support(wanted), wanted, value)

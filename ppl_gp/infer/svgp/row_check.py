@@ -90,7 +90,7 @@ def _seen(model, structure: Structure, num: int, hyper, values, args, kwargs) ->
     given = {**hyper, **{k: values[k] for k in structure.latents}}
     trace = run(model, args, kwargs, given, gps)
     by_row = {"the likelihood": JointLogLikelihood(model, num, given, args, kwargs)(gps)}
-    by_row |= {f"the prior of '{k}'": log_prob_per_datum(trace[k], num) for k in structure.latents}
+    by_row |= {f"the prior of '{k}'": log_prob_per_datum(trace[k]) for k in structure.latents}
     priors = {k: unwrap(trace[k]["fn"]) for k in structure.gps}
     for name, prior in priors.items():
         by_row[f"the inputs of '{name}'"] = jnp.asarray(prior.X, float).reshape(num, -1)

@@ -1,6 +1,7 @@
-"""Where a sparse run starts: hyperparameters, inducing variables, q(u)."""
+"""Where a sparse run starts: hyperparameters, inducing variables, q(u); and where else it may."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -22,15 +23,22 @@ from ppl_gp.deep.latents import (
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.hyperparameters import Fixed
+from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.given import fixed_values
+from ppl_gp.infer.hyper.kernel_scales import other_scales
 from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.infer.svgp.look import Subject
+from ppl_gp.infer.svgp.objective import hyper_at
+from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.step import State, begin
+from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.model.predictor_parts import Weighted
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.arrow_parts import natural_prior, parts_variables
 from ppl_gp.sparse.bound import Variational
-from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian
+from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.select import select
@@ -38,6 +46,7 @@ from ppl_gp.sparse.several import batch_of
 from ppl_gp.sparse.svgp import SVGP
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
+_WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 
 
 def num_rows(site: dict, args: tuple) -> int:
@@ -233,3 +242,47 @@ def units(variables: InducingVariables, X) -> Any:
 def priors_of(trace: dict, gps) -> tuple[dict, dict]:
     """({GP site: prior}, {GP site: shape}) of a trace."""
     return {k: unwrap(trace[k]["fn"]) for k in gps}, {k: tuple(trace[k]["fn"].shape()) for k in gps}
+
+
+def starts_elsewhere(
+    method: SVGP, subject: Subject, problem: Problem, start: State
+) -> Iterator[State]:
+    """States of the first one's shapes, which its compiled step serves: other length scales; where
+    the likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
+    """
+    for free in other_length_scales(method, subject, problem, start.free):
+        yield begin(problem, free, start.variational)
+    if _has_modes(subject):
+        yield from (_around_draw(problem, start, sign) for sign in (-1.0, 1.0))
+
+
+def other_length_scales(
+    method: SVGP, subject: Subject, problem: Problem, free: dict
+) -> Iterator[dict]:
+    """`other_scales`, where nobody has given a start."""
+    if isinstance(method.hyper, MAP) and method.hyper.init is None:
+        batch = as_batch(subject.first, random.key(0))
+        hyper = hyper_at(problem, free, batch)[0] | batch.given
+        yield from other_scales(free, subject.model, batch.args, batch.kwargs, hyper)
+
+
+def _has_modes(subject: Subject) -> bool:
+    """Whether q(f) of the one function may have several. Abstract."""
+    shapes = [subject.trace[k]["fn"].shape() for k in subject.gps]
+    if not subject.structure.is_shallow or len(shapes) > 1 or len(shapes[0]) > 1:
+        return False
+    batch = as_batch(subject.first, random.key(0))
+    hyper = {k: subject.trace[k]["value"] for k in subject.names} | batch.given
+    joint = JointLogLikelihood(subject.model, batch.num, hyper, batch.args, batch.kwargs)
+    return not LogLikelihood(joint, subject.gps[0]).is_concave
+
+
+def _around_draw(problem: Problem, start: State, sign: float) -> State:
+    def moved(q):
+        narrow = q.narrowed(_WIDTH)
+        draw = random.normal(random.key(11), narrow.nat1.shape, narrow.nat1.dtype)
+        return dataclasses.replace(narrow, nat1=narrow.nat1 + sign * draw / _WIDTH**2)
+
+    variational = start.variational
+    q = {k: moved(q) if isinstance(q, NaturalGaussian) else q for k, q in variational.q.items()}
+    return begin(problem, start.free, variational._replace(q=q))

@@ -62,7 +62,7 @@ def _is_pointwise(case: Case):
         sites = [
             {**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names
         ]
-        return sum([log_prob_per_datum(site, num) for site in sites], jnp.zeros(num))
+        return sum([log_prob_per_datum(site) for site in sites], jnp.zeros(num))
 
     flat, rebuild = flatten(f)
     v, ones = random.normal(random.key(4), (num,)), jnp.ones(num)

@@ -153,7 +153,7 @@ class Proposals(eqx.Module):
 
 def _log_prob(case: Case, sites, distributions: dict, h: dict):
     terms = [
-        log_prob_per_datum({**sites[k], "fn": d, "value": h[k], "scale": None}, case.layout.num)
+        log_prob_per_datum({**sites[k], "fn": d, "value": h[k], "scale": None})
         for k, d in distributions.items()
     ]
     return sum(terms[1:], terms[0])
