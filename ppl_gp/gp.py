@@ -151,7 +151,11 @@ class Conditioned(eqx.Module):
     def __call__(self, X_new, joint: bool = False) -> dist.Distribution:
         new = self.at(X_new)
         if joint:
-            return dist.MultivariateNormal(*self.joint(new))
+            mean, covariance = self.joint(new)
+            # differences of large prior variances may not be a covariance, by their rounding
+            unit = jnp.finfo(covariance.dtype).eps * jnp.max(new.variance)
+            factor = jnp.vectorize(robust_cholesky, signature="(n,n),()->(n,n),()")
+            return dist.MultivariateNormal(mean, scale_tril=factor(covariance, unit)[0])
         mean, variance = self.marginals(new)
         return dist.Normal(mean, jnp.sqrt(variance))
 

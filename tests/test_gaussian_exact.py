@@ -109,3 +109,27 @@ def test_fit_returns_exact_regression(problem):
     mean, covariance = _exact_posterior(HYPER, X, y, NEW)
     np.testing.assert_allclose(joint.mean, mean, rtol=0, atol=1e-8)
     np.testing.assert_allclose(joint.covariance_matrix, covariance, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("constant", [1.0, 1e8])
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.SVGP(collapsed=True)], ids=["dense", "sparse"])
+def test_joint_covariances_under_a_wide_prior(constant, method, problem):
+    """f = g + b, b ~ N(0, constant): the covariance by that of g alone and by b's, which lose no
+    digits to the constant; what is left is the jitter that fits report, and its rounding.
+    """
+    X, y = np.asarray(problem[0])[:, :1], np.asarray(problem[1])
+    new = np.r_[X[:5], np.linspace(-3.0, 3.0, 40)[:, None]]  # closer than the length scale
+
+    def wide(X, y=None):
+        kernel = kernels.Constant(constant) + kernels.RBF(1.0, 0.7)
+        f = numpyro.sample("f", pg.GP(kernel, X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    covariance = pg.fit(wide, method, 0, X, y=y).posterior(new, joint=True).covariance_matrix
+    K = lambda a, b: np.exp(-0.5 * (a - b.T) ** 2 / 0.7**2)  # noqa: E731
+    solved = np.linalg.solve(K(X, X) + 0.09 * np.eye(ROWS), np.c_[K(X, new), np.ones(ROWS)])
+    h = 1.0 - K(new, X) @ solved[:, -1]
+    exact = K(new, new) - K(new, X) @ solved[:, :-1]
+    exact += np.outer(h, h) / (1.0 / constant + solved[:, -1].sum())
+    np.testing.assert_allclose(covariance, exact, rtol=0, atol=2e-3)

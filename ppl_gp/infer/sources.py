@@ -18,9 +18,7 @@ from ppl_gp.errors import DataError
 
 
 class Rows(NamedTuple):
-    """A minibatch on the host: the model's arguments, weights (B,), given sites, and where its rows
-    stand in the data, if known.
-    """
+    """A minibatch on the host. `given`: sites; `rows`: their numbers in the data, if known."""
 
     args: tuple
     kwargs: dict
@@ -31,13 +29,14 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches for data that do not fit in memory: `pg.fit(model, SVGP(), key, Stream(batches,
-    num_data=N))`.
+    """Batches of data beyond memory: `pg.fit(model, SVGP(), key, Stream(batches, num_data=N))`.
 
     `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of
     the model's positional arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument
-    name. `num_data` is N: with B rows a batch, each row counts as often as a pass has batches,
-    ceil(N / B); a pass that ends at another number of rows is warned of.
+    name. `num_data` is N: with B rows per batch, each row counts as often as a pass has batches,
+    ceil(N / B); a pass that ends at another number of rows is warned of. If two passes (behind N
+    rows of a stream without end the next N) have other rows, as batches drawn from all data have,
+    the fit's `log_evidence` is a mean over passes, with `stats["log_evidence_se"]`.
     """
 
     batches: Iterable | Callable[[], Iterable]
@@ -56,9 +55,7 @@ class Stream:
 
     @property
     def restarts(self) -> bool:
-        """Whether a second pass is possible: an iterator, such as a generator, is used up by the
-        first.
-        """
+        """Whether a second pass is possible; an iterator is used up by the first."""
         return callable(self.batches) or not isinstance(self.batches, Iterator)
 
     def whole(self) -> Iterable:
@@ -71,10 +68,8 @@ class Stream:
 
 
 def bind(model, item, common: dict) -> tuple[tuple, dict]:
-    """A stream's item as the model's (args, kwargs): the first argument positional, the others by
-    name.
-
-    `common`: arguments by name that all batches share.
+    """A stream's item as the model's (args, kwargs), the first argument positional. `common`:
+    arguments by name that all batches share.
     """
     signature = inspect.signature(model)
     if not isinstance(item, dict | tuple | list):
@@ -133,12 +128,9 @@ def take(args: tuple, kwargs: dict, rows, axes) -> tuple[tuple, dict]:
 
 
 class ArraySource:
-    """Arrays with N rows (in memory, or NumPy memory maps), shuffled without replacement in each
-    epoch.
-
-    Where N is no multiple of the batch size, an epoch leaves out a random remainder: every batch is
-    a uniform draw of rows, so that its bound is unbiased. `axes`: as `row_axes`, which is the
-    default.
+    """Arrays with N rows (in memory, or NumPy memory maps), shuffled in each epoch, which leaves
+    out a random remainder, so that batches are uniform draws and bounds unbiased. `axes`: as
+    `row_axes`, the default.
     """
 
     def __init__(
@@ -161,9 +153,7 @@ class ArraySource:
         self._shuffled: tuple[int, np.ndarray] | None = None
 
     def _indexable(self, x, axis):
-        """NumPy's indexing: JAX would compile one gather a shape. On CPU this is a view, not a
-        copy. Memory maps stay maps.
-        """
+        """For NumPy's indexing: JAX would compile one gather per shape. Memory maps stay maps."""
         return x if axis is None or isinstance(x, np.memmap) else np.asarray(x)
 
     @property

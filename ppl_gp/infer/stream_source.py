@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import jax
@@ -17,13 +17,11 @@ _INPUTS = "positional argument 0"
 
 
 class StreamSource:
-    """A user's stream of batches; a batch smaller than the first is padded with rows of weight
-    zero.
+    """A user's stream of batches; one smaller than the first is padded with rows of weight zero.
 
-    Every row weighs as many times as a pass has batches, ceil(N / B): whatever the order of the
-    rows, and however small the last batch, the bounds of a pass average to that of all data.
-    `common`: the model's arguments by name that the batches do not hold. `names`: what the first
-    batch calls columns and labels, to which the others are held.
+    Every row counts ceil(N / B) times, as often as a pass has batches, so that the bounds of a pass
+    average to that of all data. `common`: the model's arguments by name that the batches do not
+    have. `names`: columns and labels of the first batch, which the others have to share.
     """
 
     plate = None
@@ -42,7 +40,7 @@ class StreamSource:
         self.axes: Any = None
         self._peeked: list = []
         self._names: Names | None = None
-        self._told = False
+        self._told = self.goes_on = False  # batches follow behind `num_data` rows
 
     @property
     def names(self) -> Names:
@@ -68,9 +66,7 @@ class StreamSource:
         return itertools.chain(peeked, self.stream.once())
 
     def batches(self, step: int) -> Iterator[Rows]:
-        """Batches from a step on: earlier ones are read and dropped; ends where the stream cannot
-        be restarted.
-        """
+        """Batches from a step on, earlier ones dropped; ends with a stream of one pass."""
         seen = 0
         while True:
             before, place, rows = seen, _Place(self.num_data), 0
@@ -146,11 +142,22 @@ class StreamSource:
                 f"{self._form[1]}."
             )
 
-    def sweep(self, size: int) -> Iterator[Rows]:
-        """One pass over the stream, each row with weight one. A stream without end is left after N
-        rows.
-        """
-        seen, items = 0, self.stream.whole()
+    def passes(self, anew: bool) -> Iterator[Iterator[Rows]]:
+        """Sweeps: each goes on behind the last if batches follow, else begins `anew`, or ends."""
+        items: Any = ()
+        for i in itertools.count():
+            ahead = list(itertools.islice(items, 1))
+            self.goes_on = bool(ahead)
+            self._told |= self.goes_on  # what is left may be less than a pass
+            if i and not (ahead or anew):
+                return
+            whole = itertools.chain(ahead, items) if ahead else self.stream.whole()
+            items = () if isinstance(whole, Sized) else iter(whole)
+            yield self.sweep(0, items or whole)
+
+    def sweep(self, size: int, items: Iterable | None = None) -> Iterator[Rows]:
+        """One pass, of N rows at most, over the stream or `items`, each row with weight one."""
+        seen, items = 0, self.stream.whole() if items is None else items
         for item in items:
             batch = self._rows(item)
             inside = (batch.weights > 0) & (seen + np.arange(len(batch.weights)) < self.num_data)
@@ -176,8 +183,8 @@ class StreamSource:
 
 
 class _Place:
-    """How far a pass has come: `rows`, not known behind batches that were dropped, and the rows of
-    a smaller batch that has to be the last. A stream without end has passes of `num_data` rows.
+    """How far a pass (of `num_data` rows, if without end) has come: `rows`, unknown after dropped
+    batches, and those of a smaller batch, which has to be the last.
     """
 
     def __init__(self, num_data: int):
@@ -208,9 +215,7 @@ def _arrays(name, x, num):
 
 
 def _array(name, x, num):
-    """An argument of a stream's batch as `arguments.as_array` has those of arrays; whether it is
-    finite is told later.
-    """
+    """An argument of a stream's batch, as `arguments.as_array`; it need not be finite."""
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)

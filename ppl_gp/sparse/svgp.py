@@ -67,20 +67,16 @@ class SVGP:
       covariance train it by Adam.
     - `collapsed`: Titsias' bound, q(u) in closed form, by L-BFGS: Gaussian likelihoods, all data in
       a step, O(N M^2); the options on batches and rates do not apply.
-    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal` (draws,
-      with its own parameters). Its standard deviations come out too small, three to six times on 40
-      data of a regression (sd of the logarithms 0.11, 0.13, 0.11 for length scale, variance, noise,
-      where 0.35, 0.70, 0.12 are right; `AutoMultivariateNormal` 0.12, 0.19, 0.11): one q(v) serves
-      all draws, so that f and the hyperparameters are independent in q. `SparseNUTS` has no such
-      limit. A guide whose values depend on no key, such as `AutoDelta`, is a point as under
-      `MAP()`: one value, and the bound there without the prior. `DataError` for guides that stand
-      for another distribution afterwards (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its
-      kin).
+    - `hyper`: `MAP()`, `Fixed({...})`, or a NumPyro autoguide class such as `AutoNormal`. Standard
+      deviations of a guide come out too small, because one q(v) serves all its draws: three to six
+      times on 40 data of a regression (sd of the logarithms 0.11, 0.13, 0.11 for length scale,
+      variance, noise; 0.35, 0.70, 0.12 are right). `SparseNUTS` has no such limit. `AutoDelta` is a
+      point as under `MAP()`. `DataError` for guides that are replaced by another distribution at
+      the end (`AutoLaplaceApproximation`) or anneal (`AutoDAIS` and its kin).
     - A run of at least 400 steps tries other starts for 20 steps each, on the same batches, and
       continues from the best: length scales of a thousandth to a thousand times the first and the
-      standard deviations of the inputs, by powers of ten, unless `MAP(init=...)` gives a start;
-      and, if the likelihood is not proved
-      log-concave in its one function, q(u) around a draw from the prior and minus it.
+      standard deviations of the inputs, unless `MAP(init=...)` gives a start; and, if the
+      likelihood is not proved log-concave, q(u) around a draw from the prior and minus it.
     - `batch_size`: rows a step; `None` takes all up to 2000, else 1000. Ignored where the model's
       plate subsamples.
     - `max_steps`; `learning_rate`: a number (decays by a cosine to a hundredth) or an optax
@@ -90,18 +86,15 @@ class SVGP:
       to 0.01.
       `warm_up`: steps in which hyperparameters and inducing variables are held; q(u), q(h) and
       encoders move.
-    - q(u) starts as the prior, or narrower where that gains a nat a datum. No derivative counts for
-      more than a nat a datum. Over all data hyperparameters wait while a step changes the bound by
-      more than that, and a step that loses more than the optimiser's can explain is taken back and
-      made shorter (`stats["failed_steps"]`).
-    - `tol`: with all data in a batch, the run has converged where ten steps change the objective by
-      less than this many nats, no derivative in an unconstrained hyperparameter at this q(u) is
-      above 0.01 (`stats["map_gradient"]`; inducing inputs are not asked) and a whole
-      natural-gradient step expects to gain less than 1e-4 nats (`stats["q_gap"]`; where q(u) is
-      trained by the optimiser, half the squared gradient). A warning where they are above 0.1 or
-      1e-3 when the run ends as planned.
-      `patience`: ends where the bound, averaged over so many steps, stops rising: as converged
-      where a batch is some of the data, which tells no more, and over all data only where it is.
+    - q(u) starts as the prior, or narrower if that gains a nat per datum, which is also the most
+      that a derivative counts for. Over all data a step that loses more than the optimiser's can
+      explain is taken back and made shorter (`stats["failed_steps"]`).
+    - `tol`: with all data in a batch, the run has converged if ten steps change the objective by
+      less than this many nats, no derivative in an unconstrained hyperparameter is above 0.01
+      (`stats["map_gradient"]`), and a whole step of q(u) expects to gain less than 1e-4 nats
+      (`stats["q_gap"]`). A warning if they end above 0.1 or 1e-3.
+      `patience`: ends where the bound, averaged over so many steps, stops rising: on batches as
+      converged, over all data only if `tol` says so.
     - Effects (`Normal`, `MultivariateNormal` sites and their kin) that enter a linear predictor
       beside GPs are integrated: one q(u) for them and the inducing variables of all functions that
       a datum sees, O((sum of both)^3) a step; of one function an arrow for a factor of many levels
@@ -122,18 +115,15 @@ class SVGP:
       this many devices.
 
     Results: converged (by `tol` or `patience`); completed (all steps made); diverged (the bound
-    ended far below its start); nonfinite; interrupted; stream_ended. Where a bound is drawn
-    (autoguides, layers, latents, more than three functions that are not additive) `log_evidence`
-    averages 2 to 10 sums and `stats["log_evidence_se"]` is its standard error. Elsewhere
-    `stats["expectation_error"]` estimates by how many nats `log_evidence` is too high because nodes
-    miss something of the likelihood (0 for Gaussian noise): a warning where that is above 1e-3 a
-    datum. `stats["inducing_gap"]` is how many nats more inducing variables could add at most at
-    these hyperparameters: a bound for Gaussian noise and up to 2000 rows, else an estimate; a
-    warning above 1 nat per 100 rows. `stats["ended"]` says why the run stopped.
-
-    `log_evidence` is the bound at the hyperparameters where they are points, by any guide, without
-    their prior, and the bound on log p(y) where they have a distribution (of some: at the points of
-    the rest).
+    ended far below its start); nonfinite; interrupted; stream_ended. If a bound is drawn
+    (autoguides, layers, latents, more than three functions that are not additive, a `Stream` that
+    draws its rows anew) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its
+    standard error. `stats["expectation_error"]` estimates by how many nats `log_evidence` is too
+    high because nodes miss something of the likelihood (0 for Gaussian noise), with a warning above
+    1e-3 per datum. `stats["inducing_gap"]`: how many nats more inducing variables could add at most
+    at these hyperparameters, a bound for Gaussian noise and up to 2000 rows, with a warning above 1
+    nat per 100 rows. `stats["ended"]` says why the run stopped. `log_evidence` is the bound at
+    hyperparameters that are points, without their prior, else the bound on log p(y).
     """
 
     evidence_is: ClassVar[str] = "lower bound"

@@ -2,7 +2,7 @@
 sum the bound over all data, make a `Fit`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from ppl_gp.infer.sources import ArraySource, Rows, take
 from ppl_gp.infer.stochastic.run import Problem, first_rows, require_rows_apart, run, source_of
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
+from ppl_gp.infer.svgp.final_bound import mean_and_error, over_passes
 from ppl_gp.model.declared import declare
 from ppl_gp.model.roles import require_no_subsampling, roles
 from ppl_gp.quick import FEW_DATA, quick_jit
@@ -46,9 +47,7 @@ _MOST_DRAWN = 2 * 10**8  # numbers that draws of the rows' latents may hold
 
 
 def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
-    """The fit by `method`, a `MeanField`. Raises what it raises, and `NotPointwiseError` where rows
-    depend on each other.
-    """
+    """The fit by `method`, a `MeanField`; `NotPointwiseError` if rows depend on each other."""
     _require_one_start(method)
     keys = random.split(rng_key, 2)
     source = source_of(model, method.batch_size, args, kwargs, number_of(keys[0]))
@@ -79,14 +78,14 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         problem, q, method.rate, method.max_steps, checkpoints, progress, proof
     )
     try:
-        q, value = over_all_data(problem, first, q, proof)
+        q, (value, spread) = over_all_data(problem, first, q, proof)
         arrive()
     except (KeyboardInterrupt, Exception) as error:
         if parts.local or not answered(error):
             raise
         # the steps are whole, and with no factor in rows so is q
-        value, result = None, Result.interrupted
-    wrong |= {"checkpoint_error": checkpoints and checkpoints.error}
+        value, spread, result = None, None, Result.interrupted
+    wrong |= {"checkpoint_error": checkpoints and checkpoints.error, "log_evidence_se": spread}
     stats = _stats(problem, bounds, wrong, is_stream)
     if value is not None and not np.isfinite(value):
         result, stats = Result.nonfinite, stats | caution_of(q)
@@ -154,41 +153,42 @@ def _rest(joint: LogJoint, parts: Split, q: list[Family]) -> Float[Array, ""]:
 
 def over_all_data(
     problem: Problem, first: Rows, q: list[Family], proof: RowsProof
-) -> tuple[list[Family], float | None]:
+) -> tuple[list[Family], tuple[float | None, float | None]]:
     """(q with the rows' own factors, of all rows or of a stream's first batch; the bound over all
-    data, nats, `None` for a stream that cannot be read again). `NotConjugateError` where rows are
-    not what `proof` has of the first batch.
+    data and its standard error, nats, `None` for a stream that cannot be read again).
+    `NotConjugateError` where rows are not what `proof` has of the first batch.
     """
-    rest = float(_rest(problem.at(first), problem.parts, q))
-    total, found, at_once = rest, [], problem.compiled(_rows)
-    for rows in _all_rows(problem, first):
-        begin = problem.with_rows(q, len(rows.weights))
-        here, value = at_once(problem.at(rows), problem.parts, begin)
-        if np.isfinite(value):
-            problem.require_conjugate(proof, rows, here)
-        total += float(value)
-        keep = isinstance(problem.source, ArraySource) or not found
-        found += [here] if keep else []
-    locals_ = {j: joined([h[j] for h in found], axis) for j, axis in problem.parts.local}
-    whole = [locals_.get(j, q[j]) for j in range(len(q))]
-    source = problem.source
-    unread = isinstance(source, StreamSource) and not source.stream.restarts
-    return whole, None if unread else total
+    source, found, at_once = problem.source, [], problem.compiled(_rows)
 
+    def sum_of(sweep: Iterable[Rows]) -> np.ndarray:
+        values = [float(_rest(problem.at(first), problem.parts, q))]
+        for rows in sweep:
+            rows = _unpadded(rows, source) if isinstance(source, StreamSource) else rows
+            begin = problem.with_rows(q, len(rows.weights))
+            here, value = at_once(problem.at(rows), problem.parts, begin)
+            if np.isfinite(value):
+                problem.require_conjugate(proof, rows, here)
+            values.append(float(value))
+            keep = isinstance(source, ArraySource) or not found
+            found.extend([here] if keep else [])
+        return np.array(values)
 
-def _all_rows(problem: Problem, first: Rows) -> Iterator[Rows]:
-    """All rows once, without padding, each with weight one; of a stream that cannot be read again
-    the first batch.
-    """
-    source = problem.source
     if isinstance(source, ArraySource):
-        for i in range(0, source.num_data, source.batch_size):
-            rows = np.arange(i, min(i + source.batch_size, source.num_data))
-            yield source.rows(rows, np.ones(len(rows)))
-        return
-    batches = source.sweep(0) if source.stream.restarts else [first]
-    for rows in batches:
-        yield _unpadded(rows, source)
+        bound = mean_and_error([sum_of(_all_rows(source))])
+    elif source.stream.restarts:
+        bound = over_passes(source, False, sum_of)
+    else:
+        sum_of([first])
+        bound = None, None
+    locals_ = {j: joined([h[j] for h in found], axis) for j, axis in problem.parts.local}
+    return [locals_.get(j, q[j]) for j in range(len(q))], bound
+
+
+def _all_rows(source: ArraySource) -> Iterator[Rows]:
+    """All rows once, each with weight one."""
+    for i in range(0, source.num_data, source.batch_size):
+        rows = np.arange(i, min(i + source.batch_size, source.num_data))
+        yield source.rows(rows, np.ones(len(rows)))
 
 
 def _unpadded(rows: Rows, source: StreamSource) -> Rows:

@@ -28,9 +28,7 @@ Source = ArraySource | StreamSource
 
 
 class Problem(NamedTuple):
-    """What is climbed: the log joint of any batch, its parts, where batches come from, and local
-    factors of a batch's rows to begin each with.
-    """
+    """The log joint of any batch, its parts, the batches, and starts of local factors."""
 
     joint: LogJoint
     parts: Split
@@ -44,9 +42,7 @@ class Problem(NamedTuple):
         return self.joint._replace(args=batch.args, kwargs=batch.kwargs, weights=batch.weights)
 
     def with_rows(self, q: list[Family], num: int | None = None) -> list[Family]:
-        """q with the local factors that a batch of `num` rows (`None`: of the first's) begins
-        with.
-        """
+        """q with a start of the local factors of `num` rows (`None`: as many as the first's)."""
         local = {
             j: self.begin[j] if num is None else of_rows(self.begin[j], axis, num)
             for j, axis in self.parts.local
@@ -98,9 +94,8 @@ def first_rows(source: Source) -> Rows:
 
 
 def require_rows_apart(problem: Problem, first: Rows) -> None:
-    """Raise `NotPointwiseError` where a row's densities depend on which rows its batch holds or on
-    how many, or a density of no row on the batch: rows are drawn anew, with repetitions, as many
-    and half as many, and have to keep theirs.
+    """Raise `NotPointwiseError` if densities depend on which rows, or how many, are in a batch:
+    rows drawn anew, with repetitions, as many and half as many, have to keep theirs.
     """
     joint, num = problem.at(first), len(first.weights)
     values = dict(somewhere(problem.begin, random.key(4)))
@@ -149,9 +144,7 @@ def _by_row(joint: LogJoint, values) -> dict[str, Array]:
 
 
 class Reached(NamedTuple):
-    """q, the bound before every step as its batch estimates it (nats), and why there is no further
-    step.
-    """
+    """q, the bound before every step by its batch (nats), and why there is no further step."""
 
     q: list[Family]
     bounds: np.ndarray

@@ -2,6 +2,9 @@
 whether the run got anywhere.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
+
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import Result, warn
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.space import log_prior
+from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
@@ -32,31 +36,28 @@ def total_bound(
     problem: Problem, state: State, subject: Subject, spread: Placement, key
 ) -> float | None:
     """The objective over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
-
-    With an autoguide each batch has one draw of the hyperparameters, and the estimate averages over
-    them.
+    With an autoguide each batch has one draw of the hyperparameters.
     """
     parts = _of_batches(problem, state, subject, spread, key)
     return None if parts is None else float(np.sum(parts))
 
 
 def _of_batches(
-    problem: Problem, state: State, subject: Subject, spread: Placement, key
+    problem: Problem, state: State, subject: Subject, spread: Placement, key, sweep=None
 ) -> np.ndarray | None:
-    """What each batch adds to `total_bound`, from draws of its own."""
+    """What each batch (of `sweep`) adds to `total_bound`, from draws of its own."""
     source = subject.source
     if isinstance(source, StreamSource) and not source.stream.restarts:
         return None
     expected, rests = [], []
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
-    for i, rows in enumerate(source.sweep(size * max(1, _SWEEP // size))):
+    sweep = source.sweep(size * max(1, _SWEEP // size)) if sweep is None else sweep
+    for i, rows in enumerate(sweep):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
         parts = _parts if source.num_data <= _QUICKLY else _parts.full
         one, rest = parts(problem, state, batch)
         expected, rests = [*expected, float(one)], [*rests, float(rest)]
-    found = np.add(expected, np.divide(rests, len(rests)))
-    # another pass over a stream may have other batches
-    return np.sum(found, keepdims=True) if isinstance(source, StreamSource) else found
+    return np.add(expected, np.divide(rests, len(rests)))
 
 
 @quick_jit
@@ -87,7 +88,7 @@ def repeats(num_data: int) -> int:
     return int(np.clip(_REPEATED_ROWS // num_data, 2, _REPEATS))
 
 
-def mean_and_error(sums: np.ndarray) -> tuple[float, float | None]:
+def mean_and_error(sums: np.ndarray | list[np.ndarray]) -> tuple[float, float | None]:
     """Mean of sums over batches, (S, B), each batch with draws of its own, and its standard error:
     by batch, as two sums alone do not tell how far they spread. None for one sum, which is exact.
     """
@@ -97,31 +98,51 @@ def mean_and_error(sums: np.ndarray) -> tuple[float, float | None]:
     return mean, float(np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / len(sums)))
 
 
+def over_passes(
+    source: StreamSource, drawn: bool, sum_of: Callable[[Iterator[Rows]], np.ndarray]
+) -> tuple[float, float | None]:
+    """As `mean_and_error`, of passes over a stream, whose rows each pass may draw anew. Exact where
+    two passes agree, for a list, and where many rows end with the pass.
+    """
+    few = source.num_data <= _REPEATED_ROWS and not isinstance(source.stream.batches, Sequence)
+    sums: list[np.ndarray] = []
+    for sweep in islice(source.passes(drawn or few), repeats(source.num_data)):
+        parts = sum_of(sweep)
+        sums += [parts] if not sums or len(parts) == len(sums[0]) else []  # no end of a stream
+        apart = abs(np.sum(parts) - np.sum(sums[0]))
+        rounding = jnp.finfo(jnp.result_type(float)).eps ** 0.5 * np.sum(np.abs(parts))
+        if len(sums) == 2 and apart <= rounding and not drawn:
+            return mean_and_error(sums[:1])
+    # a pass that ends may have the same rows in other batches
+    by_batch = source.goes_on or not drawn
+    return mean_and_error(sums if by_batch else [np.sum(x, keepdims=True) for x in sums])
+
+
 def judged(
     problem: Problem, state: State, subject: Subject, spread: Placement, key
 ) -> tuple[float | None, float | None]:
-    """(the ELBO over all data, its standard error), nats: with a KL weight of 1 whatever `beta` the
-    run had.
-
-    The error is that of 2 to 10 sums with draws of their own; `None` where nothing is drawn and the
-    sum is exact.
+    """(the ELBO over all data, its standard error), nats, with a KL weight of 1 for any `beta`. The
+    error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`.
     """
+    source, drawn = subject.source, problem.plan.drawn
     rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
     plain = eqx.tree_at(lambda p: p.rates, problem, rates)
-    num = repeats(subject.source.num_data) if problem.plan.drawn else 1
-    sums = [_of_batches(plain, state, subject, spread, k) for k in random.split(key, num)]
-    if sums[0] is None:
+    keys = random.split(key, repeats(source.num_data) if drawn else 1)
+    if not isinstance(source, StreamSource):
+        return mean_and_error([_of_batches(plain, state, subject, spread, k) for k in keys])
+    if not source.stream.restarts:
         return None, None
-    return mean_and_error(np.stack(sums))
+    each = cycle(keys)  # one where nothing is drawn
+    sum_of = lambda rows: _of_batches(plain, state, subject, spread, next(each), rows)  # noqa: E731
+    return over_passes(source, drawn, sum_of)
 
 
 def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
     """What `stats` say of the bound's own errors, nats; nothing where expectations are drawn.
 
     `expectation_error`: by how much it is too high, because nodes of the likelihood's expectations
-    miss something, with a warning where that matters. `inducing_gap`: by how much too low at most,
-    at these hyperparameters, for want of inducing points. Estimates from up to `_SWEEP` rows at
-    even distances, or the first batch of a stream.
+    miss something, with a warning where that matters. `inducing_gap`: see there. Estimates from up
+    to `_SWEEP` rows at even distances, or the first batch of a stream.
     """
     if problem.plan.drawn:
         return {}
@@ -166,11 +187,8 @@ def result_of(
     key,
 ) -> Result:
     """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the
-    start, else as the run ended.
-
-    `states`: at the start and at the end. Steps on different batches cannot be compared with each
-    other: where the last ones are below one of the first the objective is summed over all data at
-    both, and it has to be a nat and a hundredth lower.
+    start, else as the run ended. `states`: at the start and at the end. If the last steps are below
+    one of the first, the objective over all data has to be a nat and a hundredth lower too.
     """
     if bound is not None and not np.isfinite(bound):
         return Result.nonfinite
