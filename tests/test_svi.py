@@ -11,7 +11,14 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.infer import SVI, RenyiELBO
-from numpyro.infer.autoguide import AutoDAIS, AutoDelta, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoDelta,
+    AutoIAFNormal,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from scipy import stats
 from scipy.stats import multivariate_normal
 
@@ -473,3 +480,28 @@ def test_the_distance_from_a_skewed_posterior_is_measured(seed):
         estimate = fit.log_evidence + fit.stats["importance_gain"]
         assert estimate == pytest.approx(evidence, abs=0.1)
     assert full.stats["importance_gain"] < narrow.stats["importance_gain"]
+
+
+def few_effects(X, y=None):
+    """A spread and an effect of each of five groups: the mode lies far below the spread's mean."""
+    t = numpyro.sample("t", dist.HalfNormal(1.0))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(t * u[jnp.arange(X.shape[0]) % 5], NOISE), obs=y)
+
+
+@pytest.mark.parametrize("model, warns", [(few_effects, True), (linear, False)])
+def test_a_gaussian_at_the_mode_is_judged_as_laplaces_is(model, warns):
+    method = pg.SVI(guide=AutoLaplaceApproximation, num_steps=1500)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit = pg.fit(model, method, 0, X, y=Y if model is linear else 0.3 * Y)
+    said = [str(w.message) for w in caught if "AutoLaplaceApproximation" in str(w.message)]
+    assert bool(said) is warns and (fit.stats["pareto_k"] > 0.7) is warns, fit.stats
+    assert all("Gaussian at the joint mode is far" in text for text in said)
+
+
+def test_a_flow_that_is_not_at_the_posterior_is_given_more_steps():
+    """Its sds are no evidence that it is the best of its family."""
+    with pytest.warns(UserWarning, match="did not bring AutoIAFNormal.*num_steps=200, .* NUTS"):
+        pg.fit(linear, pg.SVI(guide=AutoIAFNormal, num_steps=50), 0, X, y=Y)

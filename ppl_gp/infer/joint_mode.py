@@ -117,7 +117,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
         "restart_log_joints": np.asarray([float(m.value) for m in modes]),
         "mode": joint.sites(best.u, like),
         "num_latents": len(best.u),
-        **(_weighted(np.asarray(log_w)) if result is Result.converged else _NO_MODE),
+        **(weighted(np.asarray(log_w), "Laplace()") if result is Result.converged else _NO_MODE),
     }
     held = jax.tree.map(lambda x: jnp.broadcast_to(x, (_DRAWS, *jnp.shape(x))), joint.space.given)
     return Fit(
@@ -272,16 +272,14 @@ def _drawn(joint: Joint, mode: Mode, like: dict, key) -> tuple[dict, Float[Array
     return lax.map(lambda x: joint.sites(x, like), u), log_w
 
 
-def _weighted(log_w: np.ndarray) -> dict[str, Any]:
-    """What importance weights of q against the model say; a warning where q is far from the
-    posterior.
-    """
+def weighted(log_w: np.ndarray, method: str) -> dict[str, Any]:
+    """What importance weights of q say; a warning where q is far from the posterior."""
     finite = np.where(np.isfinite(log_w), log_w, -np.inf)
     khat = smooth(finite)[1]
     gain = float(np.logaddexp.reduce(finite) - np.log(len(finite)))
     if khat > KHAT_LIMIT:
         warn(
-            f"Laplace(): the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
+            f"{method}: the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
             f"{khat:.2f} of its weights, above {KHAT_LIMIT}); compare with NUTS().",
         )
     return {"pareto_k": khat, "importance_gain": gain}

@@ -19,10 +19,12 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers, infer
 from numpyro.infer.autoguide import (
+    AutoBNAFNormal,
     AutoDAIS,
     AutoDelta,
     AutoGuide,
     AutoGuideList,
+    AutoIAFNormal,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -36,7 +38,7 @@ from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.infer.joint_mode import Joint
+from ppl_gp.infer.joint_mode import Joint, weighted
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.guides import require_guide
@@ -53,6 +55,7 @@ BOUNDS = 200  # draws of the bound at the end
 _OWN = 4000  # draws of q that its own means and sds are computed from
 _MOST_LATENTS = 1000  # entries of all sites up to which q is judged: their square is kept
 _POINTS = (AutoDelta, AutoLaplaceApproximation)  # trained as a point: their loss is no bound
+_FLOWS = (AutoBNAFNormal, AutoIAFNormal)  # of no best member that sds could be compared with
 _ANNEALED = (AutoDAIS, AutoSemiDAIS)
 
 
@@ -73,8 +76,9 @@ class SVI:
     unconstrained coordinates, by 2000 importance weights: `stats["mean_shift"]`, the furthest mean,
     in posterior sds; `["sd_ratio"]`, the guide's sd over the posterior's, where it is furthest from
     1; `["importance_gain"]`, log p(y) less the bound, nats; `["pareto_k"]` of the weights. A
-    warning if a mean is more than 0.1 sd off, an sd by a tenth, or k-hat is above 0.7. Guides of
-    points, and of more than 1000 latents, are not judged, and `stats["ended"]` says so.
+    warning if a mean is more than 0.1 sd off, an sd by a tenth, or k-hat is above 0.7
+    (`AutoLaplaceApproximation`: k-hat alone). Guides of points, and of more than 1000 latents, are
+    not judged, and `stats["ended"]` says so.
     Latents of each datum have parameters of their own in an autoguide: all rows are used
     at every step, unless the model subsamples, which is refused here (`NumPyro`'s own SVI does it).
 
@@ -153,10 +157,12 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         result = Result.nonfinite
     elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
         bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
-        if not stopped and num <= _MOST_LATENTS:
-            joint, data = Joint(Space(model, names, args, kwargs, {})), (args, kwargs)
-            stats |= _judged(method, svi, params, key_bound, joint, data, bound)
-    if result is Result.completed and "mean_shift" not in stats:
+    is_mode = isinstance(guide, AutoLaplaceApproximation) and _is_bound(method.loss)
+    if result is Result.completed and num <= _MOST_LATENTS and (is_mode or bound is not None):
+        joint, data = Joint(Space(model, names, args, kwargs, {})), (args, kwargs)
+        given = svi, params, key_bound, joint, data
+        stats |= _of_mode(*given) if is_mode else _judged(method, *given, bound)
+    if result is Result.completed and "pareto_k" not in stats:
         stats["ended"] = "all steps made; whether they were enough was not judged"
     with numpyro.validation_enabled(False):
         drawn = _draws(guide, params, key_draws, method.num_draws, args, kwargs)
@@ -246,13 +252,25 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
 
     @full_jit
     def losses(params, args, kwargs):
-        def one(key):
-            return loss.loss(key, params, svi.model, svi.guide, *args, **kwargs)
-
-        return lax.map(one, random.split(key, BOUNDS))
+        given = params, svi.model, svi.guide, *args
+        return lax.map(lambda k: loss.loss(k, *given, **kwargs), random.split(key, BOUNDS))
 
     found = -np.asarray(losses(params, args, kwargs))
     return float(found.mean()), float(found.std(ddof=1) / np.sqrt(BOUNDS))
+
+
+def _of_mode(svi, params, key, joint: Joint, data: tuple) -> dict:
+    """What `Laplace()` says of a Gaussian at the mode, by importance weights of its draws."""
+    drawn = _draws(svi.guide, params, key, _OWN, *data)
+    free = lax.map(joint.space.unconstrain, {k: drawn[k] for k in joint.space.names})
+    like = jax.tree.map(lambda x: x[0], free)
+    u = jax.vmap(lambda tree: ravel_pytree(tree)[0])(free)
+    L = cholesky(jnp.cov(u.T).reshape(u.shape[1], -1))
+    squares = jnp.sum(solve_lower(L, (u - u.mean(0)).T) ** 2, 0)
+    log_w = np.asarray(lax.map(lambda x: joint(x, like), u) + 0.5 * squares)
+    if not np.isfinite(log_w).any():  # NumPyro warns of a singular Hessian: its draws are equal
+        return {}
+    return {"pareto_k": weighted(log_w, "SVI(guide=AutoLaplaceApproximation)")["pareto_k"]}
 
 
 def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: float) -> dict:
@@ -338,11 +356,12 @@ def _tell(method: SVI, settled, mean_shift, sd_ratio, pareto_k, importance_gain)
     guide: Any = _class_of(method.guide)
     name = getattr(guide, "__name__", type(guide).__name__)
     sizes = [f"a mean is about {mean_shift:.2g} posterior sd off"] * (mean_shift > 0.1)
-    sizes += [f"an sd is {sd_ratio:.2g} times the posterior's"] * (
-        max(sd_ratio, 1.0 / sd_ratio) > 1.1
-    )
+    if max(sd_ratio, 1.0 / sd_ratio) > 1.1:
+        sizes += [f"an sd is {sd_ratio:.2g} times the posterior's"]
     told = ", ".join([*sizes, f"the bound is {importance_gain:.2g} nats below log p(y)"])
-    full = isinstance(guide, type) and issubclass(guide, AutoMultivariateNormal)
+    kind = guide if isinstance(guide, type) else type(guide)
+    is_flow, steps = issubclass(kind, _FLOWS), method.num_steps
+    full = is_flow or issubclass(kind, AutoMultivariateNormal)
     other = "NUTS()" if full else "SVI(guide=AutoMultivariateNormal), or NUTS()"
     if not pareto_k <= KHAT_LIMIT:
         warn(
@@ -350,14 +369,14 @@ def _tell(method: SVI, settled, mean_shift, sd_ratio, pareto_k, importance_gain)
             f"importance weights are too heavy (Pareto k-hat {pareto_k:.2f}, above {KHAT_LIMIT}). "
             f"Unreliably, by these weights {told}. Compare with {other}."
         )
-    elif settled:
+    elif settled and not is_flow:
         warn(
             f"SVI(guide={name}): the best guide of this family is not the posterior: by "
             f"importance weights {told}. Take {other}."
         )
     else:
+        where = f"did not bring {name} to the posterior" if is_flow else "has not settled"
         warn(
-            f"SVI(num_steps={method.num_steps}) has not settled: by importance weights {told}. "
-            f"Take num_steps={4 * method.num_steps}, or a larger learning_rate; if that changes "
-            f"nothing, {other}."
+            f"SVI(num_steps={steps}) {where}: by importance weights {told}. Take num_steps="
+            f"{4 * steps}, or a larger learning_rate; if that changes nothing, {other}."
         )

@@ -240,9 +240,7 @@ class EP(LocalMethod):
         return self._match(log_lik, sites, condition(K, mean, sites))
 
     def _sequential_sweep(self, K, mean, log_lik, sites) -> Evaluation:
-        """As the parallel sweep from outside; inside, each site sees the sites updated before
-        it.
-        """
+        """As the parallel sweep from outside; inside, a site sees those updated before it."""
         start = self._parallel_sweep(K, mean, log_lik, sites)
         q = start.aux[0]
         whole = dense(K)

@@ -172,9 +172,7 @@ def _handlers(model) -> list:
 
 
 def _with_values(model, leaves: Leaves) -> list[str]:
-    """The unobserved sites that have a value before one is drawn; those of a scan are among
-    them.
-    """
+    """Unobserved sites that have a value before one is drawn, those of a scan included."""
     found: list[str] = []
 
     def trace(arrays):

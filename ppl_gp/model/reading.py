@@ -76,9 +76,7 @@ class Reading:
         return leaves.replaced(dict(self.rows), others=None)
 
     def predicts(self, site: str) -> bool:
-        """Whether a site, with or without an `obs_mask` now, is one that predictions are made
-        of.
-        """
+        """Whether predictions are made of a site, with or without an `obs_mask` now."""
         stem = site.removesuffix(_OBSERVED)
         return any(k in self.predicted for k in (site, stem, stem + _OBSERVED))
 

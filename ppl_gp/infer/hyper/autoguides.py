@@ -67,9 +67,7 @@ class HyperGuide:
 
     @property
     def draws(self) -> bool:
-        """Whether the hyperparameters have a distribution; under AutoDelta, say, they are
-        points.
-        """
+        """Whether the hyperparameters have a distribution; under AutoDelta they are points."""
         return set(self.held) != set(self.sampled)
 
     def __hash__(self):

@@ -122,9 +122,7 @@ class _SliceWithinGibbs(MCMCKernel):
         return handlers.condition(self._model, data=_whites)(*args, **kwargs)
 
     def init(self, rng_key, num_warmup, init_params, model_args, model_kwargs):
-        """Start f at zero in whitened coordinates and the hyperparameters where NUTS starts
-        them.
-        """
+        """Start f at zero (whitened), and the hyperparameters where NUTS starts them."""
         del init_params
         with handlers.block():
             trace = handlers.trace(handlers.seed(self._model, rng_key)).get_trace(

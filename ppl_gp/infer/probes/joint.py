@@ -124,9 +124,7 @@ def is_additive(log_lik: Callable, shapes: dict) -> bool:
 
 @quick_jit
 def _curvature_outside(log_lik: Callable, shapes: tuple, key):
-    """The largest second derivative between functions of different sets, and the largest one of
-    all.
-    """
+    """The largest second derivative between functions of different sets, and of all."""
     f = {k: random.normal(random.fold_in(key, i), s) for i, (k, s) in enumerate(shapes)}
     rows, rebuild = flatten(f)
     slope = jax.grad(lambda rows: jnp.sum(log_lik(rebuild(rows))))

@@ -49,9 +49,7 @@ def _data_axes(trace, names, num) -> tuple:
 
 @quick_jit
 def _rows_are_apart(model, structure: Structure, hyper, below, batch: Batch, axes):
-    """Move a random half of the rows: the inputs and the likelihood of the others may not
-    change.
-    """
+    """Move a random half of the rows: inputs and likelihood of the others may not change."""
     num = batch.weights.shape[0]
     moves = random.bernoulli(random.key(10), 0.5, (num,))
 

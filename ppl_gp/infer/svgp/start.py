@@ -57,9 +57,7 @@ def num_rows(site: dict, args: tuple) -> int:
 
 
 def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
-    """(fixed hyperparameters, unconstrained starting values of the others) for `MAP` and
-    `Fixed`.
-    """
+    """(fixed hyperparameters, unconstrained starts of the others) for `MAP` and `Fixed`."""
     if isinstance(hyper, Fixed):
         return fixed_values(hyper, names, model, args, kwargs), {}
     if hyper.restarts > 1:

@@ -101,9 +101,7 @@ def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: in
 
 
 def require_all_rows(trace: dict) -> None:
-    """Raise `DataError` where a plate of the model subsamples: an answer would be of random
-    rows.
-    """
+    """Raise `DataError` where a plate subsamples: an answer would be of random rows."""
     for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise DataError(

@@ -49,9 +49,7 @@ class Case(eqx.Module):
 
     @property
     def site(self) -> str | None:
-        """The one GP site that is one function (N,), or `None` where there are several
-        functions.
-        """
+        """The one GP site that is one function (N,), or `None` where there are several."""
         outer = [(k, v) for k, v in self.draws.kept.items() if k not in self.layout.inner]
         alone = len(outer) == 1 and outer[0][1].mean.ndim == 2 and not outer[0][1].coupled
         return outer[0][0] if alone else None
