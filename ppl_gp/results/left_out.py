@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax, random
 
+from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import GP
@@ -17,6 +18,7 @@ from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.local.natural import MinusRankOne
 from ppl_gp.model.factors import is_concave, read
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.model.roles import is_observed
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics import small
 from ppl_gp.numerics.blocks import as_blocks
@@ -159,6 +161,22 @@ def draw_log_densities(model, hyper, f, args, kwargs, num: int):
         return log_density_per_datum(trace, plan), log_density_per_datum(trace, plan, True)
 
     return lax.map(one, (hyper, f))
+
+
+@full_jit
+def log_prior_over(blocks: list, model, draws: dict, args, kwargs):
+    """log p(z) / q(z) at draws of mean field, {site: (S, ...)}, and terms of no datum."""
+
+    def one(z):
+        trace = run(model, args, kwargs, z)
+        terms = [
+            scored(s)
+            for k, s in trace.items()
+            if k in z or (is_observed(s) and s["data_axis"] is None)
+        ]
+        return sum(jnp.sum(x) for x in terms) - sum(q.log_prob(z) for q in blocks)
+
+    return lax.map(one, draws)
 
 
 def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments, JointMoments]:
