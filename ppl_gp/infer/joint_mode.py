@@ -9,11 +9,9 @@ is expanded at its maximum u^ to second order (MacKay 2003, chapter 27; PRML 4.4
 
     q(u) = N(u^, H^-1), H = -psi''(u^),   log q(y) = psi(u^) + D/2 log 2 pi - log|H| / 2.
 
-Other coordinates have another mode and another evidence: those of a model are its own supports'.
-Its mean and evidence are exact where psi is a quadratic, and bad where a site has several modes, a
-long tail, or a scale near zero: importance weights of q against the model say so,
-`stats["pareto_k"]`; `stats["importance_gain"]` estimates log p(y) - log q(y), nats. Of sites that
-are held the evidence is given them, without their prior.
+Exact where psi is a quadratic, and bad for several modes, a long tail, or a scale near zero:
+importance weights say so, `stats["pareto_k"]`; `["importance_gain"]` estimates log p(y) - log q(y),
+nats. Of sites that are held the evidence is given them, without their prior.
 
 Cost: O(D) gradients of the log joint for H, O(D^3) once; some tens of gradients a start.
 """

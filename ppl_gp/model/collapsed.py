@@ -330,8 +330,8 @@ class Collapsed(Declared):
             if isinstance(unwrap(site.fn), dist.Unit):
                 return
             raise DataError(
-                f"site '{name}' is computed from {lacking}, which is not given; give an array (a "
-                "list is an option, and no array)."
+                f"site '{name}' is computed from {lacking}, which is not given as an "
+                "array of numbers: a list is an option, and labels need a fit to labels."
             )
         with ExitStack() as around:
             for frame in site.frames:

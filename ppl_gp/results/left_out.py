@@ -169,12 +169,9 @@ def log_prior_over(blocks: list, model, draws: dict, args, kwargs):
 
     def one(z):
         trace = run(model, args, kwargs, z)
-        terms = [
-            scored(s)
-            for k, s in trace.items()
-            if k in z or (is_observed(s) and s["data_axis"] is None)
-        ]
-        return sum(jnp.sum(x) for x in terms) - sum(q.log_prob(z) for q in blocks)
+        whole = lambda s: is_observed(s) and s["data_axis"] is None  # noqa: E731
+        own = [s for k, s in trace.items() if k in z or whole(s)]
+        return sum(jnp.sum(scored(s)) for s in own) - sum(q.log_prob(z) for q in blocks)
 
     return lax.map(one, draws)
 

@@ -1,25 +1,13 @@
 """Leave-one-out predictive densities, as ArviZ's `ELPDData`.
 
-- Local methods: log int p(y_n|f_n) q_{-n}(f_n) df_n by quadrature, q_{-n} the same method's fit to
-  the other rows at the same hyperparameters, from q's sites in a few steps. A cavity, q / site_n
-  (Opper & Winther 2000; Vehtari, Mononen, Tolvanen, Sivula & Winther 2016), leaves the other sites
-  as they are: exact for Gaussian likelihoods (R&W 5.10-5.12), and off by up to .3 nats in a row of
-  skewed ones (EP's refits were within .08 of the truth in 11 of 13 such models). It serves for
-  rows without a refit (`MOST_WORK`): O(N^3) once.
-- `hyper=Sample()`: p(y_n | y_{-n}) = 1 / E[1 / p(y_n | y_{-n}, theta)] over posterior draws of
-  theta, with f integrated out by the cavity at each draw; the importance weights are
-  Pareto-smoothed (integrated PSIS: Vehtari et al. 2016; Vehtari, Simpson, Gelman, Yao & Gabry 2024)
-  and bring a Pareto k for each datum.
-- Draws of f (`NUTS`, `EllipticalSlice`), and of models without a GP: PSIS over the draws, by
-  ArviZ. Labels of the rows are summed; of continuous latents of the rows, and of any beside a
-  `scale` handler, densities are given the draws', which the datum itself has shaped.
-- `SVGP` of one function at one setting of the hyperparameters: from cavities too. Where the bound
-  is at its maximum, q(u) is the prior times a Gaussian site for each datum, whose parameters are
-  the slopes of E_q[log p(y_n | f_n)] in the mean and the variance of f_n (Khan & Lin 2017). Short
-  of that maximum (`SETTLED`), by draws of q(f) as below.
+- Local methods: the same method's fit to the other rows at the same hyperparameters, from q's sites
+  in a few steps; else a cavity, q / site_n (Vehtari, Mononen, Tolvanen, Sivula & Winther 2016),
+  exact for Gaussian likelihoods and off by up to .3 nats in a row of skewed ones.
+- `hyper=Sample()`: 1 / E[1 / p(y_n | y_{-n}, theta)] over draws of theta, Pareto-smoothed.
+- Draws of f, and of models without a GP: PSIS by ArviZ; labels of the rows are summed.
+- `SVGP` of one function: cavities of q(u) where its bound is at its maximum (Khan & Lin 2017).
 - `MeanField`, and `SVGP` of several functions: draws of q, whose weights also correct q for what it
-  is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019); of SVGP where there is one
-  layer and one setting of the hyperparameters, else the draws as they are.
+  is not the posterior (Magnusson, Andersen, Jonasson & Vehtari 2019), if that density is known.
 """
 
 import dataclasses
@@ -233,9 +221,7 @@ def _corrected(fit, sites):
 
 
 def _draws_of_blocks(fit: Record) -> tuple[dict, dict]:
-    """As `posterior_draws`, of mean field's q, as many as weights want: ten times DRAWS, if few
-    rows.
-    """
+    """As `posterior_draws`, of mean field's q: up to ten times `DRAWS`, as weights want many."""
     num = int(np.clip(MAX_DATA * MAX_ROWS // 10 // num_data(fit), DRAWS, 10 * DRAWS))
     keys = random.split(random.key(0), len(fit.blocks))
     z = {k: x for q, key in zip(fit.blocks, keys, strict=True) for k, x in q.draw(key, num).items()}
@@ -254,17 +240,19 @@ def _weighed(fit, sites, densities, removed, draws, log_w):
     if khat <= GOOD_KHAT:
         return better
     plain = _psis(fit, sites, densities, removed, draws)
-    told = f"by weights, over all {num_data(fit)} data at once (median Pareto k {khat:.2f}): "
-    if usable := bool(fit.blocks) and khat < 1.0:  # mean field is narrow, weights have a mean
-        told = f"roughly {told}they move `elpd` by {better.elpd - plain.elpd:.2g} nats, "
-        told = f"are corrected {told}and it may be off by a part of that. Compare with NUTS()."
-    else:
-        told = (
-            f"could not be corrected {told}q is far from the posterior, or a datum decides much of "
-            "it. This is leave-one-out by draws of q itself, which may be off by nats either way. "
-            "Score held-out data by log_density."
-        )
-    warn(f"loo(): draws of q of {type(fit.method).__name__} {told}")
+    usable = bool(fit.blocks) and khat < 1.0  # the weights of a narrow q have a mean
+    told = (
+        f"are roughly corrected: weights move `elpd` by {better.elpd - plain.elpd:.2g} nats, and a "
+        "part of that may be lacking. Compare with NUTS()."
+        if usable
+        else "could not be corrected by weights: q is far from the posterior, or a datum decides "
+        "much of it. This is leave-one-out by draws of q itself, which may be off by nats either "
+        "way. Score held-out data by log_density."
+    )
+    warn(
+        f"loo(): draws of q of {type(fit.method).__name__} (median Pareto k {khat:.2f} of weights "
+        f"over all {num_data(fit)} data) {told}"
+    )
     return dataclasses.replace(better if usable else plain, warning=True)
 
 

@@ -1,10 +1,8 @@
 """Effects that `MAP` would make points of, as they are not integrated: `require_none_demoted`.
 
-Gaussian sites first that would be integrated, were it not for something around the predictor (a
-factor, an observation of their own, a handler around their prior), for an operation on the way to
-it that no proof knows, or for arrays and sizes that the model holds for itself, so that it cannot
-be read at another number of rows: a sum-to-zero factor on unit effects made a spread of 1.04 one
-of 1.54, and the evidence 14 nats too high. Then, by one rule, whatever is left (`points`).
+Gaussian sites first that would be integrated, were it not for something around the predictor, an
+operation on the way to it that no proof knows, or sizes that the model holds for itself: a
+sum-to-zero factor made an evidence 14 nats too high. Then whatever is left (`points`).
 """
 
 from collections.abc import Callable, Sequence

@@ -294,9 +294,8 @@ def log_density(
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
         warn(
             f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
-            "probability is so at some f (far in the tail of a truncated or censored "
-            "distribution, say). Write that observation in log space, as log_ndtr does for a "
-            "normal tail.",
+            "probability is so at some f. Look at what these rows give its distribution (an "
+            "exposure of zero makes 0 log 0 = NaN), and leave such rows out.",
         )
     return (log_p, error) if with_error else log_p
 

@@ -52,8 +52,8 @@ def with_observations(
     name = observed_argument(fit.model)
     if name in kwargs:
         raise DataError(
-            f"the observations are given twice, as y_new and as {name}=...; give them once: "
-            f"log_density(X_new, y_new), and arguments after y_new by name."
+            f"the observations are given twice: as {name}=..., and after X_new, where their place "
+            f"is. Give the model's other arguments by name: log_density(X_new, y_new, name=...)."
         )
     X_new, args, found = by_names(fit, X_new, args, {**kwargs, name: y_new})
     return X_new, found[name], args, {k: found[k] for k in kwargs}
