@@ -4,9 +4,7 @@ again a process.
 Here from a pseudo-likelihood, or from values of f; from inducing variables it is a
 `sparse.process.SparseProcess`, over draws a `draws.Mixture`, with the same calls.
 
-The functions of a softmax, independent a priori, cost O(R N^2 M) at new inputs, where those of any
-likelihood cost O(R^2 N^2 M), and no matrix of all (R N, R M) covariances.
-
+The functions of a softmax, independent a priori, cost O(R N^2 M), not O(R^2 N^2 M), at new inputs.
 With E, M as in `local.softmax` and G_r = chol(M)^-1 E_r k_r (Rasmussen & Williams 2006, equation
 3.44 and algorithm 3.4):
 

@@ -73,12 +73,6 @@ def test_given_by_name_a_verb_s_own_argument_leaves_the_positions_to_the_model(f
         fit.sample(0, NEW, **by_name)
 
 
-def test_new_inputs_by_the_models_name_for_them_are_asked_for(fit):
-    for verb in (fit.predict, fit.components, fit.log_density):
-        with pytest.raises(pg.DataError, match=r"'X' of the model, by position"):
-            verb(X=NEW, exposure=np.full(3, 2.0), group=GROUP[:3])
-
-
 def test_observations_by_position_by_name_and_under_another_name(fit):
     rows = {"exposure": np.full(3, 2.0), "group": GROUP[:3]}
     want = fit.log_density(NEW, SEEN, **rows)

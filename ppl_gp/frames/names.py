@@ -53,10 +53,6 @@ class Names(Mapping[str, ArrayNames]):
 
         def plain(path, value):
             known = self.get(path, ArrayNames())
-            if known.levels and type(value) is list and all(isinstance(x, str) for x in value):
-                import pandas
-
-                value = pandas.Series(value)
             if path in kept and value is not None:
                 kept[path] = dataclasses.replace(known, rows=None)
             if (table := opened(f"argument '{path}'", value, known.columns)) is None:

@@ -1,7 +1,6 @@
 """`Laplace()` of a model without a linear predictor: a Gaussian at the joint mode of all latents.
 
-In the unconstrained coordinates u that NumPyro uses (logarithms of what is positive, log-odds of an
-interval, ...), the log joint with the log-Jacobian of z(u),
+In NumPyro's unconstrained coordinates u the log joint with the log-Jacobian of z(u),
 
     psi(u) = log p(y, z(u)) + log |dz / du|,
 

@@ -1,14 +1,11 @@
 """The linear predictors of a function, read off its jaxpr: the fewest arrays, affine in z, through
 which alone it sees z.
 
-A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say. In
-the graph of its operations eta is a cut: every way from z to the model's density leads through it.
-Among the arrays that are affine in z (`proofs.affine`, a proof) and hold one entry per datum, the
-smallest cut is found by maximal flow, each array counting as many as it has functions a datum; of
-equal ones the nearest to the outputs, so that eta is what a link function is applied to, offsets
-included. The sign of one function, or a known factor of a sum, counts as the link's: of exp(-eta)
-the predictor is eta, as it is declared, so that what its terms add has their own sign. What stands
-behind the cut is a function of eta alone, and is made here: the jaxpr evaluated with eta given.
+A model sees its Gaussian sites z = (f, beta, u ...) through eta = f + X beta + u[group], say: a cut
+of the graph of its operations. Among the arrays that are affine in z (`proofs.affine`, a proof) and
+hold one entry per datum, the smallest cut is found by maximal flow, each array counting as many as
+it has functions a datum; of equal ones the nearest to the outputs, offsets included. The sign of
+one function, or a known factor of a sum, counts as the link's.
 
 Cost: one trace, O(E V) for the cut of a graph of V arrays and E operations, in Python; nothing is
 computed.

@@ -9,8 +9,7 @@ from jax import random
 from numpyro.distributions import Distribution
 
 from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.errors import DataError, FitError, ModelError, Result
-from ppl_gp.model.arguments import argument_names
+from ppl_gp.errors import FitError, ModelError, Result
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
@@ -37,15 +36,7 @@ def _verb(function):
     def ask(self, *args, **kwargs):
         require_unchanged(self.model)
         _require_numbers(self, function.__name__)
-        try:
-            return function(self, *args, **kwargs)
-        except TypeError as error:
-            if "argument: 'X_new'" not in str(error):
-                raise
-            (first,), name = argument_names(self.model, 1), function.__name__
-            raise DataError(
-                f"{name}: give the new inputs, '{first}' of the model, by position or as X_new=..."
-            ) from None
+        return function(self, *args, **kwargs)
 
     return one_at_a_time(of_the_model(ask))
 

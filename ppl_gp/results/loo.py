@@ -205,12 +205,7 @@ def _tell_of_unsettled(off: float, corrected: bool) -> None:
 
 
 def _corrected(fit, sites):
-    """PSIS-LOO of draws of q(f) whose weights are p(y, f) / (p(y_n | f_n) q(f)) (Magnusson et al.
-    2019).
-
-    Without that correction, and with a warning, where q is so far from the posterior that no
-    weights correct it.
-    """
+    """PSIS-LOO of draws of q(f) with weights p(y, f) / (p(y_n | f_n) q(f))."""
     num, known = num_data(fit), fit.draws.at(0).known
     f, log_lik, log_ratio = corrected_draws(
         fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), DRAWS

@@ -83,12 +83,7 @@ def unknown_behind(trace: dict, pairs: Iterable[tuple]) -> dict[str, list[str]]:
 
 
 def perhaps_unbounded(trace: dict, reading: Reading) -> str | None:
-    """What to say where a maximum was not found and may not exist: a site whose variance is itself
-    unknown (a gamma frailty, say).
-
-    Such a density need not be unbounded (it depends on the priors' tails), so that it is no ground
-    to refuse the model.
-    """
+    """What to say where a maximum was not found and may not exist: a variance that is unknown."""
     wide, hyper = unknown_behind(trace, reading.variance), roles(trace).hyper
     told = [f"'{k}' has a variance that is computed from {wide[k]}" for k in wide if k in hyper]
     if not told:

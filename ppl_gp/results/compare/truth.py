@@ -9,11 +9,9 @@ need not be small. Each component gets the same number of draws, and weights tak
 as their denominator (Veach & Guibas 1995; Owen & Zhou 2000). The component s = 1 is q itself: its
 own weights give q's k-hat. Weights are Pareto-smoothed (Vehtari et al. 2024) by ArviZ.
 
-No weight can tell of a mode that no draw meets. So other modes of p(f | y) are looked for by
-ascents from points far from q: draws of the prior, and q's mean mirrored about the prior's. Each
-that is found, with more than `SMALL_SHARE` of the evidence by Laplace's approximation, adds a
-Gaussian to the proposals; and some draws are the prior's own. A mode that no ascent ends in stays
-unseen.
+No weight can tell of a mode that no draw meets. So other modes are looked for by ascents from draws
+of the prior and from q's mean mirrored; each with more than `SMALL_SHARE` of the evidence adds a
+Gaussian to the proposals. A mode that no ascent ends in stays unseen.
 
 Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS` ascents, then
 O(N^2) a draw, in batches of `BATCH` draws; memory num_samples N / 4.
