@@ -398,3 +398,15 @@ def test_a_fit_that_failed_names_columns_whose_scales_are_far_apart(method, rati
         pg.fit(model, method, 0, X, y=np.arange(20) % 3)
     named = "column 0 of 'X' (sd 1) and that of column 1 of 'X' (sd 7e+03) are far apart"
     assert (named in str(error.value)) == (ratio > 1.0)
+
+
+@pytest.mark.parametrize("edge", [0.0, 1.0])
+def test_an_observation_at_the_edge_of_its_support_is_the_cause_that_is_named(edge):
+    def shares(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Beta(2.0 * jnp.exp(b * x), 2.0), obs=y)
+
+    with pytest.raises(pg.DataError, match=rf"row\(s\) \[2\].*\[{edge:.0f}\.\] are where") as told:
+        pg.fit(shares, pg.EP(), 0, np.ones(4), y=np.array([0.2, 0.5, edge, 0.7]))
+    assert "exposure" not in str(told.value)

@@ -138,20 +138,21 @@ def _curvature_outside(log_lik: Callable, shapes: tuple, key):
     return lax.map(between, jnp.arange(max(1, (len(rows) - 1).bit_length())))
 
 
+_CAUSE = "look at what their distribution is computed from (of an exposure of zero: 0 log 0 = NaN)"
+
+
 def listed(rows) -> str:
     """The first rows of a mask (N,) as text, and how many there are."""
     bad = np.flatnonzero(np.asarray(rows))
     return f"{bad[:5].tolist()}{f', ... ({len(bad)} rows)' if len(bad) > 5 else ''}"
 
 
-def require_finite(rows, of: str, where: str) -> None:
+def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
     """Raise `DataError` if terms of the log-likelihood, or their slopes, are not finite."""
     if not np.all(rows):
         raise DataError(
             f"the log-likelihood of row(s) {listed(~np.asarray(rows))}{of}, or its slope, is not "
-            f"finite at {where}: look at what they observe (an edge of its support?) and "
-            "at what their distribution is computed from (an exposure of zero?), or "
-            "leave such rows out."
+            f"finite at {where}: {cause}; leave such rows out."
         )
 
 

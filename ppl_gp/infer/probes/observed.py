@@ -80,7 +80,11 @@ def _require_numbers(again, trace: dict, known: dict, names: list[str], free) ->
         if not any(map(np.any, bad.values())):
             return
     for name, rows in bad.items():
-        require_finite(~rows, f" of site '{name}'", f"{_DRAWS} values of the latent sites")
+        fn, value = unwrap(there[name]["fn"]), np.asarray(there[name]["value"])
+        at_edge = [] if _has_edge(fn) or value.shape != rows.shape else value[rows]
+        cause = f"{at_edge[:5]} are where the density of {type(fn).__name__} is zero or infinite"
+        where = (f" of site '{name}'", f"{_DRAWS} values of the latent sites")
+        require_finite(~rows, *where, *([cause] if len(at_edge) else []))
 
 
 def _plain_values(trace: dict) -> dict:
@@ -99,11 +103,7 @@ def _has_number(name: str, again, trace: dict) -> np.ndarray:
     """
     site, found = trace[name], roles(trace)
     finite, fn = np.asarray(jnp.isfinite(log_prob_per_datum(site))), unwrap(site["fn"])
-    for k, constraint in fn.arg_constraints.items():
-        number, is_rate = np.asarray(getattr(fn, k, 1.0)), hasattr(constraint, "lower_bound")
-        if not np.all(np.isfinite(number)) or (is_rate and not np.all(number)):
-            break
-    else:
+    if not _has_edge(fn):
         return finite
     latent = {k: trace[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
     latent = {k: x for k, x in latent.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
@@ -115,6 +115,15 @@ def _has_number(name: str, again, trace: dict) -> np.ndarray:
         )[1]
         return finite & ~np.asarray(jnp.isnan(slope))
     return finite
+
+
+def _has_edge(fn) -> bool:
+    """Whether a parameter of a distribution is zero, where it is a rate, or infinite."""
+    for k, constraint in fn.arg_constraints.items():
+        number, is_rate = np.asarray(getattr(fn, k, 1.0)), hasattr(constraint, "lower_bound")
+        if not np.all(np.isfinite(number)) or (is_rate and not np.all(number)):
+            return True
+    return False
 
 
 def _check_observed(name, trace, rerun) -> bool:
