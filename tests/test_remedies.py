@@ -787,7 +787,7 @@ ROWS = {
         slow=True,
     ),
     "a spread that is held, no GP": row(
-        r"NUTS\(\), or give values of \['tau'\], hyper=Fixed\(\{'tau': \.\.\.\}\)",
+        r"NUTS\(\), or Laplace\(integrate=\(\), hyper=Fixed\(\{'tau': \.\.\.\}\)\)",
         lambda: fit(shares, X, GROUP, y=SHARES, method=pg.Laplace(integrate=())),
         lambda: fit(
             shares,
