@@ -13,8 +13,8 @@ import pytest
 import ppl_gp as pg
 import ppl_gp.sparse.arrow_parts as arrow_parts
 from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.svgp.fit import make_fit
 from ppl_gp.infer.svgp.look import look_at
-from ppl_gp.infer.svgp.make_fit import make_fit
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.run import Ended
 from ppl_gp.infer.svgp.step import blend_all, step

@@ -104,3 +104,34 @@ def test_the_posterior_of_several_functions_says_what_to_call():
     with pytest.raises(pg.ModelError, match=r"fit.posterior\['f'\]\(X_new\)"):
         fit.posterior(NEW)
     assert fit.posterior["f"](NEW).mean.shape == (3,)
+
+
+def days_and_doses(day, dose, group, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 3.0), day))
+    with numpyro.plate("data", day.shape[0]):
+        numpyro.sample("y", dist.Normal(f + b * dose + u[group], 0.3), obs=y)
+
+
+@pytest.mark.parametrize("kind", [int, np.uint8, bool])
+def test_columns_that_were_whole_in_training_take_any_new_number(kind):
+    """They were rounded: a prediction for day 1.5 was that for day 2."""
+    rng = np.random.default_rng(5)
+    day, dose, group = np.arange(12), rng.integers(0, 2, 12), np.arange(12) % 3
+    y, new = rng.normal(size=12), (np.array([1.5, 7.2, 20.0]), np.array([0.4, 0.0, 1.7]))
+
+    def covariance(a, b):
+        (s, c, g), (t, d, h) = a, b
+        same = (np.asarray(g)[:, None] == np.asarray(h)) * 1.0
+        return np.exp(-((s[:, None] - t) ** 2) / 18.0) + np.outer(c, d) + same
+
+    old, there = (day, dose, group), (*new, np.array([0, 2, 1]))
+    C, k = covariance(old, old) + 0.09 * np.eye(12), covariance(there, old)
+    fit = pg.fit(days_and_doses, pg.Laplace(), 0, day, dose.astype(kind), group, y=y)
+    found = fit.predict(*there)
+    np.testing.assert_allclose(found.mean, k @ np.linalg.solve(C, y), atol=1e-5)
+    explained = np.sum(k * np.linalg.solve(C, k.T).T, 1)
+    np.testing.assert_allclose(found.f_variance, 2.0 + new[1] ** 2 - explained, atol=1e-5)
+    with pytest.raises(pg.DataError, match="integer"):  # an index is no number
+        fit.predict(*new, np.array([0.5, 1.0, 2.0]))

@@ -109,9 +109,7 @@ def _is_by_row(site: dict) -> bool:
 
 
 def _is_plain(trace: dict, sites) -> bool:
-    """Whether the only site is a GP of one function at the data's inputs, which is read as it
-    stands.
-    """
+    """Whether the only site is a GP of one function at the data's inputs, read as it is."""
 
     def plain(site):
         return is_gp(site) and len(site["fn"].shape()) == 1 and _is_by_row(site)
@@ -140,9 +138,7 @@ def _plan(model, bones: Skeleton, trace: dict, found: Integrable, arrays, values
 
 
 def _factored(model, bones: Skeleton, sites, rest: Rest) -> tuple[str, ...]:
-    """Arguments with one entry per datum that factors alone see, and the predictor is computed
-    from.
-    """
+    """Arguments with an entry per datum that factors alone see and the predictor comes from."""
     asked = [p for p, _ in bones.rows if p in model.reading.factored]
     if not asked:
         return ()

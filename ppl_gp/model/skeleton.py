@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from ppl_gp.errors import DataError
 from ppl_gp.model.arguments import Leaves, argument_of, is_array
-from ppl_gp.model.tracing import reading_of
+from ppl_gp.model.tracing import reading_of, run
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,9 @@ class Skeleton:
             entry = self.entry(path)
             shape = [n for i, n in enumerate(entry.shape) if i != rows[path]]
             width = math.prod(shape)
-            x = jnp.reshape(X[:, at : at + width], (len(X), *shape))
+            x = jnp.moveaxis(jnp.reshape(X[:, at : at + width], (len(X), *shape)), 0, rows[path])
             whole = not jnp.issubdtype(entry.dtype, jnp.inexact)
-            found[path] = jnp.moveaxis(jnp.rint(x) if whole else x, 0, rows[path]).astype(
-                entry.dtype
-            )
+            found[path] = (jnp.rint(x) if whole else x).astype(entry.dtype)
             at += width
         return found
 
@@ -120,9 +118,37 @@ def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
     columns = tuple(p for p, _ in rows if p in wanted)
     known = {p: (leaves.leaves[p], a) for p, a in rows if not isinstance(leaves.leaves[p], Tracer)}
     first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
-    return Skeleton(
+    found = Skeleton(
         tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns, first
     )
+    return _with_numbers(model, found)
+
+
+def _with_numbers(model: Callable, bones: Skeleton) -> Skeleton:
+    """Whole columns as floats where the model runs with floats: they are whole in training alone,
+    as days may be. An index does not run so, and stays. An abstract trace for each.
+    """
+    for path in bones.columns:
+        entry = bones.entry(path)
+        number = jax.ShapeDtypeStruct(entry.shape, jnp.result_type(float))
+        pairs = zip(bones.paths, bones.entries, strict=True)
+        tried = replace(bones, entries=tuple(number if p == path else x for p, x in pairs))
+        if not jnp.issubdtype(entry.dtype, jnp.inexact) and _runs(model, tried):
+            bones = tried
+    return bones
+
+
+def _runs(model: Callable, bones: Skeleton) -> bool:
+    def values(arrays):
+        trace = run(model, *bones.arguments(arrays))
+        return [s["value"] for s in trace.values() if s["type"] == "sample"]
+
+    try:
+        pairs = zip(bones.paths, bones.entries, strict=True)
+        jax.eval_shape(values, {p: x for p, x in pairs if is_array(x)})
+    except Exception:  # whatever the user's code says of a float
+        return False
+    return True
 
 
 def _shaped(x):

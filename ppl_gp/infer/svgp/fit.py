@@ -6,13 +6,17 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import random
+from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
 from ppl_gp.ctrl_c import answered, arrive
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
+from ppl_gp.frames.names import Names
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
@@ -27,16 +31,17 @@ from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.devices import Placement, placement
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
-from ppl_gp.infer.svgp.make_fit import make_fit
+from ppl_gp.infer.svgp.objective import hyper_at
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.problem import Problem
 from ppl_gp.infer.svgp.run import Ended, LongRun, chunk_size
 from ppl_gp.infer.svgp.start import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.step import State, advance_whole, begin
+from ppl_gp.kept import FromInducing
 from ppl_gp.model.roles import roles
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.bound import Batch
+from ppl_gp.sparse.bound import Batch, priors_at
 from ppl_gp.sparse.collapsed import require_gaussian
 from ppl_gp.sparse.svgp import SVGP
 
@@ -45,6 +50,7 @@ STEP = 0.1  # of differences in unconstrained values
 STEEP = 0.1  # gradient of the hyperparameters
 # nats per datum that more inducing variables may add: from here other points are tried; a warning
 SOME, FEW = 1e-3, 1e-2
+GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide keeps
 WIDE_GAP = 1e-3  # what a whole step of q(u) expects to gain
 
 
@@ -255,3 +261,78 @@ def _checkpoints(method: SVGP, subject: Subject, key) -> Checkpoints | None:
         return None
     same = identity(method, subject.model, subject.data, subject.source.num_data, key)
     return Checkpoints(method.checkpoint, same)
+
+
+def make_fit(
+    method: SVGP, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key
+) -> Fit:
+    """The fit; `told`: what else its `stats` say, where that is not `None`."""
+    state, sampled = ended.state, problem.plan.draws_hyper
+    hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
+    args, kwargs = jax.tree.map(_on_device, subject.data)
+    stats = _stats(problem, subject, ended) | {
+        "num_inducing": max(q.mean.shape[-1] for q in kept.values()),
+        "jitter_raised": float(raised),
+    }
+    return Fit(
+        model=subject.model,
+        method=method,
+        args=args,
+        kwargs=kwargs,
+        draws=Draws.equal(hyper, kept) if sampled else Draws.one(hyper, kept),
+        log_evidence=bound,
+        result=ended.result,
+        stats=stats | {k: v for k, v in told.items() if v is not None},
+        sampled=sampled,
+        local=eqx.combine(state.variational.latents, problem.frozen),
+        names=subject.source.names if isinstance(subject.source, StreamSource) else Names(),
+    )
+
+
+def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
+    source, state, plan = subject.source, ended.state, problem.plan
+    stats = {
+        "steps": len(ended.bounds),
+        "bounds": ended.bounds,
+        "batch_size": int(source.batch_size or 0),
+        "num_data": source.num_data,
+        "failed_steps": int(state.failed),
+        "shortened_steps": int(state.halved),
+    }
+    if ended.result in (Result.converged, Result.completed):
+        made = "all steps made" if stats["steps"] >= plan.max_steps else "the bound stopped rising"
+        settled = ended.result is Result.converged and not plan.noisy
+        stats["ended"] = "no step would gain" if settled else made
+    if not plan.noisy:
+        stats["q_gap"] = float(state.q_gap)
+    if plan.names and plan.guide is None and not plan.noisy:
+        stats["map_gradient"] = float(state.slope)
+    # what is kept of the data: `loo` and `to_datatree` know no others
+    return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
+
+
+def _on_device(x):
+    return jnp.asarray(x) if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) else x
+
+
+@quick_jit
+def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict, jax.Array]:
+    """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws
+    where there are any.
+    """
+
+    def one(key):
+        hyper, _ = hyper_at(problem, state.free, batch._replace(key=key))
+        kept, raised = {}, jnp.zeros(())
+        for name, prior in priors_at(problem.plan.model, batch, hyper).items():
+            variables = state.variational.variables[name]
+            q = state.variational.q[name].whitened()
+            kept[name] = FromInducing(inducing=variables, mean=q.mean, reduction=q.reduction)
+            raised = jnp.maximum(raised, variables.root(prior).added)
+        return hyper, kept, raised
+
+    if not problem.plan.draws_hyper:
+        hyper, kept, raised = one(key)
+        return hyper, jax.tree.map(lambda x: x[None] if eqx.is_array(x) else x, kept), raised
+    hyper, kept, raised = lax.map(one, random.split(key, GUIDE_DRAWS))
+    return hyper, kept, jnp.max(raised)

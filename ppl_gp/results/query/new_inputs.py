@@ -146,9 +146,7 @@ def _checked_tree(X, trained):
 
 
 def _as_trained(X, dtype):
-    """In the training inputs' precision, so that one set of compiled functions serves; integers
-    stay integers.
-    """
+    """Floats in the training inputs' precision, so that one set of compiled functions serves."""
     return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
 
 
