@@ -13,6 +13,7 @@ import pytest
 from numpyro import handlers
 
 import ppl_gp as pg
+import ppl_gp.infer.local as local
 
 RNG = np.random.default_rng(0)
 N, GROUPS = 24, 6
@@ -141,6 +142,50 @@ def test_the_remedy_for_a_second_function_leaves_no_site_a_point():
     assert set(named) == {"b", "h"}
     fit = pg.fit(noise_with_slopes, pg.EP(integrate=named), 0, X, y=y)
     assert fit.log_evidence == pytest.approx(evidence_of_slopes(X, y), abs=0.1)
+
+
+def two_outcomes_with_levels(x, g, c=None, d=None):
+    """Single values beside effects that two outcomes share: a level, a slope, the log of a noise,
+    and a slope that the predictor is bent in."""
+    level, slope = (numpyro.sample(k, dist.Normal(0.0, 2.0)) for k in ("level", "slope"))
+    noise, bent = (numpyro.sample(k, dist.Normal(-1.0, 0.5)) for k in ("noise", "bent"))
+    with numpyro.plate("groups", GROUPS):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.8))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("c", dist.Normal(level + u[g], jnp.exp(noise)), obs=c)
+        numpyro.sample("d", dist.Normal(slope * x + 1.5 * u[g] + jnp.exp(bent) * x**2, 0.5), obs=d)
+
+
+LEVELS = {"x": (LINE := np.linspace(-1.0, 1.5, N)), "g": G, "c": Y, "d": 0.5 * Y + LINE}
+
+
+def test_the_remedy_names_single_values_beside_the_effects(monkeypatch):
+    """One of them was left a point in silence; those that are hyperparameters stay so."""
+
+    def stopped(hyper, problem):
+        raise InterruptedError
+
+    monkeypatch.setattr(local, "infer_hyper", stopped)
+    with pytest.warns(UserWarning, match="maximises 'u'") as said, pytest.raises(InterruptedError):
+        pg.fit(two_outcomes_with_levels, pg.Laplace(), 0, **LEVELS)
+    named = re.search(r"integrate=(\(.*?\))", str(said[0].message))[1]
+    assert named == "('level', 'slope', 'u')"
+
+
+@pytest.mark.slow
+def test_what_that_remedy_integrates_is_what_dense_algebra_has():
+    method = pg.Laplace(
+        integrate=("level", "slope", "u"), hyper=pg.Fixed({"noise": -0.5, "bent": -1.0})
+    )
+    fit = pg.fit(two_outcomes_with_levels, method, 0, **LEVELS)
+    x, zero, B = LEVELS["x"], np.zeros(N), np.eye(GROUPS)[G]
+    A = np.block([[np.ones((N, 1)), zero[:, None], B], [zero[:, None], x[:, None], 1.5 * B]])
+    S = A @ np.diag([4.0, 4.0, *[0.64] * GROUPS]) @ A.T + np.diag(
+        [*[np.exp(-1.0)] * N, *[0.25] * N]
+    )
+    y = np.concatenate([LEVELS["c"], LEVELS["d"] - np.exp(-1.0) * x**2])
+    evidence = -0.5 * y @ np.linalg.solve(S, y) - 0.5 * np.linalg.slogdet(2 * np.pi * S)[1]
+    assert fit.log_evidence == pytest.approx(evidence, abs=1e-6)
 
 
 def of_units(X, y=None, size=None, shared=False, bend=False):

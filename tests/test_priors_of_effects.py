@@ -395,6 +395,64 @@ def test_a_known_point_is_the_mode_of_the_joint_density():
     np.testing.assert_allclose(jax.grad(density)(fit.hyper["u"]), 0.0, atol=1e-3)
 
 
+FORMS = {
+    "added": lambda a, f, t, u: a + u,
+    "times an effect": lambda a, f, t, u: a * u,
+    "times a function": lambda a, f, t, u: a + f * u,
+    "times a difference": lambda a, f, t, u: u * (f - a),
+    "in a power": lambda a, f, t, u: a + f * jnp.exp(u),
+    "with an unknown factor": lambda a, f, t, u: a + t * u,
+    "times an effect and an unknown factor": lambda a, f, t, u: a * t * u,
+    "in a relative change": lambda a, f, t, u: a * (1.0 + t * u),
+    "times a function and an unknown factor": lambda a, f, t, u: a + f * t * u,
+}
+CELLS = ("LogNormal", "Gamma", "HalfNormal", "StudentT", "Dirichlet")
+
+
+def formed(X, group, prior, form, level, function, y=None):
+    """Effects that act through what is integrated: a level, or a function."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0)) if level else 0.0
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X)) if function else 0.0
+    t = numpyro.sample("t", dist.HalfNormal(1.0)) if "unknown" in form or "change" in form else 1.0
+    u = numpyro.sample("u", prior)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(FORMS[form](a, f, t, u[group]), NOISE), obs=y)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "name", [k if k == CELLS[0] else pytest.param(k, marks=pytest.mark.slow) for k in CELLS]
+)
+def test_effects_that_multiply_are_named_or_refused(monkeypatch, name, form):
+    """They were maximised in silence, as they move nothing where what they multiply is zero."""
+    function = "function" in form or form in ("times a difference", "in a power")
+    args = POINT[name](), form, True, function
+    if name != "Dirichlet" and ("unknown" in form or "change" in form):
+        with pytest.raises(pg.ModelError, match=r"'u' together with \['t'\]"):
+            pg.fit(formed, pg.Laplace(), 0, X, GROUP, *args, y=Y)
+        return
+    inside, told = said(monkeypatch, formed, *args)
+    assert not inside and len(told) == 1 and "maximises 'u' (4 values)" in told[0]
+
+
+def written_out(X, group, kernel, y=None):
+    """A kernel that the model writes out: its length scales and its amplitude."""
+    u = numpyro.sample("u", each(dist.LogNormal(0.0, 0.5)))
+    amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
+    z = numpyro.sample("z", each(dist.Normal(0.0, 1.0)))
+    waves = jnp.cos(X[:, None] * jnp.arange(GROUPS))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(waves @ (amplitude * kernel(u) * z), NOISE), obs=y)
+
+
+def test_length_scales_beside_an_amplitude_are_not_refused(monkeypatch):
+    kernel = lambda u: jnp.sqrt(u) * jnp.exp(-0.25 * (u * jnp.arange(GROUPS)) ** 2)  # noqa: E731
+    inside, told = said(monkeypatch, written_out, kernel)
+    assert not inside and len(told) == 1 and "maximises 'u' (4 values)" in told[0]
+    with pytest.raises(pg.ModelError, match=r"'u' together with \['amplitude'\]"):
+        pg.fit(written_out, pg.Laplace(), 0, X, GROUP, lambda u: u, y=Y)
+
+
 def hyperparameters(X, group, role, y=None):
     """Vectors that are no effects, by what they do."""
     u = numpyro.sample("u", each(dist.LogNormal(0.0, 0.5)))
@@ -404,7 +462,7 @@ def hyperparameters(X, group, role, y=None):
         fn = {
             "length scales": lambda: dist.Normal(f, NOISE),
             "noise of a group": lambda: dist.Normal(f, u[group]),
-            "amplitude of a group": lambda: dist.Normal(u[group] * f, NOISE),
+            "noise of a function": lambda: dist.StudentT(u[group] + 2.0, f, u[group]),
             "cut points": lambda: dist.OrderedLogistic(f, jnp.cumsum(u) - 2.0),
             "dispersion": lambda: dist.NegativeBinomial2(jnp.exp(f), u[group]),
         }[role]()
@@ -414,7 +472,7 @@ def hyperparameters(X, group, role, y=None):
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     "role",
-    ["noise of a group", "length scales", "amplitude of a group", "cut points", "dispersion"],
+    ["noise of a group", "length scales", "noise of a function", "cut points", "dispersion"],
 )
 def test_vectors_of_hyperparameters_are_maximised_as_before(monkeypatch, role):
     monkeypatch.setitem(globals(), "Y", np.arange(N) % 5)

@@ -91,7 +91,7 @@ def require_none_demoted(
             _refuse_or_warn(trace, gaussians, _UNREAD, method)
         _require_proved(seen, trace, gaussians, method)
         if wanted := [k for k in gaussians if k in many]:
-            named = _if_named(source, args, kwargs, [*inside, *wanted])
+            named = _if_named(source, args, kwargs, [*inside, *wanted], gaussians)
         alone = [k for k in left if k not in named]
         known = _require_alone(source, args, kwargs, trace, alone, method)
     others = _reached(wide, trace, [k for k in many if k not in left])
@@ -100,12 +100,17 @@ def require_none_demoted(
     tell_of_points(wide, trace, source.reading, points, functions, named, method)
 
 
-def _if_named(source: Declared, args, kwargs, sites: list[str]) -> tuple[str, ...]:
+def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str]) -> tuple:
     """All that is integrated with these Gaussian sites, some of them only if they are named: with
-    those a datum depends on more functions (`collapse.integrable`).
+    those a datum depends on more functions (`collapse.integrable`). And others that add none.
     """
-    asked = collapse(source, args, kwargs, only=tuple(sites))
-    return asked.plan.sites if isinstance(asked, Collapsed) else ()
+    plan = lambda only: getattr(collapse(source, args, kwargs, only=only), "plan", None)  # noqa: E731
+    found = plan(sites)
+    for site in others if found else ():
+        more = plan({*found.sites, site})
+        if more and {*more.sites} > {*found.sites} and more.functions == found.functions:
+            found = more
+    return found.sites if found else ()
 
 
 def _require_alone(
@@ -134,7 +139,8 @@ def _seen(model, args, kwargs, trace: dict, values: dict, functions: Sequence[st
     """{scored site: arrays of its distribution} with all latents given, these ones moving, and
     {function: its prior's mean}, which counts as computed from the function.
     """
-    held = {k: s["value"] for k, s in trace.items() if _is_latent(s)}
+    free = (k for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"])
+    held = {k: trace[k]["value"] for k in free}
     again = run(model, args, kwargs, {**held, **values}, {**held, **values})
     means = {k: [mean_of(again[k]["fn"]) + 0.0 * again[k]["value"]] for k in functions}
     scored = {k: s["fn"] for k, s in again.items() if s["type"] == "sample" and s["is_scored"]}
@@ -176,14 +182,8 @@ def _refuse_or_warn(trace: dict, sites: list[str], why: str, method: str) -> Non
             "others maximised."
         )
     if sites:
-        warn(
-            f"{method} maximises {sites} with the hyperparameters and does not integrate them: "
-            f"{why}.",
-        )
-
-
-def _is_latent(site: dict) -> bool:
-    return site["type"] == "sample" and not is_observed(site) and not site["is_observed"]
+        told = f"{method} maximises {sites} with the hyperparameters and does not integrate them"
+        warn(f"{told}: {why}.")
 
 
 def _arrays(fn) -> list:

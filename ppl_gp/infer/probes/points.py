@@ -7,6 +7,7 @@ of .4 for tau u[g] with Student's t.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,35 +23,41 @@ from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import unwrap
 
 _STEP = 0.3  # of a scale: far more than rounding, and a positive value stays positive
-_ROUNDED = 1e-4  # of an array that the moves of a value leave where it is
+_close = partial(jnp.allclose, rtol=1e-4, equal_nan=True)  # of arrays that a move leaves alone
 
 
 def effects(seen: Callable, trace: dict, sites: list[str], functions: list[str]) -> list[str]:
     """Those of the sites that are effects and not hyperparameters of the likelihood: Gaussian ones,
-    and others that move, if the functions are zero, an array that the functions move too.
+    and others that move an array that the functions move too, where the functions are zero or not.
 
     `seen`: (values of some latents) -> arrays that the scored observations are computed from, and
-    the functions' prior means, with the others at the values of the trace. The noise of a group,
-    cut points and the amplitude of an output are not effects.
+    the functions' prior means, with the others at the values of the trace. The noise of a group
+    and cut points are not effects.
     """
     others = [k for k in sites if not gaussian(trace[k]["fn"])]
     if not others:
         return sites
-    value = {k: trace[k]["value"] for k in (*others, *functions)}
-    flow = flows(seen, value)
-    shared = [i for i, names in enumerate(flow) if not names.isdisjoint(functions)]
-    zero = {k: jnp.zeros_like(value[k]) for k in functions}
+    flow = flows(seen, {k: trace[k]["value"] for k in (*others, *functions)})
+    shared = [frozenset() if on.isdisjoint(functions) else on for on in flow]
+    rest = [k for k in sites if k not in set(others).difference(*shared)]
 
-    def moves(site):
-        if not any(site in flow[i] for i in shared):
-            return False
-        here, there = (
-            jax.tree.leaves(seen({**zero, site: x})) for x in (value[site], _moved(value[site]))
-        )
-        return not all(bool(jnp.allclose(here[i], there[i], rtol=_ROUNDED)) for i in shared)
+    def moves(site, held):
+        x = trace[site]["value"]
+        left = _same(seen, {**held, site: x}, {**held, site: _moved(x)}, _close)
+        return any(site in on and not a for on, a in zip(shared, left, strict=True))
 
     with jax.ensure_compile_time_eval():
-        return [k for k in sites if k not in others or moves(k)]
+        zero, away = _places(trace, functions)
+        return [k for k in rest if k not in others or moves(k, zero) or moves(k, away)]
+
+
+def _places(trace: dict, functions: list[str]) -> tuple[dict, dict]:
+    """Values of the functions: zero, and generic ones that roots, logarithms and probabilities of
+    exist, where what multiplies the functions acts too.
+    """
+    draw, at = np.random.default_rng(0).uniform, {k: trace[k]["value"] for k in functions}
+    away = {k: jnp.asarray(draw(0.2, 0.8, x.shape), x.dtype) for k, x in at.items()}
+    return {k: jnp.zeros_like(x) for k, x in at.items()}, away
 
 
 def tell_of_points(
@@ -63,7 +70,7 @@ def tell_of_points(
     method: str,
 ) -> None:
     """Raise `ModelError` for effects whose scale is unknown; warn of others. `named`: sites that
-    `integrate=` may name. Four evaluations of the model for each hyperparameter.
+    `integrate=` may name. At most twelve evaluations of the model for each hyperparameter.
     """
     require_bounded(trace, reading, method, sites, integrated=functions)
     of_priors = unknown_behind(trace, reading.variance)
@@ -103,28 +110,27 @@ def _is_bounded(fn) -> bool:
 
 
 def _scales(seen: Callable, trace: dict, site: str, functions: list[str]) -> list[str]:
-    """The hyperparameters that act on something that is seen through this site alone: where the
-    functions are zero, moving them moves nothing of it where the site is zero, and something where
-    it is one.
+    """The hyperparameters that act on something that is seen through this site alone: moving them
+    moves nothing of it where the site is zero, and something where it is one. Where the functions
+    are not zero, twice the one and half the other also have to be the same: the amplitude of a
+    kernel that a model writes out does not multiply its length scales.
     """
-    found = roles(trace)
-    points = [k for k in (*found.hyper, *found.params) if k not in functions]
-    value = {k: trace[k]["value"] for k in points}
-    held = {k: jnp.zeros_like(trace[k]["value"]) for k in functions}
-    zero, one = ({**held, site: jnp.full_like(value[site], x)} for x in (0.0, 1.0))
-    others = [k for k in value if k != site and is_floating(value[k])]
-    flow = flows(lambda moved: seen({site: value[site], **moved}), {k: value[k] for k in others})
-    acting = frozenset().union(*flow)
+    hidden = {*roles(trace).hyper, *roles(trace).params} - {site, *functions}
+    value = {k: x for k in hidden if is_floating(x := trace[k]["value"])}
+    acting = frozenset().union(*flows(seen, value))
 
-    def multiplies(k):
-        moved = {k: jax.tree.map(_moved, value[k])}
-        still, pushed = (
-            [_same(*pair) for pair in _pairs(seen(at), seen({**at, **moved}))] for at in (zero, one)
-        )
-        return any(a and not b for a, b in zip(still, pushed, strict=True))
+    same = partial(_same, seen)
+
+    def scales(k, held, anyhow):
+        full = partial(jnp.full_like, trace[site]["value"])
+        zero, one, half = ({**held, site: full(x)} for x in (0.0, 1.0, 0.5))
+        moved, twice = ({k: jax.tree.map(by, value[k])} for by in (_moved, lambda x: 2.0 * x))
+        found = same(zero, zero | moved), same(one, one | moved), same(one, half | twice, _close)
+        return any(a and not b and (c or anyhow) for a, b, c in zip(*found, strict=True))
 
     with jax.ensure_compile_time_eval():
-        return [k for k in sorted(acting.intersection(others)) if multiplies(k)]
+        zero, away = _places(trace, functions)
+        return [k for k in sorted(acting) if scales(k, zero, True) or scales(k, away, False)]
 
 
 def _moved(x):
@@ -142,9 +148,6 @@ def flows(function: Callable, values: dict) -> list[frozenset]:
     return jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, frozenset))
 
 
-def _pairs(a, b):
-    return zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-
-
-def _same(a, b) -> bool:
-    return all(bool(jnp.all(x == y)) for x, y in _pairs(a, b))
+def _same(seen: Callable, a: dict, b: dict, how: Callable = jnp.array_equal) -> list[bool]:
+    found = (jax.tree.leaves(seen(x)) for x in (a, b))
+    return [bool(how(*pair)) for pair in zip(*found, strict=True)]
