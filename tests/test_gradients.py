@@ -138,3 +138,58 @@ def test_gradient_in_the_inputs():
         - (value(inputs + 2 * move) - value(inputs - 2 * move))
     ) / 12
     np.testing.assert_allclose(gradient[2, 0], difference / STEP, rtol=1e-6, atol=2e-6)
+
+
+def _three(X, a, y=None):
+    """A kernel parameter, a likelihood parameter and an argument."""
+    length, s = (numpyro.sample(k, dist.LogNormal(0.0, 1.0)) for k in ("length", "s"))
+    f = numpyro.sample("f", pg.GP(kernels.RBF(1.0, length), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f + a, s), obs=y)
+
+
+def _three_logits(X, a, y=None):
+    """As `_three`, of zeros and ones."""
+    length, s = (numpyro.sample(k, dist.LogNormal(0.0, 1.0)) for k in ("length", "s"))
+    f = numpyro.sample("f", pg.GP(kernels.RBF(1.0, length), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.BernoulliLogits(s * f + a), obs=y)
+
+
+KINDS = {
+    "Python": float,
+    "NumPy": np.float64,
+    "weak": jax.jit(lambda x: x),
+    "strong": lambda x: jnp.asarray(x, jnp.float64),
+}
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize(
+    "method", [pg.Laplace(), pg.EP(), pg.VI(), pg.LocalBound()], ids=lambda m: type(m).__name__
+)
+def test_the_gradient_does_not_depend_on_the_kind_of_number(method):
+    """Of a kernel parameter, a likelihood parameter and an argument, each against differences."""
+    X = np.linspace(0.0, 5.0, 8)
+    is_bound = isinstance(method, pg.LocalBound)
+    model = _three_logits if is_bound else _three
+    y = (np.sin(2.0 * X) > 0.0).astype(float) if is_bound else np.sin(2.0 * X)
+
+    def value(h):
+        read = pg.read(model, X, h["a"], y=y, hyper={k: h[k] for k in ("length", "s")})
+        return pg.log_evidence(method, read)[0]
+
+    at, compiled = {"length": 0.8, "s": 0.3, "a": 0.2}, jax.jit(value)
+    wanted = {k: _finite_difference(compiled, at, k) for k in at}
+    assert all(abs(x) > 1e-2 for x in wanted.values())
+    assert [getattr(make(1.0), "weak_type", None) for make in KINDS.values()][2:] == [True, False]
+    for kind, make in KINDS.items():
+        for moved in ({*at}, {"s"}):  # the others are then constants
+            rest = {k: make(x) for k, x in at.items() if k not in moved}
+            found = jax.grad(lambda h, rest=rest: value({**h, **rest}))(
+                {k: make(at[k]) for k in moved}
+            )
+            for k in moved:
+                np.testing.assert_allclose(
+                    found[k], wanted[k], rtol=1e-6, atol=2e-6, err_msg=f"{kind} {k}"
+                )

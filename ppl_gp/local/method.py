@@ -47,8 +47,7 @@ class Solution(NamedTuple):
 
 
 class LocalMethod(eqx.Module):
-    """A Gaussian approximation with one pseudo-likelihood a datum. Static configuration; `solve`
-    does the work.
+    """A Gaussian approximation with one pseudo-likelihood per datum; `solve` finds it.
 
     `integrate`: the Gaussian sites that are integrated: `"gaussian"`, all that the data see through
     one linear predictor, or a tuple of names. The others are hyperparameters.
@@ -87,16 +86,13 @@ class LocalMethod(eqx.Module):
         return sites, q
 
     def refuses(self, log_lik: LogLikelihood) -> str | None:
-        """Why the method cannot take this pointwise likelihood, where it cannot: the message of a
-        `ModelError`.
-        """
+        """The message of a `ModelError`, where it cannot take this pointwise likelihood."""
         return None
 
     def pull_back(self, K, mean, log_lik, solution: Solution):
         """d log evidence / d (K, mean, log_lik) at the solution.
 
-        Where the evidence is stationary in the pseudo-likelihood (EP, VI, the local bound), holding
-        it fixed is exact.
+        It is held fixed: exact where the evidence is stationary in it (EP, VI, the local bound).
         """
         _, pull = vjp(lambda K, m: log_partition_and_mean(K, m, solution.sites)[0], K, mean)
         _, pull_terms = eqx.filter_vjp(lambda lik: jnp.sum(self.log_terms(lik, solution)), log_lik)
@@ -164,7 +160,9 @@ def _forward(perturbed, differentiable, method, init):
 
 @_log_evidence.def_bwd
 def _backward(solution, cotangent, perturbed, differentiable, method, init):
-    K, mean, log_lik = differentiable
+    # a Python float that moves arrives as a float, which filters take for a constant
+    arrays = jax.tree.map(lambda x, m: jnp.asarray(x) if m else x, differentiable, perturbed)
+    K, mean, log_lik = arrays
     bars = method.pull_back(K, mean, log_lik, solution)
     return _scale(bars, cotangent[0])
 

@@ -177,9 +177,7 @@ class LogLikelihood(eqx.Module):
 
     @property
     def is_concave(self) -> bool:
-        """Whether it is proved, while tracing, to be log-concave and smooth in f; two abstract
-        traces.
-        """
+        """Whether two abstract traces prove it to be log-concave and smooth in f."""
         return is_concave(self.trace, None, self.functions * self.num)
 
     def shared(self, f=None) -> Float[Array, ""]:
@@ -194,9 +192,7 @@ def functions_of(log_lik: Callable) -> int:
 
 @eqx.filter_jit
 def _per_datum(log_lik: JointLogLikelihood, latent):
-    """A method asks for the likelihood in tens of places: compiled as a function of its own, the
-    model is traced once.
-    """
+    """Compiled on its own: a method calls it in tens of places, and traces the model once."""
     total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
     for site in log_lik.trace(latent).values():
         if is_observed(site):
