@@ -2,6 +2,7 @@
 the numbers of every sampler's chains.
 """
 
+import functools
 import math
 from numbers import Integral, Real
 from typing import Protocol, runtime_checkable
@@ -14,17 +15,20 @@ from ppl_gp.errors import DataError
 
 
 def as_key(rng_key, call: str):
-    """A typed key from an integer seed, a `jax.random.key` or a raw `jax.random.PRNGKey`.
+    """A key of JAX's default kind from an integer seed, one `jax.random.key` of any kind or a raw
+    `jax.random.PRNGKey`, whose axis code that splits keys would count as one of keys.
 
-    Every public call that takes a key passes it through here: a raw key has an axis of its own,
-    which code that splits keys would count as one more axis of keys. Raises `DataError`.
+    Every public call that takes a key passes it through here. Raises `DataError`.
     """
     if isinstance(rng_key, Integral):
         return random.key(int(rng_key))
-    dtype = getattr(rng_key, "dtype", None)
+    dtype, default = getattr(rng_key, "dtype", None), random.key(0)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and not rng_key.shape:
-        return rng_key
-    if dtype == jnp.uint32 and rng_key.shape == random.key_data(random.key(0)).shape:
+        if dtype == default.dtype:
+            return rng_key
+        # NumPyro's samplers rebuild keys from their data, as that of the default kind
+        return functools.reduce(random.fold_in, random.key_data(rng_key), default)
+    if dtype == jnp.uint32 and rng_key.shape == random.key_data(default).shape:
         return random.wrap_key_data(jnp.asarray(rng_key))
     raise DataError(
         f"rng_key must be an integer seed or one jax.random.key; got {_described(rng_key)}. "

@@ -1,5 +1,6 @@
 """Keys: an integer seed, a typed key and a raw key of the same seed give the same answers from
-every public call that takes one, and draws of two hidden dimensions are the exact posterior's.
+every public call that takes one, which takes keys of other kinds too, and draws of two hidden
+dimensions are the exact posterior's.
 """
 
 import functools
@@ -16,6 +17,7 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.special import logsumexp
 
 import ppl_gp as pg
+from ppl_gp.option_checks import as_key
 from ppl_gp.results import fit as verbs
 
 X, y, X_new = small_fits.classification()
@@ -145,6 +147,39 @@ def test_every_kind_of_key_gives_the_same_answer(call, small_fit):
     require_equal([ask(KEYS[kind], small_fit("laplace")) for kind in kinds])
 
 
+OTHERS = ("rbg", "unsafe_rbg")
+
+
+def require_a_key_of_another_kind(ask, impl="rbg"):
+    """Equal keys give equal answers, and other keys others."""
+    answers = [ask(random.key(seed, impl=impl)) for seed in (SEED, SEED, SEED + 1)]
+    require_equal(answers[:2])
+    leaves = (jax.tree.leaves(a) for a in answers[1:])
+    assert any(not np.array_equal(a, b) for a, b in zip(*leaves, strict=True))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        k if k in QUICK[:3] else pytest.param(k, marks=pytest.mark.slow)
+        for k, (ask, _) in CALLS.items()
+        if ask
+    ],
+)
+def test_keys_of_other_kinds_are_taken(call, small_fit):
+    for impl in OTHERS:
+        require_a_key_of_another_kind(lambda key: CALLS[call][0](key, small_fit("laplace")), impl)
+
+
+def test_a_key_of_another_kind_is_one_of_the_default_kind():
+    """Keys of other seeds stay other keys."""
+    made = [as_key(random.key(s, impl=i), "") for s in range(3) for i in OTHERS]
+    made += [as_key(s, "") for s in range(3)]
+    assert {key.dtype for key in made} == {random.key(0).dtype}
+    kept = {tuple(np.asarray(random.key_data(key)).tolist()) for key in made}
+    assert len(kept) >= 6  # two of the kinds may make the same data of a seed
+
+
 METHODS = {
     "svgp": pg.SVGP(num_inducing=4, max_steps=3, batch_size=8),
     "map": pg.Laplace(hyper=pg.MAP(restarts=3)),
@@ -169,12 +204,30 @@ def test_every_kind_of_key_gives_the_same_fit(name):
     require_equal([(fit.hyper, dict(fit.latent)) for fit in fits])
 
 
+@pytest.mark.parametrize(
+    "name", [k if k == "nuts" else pytest.param(k, marks=pytest.mark.slow) for k in METHODS]
+)
+def test_fits_take_keys_of_other_kinds(name):
+    """MAP's restarts may end in one mode whatever the key."""
+
+    def ask(key):
+        model = MODELS.get(name, small_fits.classifier)
+        fit = pg.fit(model, METHODS[name], key, X, y=y, throw=False)
+        return fit.hyper, dict(fit.latent)
+
+    if name == "map":
+        require_equal([ask(random.key(SEED, impl="rbg")) for _ in range(2)])
+    else:
+        require_a_key_of_another_kind(ask)
+
+
 def test_latents_of_two_dimensions_are_the_posterior_under_every_kind_of_key(hidden_fit):
     """Against p(h) N(y; mean([x, h]), variance([x, h]) + noise) on a grid of h."""
     new, seen, num = X_hidden[:3] + 0.05, Y_hidden[:3, 0], 1000
     ask = functools.partial(hidden_fit.infer_latents, num_samples=num, num_proposals=num)
     answers = {kind: ask(KEYS[kind], new, seen) for kind in ("typed", "raw")}
     require_equal(list(answers.values()))
+    require_a_key_of_another_kind(lambda key: ask(key, new, seen).draws)
     side = np.linspace(-4.0, 4.0, 81)
     grid = np.stack([g.ravel() for g in np.meshgrid(side, side)], 1)
     for n in range(3):
