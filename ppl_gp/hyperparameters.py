@@ -18,9 +18,7 @@ GAUSSIAN = "gaussian"
 
 
 class _ByValue:
-    """Compares and hashes by the values of its fields, arrays included (whose `==` is no truth
-    value).
-    """
+    """Compares and hashes by the values of its fields, arrays included."""
 
     def __eq__(self, other):
         return type(self) is type(other) and self._digest() == other._digest()
@@ -80,9 +78,7 @@ class Fixed(_ByValue):
 
 @dataclass(frozen=True)
 class Sample:
-    """NUTS over the hyperparameters of the model with f integrated out by the method
-    (`pg.marginal`).
-    """
+    """NUTS over the hyperparameters, with f integrated out by the method (`pg.marginal`)."""
 
     num_warmup: int = 300
     num_samples: int = 500
@@ -103,12 +99,14 @@ class Grid(_ByValue):
     central composite design for more (25 to 49), stretched along half axes where the posterior is
     skewed. If points leave out more than 5 % of the mass, or a fifth of a hyperparameter's
     variance, a warning says so. The fit's draws are the points with their weights, which
-    predictions, `loo`, `compare` and ArviZ take into account. `stats`: `grid_missing_mass` and
-    `grid_missing_variance`, those shares; `grid_stretch`, (2 d,), the factors of the half axes
-    +1 ... +d, -1 ... -d of a composite design. The fit's result is `not_gaussian` if a regular grid
-    leaves out over a tenth, a stretch reached a third or three, or the effective number of points
-    is below a fifth of that for a Gaussian (loadings that may be rotated, say). Ctrl-C leaves the
-    point that the search for the mode had reached, as of `MAP`, and no weighted points.
+    predictions, `loo`, `compare` and ArviZ take into account. Quantiles of hyperparameters, in
+    `summary()` and trees, are those of these few values: take them from `Sample()`. `stats`:
+    `grid_missing_mass` and `grid_missing_variance`, those shares; `grid_stretch`, (2 d,), the
+    factors of the half axes +1 ... +d, -1 ... -d of a composite design. The fit's result is
+    `not_gaussian` if a regular grid leaves out over a tenth, a stretch reached a third or three, or
+    the effective number of points is below a fifth of that for a Gaussian (loadings that may be
+    rotated, say). Ctrl-C leaves the point that the search for the mode had reached, as of `MAP`,
+    and no weighted points.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 

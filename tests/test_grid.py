@@ -2,6 +2,8 @@
 quadrature over them.
 """
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -174,6 +176,51 @@ def test_what_a_composite_design_leaves_out_of_a_variance(d, turned):
     missing = 1.0 - (sd / exact(log_t, value)[1]) ** 2
     assert found.worst == 0 and abs(found.spread - missing) < 0.05 and missing > 0.25
     assert found_of(gaussian)[0].spread < 0.15
+
+
+def test_a_constant_entry_has_no_variance_to_leave_out():
+    """Such as the first row of a Cholesky factor: the shares are those without it."""
+    values, ask = (lambda z: np.exp(0.5 * z)), asked(gaussian, 4)
+    with_one = lambda z: np.column_stack([np.zeros(len(z)), values(z)])  # noqa: E731
+    plain, more = (compared(ask, v, *composite(4), np.eye(4)) for v in (values, with_one))
+    assert 0.02 < plain.spread == more.spread and more.worst == plain.worst + 1
+
+
+@pytest.mark.slow
+def test_a_correlation_s_constant_entries_are_not_judged():
+    """Ones up to rounding: the shares are those of the same model in the same coordinate, the
+    inverse hyperbolic tangent of the correlation.
+    """
+    sites = {
+        "tanh": (dist.Logistic(0.0, 0.5), lambda x: jnp.eye(2) + jnp.tanh(x) * jnp.eye(2)[::-1]),
+        "Cholesky": (dist.LKJCholesky(2, 1.0), lambda L: L @ L.T),
+        "matrix": (dist.LKJ(2, 1.0), lambda R: R),
+    }
+    which, found = np.arange(N) % 2, {}
+    for name, (prior, correlation) in sites.items():
+
+        def model(X, which, y=None, prior=prior, correlation=correlation):
+            R = correlation(numpyro.sample("R", prior))
+            sd = numpyro.sample("sd", dist.HalfNormal(1.0).expand([2]).to_event(1))
+            length = numpyro.sample("length", dist.LogNormal(0.0, 0.5))
+            B = sd[:, None] * R * sd
+
+            def kernel(a, b):
+                i, j = a[:, 1].astype(int), b[:, 1].astype(int)
+                return B[i][:, j] * pg.kernels.RBF(1.0, length)(a[:, :1], b[:, :1])
+
+            f = numpyro.sample("f", pg.GP(kernel, jnp.column_stack([X, which])))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+        y = Y * (1.0 - 1.7 * which)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            fit = pg.fit(model, pg.Laplace(hyper=pg.Grid()), 0, X, which, y=y)
+        assert not [x for x in told if "the tail of 'R'" in str(x.message)]
+        found[name] = fit.stats["grid_missing_variance"]
+    assert 0.05 < found["tanh"] < 0.5
+    np.testing.assert_allclose([*found.values()], found["tanh"], rtol=1e-6)
 
 
 HEAVY = {

@@ -81,7 +81,7 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     """The curvature, the half axes and the points, one after another."""
     yield Stage(None, 0)
     centre, rebuild = ravel_pytree(ascent.space.unconstrain(mode.hyper))
-    d, asked = centre.size, []
+    d, asked, best = centre.size, [], np.asarray(ravel_pytree(mode.hyper)[0], float)
     scales, result = _scales(ascent, centre, rebuild, mode)
     yield Stage(None, 1)
 
@@ -94,8 +94,10 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     def values(points):
         filled = np.pad(points, ((0, -len(points) % _PADDED), (0, 0)))
         there = _values(ascent.space, mode.hyper, centre + filled @ scales.T)[: len(points)]
+        eps = 16.0 * np.finfo(there.dtype).eps
         # float64 from here on, whose squares of what overflows in float32 are numbers
-        return np.nan_to_num(np.asarray(there, float), nan=0.0, posinf=1e100, neginf=-1e100)
+        there = np.nan_to_num(np.asarray(there, float), nan=0.0, posinf=1e100, neginf=-1e100)
+        return np.where(np.abs(there - best) > eps * np.abs(best), there - best, 0.0)
 
     widths = None
     if d > REGULAR:

@@ -48,7 +48,7 @@ def first_points(d: int) -> np.ndarray:
 
 def grow(ask: Callable, values: Callable, d: int) -> Lattice:
     """`ask(z)`: how far the log density falls from the mode at points z (n, d), and its slopes
-    (n, d). `values(z)`: the hyperparameters there, (n, m), finite.
+    (n, d). `values(z)`: the hyperparameters there less those at the mode, (n, m), finite.
     """
     step, at_once, new = _STEPS[d], _AT_ONCE.get(d, 1), first_points(d)
     moves, size = np.concatenate([np.eye(d, dtype=int), -np.eye(d, dtype=int)]), len(new)
@@ -93,7 +93,8 @@ def compared(ask: Callable, values: Callable, points, log_design, scales: np.nda
         line = grow(along, lambda z, u=u: values(z * u), 1)
         lines.append(variances(line.points * u, line.log_design, line.falls) / (1.0 - line.spread))
     fall = ask(points)[0]
-    left = 1.0 - variances(points, log_design, fall) / np.maximum(np.max(lines, 0), 1e-300)
+    most = np.max(lines, 0)  # 0 of an entry that is constant
+    left = (most - variances(points, log_design, fall)) / np.maximum(most, 1e-300)
     worst = int(np.argmax(left))
     return Lattice(points, log_design, fall, np.nan, max(float(left[worst]), 0.0), worst)
 
