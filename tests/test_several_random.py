@@ -127,12 +127,14 @@ def test_random_problems_converge_near_the_truth(family, method):
         return log_z, jnp.std(jnp.exp(log_p - log_z)) / DRAWS**0.5
 
     codes, gaps = [], []
+    # EP's error of a noise that is a function is told five to twenty times too large
+    limit = 0.1 if (family, name) == ("noisy", "EP") else 1e-2
     for seed in range(100):
         *given, y = _problem(model, seed)
         value, code, told = fitted(*given, y)
         exact, error = truth(*given, y, random.key(seed))
         codes.append(Result.from_code(code) is Result.converged)
-        if codes[-1] and float(error) < 0.05 and (told is None or float(told) < 1e-2):
+        if codes[-1] and float(error) < 0.05 and (told is None or float(told) < limit):
             gaps.append(float(value - exact))
             assert name != "VI" or gaps[-1] < 4 * float(error)  # a bound
     assert np.mean(codes) >= 0.98

@@ -193,5 +193,5 @@ def _rows(name: str, kind: str, *figures) -> dict[str, tuple]:
 def _quantiles(q: Distribution):
     try:
         return [np.asarray(q.icdf(level)) for level in _LEVELS]
-    except NotImplementedError:
+    except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
         return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)
