@@ -57,7 +57,7 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed, bool(free))
     scale = {
-        k: units(v, inputs[k]) if method.train_inducing else _none(v)
+        k: units(v, inputs[k], subject.structure.is_shallow) if method.train_inducing else _none(v)
         for k, v in variational.variables.items()
     }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)

@@ -217,21 +217,21 @@ def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) 
     return FullGaussian(zeros, eye)
 
 
-def units(variables: InducingVariables, X) -> Any:
+def units(variables: InducingVariables, X, given: bool) -> Any:
     """What one unit of the optimiser's step means for each trained array: for inducing points about
-    the distance between neighbours, a column's standard deviation / M^(1 / columns).
-
-    In steps as long as those distances the points of minibatches do not settle.
+    the distance between neighbours, a column's standard deviation / M^(1 / columns), if inputs are
+    `given`: in longer steps the points of minibatches do not settle. Those of latents and layers
+    move, and their points have to follow: a column's standard deviation.
     """
     if isinstance(variables, PartsVariables):
         each = {
-            k: units(v, v.Z) if isinstance(v, Points) else units(v, X)
+            k: units(v, v.Z if isinstance(v, Points) else X, given)
             for k, v in variables.gps.items()
         }
         return dataclasses.replace(variables, gps=each)
     spread = np.std(np.asarray(X), 0)
     varying = max(1, int(np.sum(spread > 0)))
-    spread = np.where(spread > 0, spread, 1.0) / variables.num ** (1.0 / varying)
+    spread = np.where(spread > 0, spread, 1.0) / variables.num ** (given / varying)
     unit = spread if isinstance(variables, Points) else 1.0
     trained = eqx.filter(variables, eqx.is_inexact_array)
     return jax.tree.map(lambda x: jnp.asarray(unit, x.dtype), trained)
