@@ -102,7 +102,7 @@ def require_none_demoted(
 
 def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str]) -> tuple:
     """All that is integrated with these Gaussian sites, some of them only if they are named: with
-    those a datum depends on more functions (`collapse.integrable`). And others that add none.
+    those a datum depends on more functions (`collapse.integrable`); also others that add none.
     """
     plan = lambda only: getattr(collapse(source, args, kwargs, only=only), "plan", None)  # noqa: E731
     found = plan(sites)

@@ -3,7 +3,7 @@ latents and its predictions, each with the size of the difference and what that 
 
 A difference of at most `ERRORS` standard errors is never called wrong, and one that is larger is
 never called equal: it is called small where it is. k-hat and the share of draws that count judge
-q(f) where it has draws; a mode without one is seen only if a search found it (`results.modes`).
+q(f) where it has draws; a mode without one is seen only if a search found it (`truth`).
 """
 
 import math
