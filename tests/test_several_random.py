@@ -127,8 +127,8 @@ def test_random_problems_converge_near_the_truth(family, method):
         return log_z, jnp.std(jnp.exp(log_p - log_z)) / DRAWS**0.5
 
     codes, gaps = [], []
-    # the told error is cautious: of 19 problems above .01 a rule of 31 nodes moves the four that are
-    # above .1 by more than .008
+    # the told error is cautious: of 19 problems above .01 a rule of 31 nodes moves only the four
+    # that are above .1 by more than .008
     limit = 0.1 if (family, name) == ("noisy", "EP") else 1e-2
     for seed in range(100):
         *given, y = _problem(model, seed)
