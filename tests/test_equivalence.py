@@ -44,6 +44,33 @@ def test_sequential_is_parallel_ep(by_method):
     )
 
 
+def test_a_sequential_sweep_sees_the_sites_updated_before():
+    """Against a loop that computes the posterior anew, by dense algebra, before every site."""
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(7, 1))
+    K = jnp.asarray(np.exp(-0.5 * (X - X.T) ** 2) + 0.1 * np.eye(7))
+    mean, y = jnp.linspace(-0.5, 0.5, 7), jnp.asarray(rng.integers(0, 2, 7))
+    method, log_lik = pg.EP(sequential=True), pg.read(_logistic, X, y=y).log_lik
+    sites = PseudoLikelihood(jnp.zeros(7), jnp.full(7, 0.3))
+    swept = method._sequential_sweep(K, mean, log_lik, sites).target
+    for n in range(7):
+        q = condition(K, mean, sites)
+        Sigma = np.linalg.inv(np.linalg.inv(K) + np.diag(sites.nat2))
+        mu = Sigma @ (np.linalg.solve(K, mean) + sites.nat1)
+        new, *_ = method._matched(log_lik, sites, q._replace(mean=mu, variance=np.diag(Sigma)))
+        sites = PseudoLikelihood(
+            sites.nat1.at[n].set(new.nat1[n]), sites.nat2.at[n].set(new.nat2[n])
+        )
+    np.testing.assert_allclose(swept.nat1, sites.nat1, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(swept.nat2, sites.nat2, rtol=0, atol=1e-9)
+
+
+def _logistic(X, y=None):
+    f = numpyro.sample("f", pg.GP(kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=f), obs=y)
+
+
 @pytest.mark.slow
 def test_small_power_is_vi(by_method):
     power = 0.01
