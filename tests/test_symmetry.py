@@ -85,6 +85,11 @@ def test_what_moves_together_is_found(options, expected):
     assert [(s.sites, s.labels) for s in found] == ([] if expected is None else [expected])
 
 
+def test_rounding_of_large_terms_hides_no_orders():
+    (found,) = made(normals, jnp.asarray(X), prior=(1e6, 1e6, 1e6)).symmetries
+    assert (found.sites, found.labels) == (("m", "shares"), ("z",))
+
+
 def groups(X, which, y=None):
     with numpyro.plate("groups", 3):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
