@@ -644,7 +644,7 @@ ROWS = {
         asked(lambda fit: fit.log_density(X, Y)),
     ),
     "no y_new": row(
-        r"log_density\(X_new, y_new\) of this model needs y_new",
+        r"this model needs y_new, as its fit had y",
         asked(lambda fit: fit.log_density(X)),
         asked(lambda fit: fit.log_density(X, Y)),
     ),

@@ -37,7 +37,7 @@ def infer_latents(
     fit: Record,
     rng_key,
     X_new,
-    y_new,
+    y_new=None,
     *args,
     num_samples: int = 200,
     num_proposals: int = 1000,
@@ -65,7 +65,7 @@ def infer_latents(
         )
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     case = case_at(fit, X_new, args, kwargs)
-    observations = observations_at(case, y_new)
+    observations = {} if y_new is None else observations_at(case, y_new)
     key = as_key(rng_key, "fit.infer_latents(0, X_new, y_new)")
     encoders = {k: q for k, q in fit.local.items() if isinstance(q, Encoded)}
     groups = groups_above(case, plan_integration(case), observations)

@@ -273,10 +273,6 @@ def log_density(
     require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
-    if y_new is None:
-        y_new = kwargs.pop("y", None)
-    if y_new is None and "y" in fit.kwargs:
-        raise DataError("log_density(X_new, y_new) of this model needs y_new, as its fit had y.")
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
         options = {"num_draws": num_draws, "with_error": with_error}

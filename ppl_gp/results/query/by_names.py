@@ -42,8 +42,11 @@ def with_observations(
     fit: Record, X_new, y_new, args: tuple, kwargs: dict
 ) -> tuple[Any, Any, tuple, dict]:
     """(X_new, y_new, args, kwargs), as `by_names`, with y_new as observations of the
-    model's `y`, or what it calls them.
+    model's `y`, or what it calls them. Without `y_new` they may be in `kwargs`, as in the fit.
     """
+    y_new = kwargs.pop("y", None) if y_new is None else y_new
+    if y_new is None and "y" in fit.kwargs:
+        raise DataError("this model needs y_new, as its fit had y.")
     if y_new is None:
         X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
         return X_new, None, args, kwargs
