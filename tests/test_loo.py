@@ -53,6 +53,24 @@ def test_gaussian_likelihood_is_exact(regression):
     assert result.kind == "loo" and result.n_data_points == len(y) and not result.warning
 
 
+def partly_seen(X, w, seen, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(w * f, NOISE).mask(seen), obs=y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_that_say_nothing_of_f_have_no_tail_to_fit():
+    """Their weights are equal: masked rows, which count nowhere, and rows of weight zero."""
+    w, seen, y = np.ones(len(X)), np.arange(len(X)) % 4 > 0, np.sin(2 * X[:, 0])
+    w[[1, 4]] = 0.0
+    fit = pg.fit(partly_seen, pg.Laplace(), 0, X, w, seen, y=y)
+    result, K = fit.loo(), np.asarray(training_prior(fit, "f", {}).covariance_matrix)
+    exact = rasmussen_williams((np.outer(w, w) * K)[np.ix_(seen, seen)], y[seen], NOISE)
+    np.testing.assert_allclose(result.elpd_i, exact, atol=1e-7)
+    np.testing.assert_array_equal(np.isneginf(result.pareto_k), w[seen] == 0)
+
+
 @pytest.mark.parametrize("noise", [1e-3, 1e3])
 def test_the_cavity_does_not_cancel(noise):
     """Data that decide everything and data that decide nothing."""

@@ -1,6 +1,7 @@
 """Leave-one-out of sparse fits against the exact number, by importance sampling from the prior."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +169,29 @@ def test_a_q_that_no_weights_correct_is_told():
     fit = pg.fit(narrow, method, 0, MANY, y=COINS, throw=False)
     with pytest.warns(UserWarning, match="could not be corrected by weights.*log_density"):
         assert fit.loo().warning
+
+
+@pytest.mark.slow
+def test_layers_are_told_what_their_loo_may_be_off_by(recwarn):
+    """Truth by importance weights of 60 000 prior draws of g, f integrated: 1.70 nats."""
+    rng = np.random.default_rng(13)
+    rng.normal(size=24)
+    x, noise = np.sort(rng.uniform(-2, 2, 14)), rng.normal(size=14)
+
+    def layers(X, y=None):
+        with numpyro.plate("units", 1):
+            g = numpyro.sample("g", pg.GP(pg.kernels.RBF(0.5, 1.0), X, mean=pg.means.Identity()))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.7), g.T))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.2), obs=y)
+
+    fit = pg.fit(layers, pg.SVGP(), 0, x[:, None], y=np.tanh(3 * x) + 0.2 * noise)
+    recwarn.clear()
+    found = fit.loo()
+    (told,) = [str(w.message) for w in recwarn]
+    nats = float(re.search(r"none of the (\S+) nats", told)[1])
+    assert found.elpd < 1.7 - 5.0 and 0.5 < (1.7 - found.elpd) / nats < 1.5
+    assert f"{np.sum(found.pareto_k.values > found.good_k)} of 14 rows" in told
 
 
 @pytest.mark.slow

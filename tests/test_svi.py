@@ -1,6 +1,7 @@
 """`SVI`: NumPyro's guides behind the same verb, against a conjugate model."""
 
 import functools
+import re
 import warnings
 
 import jax
@@ -102,6 +103,25 @@ def test_every_verb_answers(whole, tmp_path):
     assert odds == pytest.approx(min(0.0, whole.log_evidence - EVIDENCE), abs=1e-6)
     table = pg.compare({"svi": whole, "exact": exact}, NEW, np.zeros(4), reference="exact").table
     assert table[0]["mean_distance"] < 0.2 and table[0]["sd_distance"] < 0.2
+
+
+@pytest.mark.filterwarnings("ignore:SVI.num_steps")
+def test_rows_whose_weights_fail_are_told_with_the_nats_that_they_decide():
+    """Here q is too wide, and the model right: nothing is said of it, as ArviZ would."""
+    guide = functools.partial(AutoNormal, init_scale=1.0)
+    fit = pg.fit(linear, pg.SVI(guide=guide, num_steps=1), 0, X, y=Y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = fit.loo()
+    bad = found.pareto_k.values > found.good_k
+    (told,) = [str(w.message) for w in caught]
+    assert told.startswith("loo(): draws of SVI's q") and told.endswith("log_density.")
+    counts, nats = re.search(r"(\d+ of \d+ rows) .* of the (\S+) nats", told).groups()
+    assert counts == f"{bad.sum()} of {len(Y)} rows" and f"worst {found.pareto_k.max():.2f}" in told
+    A = np.linalg.inv(X @ X.T + NOISE**2 * np.eye(N))  # R&W 5.10-5.12
+    v = 1.0 / np.diag(A)
+    off = stats.norm.logpdf(Y, Y - v * (A @ Y), np.sqrt(v)).sum() - found.elpd
+    assert 0.5 < off / float(nats) < 2.0
 
 
 def test_a_point_has_no_bound():

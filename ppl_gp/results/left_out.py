@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 
 from ppl_gp.conjugate.log_joint import scored
@@ -241,3 +242,13 @@ def cavity_of_inducing(prior: GP, kept: FromInducing, log_lik) -> tuple[Moments,
     moved = jnp.abs((A @ slope - kept.mean) @ step) / jnp.sqrt(variance)
     off = jnp.maximum(moved, jnp.abs(jnp.sum(A * step, 0) - s) / variance)
     return Moments(mean, variance), Moments(mean - left * slope, left + rest), jnp.max(off)
+
+
+def khats(log_w: np.ndarray) -> np.ndarray:
+    """Pareto k-hats (N,) of weights (N, S): -inf of equal ones, which have no tail to fit."""
+    from arviz_stats.base import array_stats  # here: it takes a second
+
+    found, vary = np.full(len(log_w), -np.inf), np.ptp(log_w, 1) > 1e-6
+    if vary.any():
+        found[vary] = array_stats.psislw(log_w[vary])[1]
+    return found

@@ -11,6 +11,7 @@
 """
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 import jax.numpy as jnp
@@ -40,6 +41,7 @@ from ppl_gp.results.left_out import (
     DRAWS,
     cavity_log_densities,
     draw_log_densities,
+    khats,
     log_prior_over,
 )
 from ppl_gp.results.part_draws import own_effects
@@ -71,20 +73,18 @@ def loo(fit: Record) -> "ELPDData":
     pointwise `elpd_i`).
 
     `p` is the effective number of parameters, sum_n log p(y_n | data) - elpd_n. `pareto_k` judges
-    the importance weights of fits by draws, and of `SVGP` of several functions, whose q(f) is drawn
-    1000 times, or once for each of an autoguide's 100 draws. A local method, and `SVGP` of one
-    function, at one setting of the hyperparameters need no weights: there it judges q(f), by the
-    weights that would turn 1000 draws of q into the exact posterior without the datum (`None` under
-    `Grid()`, above 20 000 data, and of `SVGP` above 2000).
+    the weights of draws: of samplers, and of `SVGP` of several functions, 1000 draws of q(f), or an
+    autoguide's 100. A local method, and `SVGP` of one function, need no weights at one setting of
+    the hyperparameters. There it judges q(f), by the weights from 1000 draws of q to the posterior
+    without the datum: -inf if they are equal, `None` under `Grid()`, above 20 000 data, and of
+    `SVGP` above 2000. A warning says how many nats rest on rows whose weights of draws fail.
 
-    Local methods are fitted again without each row, at the same hyperparameters: of all rows up to
-    about 170, fewer where there are draws of the hyperparameters, else of those on which the fit
-    depends most. Their other rows, and `SVGP` of one function, are from cavities, which leave the
-    rest of q as it is: exact for Gaussian noise, else off by a share of what leaving a row out
-    changes. Several observed sites of one datum are left out together; masked data do not count. A
-    datum that a `scale` handler weighs is left out whole, and scored unweighed.
-    `elpd_i` and `pareto_k` have the labels of the rows for coordinates, where the
-    fit has some that tell the rows apart, else their numbers. ArviZ's `compare` takes the result.
+    Local methods are fitted again without each row, at the same hyperparameters, up to about 170
+    rows; else, or with draws of the hyperparameters, without those on which the fit depends most.
+    Other rows, and `SVGP` of one function, are from cavities: exact for Gaussian noise, else off by
+    a share of what leaving a row out changes. All observed sites of a datum are left out together;
+    masked data do not count; a datum under a `scale` handler is scored unweighed. Coordinates are
+    the rows' labels, or numbers. ArviZ's `compare` takes the result.
 
     In nats. NaN, and `warning`, where a cavity is not a proper Gaussian. Raises `DataError` for a
     loaded fit (no observations) and for fewer than 21 draws, `ModelError` where observed sites have
@@ -112,8 +112,6 @@ def loo(fit: Record) -> "ELPDData":
             )
         if can_be_corrected(fit, num_data(fit)):
             return _corrected(fit, sites)
-        if not (fit.latent or fit.blocks) and fit.log_evidence is not None:
-            _tell_of_uncorrected(fit)
         hyper, f = (
             _draws_of_blocks(fit) if fit.blocks else posterior_draws(fit, random.key(0), DRAWS)
         )
@@ -127,7 +125,8 @@ def loo(fit: Record) -> "ELPDData":
             )
             draws = {**hyper, **f}
         if not fit.blocks:
-            return _psis(fit, sites, densities, removed, draws)
+            found = _psis(fit, sites, densities, removed, draws)
+            return _told(fit, sites, found, logsumexp(densities, 0) - np.log(len(densities)))
         blocks = [q for q in fit.blocks if set(q.sites) <= set(draws)]
         log_ratio = log_prior_over(blocks, fit.model, draws, fit.args, fit.kwargs)
         return _weighed(fit, sites, densities, removed, draws, jnp.sum(removed, 1) + log_ratio)
@@ -136,7 +135,7 @@ def loo(fit: Record) -> "ELPDData":
     log_w = fit.draws.log_weights[:, None]
     lpd = logsumexp(kept + log_w, 0)
     if fit.sampled and not fit.draws.is_weighted():
-        return _psis(fit, sites, left_out, removed, fit.hyper, lpd)
+        return _told(fit, sites, _psis(fit, sites, left_out, removed, fit.hyper, lpd), lpd)
     without = -logsumexp(log_w - removed, 0)
     if _is_scaled(sites):  # else what is scored is what is taken out
         without = without + logsumexp(left_out - removed + log_w, 0)
@@ -227,13 +226,17 @@ def _weighed(fit, sites, densities, removed, draws, log_w):
     """Of draws of q that log weights (S,) make the posterior's."""
     import arviz_stats
 
-    found: Any = arviz_stats.loo_approximate_posterior(
-        _tree(fit, sites, removed, draws), np.asarray(log_w), np.zeros(len(log_w)), pointwise=True
+    found: Any = _quiet(
+        arviz_stats.loo_approximate_posterior,
+        _tree(fit, sites, removed, draws),
+        log_p=np.asarray(log_w),
+        log_q=np.zeros(len(log_w)),
     )
     khat = float(np.median(found.pareto_k))
     better = _scored(fit, sites, densities, removed - log_w[:, None], draws, found)
     if khat <= GOOD_KHAT:
-        return better
+        lpd = logsumexp(densities + log_w[:, None], 0) - logsumexp(log_w)
+        return _told(fit, sites, better, lpd, weighed=True)
     plain = _psis(fit, sites, densities, removed, draws)
     usable = bool(fit.blocks) and khat < 1.0  # the weights of a narrow q have a mean
     told = (
@@ -251,13 +254,26 @@ def _weighed(fit, sites, densities, removed, draws, log_w):
     return dataclasses.replace(better if usable else plain, warning=True)
 
 
-def _tell_of_uncorrected(fit: Record) -> None:
-    gain = fit.stats.get("importance_gain")
-    by = "" if gain is None else f", whose log evidence is {gain:.2g} nats below log p(y),"
-    warn(
-        f"loo(): draws of {type(fit.method).__name__}'s approximation{by} are taken for the "
-        "posterior's; score held-out data by log_density.",
-    )
+def _told(fit: Record, sites, found: Any, lpd, weighed=False):
+    """`found`, after a warning of rows whose weights fail, and of a q that is not the posterior.
+    `lpd` (N,): log p(y_n | data).
+    """
+    bad, is_q = np.asarray(found.pareto_k) > found.good_k, fit.log_evidence is not None
+    gain, causes = fit.stats.get("importance_gain"), []
+    if is_q and not weighed and (bad.any() or not fit.latent):
+        by = "" if gain is None else f", whose log evidence is {gain:.2g} nats below log p(y),"
+        causes += [f"draws of {type(fit.method).__name__}'s q{by} are taken for the posterior's"]
+    if bad.any():
+        lowered = (np.asarray(lpd)[_counted(sites, len(lpd))] - np.asarray(found.elpd_i))[bad]
+        causes += [
+            f"{bad.sum()} of {bad.size} rows have a Pareto k-hat above {found.good_k:.2g}, the "
+            f"worst {np.max(found.pareto_k):.2f}; none of the {np.sum(lowered):.2g} nats by which "
+            "leaving them out lowers `elpd` is certain"
+        ]
+    if causes:
+        compare = "Compare with NUTS(), or score" if is_q and bad.size <= MAX_ROWS else "Score"
+        warn(f"loo(): {'; '.join(causes)}. {compare} held-out data by log_density.")
+    return found
 
 
 def _is_scaled(sites) -> bool:
@@ -279,7 +295,7 @@ def _psis(fit, sites, densities, removed, posterior, lpd=None):
             f"least {FEWEST}. Fit with more (num_draws=, num_samples=)."
         )
     keep = _counted(sites, densities.shape[-1])
-    without: Any = arviz_stats.loo(_tree(fit, sites, removed, posterior), pointwise=True)
+    without: Any = _quiet(arviz_stats.loo, _tree(fit, sites, removed, posterior))
     elpd = _scored(fit, sites, densities, removed, posterior, without)
     if lpd is None:
         return elpd
@@ -297,7 +313,14 @@ def _scored(fit, sites, densities, removed, posterior, without) -> Any:
     draws = _tree(fit, sites, removed, posterior).log_likelihood[_LABEL]
     log_weights, k = draws.azstats.psislw(dim=["chain", "draw"])
     tree = _tree(fit, sites, densities, posterior)
-    return arviz_stats.loo(tree, pointwise=True, log_weights=log_weights, pareto_k=k)
+    return _quiet(arviz_stats.loo, tree, log_weights=log_weights, pareto_k=k)
+
+
+def _quiet(estimator, tree, **options):
+    """ArviZ's estimate without its warning, which blames the model for any q: `_told` has ours."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Estimated shape parameter")
+        return estimator(tree, pointwise=True, **options)
 
 
 def _tree(fit, sites, densities, posterior):
@@ -316,8 +339,6 @@ def _khat(fit: Record, site: str) -> np.ndarray:
     """Pareto k-hat of each datum, (N,), from draws of q(f): of the weights that turn q into the
     posterior without the datum, prod_m p(y_m | f_m) / site_m(f_m) / p(y_n | f_n).
     """
-    from arviz_stats.base import array_stats
-
     num, key, data = num_data(fit), random.key(0), (fit.args, fit.kwargs)
     hyper, f = posterior_draws(fit, key, DRAWS)
     if fit.latent[site].has_sites:
@@ -329,7 +350,7 @@ def _khat(fit: Record, site: str) -> np.ndarray:
         log_sites = -log_ratio
     _, log_p = draw_log_densities(fit.model, hyper, f, *data, num)
     log_w = jnp.sum(log_p, 1) - log_sites
-    return np.asarray(array_stats.psislw(np.asarray(log_p - log_w[:, None]).T)[1])
+    return khats(np.asarray(log_p - log_w[:, None]).T)
 
 
 def _elpd(fit, sites, left_out, lpd, khat=None):

@@ -35,6 +35,7 @@ from ppl_gp.numerics.modes import derivatives
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.datatree import observed_names, training_sites
+from ppl_gp.results.left_out import khats
 from ppl_gp.results.record import Record
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
@@ -193,15 +194,13 @@ def summarise(
     log_w: np.ndarray, log_w_q: np.ndarray, log_lik_q: np.ndarray, num_modes: int = 0
 ) -> Truth:
     """Estimate, standard error and k-hats from log weights; no estimate if k-hat exceeds 0.7."""
-    from arviz_stats.base import array_stats  # here: it takes a second
-
     usable = np.isfinite(log_w)
     if not usable.any() or np.isnan(log_w).any() or np.isposinf(log_w).any():
         return unavailable("the model's density is not finite at the draws")
     smoothed, khat = smooth(log_w)
     smoothed_q, khat_q = smooth(log_w_q)
     efficiency_q = float(1.0 / np.sum(np.exp(2.0 * smoothed_q)) / log_w_q.size)
-    khat_loo = array_stats.psislw((log_lik_q - log_w_q[:, None]).T)[1]
+    khat_loo = khats((log_lik_q - log_w_q[:, None]).T)
     # ArviZ normalises the weights; those outside the tail are otherwise unchanged, which gives the
     # constant back.
     lowest = int(np.argmin(np.where(usable, log_w, np.inf)))
