@@ -352,6 +352,8 @@ def test_generator_that_ends_early():
     )
     np.testing.assert_allclose(fit.stats["bounds"], stream_fit().stats["bounds"][:7], rtol=1e-12)
     assert np.isfinite(fit.predict(X_NEW).probs).all()
+    with pytest.raises(DataError, match="None; .*if a Stream does not end early"):
+        pg.compare_models({"ended": fit, "again": fit})
 
 
 def test_smaller_last_batch_counts_as_its_rows_do():
@@ -1046,6 +1048,10 @@ def test_a_smaller_batch_before_others_is_no_stream_of_equal_rows():
     with pytest.raises(FitError, match="batch 2 .*another one follows") as caught:
         fitted(Stream(sized([8, 3, 8, 5]), 24))
     assert caught.value.fit.stats["steps"] == 2
+    # the cause with its remedy, once, and no other
+    told = str(caught.value)
+    assert told.index("Give batches of one size") < told.index("Figures")
+    assert "that can" not in told and told.count("another one follows") == 1
 
 
 @pytest.mark.parametrize("step", [0, 2, 4])

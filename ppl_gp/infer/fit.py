@@ -102,8 +102,9 @@ def fit(
         if not throw:
             return result
         caution = f"But {result.stats['caution']}. " if "caution" in result.stats else ""
+        told = result.stats.get("bad_batch") or result.result.message
         raise FitError(
-            f"{type(method).__name__} ended as '{result.result}': {result.result.message} "
+            f"{type(method).__name__} ended as '{result.result}': {told.rstrip('.')}. "
             f"{caution}Figures: {_figures(result.stats)}. The fit is in error.fit; "
             "throw=False returns it.",
             result,
@@ -132,7 +133,8 @@ def _scales(fit: Fit, arrays) -> str:
 
 
 def _figures(stats):
-    shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k != "caution"}
+    said = ("caution", "bad_batch")
+    shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k not in said}
     return ", ".join(
         f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items()
     )

@@ -41,6 +41,7 @@ class StreamSource:
         self._peeked: list = []
         self._names: Names | None = None
         self._told = self.goes_on = False  # batches follow behind `num_data` rows
+        self.swept = 0  # rows of the last sweep
 
     @property
     def names(self) -> Names:
@@ -157,16 +158,18 @@ class StreamSource:
 
     def sweep(self, size: int, items: Iterable | None = None) -> Iterator[Rows]:
         """One pass, of N rows at most, over the stream or `items`, each row with weight one."""
-        seen, items = 0, self.stream.whole() if items is None else items
+        self.swept = seen = 0
+        items = self.stream.whole() if items is None else items
         for item in items:
             batch = self._rows(item)
             inside = (batch.weights > 0) & (seen + np.arange(len(batch.weights)) < self.num_data)
             if seen < self.num_data:
                 yield batch._replace(weights=inside.astype(float))
-            seen += int(np.sum(batch.weights > 0))
+            self.swept = seen = seen + int(np.sum(batch.weights > 0))
             if seen >= self.num_data and not isinstance(items, Sized):
                 return
-        self._tell_of_other_number(seen)
+        if self.stream.restarts:  # else it is what training left
+            self._tell_of_other_number(seen)
 
     def _tell_of_other_number(self, rows: int) -> None:
         """Warn, once, of a pass that has another number of rows than was said."""
@@ -178,7 +181,7 @@ class StreamSource:
             f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps each "
             f"row counts {counts} times where {right} would be right, so that the data weigh "
             f"{counts / right:.3g} times what they should, and the bound is of the first "
-            f"{min(rows, self.num_data)} rows. Give num_data={rows}.",
+            f"{min(rows, self.num_data)} rows. Give num_data={rows}."
         )
 
 

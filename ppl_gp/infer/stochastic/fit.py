@@ -25,13 +25,7 @@ from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.mean_field_parts import (
-    caution_of,
-    fit_of,
-    log_joint_of,
-    number_of,
-    start_of,
-)
+from ppl_gp.infer.mean_field_parts import caution_of, fit_of, log_joint_of, number_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, take
 from ppl_gp.infer.stochastic.run import Problem, first_rows, require_rows_apart, run, source_of
@@ -175,11 +169,10 @@ def over_all_data(
 
     if isinstance(source, ArraySource):
         bound = mean_and_error([sum_of(_all_rows(source))])
-    elif source.stream.restarts:
-        bound = over_passes(source, False, sum_of)
     else:
-        sum_of([first])
-        bound = None, None
+        if not source.stream.restarts:
+            sum_of([first])
+        bound = over_passes(source, False, sum_of)
     locals_ = {j: joined([h[j] for h in found], axis) for j, axis in problem.parts.local}
     return [locals_.get(j, q[j]) for j in range(len(q))], bound
 

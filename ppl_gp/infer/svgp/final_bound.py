@@ -35,7 +35,7 @@ _WINDOW = 20  # steps at either end of a run that are compared
 def total_bound(
     problem: Problem, state: State, subject: Subject, spread: Placement, key
 ) -> float | None:
-    """The objective over all data, nats; for a stream that cannot be read again, `None`. O(N M^2).
+    """The objective over all data, nats; of a stream that cannot be read again, `None`. O(N M^2).
     With an autoguide each batch has one draw of the hyperparameters.
     """
     parts = _of_batches(problem, state, subject, spread, key)
@@ -47,7 +47,7 @@ def _of_batches(
 ) -> np.ndarray | None:
     """What each batch (of `sweep`) adds to `total_bound`, from draws of its own."""
     source = subject.source
-    if isinstance(source, StreamSource) and not source.stream.restarts:
+    if sweep is None and isinstance(source, StreamSource) and not source.stream.restarts:
         return None
     expected, rests = [], []
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
@@ -100,19 +100,25 @@ def mean_and_error(sums: np.ndarray | list[np.ndarray]) -> tuple[float, float | 
 
 def over_passes(
     source: StreamSource, drawn: bool, sum_of: Callable[[Iterator[Rows]], np.ndarray]
-) -> tuple[float, float | None]:
+) -> tuple[float | None, float | None]:
     """As `mean_and_error`, of passes over a stream, whose rows each pass may draw anew. Exact where
-    two passes agree, for a list, and where many rows end with the pass.
+    two passes agree, for a list, and where many rows end with the pass. `None` of an iterator with
+    less than two passes left, which need not be all data.
     """
+    once = not source.stream.restarts
     few = source.num_data <= _REPEATED_ROWS and not isinstance(source.stream.batches, Sequence)
     sums: list[np.ndarray] = []
     for sweep in islice(source.passes(drawn or few), repeats(source.num_data)):
         parts = sum_of(sweep)
+        if once and source.swept < source.num_data:
+            break
         sums += [parts] if not sums or len(parts) == len(sums[0]) else []  # no end of a stream
         apart = abs(np.sum(parts) - np.sum(sums[0]))
         rounding = jnp.finfo(jnp.result_type(float)).eps ** 0.5 * np.sum(np.abs(parts))
         if len(sums) == 2 and apart <= rounding and not drawn:
             return mean_and_error(sums[:1])
+    if once and len(sums) < 2:
+        return None, None
     # a pass that ends may have the same rows in other batches
     by_batch = source.goes_on or not drawn
     return mean_and_error(sums if by_batch else [np.sum(x, keepdims=True) for x in sums])
@@ -130,8 +136,6 @@ def judged(
     keys = random.split(key, repeats(source.num_data) if drawn else 1)
     if not isinstance(source, StreamSource):
         return mean_and_error([_of_batches(plain, state, subject, spread, k) for k in keys])
-    if not source.stream.restarts:
-        return None, None
     each = cycle(keys)  # one where nothing is drawn
     sum_of = lambda rows: _of_batches(plain, state, subject, spread, next(each), rows)  # noqa: E731
     return over_passes(source, drawn, sum_of)
@@ -160,7 +164,7 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
         warn(
             f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
             f"expectations are off by {size:.2g} nats in all, and the bound is {gap:.2g} nats too "
-            "high; raise num_nodes.",
+            "high; raise num_nodes."
         )
     return {"expectation_error": gap, "inducing_gap": None if np.isnan(short) else short}
 

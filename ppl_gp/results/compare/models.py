@@ -170,7 +170,7 @@ def _require_fits(fits) -> None:
             raise DataError(
                 f"compare_models(): '{name}' by {type(fit.method).__name__} has log evidence "
                 f"{fit.log_evidence}; Laplace(), EP(), VI() and SVGP() under MAP() or Fixed() have "
-                "one. Fits by draws can be compared by loo()."
+                "one, if a Stream does not end early. Fits by draws can be compared by loo()."
             )
 
 
