@@ -327,6 +327,7 @@ def test_steep_expectations_settle():
         (lambda: pg.SVGP(natural_rate=2.0), "natural_rate=2.0"),
         (lambda: pg.SVGP(warm_up=-1), "warm_up=-1"),
         (lambda: pg.SVGP(hyper=pg.MAP), "hyper=MAP"),
+        (lambda: pg.SVGP(hyper=pg.Grid()), r"hyper=Grid.*MAP\(\).*AutoNormal.*Fixed"),
         (lambda: pg.SVGP(collapsed=True, covariance="diagonal"), "collapsed=True"),
         (lambda: pg.SparsePosterior(np.zeros((3, 1)), covariance="decoupled"), "decoupled"),
         (lambda: pg.SparseNUTS(num_samples=0), "num_samples"),

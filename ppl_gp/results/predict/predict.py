@@ -74,13 +74,10 @@ class Prediction(eqx.Module):
       shapes of `f_mean` and `mean` with the levels along a first axis: the smallest v with p(y <=
       v) of at least the level. `None` of sites whose events are vectors.
     - `quantiles_error`: of `quantiles` where y was averaged over draws of f, latents or layers,
-      else `None`, also under `MeanField()`, whose quantiles average over `num_draws` draws of q
-      even where its moments are exact (a few hundredths of the spread at 1000): half the way
-      to the farther end of the interval of values whose p(y <= v) is within two standard errors of
-      the level, so that `quantiles` -+ 2 errors holds the quantile with about 95 %. The standard
-      error where it is Gaussian; zero where the interval is one outcome; infinite where fewer than
-      about ten draws lie beyond the level, which tell of no such interval (`sample` draws as many
-      more as wanted).
+      else `None`, also under `MeanField()` (at 1000 `num_draws` a few hundredths of the spread).
+      `quantiles` -+ 2 errors holds the quantile with about 95 %: it is half the way to the farther
+      end of the values whose p(y <= v) is within two standard errors of the level. Zero where they
+      are one outcome; infinite where fewer than about ten draws are beyond it (`sample` has more).
     - `counts`: whether the outcomes that `probs` has are numbers of trials (Binomial ...) and not
       classes; of one observed site.
     """
@@ -130,9 +127,9 @@ def predict(
       cheaper, and off by up to 0.02. For `Bernoulli(logits=...)` with logits affine in f;
       `ModelError` for others.
     - `quantiles`: levels in (0, 1), as (0.05, 0.95) for a central 90 % interval. p(y <= t) is
-      integrated over f as probabilities are, and inverted to about 1e-8 of y's spread; by draws,
-      with an error, where y sees latents, layers or more than three functions, or has no
-      distribution function. 10 to 25 times the cost of the rest. `None`: no quantiles.
+      integrated over f as probabilities are, and inverted to about 1e-8 of y's spread (in tails of
+      several functions 1e-3); by draws, with an error, where y sees latents, layers or more than
+      three functions, or has no distribution function. 10 to 25 times the cost of the rest.
 
     **Returns** `Prediction`. Sampled fits: f by moment matching, y and its probabilities as the
     mixture over draws. Of several observed sites each is predicted by itself: one that the model
@@ -159,11 +156,7 @@ def predict(
     if _many_separate_rows(fit, X_new, args, kwargs):
         options = {"link_approximation": link_approximation, "quantiles": levels or None}
         return by_rows(
-            lambda X, a, k: predict(fit, X, *a, **options, **k),
-            fit.model,
-            X_new,
-            args,
-            kwargs,
+            lambda X, a, k: predict(fit, X, *a, **options, **k), fit.model, X_new, args, kwargs
         )
     case = case_at(fit, X_new, args, kwargs)
     integration = plan_integration(case)
@@ -291,7 +284,7 @@ def log_density(
         warn(
             f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
             "probability is so at some f. Look at what these rows give its distribution (an "
-            "exposure of zero makes 0 log 0 = NaN), and leave such rows out.",
+            "exposure of zero makes 0 log 0 = NaN), and leave such rows out."
         )
     return (log_p, error) if with_error else log_p
 
@@ -300,13 +293,13 @@ def _warn_of_errors(found: LogDensity) -> None:
     if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
         warn(
             f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats "
-            "(many narrow modes, or edges); with_error=True gives it for each row.",
+            "(many narrow modes, or edges); with_error=True gives it for each row."
         )
     if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
         warn(
             f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
             "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
-            "gives it for each row.",
+            "gives it for each row."
         )
 
 
