@@ -227,12 +227,7 @@ def _gaussian(
 
 
 def quadratic_in(
-    entries,
-    family: Gaussian,
-    key,
-    scales=_SCALES,
-    tolerance=_TOLERANCE,
-    many: int = 0,
+    entries, family: Gaussian, key, scales=_SCALES, tolerance=_TOLERANCE, many: int = 0
 ):
     """(terms,): whether each of entries(values of the family's sites), a list of arrays, is
     quadratic, and its Hessian has no entry between two elements of the batch; along `many` further

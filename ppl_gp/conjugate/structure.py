@@ -14,12 +14,7 @@ import numpy as np
 from jax import random
 
 from ppl_gp.conjugate.choose import gaussian_of, paired, single
-from ppl_gp.conjugate.conjugacy import (
-    conjugate_nearby,
-    conjugate_terms,
-    coupled_rows,
-    somewhere,
-)
+from ppl_gp.conjugate.conjugacy import conjugate_nearby, conjugate_terms, coupled_rows, somewhere
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.conjugate.expected import Term, require_few_nodes
 from ppl_gp.conjugate.family import Family

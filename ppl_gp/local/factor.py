@@ -22,14 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.local.covariance import Precision
-from ppl_gp.numerics.blocks import (
-    blocks_in,
-    gram_blocks,
-    matrix_of,
-    roots,
-    times,
-    times_transposed,
-)
+from ppl_gp.numerics.blocks import blocks_in, gram_blocks, matrix_of, roots, times, times_transposed
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,

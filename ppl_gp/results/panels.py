@@ -125,12 +125,7 @@ def draw_rug(ax, x, y, levels=None):
             )
     else:
         ax.plot(
-            x,
-            np.full(x.size, 0.02),
-            "|",
-            color=CLASS_COLOURS[0],
-            transform=transform,
-            label="data",
+            x, np.full(x.size, 0.02), "|", color=CLASS_COLOURS[0], transform=transform, label="data"
         )
 
 

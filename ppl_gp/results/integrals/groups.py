@@ -12,11 +12,7 @@ from ppl_gp.proofs import affine
 from ppl_gp.proofs.affine import Dependence
 from ppl_gp.proofs.meeting import dependence
 from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.likelihood import (
-    by_datum,
-    log_density_per_datum,
-    mean_and_variance,
-)
+from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
