@@ -331,6 +331,8 @@ def test_steep_expectations_settle():
         (lambda: pg.SVGP(collapsed=True, covariance="diagonal"), "collapsed=True"),
         (lambda: pg.SparsePosterior(np.zeros((3, 1)), covariance="decoupled"), "decoupled"),
         (lambda: pg.SparseNUTS(num_samples=0), "num_samples"),
+        (lambda: pg.EP(num_nodes=1), r"EP\(num_nodes=1\).*at least 2"),
+        (lambda: pg.VI(num_nodes=1), r"VI\(num_nodes=1\).*at least 2"),
         (lambda: pg.Checkpoint("x", every=0), "every"),
     ],
 )

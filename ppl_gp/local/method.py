@@ -59,7 +59,8 @@ class LocalMethod(eqx.Module):
     integrate: eqx.AbstractVar[str | tuple[str, ...]]
 
     def __check_init__(self):
-        require_whole(self, *(k for k in ("max_steps", "num_nodes") if hasattr(self, k)))
+        require_whole(self, *(k for k in ("max_steps",) if hasattr(self, k)))
+        require_whole(self, *(k for k in ("num_nodes",) if hasattr(self, k)), least=2)
         require_positive(self, *(k for k in ("tol",) if hasattr(self, k)))
 
     @abc.abstractmethod
