@@ -13,6 +13,8 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import lax, random
+from numpyro import handlers
+from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 import ppl_gp as pg
@@ -377,3 +379,107 @@ def test_an_encoder_that_sees_x_alone_is_used_at_new_inputs_and_kept(tmp_path):
     assert np.any(np.abs(prior - exact) > 8 * spread / np.sqrt(1000))
     again = pg.load(fit.save(tmp_path / "a.fit"), latent)
     np.testing.assert_allclose(again.log_density(X_NEW, Y_NEW), found, atol=1e-12)
+
+
+# Inputs known up to an error: q(h) starts around its prior, and reaches what a search over all
+# factorised Gaussians q(h), with the best q(u) for each, finds by exact moments of the kernel.
+ERRORS = np.random.default_rng(0)
+AT = np.sort(ERRORS.uniform(-2.0, 2.0, 16))
+SEEN = np.sin(2.0 * AT) + 0.1 * ERRORS.normal(size=16)
+
+
+def uncertain(X, sd, y=None):
+    with numpyro.plate("data", X.shape[0]):
+        h = numpyro.sample("h", dist.Normal(X, sd).to_event(1))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.8), h))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+
+@functools.cache
+def best_factorised(sd):
+    """(the bound, nats, E[y] at -1, 0 and 1.5), from a dense search that starts at the prior."""
+    z, square = np.linspace(-3.2, 3.2, 20), 0.64
+    K = np.exp(-0.5 * (z[:, None] - z) ** 2 / square) + 1e-6 * np.eye(20)
+    root = jnp.linalg.cholesky(K)
+    whiten = functools.partial(jax.scipy.linalg.solve_triangular, root, lower=True)
+
+    def cross(m, v):
+        shape = jnp.exp(-0.5 * (m[:, None] - z) ** 2 / (square + v)[:, None])
+        return whiten((jnp.sqrt(square / (square + v))[:, None] * shape).T)
+
+    def pairs(m, v):
+        wide, middle = square + 2.0 * v[:, None, None], 0.5 * (z[:, None] + z)
+        far = (z[:, None] - z) ** 2 / (4.0 * square) + (m[:, None, None] - middle) ** 2 / wide
+        return whiten(whiten(jnp.sum(jnp.sqrt(square / wide) * jnp.exp(-far), 0)).T)
+
+    def evaluated(packed):
+        m, v = packed[:16], jnp.exp(2.0 * packed[16:])
+        A, b = pairs(m, v), cross(m, v) @ SEEN / 0.01
+        B = jnp.eye(20) + A / 0.01
+        fit = 16 * jnp.log(2.0 * jnp.pi * 0.01) + SEEN @ SEEN / 0.01 + (16 - jnp.trace(A)) / 0.01
+        fit = 0.5 * (b @ jnp.linalg.solve(B, b) - fit - jnp.linalg.slogdet(B)[1])
+        kl = 0.5 * jnp.sum((v + (m - AT) ** 2) / sd**2 - 1.0 - jnp.log(v / sd**2))
+        return kl - fit, jnp.linalg.solve(B, b)
+
+    slope = jax.jit(jax.value_and_grad(lambda packed: evaluated(packed)[0]))
+    start = np.concatenate([AT, np.full(16, np.log(sd))])
+    end = minimize(slope, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    new = cross(jnp.array([-1.0, 0.0, 1.5]), jnp.full(3, sd**2))
+    return -end.fun, np.asarray(new.T @ evaluated(end.x)[1])
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("seed", [1, 0])
+@pytest.mark.parametrize("latents", [pg.Amortised(), pg.Free()], ids=["encoder", "free"])
+@pytest.mark.parametrize("sd", [0.3, 0.1, 0.03])
+def test_uncertain_inputs_reach_the_best_factorised_bound(sd, latents, seed, tmp_path):
+    fit = pg.fit(uncertain, pg.SVGP(latents=latents), seed, AT[:, None], sd, y=SEEN)
+    bound, mean = best_factorised(sd)
+    error = fit.stats["log_evidence_se"]
+    assert abs(fit.log_evidence - bound) < 4.0 * error + 0.3  # of a few draws the error is rough
+    found = fit.predict(np.array([[-1.0], [0.0], [1.5]]), sd).mean
+    np.testing.assert_allclose(found, mean, atol=0.1)
+    if isinstance(latents, pg.Amortised):
+        fit.save(tmp_path / "fit.zip")
+        read = pg.load(tmp_path / "fit.zip", uncertain)
+        assert eqx.tree_equal(read.local, fit.local)
+        h = read.infer_latents(2, AT[:4, None], SEEN[:4], sd).draws["h"]
+        assert np.abs(np.mean(h, 0)[:, 0] - AT[:4]).max() < 1.5 * sd
+
+
+PLACES = np.linspace(1.0, 9.0, 30)
+PRIORS = {
+    "normal": lambda x: dist.Normal(2.0 * x, 0.1),
+    "wide": lambda x: dist.Normal(0.0 * x, 3.0),
+    "tails": lambda x: dist.StudentT(4.0, x, 0.1),
+    "positive": lambda x: dist.LogNormal(0.5 * x, 0.2),
+    "interval": lambda x: dist.Uniform(x - 0.2, x + 0.2),
+    "standard": lambda x: dist.Normal(0.0 * x, 1.0),
+}
+
+
+def quartiles(d):
+    return np.quantile(np.asarray(d.sample(random.key(5), (4000,)))[..., 0], [0.25, 0.5, 0.75], 0)
+
+
+@pytest.mark.parametrize("latents", [pg.Free(scale=1.0), pg.Amortised()], ids=["free", "encoder"])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_q_of_latents_starts_around_their_prior(prior, latents):
+    """Within the prior's own width of its median."""
+
+    def model(X, y=None):
+        with numpyro.plate("data", X.shape[0]):
+            h = numpyro.sample("h", PRIORS[prior](X).to_event(1))
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), h))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.1), obs=y)
+
+    guide = pg.guide(model, {"f": pg.SparsePosterior(np.zeros((2, 1)))}, latents=latents)
+    seeded = handlers.seed(guide, 3)
+    trace = handlers.trace(seeded).get_trace(jnp.asarray(PLACES[:, None]), y=jnp.zeros(30))
+    low, median, high = quartiles(PRIORS[prior](PLACES[:, None]))
+    found = quartiles(trace["h"]["fn"])
+    off = (found[1] - median) / (high - low)
+    widths = (found[2] - found[0]) / (high - low)
+    assert np.abs(off).max() < 1.0 and 0.3 < widths.min() and widths.max() < 1.5

@@ -17,9 +17,7 @@ from ppl_gp.proofs.dependence import reached
 
 
 class Structure(NamedTuple):
-    """Names of sites, in the order of their declaration. Static, so that a compiled step is found
-    again.
-    """
+    """Names of sites, in the order of their declaration. Static: a compiled step is found again."""
 
     gps: tuple[str, ...]
     inner: tuple[str, ...]  # GP sites whose values are another GP's inputs

@@ -14,7 +14,7 @@ from numpyro.contrib.module import eqx_module
 from numpyro.infer.autoguide import AutoDelta
 from numpyro.primitives import Messenger
 
-from ppl_gp.deep.latents import Amortised, Encoded, FreeGaussian, LatentGuide
+from ppl_gp.deep.latents import Amortised, Around, Encoded, FreeGaussian, LatentGuide
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
@@ -193,10 +193,8 @@ class _Guide:
 
 def _num_data(trace, site, args) -> int:
     """N of the plate that a latent stands in, also where that plate subsamples."""
-    sizes = {k: s["args"][0] for k, s in trace.items() if s["type"] == "plate"}
-    return next(
-        (sizes[f.name] for f in site["cond_indep_stack"] if f.name in sizes), args[0].shape[0]
-    )
+    sizes = [trace[f.name]["args"][0] for f in site["cond_indep_stack"] if f.name in trace]
+    return sizes[0] if sizes else args[0].shape[0]
 
 
 def _is_sparse(site) -> bool:
@@ -204,9 +202,7 @@ def _is_sparse(site) -> bool:
 
 
 class _Encode(Messenger):
-    """Gives latents of the data their q(h), whose parameters are registered under the site's
-    name.
-    """
+    """Gives latents of the data their q(h), with parameters registered under the site's name."""
 
     def __init__(self, local: Mapping[str, LatentGuide], reading: Reading, args, kwargs):
         self.reading = reading
@@ -231,6 +227,8 @@ class _Encode(Messenger):
 
 
 def _registered(name: str, q: LatentGuide) -> LatentGuide:
+    if isinstance(q, Around):
+        return Around(_registered(name, q.guide), q.affine, q.unit)
     if isinstance(q, FreeGaussian):
         return FreeGaussian(jnp.asarray(numpyro.param(f"{name}_packed", q.packed)))
     assert isinstance(q, Encoded)

@@ -27,9 +27,7 @@ _fitting: list[Callable[..., str]] = []
 
 
 def list_methods_by(function: Callable[..., str]) -> None:
-    """Let errors of `fit` name the methods that take a model by this function of (model, args,
-    kwargs).
-    """
+    """Let errors of `fit` name methods for a model by this function of (model, args, kwargs)."""
     _fitting[:] = [function]
 
 

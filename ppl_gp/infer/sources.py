@@ -205,9 +205,7 @@ class ArraySource:
         return Rows(args, kwargs, weights, {}, rows)
 
     def sweep(self, size: int) -> Iterator[Rows]:
-        """All data once, in order, in batches of one shape; the last is padded with rows of weight
-        zero.
-        """
+        """All data once, in order, in batches of one shape; rows of weight zero pad the last."""
         size = min(size, self.num_data) if self.plate is None else self.batch_size
         for i in range(math.ceil(self.num_data / size)):
             rows = np.arange(i * size, (i + 1) * size)

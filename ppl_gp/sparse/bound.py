@@ -65,9 +65,7 @@ class Variational(NamedTuple):
 
 
 class Terms(eqx.Module):
-    """What a bound is made of, nats, and q(v) of every site in the coordinates of this
-    evaluation.
-    """
+    """What a bound is made of, nats, and each q(v) in the coordinates of this evaluation."""
 
     expected: Float[Array, ""]
     kl: Float[Array, ""]
@@ -185,9 +183,7 @@ def inducing_gap(at: AtBatch, expectation: Expectation, share) -> Float[Array, "
 
 
 def kl_weights(trace: dict, sites: Iterable[str], beta) -> dict[str, Array]:
-    """What multiplies each GP site's KL: `beta`, and the `numpyro.handlers.scale` that the site
-    stands in.
-    """
+    """Weights of each GP site's KL: `beta`, and the `numpyro.handlers.scale` around the site."""
     scales = {k: trace[k]["scale"] for k in sites}
     return {k: jnp.asarray(beta if s is None else beta * s) for k, s in scales.items()}
 

@@ -157,9 +157,7 @@ def expectation_error(
 
 
 def _hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes (num^dims, dims) and weights of the tensor product; constants of the compiled
-    program.
-    """
+    """Nodes (num^dims, dims) and weights of the tensor product, constants of the program."""
     x, w = np.polynomial.hermite_e.hermegauss(num)
     nodes = np.stack(np.meshgrid(*[x] * dims, indexing="ij"), -1).reshape(-1, dims)
     weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * dims, indexing="ij"), -1), -1).reshape(

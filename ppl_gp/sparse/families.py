@@ -51,9 +51,7 @@ class Family(eqx.Module):
 
 
 class FullGaussian(Family):
-    """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`; the signs of its diagonal do not
-    matter.
-    """
+    """q(v) = N(loc, L L^T), L the lower triangle of `scale_tril`, whatever its diagonal's signs."""
 
     loc: Float[Array, "*F M"]
     scale_tril: Float[Array, "*F M M"]

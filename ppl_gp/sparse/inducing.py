@@ -49,9 +49,7 @@ class InducingVariables(eqx.Module):
 
 
 class Points(InducingVariables):
-    """u = f(Z), Z of shape (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), and O(M^2 B) for B
-    data.
-    """
+    """u = f(Z), Z (M, D) or (M,) (Titsias 2009). K_uu is dense: O(M^3), O(M^2 B) for B data."""
 
     Z: Float[Array, "M *D"]
 

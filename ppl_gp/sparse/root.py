@@ -134,9 +134,7 @@ def _factor_reverse(residuals, cotangents):
 # Under `vmap`, over draws of the hyperparameters, one matrix after the other.
 @sequential_vmap
 def _pull_back(W, omega_bar):
-    """The transpose of dK -> omega = Phi(W dK W^T): W^T Phi(omega_bar) W, with triangular
-    factors.
-    """
+    """The transpose of dK -> Phi(W dK W^T): W^T Phi(omega_bar) W, with triangular factors."""
     K_bar = tril_transpose_product(W, tril_tril_product(lower_half(omega_bar), W))
     return 0.5 * (K_bar + K_bar.T)
 

@@ -37,9 +37,7 @@ class Checkpoints:
         self.files: list[Path] = []  # of this run, in the order of their steps
 
     def save(self, state: Any, bounds: np.ndarray, step: int, last: bool = False) -> None:
-        """Write a checkpoint if one is due. A disk that is full ends no run: it warns, and `error`
-        says so.
-        """
+        """Write a checkpoint if one is due. A full disk ends no run: it warns, `error` says so."""
         if step == self.saved or not (last or step - self.saved >= self.config.every):
             return
         try:

@@ -64,9 +64,7 @@ def _of_batches(
 def _parts(
     problem: Problem, state: State, batch: Batch
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(weighted expectation, the bound's other terms) of one batch, nats, for sums over all
-    data.
-    """
+    """(weighted expectation, the bound's other terms) of a batch, nats, for sums over all data."""
     hyper, log_p = hyper_at(problem, state.free, batch)
     t = terms_at(problem, hyper, state.variational, batch)
     return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)

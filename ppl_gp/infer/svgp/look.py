@@ -200,9 +200,7 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
 
 
 def _finite_rows(X):
-    """A memory map is checked as it is read: its bad rows, which end the run, are no inducing
-    points before.
-    """
+    """A memory map is checked as it is read: its bad rows end the run, and are no points before."""
     return X[np.isfinite(X).reshape(len(X), -1).all(1)]
 
 

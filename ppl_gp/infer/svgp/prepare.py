@@ -106,6 +106,7 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
             batch.args,
             batch.kwargs,
             uses_inputs(subject.model, batch),
+            batch.rows,
         )
     return found
 

@@ -22,9 +22,7 @@ FIRST_RATE, LAST_SHARE = 0.1, 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static about a run: hashable, so that the compiled step is found again by the next
-    fit.
-    """
+    """What is static about a run: hashable, so that the next fit finds the compiled step again."""
 
     model: Callable
     expectation: Expectation
@@ -53,9 +51,7 @@ class Plan:
 
 
 class Rates(NamedTuple):
-    """The numbers that a step is made with. Arrays, so that another value of one compiles nothing
-    anew.
-    """
+    """The numbers that a step is made with: arrays, so that another value compiles nothing anew."""
 
     learning: Any  # before its decay
     natural: Any  # `None`: as `Problem.natural_rate` chooses

@@ -33,9 +33,7 @@ MAX_FAILURES = 20  # failed steps in a row after which a run is over
 
 
 class Ended(NamedTuple):
-    """The last state, how the run ended, the objective before every step (nats), and what went
-    wrong.
-    """
+    """The last state, how the run ended, the objective before each step (nats), what went wrong."""
 
     state: State
     result: Result
@@ -152,9 +150,7 @@ class LongRun(NamedTuple):
         return Reached(state, np.concatenate([reached.bounds, np.asarray(new)]))
 
     def _chunks(self, done: int) -> "Iterator[list[Rows] | Failure]":
-        """Lists of batches, of one length but at the end; in place of a batch that cannot be used,
-        what is wrong.
-        """
+        """Lists of batches, all but the last of one length; for one that cannot be used, why."""
         max_steps = self.problem.plan.max_steps
         size, batches = chunk_size(max_steps), self.source.batches(done)
         while done < max_steps:
@@ -168,9 +164,7 @@ class LongRun(NamedTuple):
             done += len(chunk)
 
     def _read(self, batches, wanted: int, done: int) -> "tuple[list[Rows], Failure | None]":
-        """Batches up to the first that cannot be used: hours of work do not end with somebody's
-        file.
-        """
+        """Batches up to the first that cannot be used: a bad file does not end hours of work."""
         chunk = []
         try:
             for batch in islice(batches, wanted):

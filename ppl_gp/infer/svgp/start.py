@@ -16,6 +16,7 @@ from ppl_gp.deep.latents import (
     Free,
     FreeGaussian,
     LatentGuide,
+    around_prior,
     encoder_rows,
     latent_size,
     mlp_encoder,
@@ -125,9 +126,7 @@ def _of_parts(method: SVGP, prior: PredictorGP, rows, seed: int, moves) -> Parts
 
 
 def of_site(choice: Any, site: str, option: str) -> Any:
-    """What an option says of a site: {site: ...}, or one for all. `DataError` for a dictionary
-    without it.
-    """
+    """What an option says of a site: {site: ...} or one for all; `DataError` where it lacks it."""
     if not isinstance(choice, dict):
         return choice
     if site not in choice:
@@ -171,7 +170,7 @@ def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Famil
 
 
 def initial_latents(
-    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool
+    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool, rows=None
 ) -> LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
     num, dtype = num_rows(site, args), jnp.result_type(float)
@@ -187,9 +186,9 @@ def initial_latents(
                 f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs "
                 f"({num_data}, {size})."
             )
-        return FreeGaussian(
-            jnp.concatenate([means, jnp.full_like(means, jnp.log(config.scale))], 1)
-        )
+        scales = jnp.full_like(means, jnp.log(config.scale))
+        free = FreeGaussian(jnp.concatenate([means, scales], 1))
+        return around_prior(free, site, rows, args, kwargs) if config.init is None else free
     if not isinstance(config, Amortised):
         raise DataError(
             f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}."
@@ -202,7 +201,8 @@ def initial_latents(
         )
     guide = Encoded(encoder, sees)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
-    return guide
+    own = config.encoder is not None
+    return guide if own else around_prior(guide, site, rows, args, kwargs)
 
 
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:

@@ -74,9 +74,7 @@ def begin(problem: Problem, free, variational: Variational) -> State:
 
 
 def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
-    """(state, objective): the bound plus the log prior of the hyperparameters, nats, before the
-    step.
-    """
+    """(state, objective): bound plus log prior of the hyperparameters, nats, before the step."""
     plan = problem.plan
     spec = is_trained(plan, state.free, state.variational)
     trained, held = eqx.partition((state.free, state.variational), spec)
@@ -254,9 +252,7 @@ def nudges(q: dict[str, Family]) -> dict[str, Nudge]:
 
 
 def blend_all(here: dict, target: dict[str, NaturalGaussian], rate):
-    """Natural-gradient steps that stay in the cone of positive-definite precisions, and how many
-    were shortened.
-    """
+    """Natural-gradient steps to positive-definite precisions, and how many were shortened."""
     moved, halved = {}, jnp.zeros((), jnp.int32)
     for name in target:
         moved[name], shortened = _within_cone(here[name], target[name], rate)
@@ -265,9 +261,7 @@ def blend_all(here: dict, target: dict[str, NaturalGaussian], rate):
 
 
 def _within_cone(here: NaturalGaussian, target: NaturalGaussian, rate):
-    """The step, halved until I + nat2 is positive definite: always at once where the likelihood is
-    log-concave.
-    """
+    """The step, halved until I + nat2 is positive definite: never for a log-concave likelihood."""
 
     def outside(state) -> Any:
         halvings, sites = state

@@ -11,7 +11,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.deep.latents import Encoded, latent_form
+from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
@@ -67,7 +67,7 @@ def infer_latents(
     case = case_at(fit, X_new, args, kwargs)
     observations = {} if y_new is None else observations_at(case, y_new)
     key = as_key(rng_key, "fit.infer_latents(0, X_new, y_new)")
-    encoders = {k: q for k, q in fit.local.items() if isinstance(q, Encoded)}
+    encoders = {k: q for k, q in fit.local.items() if encoder_of(q) is not None}
     groups = groups_above(case, plan_integration(case), observations)
     # the model's prior is what h* has, not an encoder's guess
     case = dataclasses.replace(case, local={})

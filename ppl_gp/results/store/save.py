@@ -19,7 +19,7 @@ from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
 from ppl_gp.conjugate.positive import Gamma
 from ppl_gp.conjugate.simplex import Dirichlet
 from ppl_gp.conjugate.wishart import Wishart
-from ppl_gp.deep.latents import Encoded, Forgotten, MLPEncoder
+from ppl_gp.deep.latents import Around, Encoded, Forgotten, MLPEncoder, encoder_of
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
 from ppl_gp.frames.names import Names
@@ -40,7 +40,7 @@ from ppl_gp.storage.archive import NUMBER_KINDS, write_archive
 
 # The classes that files name, with their subclasses in this package, and no others.
 _FACTORS = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)
-_LOCAL = (MLPEncoder, Encoded, Forgotten)
+_LOCAL = (MLPEncoder, Encoded, Around, Forgotten)
 _MODEL = (Reading, Plan, Observed, Skeleton, Names, ArrayNames)
 _STORABLE = (Draws, Kept, PseudoLikelihood, InducingVariables, Arrow, *_FACTORS, *_LOCAL, *_MODEL)
 _MARK = "$"  # begins the keys that stand for what JSON has no word for
@@ -234,11 +234,11 @@ def _without_observations(fit) -> tuple[list, dict]:
 
 def _local(name: str, q):
     """All that a query of new data asks: no q(h) of the training data's rows."""
-    if not isinstance(q, Encoded):
+    if (encoder := encoder_of(q)) is None:
         return Forgotten()
-    if not isinstance(q.encoder, MLPEncoder):
+    if not isinstance(encoder, MLPEncoder):
         raise DataError(
-            f"the encoder of latent '{name}' is a {type(q.encoder).__name__}, and a file holds no "
+            f"the encoder of latent '{name}' is a {type(encoder).__name__}, and a file holds no "
             "code: save() keeps the package's own encoders. Keep yours by "
             "equinox.tree_serialise_leaves(path, fit.local)."
         )
