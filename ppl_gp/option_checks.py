@@ -2,6 +2,7 @@
 the numbers of every sampler's chains.
 """
 
+import dataclasses
 import functools
 import math
 from numbers import Integral, Real
@@ -39,6 +40,20 @@ def as_key(rng_key, call: str):
 def _described(value) -> str:
     shape = f" of shape {jnp.shape(value)}" if hasattr(value, "shape") else ""
     return f"{type(value).__name__}{shape}" if shape or value is None else repr(value)
+
+
+def require_known(config: object) -> None:
+    """Raise `DataError` where an option of a configuration, or of one inside it, is traced."""
+    for f in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+        value = getattr(config, f.name)
+        require_known(value)
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(value)):
+            raise DataError(
+                f"{type(config).__name__}({f.name}=...) has a value that jax.jit, jax.vmap or "
+                "jax.grad traces, and fit needs numbers: call it outside of them. Inside of them, "
+                "pg.log_evidence(pg.Laplace(), pg.read(model, X, y=y, hyper={...}))[0] has "
+                "derivatives by the values of hyper."
+            )
 
 
 def require_whole(owner: object, *names: str, least: int = 1) -> None:

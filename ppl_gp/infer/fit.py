@@ -16,7 +16,7 @@ from ppl_gp.model.declared import declare, own_function
 from ppl_gp.model.fingerprint import settle
 from ppl_gp.model.forgotten import require_drawn
 from ppl_gp.model.user_errors import of_the_model
-from ppl_gp.option_checks import as_key
+from ppl_gp.option_checks import as_key, require_known
 from ppl_gp.results.fit import Fit
 from ppl_gp.threads import one_at_a_time
 
@@ -77,6 +77,7 @@ def fit(
         raise DataError(
             f"method={method.__name__} is a class; give an instance, {method.__name__}()."
         )
+    require_known(method)
     key = as_key(rng_key, "fit(model, method, 0, X, y=y)")
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)

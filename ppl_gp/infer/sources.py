@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ppl_gp.errors import DataError
+from ppl_gp.model.arguments import wide
 
 
 class Rows(NamedTuple):
@@ -78,11 +79,8 @@ def bind(model, item, common: dict) -> tuple[tuple, dict]:
             f"arguments {signature}, or a dictionary."
         )
     try:
-        bound = (
-            signature.bind(**item, **common)
-            if isinstance(item, dict)
-            else signature.bind(*item, **common)
-        )
+        args, named = ((), item) if isinstance(item, dict) else (item, {})
+        bound = signature.bind(*args, **named, **common)
     except TypeError as error:
         raise DataError(
             f"a batch of the stream does not fit the model's arguments {signature}: {error}"
@@ -122,7 +120,10 @@ def take(args: tuple, kwargs: dict, rows, axes) -> tuple[tuple, dict]:
     """The arguments at some rows along their `row_axes`; what has none is kept."""
 
     def at(x, axis):
-        return x if axis is None else np.asarray(x[(slice(None),) * axis + (rows,)])
+        if axis is None:
+            return x
+        found = np.asarray(x[(slice(None),) * axis + (rows,)])
+        return found.astype(wide(found.dtype), copy=False)
 
     return jax.tree.map(at, (args, kwargs), axes)
 
@@ -180,10 +181,8 @@ class ArraySource:
             return np.arange(self.num_data)
         epoch, position = divmod(step, self.steps_an_epoch)
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = (
-                epoch,
-                np.random.default_rng([self.seed, epoch]).permutation(self.num_data),
-            )
+            rng = np.random.default_rng([self.seed, epoch])
+            self._shuffled = (epoch, rng.permutation(self.num_data))
         start = position * self.batch_size
         return self._shuffled[1][start : start + self.batch_size]
 

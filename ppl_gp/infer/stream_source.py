@@ -11,7 +11,7 @@ import numpy as np
 from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
-from ppl_gp.model.arguments import argument_names
+from ppl_gp.model.arguments import argument_names, wide
 
 _INPUTS = "positional argument 0"
 
@@ -29,12 +29,8 @@ class StreamSource:
     checked = False
 
     def __init__(self, stream: Stream, model, common: dict | None = None):
-        self.stream, self.model, self.num_data, self.common = (
-            stream,
-            model,
-            stream.num_data,
-            common or {},
-        )
+        self.stream, self.model, self.num_data = stream, model, stream.num_data
+        self.common = common or {}
         self.batch_size: int | None = None
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
         self.axes: Any = None
@@ -228,4 +224,5 @@ def _array(name, x, num):
         raise DataError(
             f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers."
         )
-    return array.astype(int) if name == "y" and array.dtype == bool else array
+    truth = name == "y" and array.dtype == bool
+    return array.astype(int if truth else wide(array.dtype), copy=False)

@@ -22,16 +22,13 @@ def as_arrays(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
     A list or a tuple of numbers is an array where it is the first positional argument or `y`, and
     an option elsewhere; a single NumPy integer, such as `group.max() + 1`, is a Python one there.
-    `y` given as booleans becomes integers; a boolean mask stays one. Raises `DataError` for NaN,
-    infinity, masked arrays or entries that are not numbers, naming the argument.
+    Integers take JAX's default type, in which small numbers cannot wrap around. `y` given as
+    booleans becomes integers; a boolean mask stays one. Raises `DataError` for NaN, infinity,
+    masked arrays, integers beyond that type or entries that are not numbers, naming the argument.
     """
-    positional = tuple(
-        as_array(f"positional argument {i}", value, lists=i == 0) for i, value in enumerate(args)
-    )
-    named = {
-        name: as_array(f"argument '{name}'", value, lists=name == "y")
-        for name, value in kwargs.items()
-    }
+    pairs = enumerate(args)
+    positional = tuple(as_array(f"positional argument {i}", v, lists=i == 0) for i, v in pairs)
+    named = {k: as_array(f"argument '{k}'", v, lists=k == "y") for k, v in kwargs.items()}
     if "y" in named:
         named["y"] = jax.tree.map(_observed, named["y"])
     return positional, named
@@ -52,12 +49,8 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
     if isinstance(value, tuple):
-        return type(value)(
-            *(
-                as_array(f"{name}.{k}", v, lists=lists)
-                for k, v in cast(Any, value)._asdict().items()
-            )
-        )
+        fields = cast(Any, value)._asdict().items()
+        return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in fields))
     if isinstance(value, list) and not (lists and _holds_numbers(value)):
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
@@ -100,16 +93,28 @@ def _checked(name: str, value):
         array = array.astype(array.dtype.newbyteorder("="))
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        found = jnp.asarray(array.astype(wide(array.dtype)))
+        known = found.dtype == array.dtype or isinstance(array, jax.core.Tracer)
+        if not known and bool(np.any(np.asarray(found) != np.asarray(array))):
+            raise DataError(f"{name} has integers beyond {found.dtype}; give {name}.astype(float).")
+        return found
+    if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
+        return array
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(array)))[0])
         raise DataError(f"{name} has {array[where]} at index {where}; {_remedy(array[where])}")
     return jnp.asarray(array)
 
 
+def wide(dtype):
+    """JAX's type for arrays of this one; of integers its default, as uint8 would wrap around."""
+    whole = jnp.issubdtype(dtype, jnp.integer)
+    return jnp.result_type(int) if whole else jax.dtypes.canonicalize_dtype(dtype)
+
+
 def _remedy(entry) -> str:
-    """NaN stands for what is missing, of an input as of an observation; infinity for a number that
-    has none.
-    """
+    """What to do about NaN, a missing value, or infinity."""
     if np.isinf(entry):
         return (
             "arguments are finite numbers: drop or replace the row, or give a large finite "
@@ -126,11 +131,8 @@ def argument_names(model: Callable, num: int) -> list[str]:
     """Names of the model's first `num` positional arguments, `arg<i>` where its signature does not
     tell.
     """
-    named = [
-        name
-        for name, p in parameters_of(model).items()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    known = parameters_of(model).items()
+    named = [k for k, p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return [named[i] if i < len(named) else f"arg{i}" for i in range(num)]
 
 
@@ -209,11 +211,8 @@ def is_array(x) -> bool:
     """Whether a leaf is an array of numbers with at least one axis or none, on the device, on the
     host or on disk.
     """
-    return (
-        hasattr(x, "shape")
-        and hasattr(x, "dtype")
-        and jnp.issubdtype(x.dtype, jnp.number) | jnp.issubdtype(x.dtype, bool)
-    )
+    typed = hasattr(x, "shape") and hasattr(x, "dtype")
+    return typed and jnp.issubdtype(x.dtype, jnp.number) | jnp.issubdtype(x.dtype, bool)
 
 
 def argument_of(path: str) -> str:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.model.arguments import named_arrays
+from ppl_gp.model.arguments import as_arrays, named_arrays
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.declared import declare
 from ppl_gp.model.forgotten import observes_nothing
@@ -239,7 +239,7 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
     model, O(N), no factorisation.
     """
-    args, kwargs, _ = named_arrays(model, args, kwargs)
+    args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
     trace = run(model, args, kwargs, hyper)
     found = roles(trace)

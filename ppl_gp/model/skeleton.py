@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import Leaves, argument_of, is_array
+from ppl_gp.model.arguments import Leaves, argument_of, is_array, wide
 from ppl_gp.model.tracing import reading_of, run
 
 
@@ -152,7 +152,7 @@ def _runs(model: Callable, bones: Skeleton) -> bool:
 
 
 def _shaped(x):
-    return jax.ShapeDtypeStruct(jnp.shape(x), jax.dtypes.canonicalize_dtype(x.dtype))
+    return jax.ShapeDtypeStruct(jnp.shape(x), wide(x.dtype))
 
 
 def _resized(x, axis: int | None, num: int) -> jax.ShapeDtypeStruct:

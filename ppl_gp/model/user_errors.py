@@ -16,22 +16,12 @@ VALUE_WANTED = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-_OURS = (
-    "ppl_gp",
-    "jax",
-    "jaxlib",
-    "numpyro",
-    "equinox",
-    "numpy",
-    "functools",
-    "contextlib",
-    "threading",
-)
+_OURS = "ppl_gp jax jaxlib numpyro equinox numpy functools contextlib threading".split()
 
 
 def of_the_model(function: Callable) -> Callable:
-    """The same function; NumPy on a traced array becomes a `ModelError`, a distribution's parameter
-    out of range, or a plate of size zero, a `DataError`.
+    """The same function; NumPy on a traced array becomes a `ModelError`, a mask of numbers, a
+    distribution's parameter out of range, or a plate of size zero, a `DataError`.
     """
 
     @functools.wraps(function)
@@ -61,6 +51,11 @@ def of_the_model(function: Callable) -> Callable:
                 f"{str(error).split('.')[0]}. Give an index of integers, group.astype(int)."
             ) from error
         except ValueError as error:
+            if "should be a bool array" in str(error):
+                raise DataError(
+                    f"a mask of the model holds numbers{_line(error)}: make it boolean there, "
+                    "mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
+                ) from error
             if "distribution got invalid" not in str(error):
                 raise
             raise DataError(
@@ -80,13 +75,9 @@ def of_the_model(function: Callable) -> Callable:
 
 def _line(error: Exception) -> str:
     """Where in the user's code it happened."""
-    frames = [
-        (f.f_code.co_name, f.f_globals.get("__name__", ""), line)
-        for f, line in traceback.walk_tb(error.__traceback__)
-    ]
     own = [
-        f" ({name}, line {line})"
-        for name, module, line in frames
-        if module.split(".")[0] not in _OURS
+        f" ({f.f_code.co_name}, line {line})"
+        for f, line in traceback.walk_tb(error.__traceback__)
+        if f.f_globals.get("__name__", "").split(".")[0] not in _OURS
     ]
     return own[-1] if own else ""

@@ -118,16 +118,11 @@ def _run(model, args, kwargs, hyper):
         if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
-        caught = (
-            ""
-            if model.reading.grows
-            else " In training no other number of rows could be traced: the model holds arrays "
-            "of its own."
-        )
+        own = " In training no other number of rows could be traced: the model holds arrays of "
+        caught = "" if model.reading.grows else f"{own}its own."
         left_out = [p for p in inspect.signature(model).parameters if p not in kwargs][len(args) :]
-        caught += (
-            f" Left at their defaults: {left_out}; pass what the model needs." if left_out else ""
-        )
+        if left_out:
+            caught += f" Left at their defaults: {left_out}; pass what the model needs."
         raise DataError(
             f"the model does not run at the new inputs (array arguments of shapes {shapes}): "
             f"{error} Give every array one entry per row of X_new, and take the model's sizes from "

@@ -2,6 +2,7 @@
 arguments completed.
 """
 
+from contextlib import contextmanager
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +20,7 @@ from ppl_gp.model.arguments import (
     is_array,
     optional_arguments,
     parameters_of,
+    wide,
 )
 from ppl_gp.results.record import Record
 
@@ -28,10 +30,10 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     name where they have one.
 
     What the model took in training with one entry per datum is given again, by position or by name;
-    options, numbers and tables that belong
-    to no datum are remembered; observations and masks are left out. Which is which was read off the
-    model in training. Raises `DataError`: X_new with NaN, infinity, no rows, or other columns than
-    in training; an array that is missing; an argument that is given twice.
+    options, numbers and tables that belong to no datum are remembered; observations and masks are
+    left out. Which is which was read off the model in training. Raises `DataError`: X_new with NaN,
+    infinity, no rows, or other columns than in training; an array that is missing; an argument that
+    is given twice.
     """
     X = _checked_inputs(X_new, fit.args)
     args, kwargs = as_arrays(args, kwargs)
@@ -46,7 +48,41 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     if num := num_rows(fit, placed[0]):
         placed = _for_all_rows(fit, Leaves(fit.model, *placed), num)
         _require_rows(fit, Leaves(fit.model, *placed), num)
-    return placed
+    return _as_in_training(fit, Leaves(fit.model, *placed))
+
+
+def _as_in_training(fit: Record, leaves: Leaves) -> tuple[tuple, dict]:
+    """Truth values and integers where the model had them in training, if no value changes."""
+
+    def again(x, dtype):
+        if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, jax.core.Tracer):
+            return x
+        same = jnp.asarray(x).astype(wide(dtype))
+        return same if bool(jnp.all(same == x)) else x
+
+    trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
+    both = {p: x for p, x in leaves.arrays.items() if p in trained}
+    return leaves.replaced({p: again(x, trained[p].dtype) for p, x in both.items()})
+
+
+@contextmanager
+def numbers_explained(fit: Record, args: tuple, kwargs: dict):
+    """Where the model takes no fractions, an error that names the arguments with fractions."""
+    try:
+        yield
+    except DataError as error:
+        trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
+        changed = [
+            f"argument '{p}' was {trained[p].dtype} in training and is {x.dtype} now"
+            for p, x in Leaves(fit.model, args, kwargs).arrays.items()
+            if p in trained and x.dtype.kind == "f" and trained[p].dtype.kind != "f"
+        ]
+        if not changed or not any(x in str(error.__cause__) for x in ("type float", "bool array")):
+            raise
+        raise DataError(
+            f"{'; '.join(changed)}, and the model does not take fractions there: give integers "
+            f"(or booleans) as in training. It raised: {error.__cause__}"
+        ) from error
 
 
 def _for_all_rows(fit: Record, leaves: Leaves, num: int) -> tuple[tuple, dict]:
@@ -79,11 +115,8 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
 
 def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     """Arguments without a name that can be used by keyword keep their positions."""
-    free = {
-        n
-        for n, p in parameters_of(model).items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
+    known = parameters_of(model).items()
+    free = {n for n, p in known if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     fixed = [n for n in order if n in given and n not in free]
     # What stands before an argument without a name must be given by position too.
     last = max((order.index(n) for n in fixed), default=-1)
@@ -138,11 +171,9 @@ def _checked_tree(X, trained):
             f"X_new holds arrays of shapes {[a for a, _ in wrong]}, and the training inputs "
             f"{[b for _, b in wrong]}: only the rows may differ in number."
         )
-    return jax.tree.map(
-        lambda a, b: _as_trained(a, b.dtype) if eqx.is_array(a) and eqx.is_array(b) else a,
-        X,
-        trained,
-    )
+    both = lambda a, b: eqx.is_array(a) and eqx.is_array(b)  # noqa: E731
+    again = lambda a, b: _as_trained(a, b.dtype) if both(a, b) else a  # noqa: E731
+    return jax.tree.map(again, X, trained)
 
 
 def _as_trained(X, dtype):
@@ -154,10 +185,7 @@ def require_own_rows(fit: Record, new_args: tuple) -> None:
     """Raise `DataError` for new inputs of a model that holds arrays of N rows of its own, which
     would be paired with them.
     """
-    trained, new = (
-        Leaves(fit.model, fit.args[:1], {}).arrays,
-        Leaves(fit.model, new_args[:1], {}).arrays,
-    )
+    trained, new = (Leaves(fit.model, a[:1], {}).arrays for a in (fit.args, new_args))
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
     if not (fit.model.reading.grows or same):
         raise DataError(
@@ -198,11 +226,8 @@ def num_rows(fit: Record, new_args: tuple) -> int:
     """M: the rows of the new inputs."""
     first = argument_names(fit.model, 1)[0]
     arrays = Leaves(fit.model, new_args[:1], {}).arrays
-    rows = [
-        x.shape[fit.model.reading.axis_of(p)]
-        for p, x in arrays.items()
-        if fit.model.reading.axis_of(p) is not None
-    ]
+    axes = {p: fit.model.reading.axis_of(p) for p in arrays}
+    rows = [x.shape[axes[p]] for p, x in arrays.items() if axes[p] is not None]
     if rows or not arrays:
         return rows[0] if rows else 0
     return next((x.shape[0] for p, x in arrays.items() if argument_of(p) == first and x.shape), 0)

@@ -26,7 +26,12 @@ from ppl_gp.model.tracing import annotated, run, set_gps
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.results.query.layout import Layout, layout
 from ppl_gp.results.query.mixture import JointMoments, Moments, mixture, plain
-from ppl_gp.results.query.new_inputs import new_arguments, num_rows, require_own_rows
+from ppl_gp.results.query.new_inputs import (
+    new_arguments,
+    num_rows,
+    numbers_explained,
+    require_own_rows,
+)
 from ppl_gp.results.record import Record
 
 
@@ -114,14 +119,10 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
     draws = fit.draws
-    plan = layout(
-        fit.model,
-        new_args,
-        new_kwargs,
-        draws,
-        num_rows(fit, new_args),
-        (*draws.latents, *fit.local),
-    )
+    latents = (*draws.latents, *fit.local)
+    with numbers_explained(fit, new_args, new_kwargs):
+        num = num_rows(fit, new_args)
+        plan = layout(fit.model, new_args, new_kwargs, draws, num, latents)
     require_same_kernels(fit, new_args, new_kwargs)
     if isinstance(fit.model, Collapsed):
         require_levels(fit.model, new_args, new_kwargs, draws.at(0).hyper)
