@@ -20,11 +20,7 @@ from ppl_gp.kernels import as_kernel
 from ppl_gp.kernels.base import jitter_of
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
-from ppl_gp.numerics.linalg import (
-    add_diagonal,
-    half_log_det,
-    robust_cholesky,
-)
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
 from ppl_gp.wrappers import unwrap
 
 

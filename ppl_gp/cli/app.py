@@ -39,10 +39,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
 from ppl_gp.results.predict.predict import Prediction
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Model = Annotated[str, typer.Argument(metavar="MODEL.py:FUNCTION", help="The declared model.")]
 ALL = ", ".join(NAMES)

@@ -225,9 +225,7 @@ def _words(columns: Columns, name: str, else_: str = "") -> bool:
             raise columns.refusal(name, i, advice)
         if is_number(cell) != is_number(cells[0]):
             raise columns.refusal(
-                name,
-                i,
-                f"data row 1 has {cells[0]!r}: {else_}give numbers only, or words only.",
+                name, i, f"data row 1 has {cells[0]!r}: {else_}give numbers only, or words only."
             )
     return not is_number(cells[0])
 

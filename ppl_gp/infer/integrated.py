@@ -57,7 +57,7 @@ def with_effects(
     if left:
         warn(
             f"SVGP() takes {left} as hyperparameters, points under MAP(): {why}, and it does "
-            "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them.",
+            "not integrate effects beside those. EP(), VI() and Laplace() integrate all of them."
         )
     return model
 

@@ -277,6 +277,6 @@ def weighted(log_w: np.ndarray, method: str) -> dict[str, Any]:
     if khat > KHAT_LIMIT:
         warn(
             f"{method}: the Gaussian at the joint mode is far from the posterior (Pareto k-hat "
-            f"{khat:.2f} of its weights, above {KHAT_LIMIT}); compare with NUTS().",
+            f"{khat:.2f} of its weights, above {KHAT_LIMIT}); compare with NUTS()."
         )
     return {"pareto_k": khat, "importance_gain": gain}

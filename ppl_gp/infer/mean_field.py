@@ -12,11 +12,7 @@ from jax import random
 
 from ppl_gp.conjugate.forms import with_forms
 from ppl_gp.conjugate.log_joint import LogJoint
-from ppl_gp.conjugate.structure import (
-    Structure,
-    find_structure,
-    require_conjugate_nearby,
-)
+from ppl_gp.conjugate.structure import Structure, find_structure, require_conjugate_nearby
 from ppl_gp.conjugate.sweep import Progress, begin, climb, is_open
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.chains import over_leading_axis

@@ -89,7 +89,7 @@ def make_room(compilations: int) -> bool:
     warn(
         f"{told}; JAX's are forgotten now, and compiled again where they are wanted. Fits in a "
         "loop compile anew where shapes or Python numbers among the arguments change: pass numbers "
-        "as arrays, np.array(0.3), and keep the number of rows.",
+        "as arrays, np.array(0.3), and keep the number of rows."
     )
     return True
 

@@ -79,5 +79,5 @@ def _warn_of_negative(indices: Mapping) -> None:
         warn(
             f"argument {below} has negative indices, which count from the end: -1 is the last "
             "level. If it stands for a missing group (as pandas.factorize has it), give that a "
-            "level of its own.",
+            "level of its own."
         )

@@ -67,12 +67,12 @@ def load(path, model: Callable) -> Fit:
             f"{path}: a number in the model has changed since it was fitted. At the fit's own "
             f"values this moves the mean log density, or the kernel, of {', '.join(numbers)}. The "
             "fit predicts by the new numbers, with an f that was inferred by the old ones: put "
-            "these back, or fit again.",
+            "these back, or fit again."
         )
     if exact and not jax.config.read("jax_enable_x64"):
         warn(
             f"{path} holds float64, which JAX has switched off: predictions will be less exact "
-            "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first.",
+            "than the saved fit's. Call jax.config.update('jax_enable_x64', True) first."
         )
     return fit
 

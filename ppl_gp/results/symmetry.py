@@ -196,7 +196,4 @@ def _terms(joint: LogJoint, values: dict):
     """(terms,) each site's log density, and the sum of its entries' sizes."""
     trace = joint.trace(values)
     terms = [scored(trace[k]) for k in joint.terms]
-    return (
-        jnp.stack([jnp.sum(x) for x in terms]),
-        jnp.stack([jnp.sum(jnp.abs(x)) for x in terms]),
-    )
+    return (jnp.stack([jnp.sum(x) for x in terms]), jnp.stack([jnp.sum(jnp.abs(x)) for x in terms]))

@@ -60,10 +60,7 @@ def gp_sites(subject: Subject):
     if not subject.found.gps and subject.integrated:
         return True, f"none: a predictor of {list(subject.integrated)}, for local methods and NUTS."
     if not subject.found.gps and (subject.found.hyper or subject.found.local_latents):
-        return (
-            True,
-            "none, and no linear predictor of Gaussian sites (the methods stand below).",
-        )
+        return (True, "none, and no linear predictor of Gaussian sites (the methods stand below).")
     require_gp(subject.found, subject.trace)
     sites = {name: subject.trace[name]["fn"] for name in subject.found.gps}
     return True, "; ".join(

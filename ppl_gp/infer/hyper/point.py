@@ -134,11 +134,7 @@ def _kept(model, method, hyper, args, kwargs, solution: Solution):
     return (
         kept,
         code,
-        (
-            prior.variance - prior.kernel.diag(prior.X),
-            raised,
-            widest(prior, variance),
-        ),
+        (prior.variance - prior.kernel.diag(prior.X), raised, widest(prior, variance)),
     )
 
 
@@ -168,7 +164,7 @@ def _quadrature_error(solution, code, method) -> dict:
         warn(
             f"{name}(num_nodes={num}): the integral of some datum's likelihood{seen} is off by "
             f"about {error:.1g} nats (several modes, edges, long tails), and the log evidence by "
-            "up to as much per datum; raise num_nodes, or use NUTS().",
+            "up to as much per datum; raise num_nodes, or use NUTS()."
         )
     return {"quadrature_error": error}
 

@@ -61,6 +61,6 @@ def tell_of_width(method, ratios, weights=None) -> dict[str, float]:
             f"Laplace(): q(f) is up to {np.nanmax(ratios):.1f} times as wide as f's prior{where}: "
             "the likelihood is not log-concave, and the mode lies near a saddle, where a Gaussian "
             "at the mode is no approximation and its evidence is too high. Compare with EP(), "
-            "VI() or NUTS().",
+            "VI() or NUTS()."
         )
     return {"widest": float(np.nanmax(ratios)) if np.any(np.isfinite(ratios)) else float("nan")}

@@ -96,7 +96,7 @@ def tell_of_points(
         warn(
             f"{method} maximises '{site}' ({np.size(trace[site]['value'])} values) with the "
             "hyperparameters: it is a point, which the evidence and the variances of predictions "
-            f"take as known. {remedy}; hyper=MAP(maximise=('{site}',)) says that you know.",
+            f"take as known. {remedy}; hyper=MAP(maximise=('{site}',)) says that you know."
         )
 
 

@@ -54,9 +54,7 @@ class Checkpoints:
                     old.unlink(missing_ok=True)
         except OSError as error:
             self.error = f"step {step}: {error}"
-            warn(
-                f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.",
-            )
+            warn(f"cannot write a checkpoint to {self.folder}: {error}. The run goes on.")
 
     def restore(self, state: Any) -> tuple[Any, np.ndarray]:
         """(state, bounds so far) of the newest checkpoint that can be read, with a warning that

@@ -179,7 +179,7 @@ def _tell_unsettled(fit: Fit) -> bool:
         warn(
             f"SVGP(): after {fit.stats['steps']} steps, as planned, the fit has not settled: "
             f"{' and '.join(told)}. Give more steps or larger rates; where q(u) is much narrower "
-            "than its prior, VI() on up to some thousand data.",
+            "than its prior, VI() on up to some thousand data."
         )
     elif short_of_points:
         ruled = isinstance(fit.method.inducing, str)
@@ -189,7 +189,7 @@ def _tell_unsettled(fit: Fit) -> bool:
         warn(
             f"SVGP(): more inducing variables could raise log_evidence by up to {short:.2g} nats "
             f"at these hyperparameters, {100 * short / num:.2g} per 100 rows. Give {asked}, and "
-            "see what it gains.",
+            "see what it gains."
         )
     return unsettled or short_of_points
 

@@ -89,7 +89,7 @@ def tell_of_infinite(case: Case, blocks: tuple[Family, ...]) -> None:
             f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
             "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
             "where they see it, and the averages over draws given here, with their mean_error, "
-            "stand for no number. Ask for quantiles=.",
+            "stand for no number. Ask for quantiles=."
         )
 
 
