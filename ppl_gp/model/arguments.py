@@ -97,7 +97,9 @@ def _checked(name: str, value):
         found = jnp.asarray(array.astype(wide(array.dtype)))
         known = found.dtype == array.dtype or isinstance(array, jax.core.Tracer)
         if not known and bool(np.any(np.asarray(found) != np.asarray(array))):
-            raise DataError(f"{name} has integers beyond {found.dtype}; give {name}.astype(float).")
+            raise DataError(
+                f"{name} has integers beyond {found.dtype}; give floats, .astype(float)."
+            )
         return found
     if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
         return array
