@@ -134,11 +134,8 @@ class EP(LocalMethod):
         return end._replace(steps=steps)
 
     def _start(self, K, mean, log_lik, init):
-        """Flat sites or the warm start; Laplace's sites where the tilted moments there cannot be
-        computed.
-
-        That rescue is not compiled for sites known to be positive: their solution says that it is
-        none, and the caller tries again.
+        """Flat sites or the warm start; Laplace's sites if the tilted moments there cannot be
+        computed. That is not compiled for sites known to be positive: the caller tries again.
         """
         flat = start_from(K, mean, init, functions_of(log_lik))
         if isinstance(init, Positive):

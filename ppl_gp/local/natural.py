@@ -160,11 +160,8 @@ def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) ->
 
 
 def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:
-    """Zero a site precision that is rounding error of the precision it was subtracted from (1e-10
-    of it in float64).
-
-    It keeps flat sites of log-concave likelihoods from looking negative; a real negative precision
-    is far above it.
+    """Zero a site precision that is rounding error (1e-10 in float64) of the precision it was
+    subtracted from, so that flat sites of log-concave likelihoods do not look negative.
     """
     noise = 5e5 * jnp.finfo(nat2.dtype).eps
     return jnp.where(jnp.abs(nat2) < noise * precision, 0.0, nat2)

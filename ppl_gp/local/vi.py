@@ -143,13 +143,11 @@ class VI(LocalMethod):
     def _settle(
         self, log_lik, q: Marginals, sites: PseudoLikelihood, slope, curve
     ) -> PseudoLikelihood:
-        """The natural-gradient target, taken to each datum's own fixed point with the rest of the
-        model held.
+        """The natural-gradient target, taken to each datum's own fixed point with its cavity fixed.
 
-        One plain step overshoots where the expectation is steep in q's variance (E exp f under a
-        wide q asks for a precision of exp(v / 2)). With the cavity held, a one-dimensional
-        iteration that averages precisions geometrically settles it, and leaves the joint fixed
-        point where it is. O(N num_nodes) a round.
+        One plain step overshoots if the expectation is steep in q's variance (E exp f under a wide
+        q asks for a precision of exp(v / 2)). A one-dimensional iteration that averages precisions
+        geometrically settles it. O(N num_nodes) per round.
         """
         cavity = 1.0 / q.variance - sites.nat2
         centre = (q.mean / q.variance - sites.nat1) / cavity

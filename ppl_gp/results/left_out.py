@@ -119,7 +119,7 @@ def _refits(factors, latent: BehindSites, method, rows):
         _, q = method.centred(K, mean, others, end.sites, condition(K, mean, end.sites))
         at = jnp.reshape(q.mean, (-1, log_lik.num))[:, n]
         block = jnp.reshape(q.variance[..., n], (len(at), len(at)))
-        proper = jnp.all(jnp.isfinite(at)) & jnp.all(jnp.diagonal(block) > 0)
+        proper = jnp.all(jnp.isfinite(at)) & jnp.all(jnp.diagonal(block) >= 0)
         return at, block, (end.code == Result.converged.code) & proper
 
     return lax.map(without, rows)
@@ -128,9 +128,7 @@ def _refits(factors, latent: BehindSites, method, rows):
 def _of_functions(
     factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool, rows, refit
 ):
-    """As `cavity_log_densities`, where a datum sees several functions: by cubature, or by weighted
-    draws above three.
-    """
+    """As `cavity_log_densities`, of several functions: by cubature, or weighted draws above 3."""
     log_lik, site, (R, _) = factors.log_lik, factors.log_lik.site, latent.mean.shape
     effort = Effort(SEVERAL_NODES[num_draws > 1], num_draws > 1, DRAWS)
 
@@ -148,6 +146,15 @@ def _of_functions(
         without = JointMoments.of(mean, jnp.einsum("naa->an", covariance), covariance)
     left_out, kept = score(without), score(within)
     return left_out, kept, score(without, True) if scaled else left_out
+
+
+def distinct(log_lik) -> np.ndarray:
+    """Log densities (S, N), of a row moved by 1e-8 nats if its largest weights 1 / p are equal."""
+    log_lik, num = np.asarray(log_lik), len(log_lik)
+    tail = min(num // 5, int(3 * num**0.5))
+    low = np.sort(log_lik, 0)[[0, tail - 1 - tail // 4, tail]]
+    equal = np.min(np.diff(low, axis=0), 0) < 1e-9 * (1.0 + np.abs(low[0]))
+    return log_lik + np.where(equal, np.linspace(-1e-8, 1e-8, num)[:, None], 0.0)
 
 
 @full_jit
@@ -212,7 +219,7 @@ def cavity(prior: GP, latent: FromPseudo) -> Moments:
     R = root.sign * jnp.sum(root.W**2, 0) + root.diagonal
     share = sites.nat2 * v
     variance = jnp.where(share > 0.5, v * sites.nat2 / R, v / (1.0 - share))
-    variance = jnp.where((variance > 0) & jnp.isfinite(variance), variance, jnp.nan)
+    variance = jnp.where((variance >= 0) & jnp.isfinite(variance), variance, jnp.nan)
     return Moments(latent.mean - variance * latent.alpha, variance)
 
 

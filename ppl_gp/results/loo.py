@@ -40,6 +40,7 @@ from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.left_out import (
     DRAWS,
     cavity_log_densities,
+    distinct,
     draw_log_densities,
     khats,
     log_prior_over,
@@ -328,7 +329,7 @@ def _tree(fit, sites, densities, posterior):
     import arviz_base
 
     keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
-    named = {_LABEL: np.reshape(np.asarray(densities)[:, keep], (fit.num_chains, -1, keep.size))}
+    named = {_LABEL: np.reshape(distinct(densities)[:, keep], (fit.num_chains, -1, keep.size))}
     posterior = by_chain(dotted(posterior), fit.num_chains)
     groups = {"posterior": posterior, "log_likelihood": named}
     coords = {dim: _names(fit, keep, densities.shape[-1])}

@@ -1,0 +1,93 @@
+"""Rows that see no unknown, as all their covariates are zero: each adds its own log density to the
+evidence, and leaving it out changes nothing else.
+"""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+import ppl_gp as pg
+from ppl_gp.results.left_out import distinct
+
+N, ROW = 12, 3
+rng = np.random.default_rng(8)
+X = rng.normal(size=N)
+X[ROW] = 0.0
+NOISY = 0.7 * X + 0.3 * rng.normal(size=N)
+KINDS = {
+    "gaussian": (lambda f: dist.Normal(f, 0.3), NOISY),
+    "counts": (lambda f: dist.Poisson(jnp.exp(f)), rng.poisson(np.exp(0.5 * X))),
+    "binary": (lambda f: dist.Bernoulli(logits=f), (rng.random(N) < 0.5).astype(int)),
+    "student": (lambda f: dist.StudentT(4.0, f, 0.3), NOISY),
+}
+METHODS = {"laplace": pg.Laplace()}
+
+
+def slope(kind="gaussian", offset=0.0):
+    def model(x, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", KINDS[kind][0](offset + b * x), obs=y)
+
+    return model
+
+
+def dense(x, y):
+    return stats.multivariate_normal(cov=9.0 * np.outer(x, x) + 0.09 * np.eye(len(x))).logpdf(y)
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("almost", [0.0, 1e-9, 1e-160])
+def test_gaussian_rows_are_those_of_dense_algebra(method, almost):
+    x = np.where(X == 0.0, almost, X)
+    fit = pg.fit(slope(), METHODS[method], 0, x, y=NOISY)
+    assert fit.result == "converged"
+    np.testing.assert_allclose(fit.log_evidence, dense(x, NOISY), atol=1e-7)
+    every = dense(x, NOISY)
+    want = [every - dense(np.delete(x, i), np.delete(NOISY, i)) for i in range(N)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        left_out = fit.loo()
+    np.testing.assert_allclose(left_out.elpd_i, want, atol=1e-6)
+    assert not np.any(np.isnan(left_out.pareto_k))
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("offset", [2.0, 0.0])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["counts", "binary", "student", "gaussian"])
+def test_a_row_of_zeros_adds_its_own_log_density(kind, method, offset):
+    y, others = KINDS[kind][1], np.arange(N) != ROW
+    whole, rest = (
+        pg.fit(slope(kind, offset), METHODS[method], 0, X[keep], y=y[keep])
+        for keep in (np.ones(N, bool), others)
+    )
+    assert whole.result == rest.result == "converged"
+    own = float(KINDS[kind][0](jnp.asarray(offset)).log_prob(y[ROW]))
+    np.testing.assert_allclose(whole.log_evidence - rest.log_evidence, own, atol=1e-6)
+
+
+def test_draws_leave_out_a_row_of_zeros_exactly():
+    """Pareto smoothing raised `ValueError` of equal weights, and NaN where rounding split them."""
+    fit = pg.fit(slope(), pg.NUTS(num_warmup=100, num_samples=200), 0, X, y=NOISY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        left_out = fit.loo()
+    own = stats.norm.logpdf(NOISY[ROW], 0.0, 0.3)
+    np.testing.assert_allclose(left_out.elpd_i[ROW], own, atol=1e-7)
+    assert np.isfinite(left_out.elpd) and left_out.pareto_k[ROW] < 0.5
+
+
+def test_log_densities_that_differ_are_left_alone():
+    some = rng.normal(size=(400, 3))
+    some[:, 1] = -2.0
+    moved = distinct(some)
+    np.testing.assert_array_equal(moved[:, [0, 2]], some[:, [0, 2]])
+    assert len(np.unique(moved[:, 1])) == 400
+    np.testing.assert_allclose(moved[:, 1], -2.0, atol=2e-8)
