@@ -18,8 +18,7 @@ from test_softmax_posterior import N, R, problem, root_of  # noqa: F401
 
 import ppl_gp as pg
 from ppl_gp.infer.hyper import grid
-from ppl_gp.infer.hyper.grid import composite
-from ppl_gp.infer.hyper.lattice import Lattice
+from ppl_gp.infer.hyper.grid import Lattice, composite
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice, _kernel
 from ppl_gp.kept import FromDraws
 from ppl_gp.local.condition import condition_mean

@@ -17,12 +17,14 @@ from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.grid import (
     ASKED_AT,
     MOST,
+    REGULAR,
+    compared,
     composite,
     effective,
+    grow,
     half_widths,
     stretched,
 )
-from ppl_gp.infer.hyper.lattice import REGULAR, compared, grow
 
 N = 20
 RNG = np.random.default_rng(0)

@@ -24,8 +24,7 @@ from sklearn.model_selection import cross_val_score
 import ppl_gp as pg
 from ppl_gp.infer.fit import stopwatch
 from ppl_gp.sklearn import GPClassifier, GPRegressor
-from ppl_gp.sklearn.estimators import _joint
-from ppl_gp.sklearn.models import binary, regression
+from ppl_gp.sklearn.estimators import _joint, binary, regression
 
 ROOT = Path(__file__).parents[1]
 HYPER = {"lengthscale": 1.2, "variance": 2.0}
