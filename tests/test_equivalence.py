@@ -57,7 +57,8 @@ def test_a_sequential_sweep_sees_the_sites_updated_before():
         q = condition(K, mean, sites)
         Sigma = np.linalg.inv(np.linalg.inv(K) + np.diag(sites.nat2))
         mu = Sigma @ (np.linalg.solve(K, mean) + sites.nat1)
-        new, *_ = method._matched(log_lik, sites, q._replace(mean=mu, variance=np.diag(Sigma)))
+        q = q._replace(mean=mu, variance=jnp.diag(jnp.asarray(Sigma)))
+        new, *_ = method._matched(log_lik, sites, q)
         sites = PseudoLikelihood(
             sites.nat1.at[n].set(new.nat1[n]), sites.nat2.at[n].set(new.nat2[n])
         )

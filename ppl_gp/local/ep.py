@@ -39,7 +39,9 @@ from ppl_gp.local.natural import (
     admissible,
     at_mean,
     drop_rounding,
+    lifted,
     mismatch,
+    of_varying,
     site_weights,
 )
 from ppl_gp.local.tilted import tilted
@@ -207,6 +209,7 @@ class EP(LocalMethod):
         """The sites whose product with the cavities has the tilted moments; the cavities, and the
         moments.
         """
+        q, varies = lifted(q)
         precision, centre, proper = cavity = self._cavity(q, sites)
         moments = self._tilted(log_lik, centre, 1.0 / precision)
         nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
@@ -214,13 +217,15 @@ class EP(LocalMethod):
         matched = sites.like(
             jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)
         )
-        return admissible(matched), cavity, moments
+        return of_varying(varies, admissible(matched)), cavity, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
+        q, varies = lifted(q)
         if sites.functions > 1:
             without = several.cavity(q, sites, self.power)
             moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
-            target = several.matched_sites(moments, without, sites, self.power)
+            matched = several.matched_sites(moments, without, sites, self.power)
+            target = of_varying(varies, matched)
             terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
             improper, usable = jnp.any(~without.proper), several.is_usable(q)
         else:

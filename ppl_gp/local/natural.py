@@ -159,6 +159,29 @@ def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) ->
     )
 
 
+def lifted(q: Marginals) -> tuple[Marginals, Array]:
+    """(q, whether each function varies). One that is known beforehand, as its covariates are zero,
+    gets a variance that no likelihood can see, as moments divide by it.
+    """
+    R, V = num_functions(q.variance), diagonal_of(q.variance)
+    each = jnp.reshape(V, (R, -1))
+    few, least = (1e-20, 1e-20) if R == 1 else (1e-14, 1e-12)  # blocks lose smaller pivots
+    known = (each >= 0) & (each <= few * jnp.max(each, 1, keepdims=True))
+    beside = jnp.max(each, 0) if R > 1 else 0.0
+    unit = jnp.where(beside > 0, beside, jnp.where(jnp.any(V > 0), jnp.max(V), 1.0))
+    more = jnp.where(known, least * unit - each, 0.0)
+    more = more[0] if R == 1 else jnp.eye(R, dtype=V.dtype)[..., None] * more
+    return q._replace(variance=q.variance + more), ~jnp.ravel(known)
+
+
+def of_varying(varies: Array, sites: PseudoLikelihood) -> PseudoLikelihood:
+    """Sites that are flat in functions which are known beforehand."""
+    return sites.like(
+        jnp.where(varies, sites.nat1, 0.0),
+        jnp.where(outer(1.0 * varies, 1.0 * varies, sites.nat2) > 0, sites.nat2, 0.0),
+    )
+
+
 def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:
     """Zero a site precision that is rounding error (1e-10 in float64) of the precision it was
     subtracted from, so that flat sites of log-concave likelihoods do not look negative.

@@ -32,7 +32,9 @@ from ppl_gp.local.natural import (
     admissible,
     assembled,
     drop_rounding,
+    lifted,
     mismatch,
+    of_varying,
     site_weights,
 )
 from ppl_gp.local.tilted import integrand
@@ -128,7 +130,7 @@ class VI(LocalMethod):
         return several.nodes_of(1, self.num_nodes)
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
-        q, nodes = condition(K, mean, sites), None
+        (q, varies), nodes = lifted(condition(K, mean, sites)), None
         if sites.functions > 1:
             target, expected = several.variational_target(log_lik, q, sites, self.num_nodes)
             usable = several.is_usable(q)
@@ -136,6 +138,7 @@ class VI(LocalMethod):
             expected, *slopes, nodes = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
             target, usable = self._settle(log_lik, q, sites, *slopes), jnp.all(q.variance > 0)
         terms = expected + _spread(q, sites)
+        target = of_varying(varies, target)
         residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
         elbo = assembled(q, mean, terms)
         return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, nodes))
