@@ -121,3 +121,46 @@ def test_log_densities_that_differ_are_left_alone():
     np.testing.assert_array_equal(moved[:, [0, 2]], some[:, [0, 2]])
     assert len(np.unique(moved[:, 1])) == 400
     np.testing.assert_allclose(moved[:, 1], -2.0, atol=2e-8)
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("kind, method", dict.fromkeys(CASES))
+def test_new_rows_of_zeros_alone_have_their_own_density(kind, method):
+    """No other row of the call has a variance."""
+    y = KINDS[kind][1]
+    fit = pg.fit(slope(kind), METHODS[method], 0, X, y=y)
+    own = KINDS[kind][0](jnp.zeros(2))
+    log_p, error = fit.log_density(np.zeros(2), y[:2], with_error=True)
+    np.testing.assert_allclose(log_p, own.log_prob(y[:2]), atol=1e-9)
+    assert np.max(error) < 1e-9
+    found = fit.predict(np.zeros(2))
+    np.testing.assert_allclose(found.mean, own.mean, atol=1e-9)
+    np.testing.assert_allclose(found.variance, own.variance, rtol=1e-9)
+
+
+def test_leaving_out_a_row_where_no_row_sees_an_unknown():
+    y = KINDS["counts"][1]
+    left_out = pg.fit(slope("counts"), pg.Laplace(), 0, np.zeros(N), y=y).loo()
+    np.testing.assert_allclose(left_out.elpd_i, stats.poisson(1.0).logpmf(y), atol=1e-9)
+
+
+def varying(X, y=None):
+    """A slope that is a function, and an effect."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(X[:, 0] * f + X[:, 1] * u)), obs=y)
+
+
+@pytest.mark.one_case
+@pytest.mark.parametrize("name", ["svgp", "laplace", "ep", "vi"])
+def test_rows_of_zeros_beside_a_function_that_is_multiplied(name):
+    X2, y = np.column_stack([X, np.where(X == 0.0, 0.0, Z)]), KINDS["counts"][1]
+    rest = X != 0.0
+    svgp = pg.SVGP(inducing=X2[rest], train_inducing=False, max_steps=60)
+    method = svgp if name == "svgp" else METHODS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole, without = (pg.fit(varying, method, 0, X2[k], y=y[k]) for k in (X < np.inf, rest))
+    own = stats.poisson(1.0).logpmf(y[ROW])
+    np.testing.assert_allclose(whole.log_evidence - without.log_evidence, own, atol=1e-5)

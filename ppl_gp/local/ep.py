@@ -224,8 +224,8 @@ class EP(LocalMethod):
         if sites.functions > 1:
             without = several.cavity(q, sites, self.power)
             moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
-            matched = several.matched_sites(moments, without, sites, self.power)
-            target = of_varying(varies, matched)
+            target = several.matched_sites(moments, without, sites, self.power)
+            target = of_varying(varies, target)
             terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
             improper, usable = jnp.any(~without.proper), several.is_usable(q)
         else:

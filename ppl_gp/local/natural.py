@@ -176,10 +176,8 @@ def lifted(q: Marginals) -> tuple[Marginals, Array]:
 
 def of_varying(varies: Array, sites: PseudoLikelihood) -> PseudoLikelihood:
     """Sites that are flat in functions which are known beforehand."""
-    return sites.like(
-        jnp.where(varies, sites.nat1, 0.0),
-        jnp.where(outer(1.0 * varies, 1.0 * varies, sites.nat2) > 0, sites.nat2, 0.0),
-    )
+    both = outer(1.0 * varies, 1.0 * varies, sites.nat2) > 0
+    return sites.like(jnp.where(varies, sites.nat1, 0.0), jnp.where(both, sites.nat2, 0.0))
 
 
 def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:

@@ -53,8 +53,8 @@ def of_the_model(function: Callable) -> Callable:
         except ValueError as error:
             if "should be a bool array" in str(error):
                 raise DataError(
-                    f"a mask of the model holds numbers, or is left out{_line(error)}: give it, and "
-                    "make it boolean there, mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
+                    f"a mask of the model holds numbers, or is left out{_line(error)}: make it "
+                    "boolean there, mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
                 ) from error
             if "distribution got invalid" not in str(error):
                 raise

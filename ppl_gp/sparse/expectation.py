@@ -74,7 +74,7 @@ def expected_log_lik(
     m, rebuild = flatten(mean)
     if expectation.additive and expectation.num_draws is None:
         # each term sees one function, and so its marginal alone
-        scale = jnp.sqrt(flatten(_variances(mean, variance))[0])
+        scale = jnp.sqrt(_positive(flatten(_variances(mean, variance))[0]))
         x, w = _hermite(expectation.num_nodes or NODES[1], 1)
         each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
         return jnp.asarray(w, m.dtype) @ each
@@ -94,6 +94,11 @@ def expected_log_lik(
     return jnp.asarray(w, m.dtype) @ values
 
 
+def _positive(variance):
+    """For roots, which have no derivative at the zeros of rows that see no unknown."""
+    return jnp.maximum(variance, jnp.finfo(variance.dtype).tiny ** 0.5)
+
+
 def _is_joint(mean, variance) -> bool:
     """Whether the functions of a site are given by their covariances."""
     return jnp.ndim(variance) > jnp.ndim(mean)
@@ -108,7 +113,7 @@ def _variances(mean: dict, variance: dict) -> dict:
 def _coloured(mean: dict, variance: dict) -> Callable:
     """z ~ N(0, I), {site: (*C, B)} -> f ~ N(mean, variance)."""
     roots = {
-        k: lower_root(jnp.moveaxis(v, -1, 0)) if _is_joint(mean[k], v) else jnp.sqrt(v)
+        k: lower_root(jnp.moveaxis(v, -1, 0)) if _is_joint(mean[k], v) else jnp.sqrt(_positive(v))
         for k, v in variance.items()
     }
 
@@ -151,7 +156,7 @@ def expectation_error(
     def one(f):
         return log_lik(rebuild(f[None]))
 
-    f, log_w = likelihood_nodes(one, m[0], flatten(variance)[0][0], num=FINE, tilt=1.0)
+    f, log_w = likelihood_nodes(one, m[0], _positive(flatten(variance)[0][0]), num=FINE, tilt=1.0)
     w = jnp.exp(log_w)
     return coarse - jnp.sum(jnp.where(w > 0, w * jax.vmap(one)(f), 0.0), 0)
 

@@ -5,10 +5,9 @@ In unconstrained coordinates theta: the mode of log evidence + log prior + log |
 central differences of exact gradients, and one evaluation of the log evidence at each point of a
 design in the rotated and scaled coordinates: for up to three hyperparameters a lattice that grows
 with the posterior, for more a composite design (`composite`), stretched along half axes where the
-posterior is skewed, and compared with one line for each hyperparameter, along which it has its
-whole variance if the posterior is a Gaussian. A lattice has a point where the tangent from a
-neighbour, an upper bound of a log-concave density, gives it more than a small share of the mass or
-of the variance of a hyperparameter: it follows skewed, heavy and bent tails.
+posterior is skewed, and compared with one line per hyperparameter. A lattice has a point where the
+tangent from a neighbour, an upper bound of a log-concave density, gives it more than a small share
+of the mass or of the variance of a hyperparameter: it follows skewed, heavy and bent tails.
 
 Ctrl-C leaves the point that the search had reached, or the mode: one draw of the hyperparameters.
 """

@@ -127,15 +127,12 @@ def _kept(model, method, hyper, args, kwargs, solution: Solution):
     if not isinstance(K, LowRank) or K.rest is not None:
         factorises, raised = _factorised(prior, K)
         # predictions take k(x*, X) alpha, wide columns and all
-        proper = factorises & jnp.all(variance > 0) & has_digits(K, q, solution.sites)
+        proper &= factorises & has_digits(K, q, solution.sites)
     code = jnp.where(
         proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
     )
-    return (
-        kept,
-        code,
-        (prior.variance - prior.kernel.diag(prior.X), raised, widest(prior, variance)),
-    )
+    jitter = prior.variance - prior.kernel.diag(prior.X)
+    return kept, code, (jitter, raised, widest(prior, variance))
 
 
 def _factorised(prior, K):

@@ -23,8 +23,9 @@ SHARE = 0.01  # of the posterior's weight that may have such a q unsaid
 
 
 def widest(prior: GP, variance: Float[Array, "RN"]) -> Float[Array, ""]:
-    """The largest standard deviation of q in that of the prior."""
-    return jnp.sqrt(jnp.max(variance / prior.variance))
+    """The largest standard deviation of q in that of the prior, of functions that have one."""
+    own = prior.variance
+    return jnp.sqrt(jnp.max(jnp.where(own > 1e-13 * jnp.max(own), variance / own, 0.0)))
 
 
 def wide_column(prior: GP) -> str | None:

@@ -71,11 +71,9 @@ def expected_moments(
 
 
 def floored(f: Moments) -> Moments:
-    """With variances that nodes can resolve beside a mean of this size: 50 rounding errors of its
-    square at least.
-    """
+    """With variances that nodes resolve beside the mean: 50 rounding errors of its square."""
     unit = 50 * jnp.finfo(f.mean.dtype).eps
-    scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny / unit
+    scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny ** 0.5
     return Moments(f.mean, jnp.maximum(f.variance, unit * scale))
 
 
