@@ -222,3 +222,18 @@ def test_a_mask_of_numbers_is_refused_with_the_words_that_help(kind, way):
 
     with pytest.raises(pg.DataError, match=r"masked, line \d+.*seen.astype\(bool\)"):
         pg.fit(masked, pg.Laplace(), 0, X, (K > 0).astype(kind), y=Y)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, bool])
+def test_read_takes_every_width_while_jax_traces(dtype):
+    """The check of the narrowed integers asked a traced array for its values."""
+
+    def log_evidence(scale, k):
+        factors = pg.read(number, X, k, y=scale * Y, hyper={})
+        return pg.log_evidence(pg.Laplace(), factors)[0]
+
+    k = (K % 2 if dtype is bool else K).astype(dtype)
+    whole = log_evidence(1.0, k.astype(np.int64))
+    for held in (k, jnp.asarray(k)):
+        traced = jax.jit(lambda scale, held=held: log_evidence(scale, held))(1.0)
+        np.testing.assert_allclose(traced, whole, rtol=1e-12)

@@ -121,7 +121,7 @@ def _move(x, at: Evaluation):
 
 def _accept(s: _State, candidate, at: Evaluation, extrapolated, damping, tol) -> _State:
     finite = jnp.isfinite(at.residual) & jnp.isfinite(at.merit)
-    slack = 1e-9 * (1.0 + jnp.abs(s.at.merit))
+    slack = (1e-9 + 32.0 * jnp.finfo(at.merit.dtype).eps) * (1.0 + jnp.abs(s.at.merit))
     shrinks = at.residual < jnp.maximum(_GROWTH * s.at.residual, tol)
     # The first point may start anywhere: whatever can be evaluated is an improvement on it.
     better = finite & (

@@ -181,8 +181,8 @@ def of_varying(varies: Array, sites: PseudoLikelihood) -> PseudoLikelihood:
 
 
 def drop_rounding(nat2: Float[Array, "N"], precision: Float[Array, "N"]) -> Float[Array, "N"]:
-    """Zero a site precision that is rounding error (1e-10 in float64) of the precision it was
+    """Zero a site precision that is rounding error (1e-10 or 32 eps) of the precision it was
     subtracted from, so that flat sites of log-concave likelihoods do not look negative.
     """
-    noise = 5e5 * jnp.finfo(nat2.dtype).eps
+    noise = 1e-10 + 32.0 * jnp.finfo(nat2.dtype).eps
     return jnp.where(jnp.abs(nat2) < noise * precision, 0.0, nat2)

@@ -94,13 +94,14 @@ def _checked(name: str, value):
     if isinstance(array, np.ndarray) and array.dtype.kind not in "biuf":
         raise DataError(f"{name} holds {array.dtype} entries; convert them to numbers.")
     if jnp.issubdtype(array.dtype, jnp.integer):
-        found = jnp.asarray(array.astype(wide(array.dtype)))
-        known = found.dtype == array.dtype or isinstance(array, jax.core.Tracer)
-        if not known and bool(np.any(np.asarray(found) != np.asarray(array))):
+        ours = isinstance(array, jax.core.Tracer) or array.dtype == wide(array.dtype)
+        array = array if ours else np.asarray(array)  # which jax.jit does not trace
+        found = array.astype(wide(array.dtype))
+        if not ours and np.any(found != array):
             raise DataError(
                 f"{name} has integers beyond {found.dtype}; give floats, .astype(float)."
             )
-        return found
+        return jnp.asarray(found)
     if isinstance(array, jax.core.Tracer):  # in `read`, whose values are not known
         return array
     if jnp.issubdtype(array.dtype, jnp.floating) and not bool(np.all(np.isfinite(array))):
