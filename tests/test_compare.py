@@ -18,7 +18,7 @@ from ppl_gp.cli.run import NAMES
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.compare import scores, table
-from ppl_gp.results.compare.compare import compare
+from ppl_gp.results.compare.compare import _standard_error, compare
 from ppl_gp.results.compare.truth import importance_sampling
 from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.predict.log_density import Pit
@@ -148,6 +148,14 @@ def test_errors(small_fit):
         compare({"ep": ep}, X_test, y_test, reference="nuts")
     with pytest.raises(DataError, match=r"\(7, 2\).*\(6,\)"):
         compare({"ep": ep}, X_test, y_test[:6])
+
+
+def test_the_error_of_a_mean_over_rows_has_their_scatter_and_their_own_noise():
+    x = np.array([1.0, 2.0, 4.0, 9.0])
+    rows = x.std(ddof=1) / 2.0
+    assert _standard_error(x, 0.0) == pytest.approx(rows)
+    assert _standard_error(x, 3.0) == pytest.approx(np.sqrt(rows**2 + 9.0))
+    assert _standard_error(x[:1], 0.0) is None
 
 
 def test_mixed_problems(small_fit):

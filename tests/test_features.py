@@ -25,6 +25,7 @@ from ppl_gp.kernels.derivative import (
     derivative_inputs,
     value_inputs,
 )
+from ppl_gp.sparse.families import Whitened
 from ppl_gp.sparse.features import (
     Additive,
     Concatenated,
@@ -36,6 +37,7 @@ from ppl_gp.sparse.features import (
 )
 from ppl_gp.sparse.features.indices import multi_indices
 from ppl_gp.sparse.inducing import Points
+from ppl_gp.sparse.process import sparse_process
 
 MATERN = {1: kernels.Matern12, 2: kernels.Matern32, 3: kernels.Matern52}
 RNG = np.random.default_rng(0)
@@ -466,6 +468,17 @@ def observing_gradients(X, y=None):
 
 
 @pytest.mark.slow
+def test_joint_covariances_of_features_that_are_not_functionals_are_those_of_what_they_explain():
+    """k - Q need not be a covariance: rows share Q alone, and have the rest each by itself."""
+    features, gp = LaplacianFeatures(5, -1.0, 1.0), prior(kernels.RBF(), LINE)
+    A = np.asarray(features.root(gp).whiten(features.cross(gp, LINE)))
+    nothing = Whitened(jnp.zeros(5), jnp.zeros((5, 5)), jnp.zeros(()))
+    _, S = sparse_process(gp, features, nothing).joint(gp)
+    Q = A.T @ A
+    wanted = Q + np.diag(np.maximum(np.asarray(gp.variance) - np.diag(Q), 0.0))
+    np.testing.assert_allclose(S, wanted, atol=1e-12)
+
+
 def test_regression_on_values_and_gradients_is_exact_conditioning():
     values, slopes = PLANE[:4], PLANE[4:7]
     X = jnp.concatenate([value_inputs(values), derivative_inputs(slopes)])

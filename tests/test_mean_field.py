@@ -302,8 +302,6 @@ def _evidence_over_the_noise(K, y):
     return logsumexp(log_y + log_prior) + np.log(u[1] - u[0])
 
 
-@pytest.mark.slow
-@pytest.mark.one_case
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_nodes_have_the_statistics_of_q(name):
     """E[t] of a family is the derivative of its log-normaliser; here: the gradient of a random

@@ -13,6 +13,7 @@ from jax import random
 import ppl_gp as pg
 from models.linear_regression import linear_regression
 from ppl_gp.conjugate.moment_rules import moment_rules
+from ppl_gp.conjugate.simplex import Dirichlet
 from tests.conjugate_families import families
 
 RNG = np.random.default_rng(8)
@@ -60,7 +61,6 @@ def _with_df(q, df):
     return [values[k] for k in q.__dataclass_fields__]
 
 
-@pytest.mark.one_case
 @pytest.mark.parametrize("name", sorted(MOMENTS))
 def test_rules_have_the_moments_of_draws(name):
     q = of_many(name)
@@ -76,6 +76,22 @@ def test_rules_have_the_moments_of_draws(name):
             found = np.tensordot(nodes.weights, MOMENTS[name](values)[i], 1)
             error = drawn.std(0) / 200.0
             assert np.all(np.abs(found - drawn.mean(0)) <= 5.0 * error + 1e-12)
+
+
+def test_the_statistics_of_a_mean_and_its_precision_are_those_that_the_rule_names():
+    rule = moment_rules(of_many("normal-gamma"))[0]
+    w, m = 1.7, np.array([0.4, -2.0, 1.1])[: rule.q.size]
+    square = np.outer(m, m)[np.tril_indices(len(m))]
+    wanted = np.concatenate([[w, 1.0 / w], m, square, w * m, w * square])
+    found = rule.statistics(jnp.concatenate([jnp.log(jnp.asarray([w])), jnp.asarray(m)]))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_one_category_is_sure():
+    q = Dirichlet(("p",), (), False, jnp.asarray([2.5]))
+    nodes = q.nodes(q.coordinates())
+    np.testing.assert_array_equal(nodes.values["p"], np.ones((1, 1)))
+    np.testing.assert_array_equal(nodes.weights, np.ones(1))
 
 
 def test_one_dirichlet_has_its_second_moments():
@@ -185,7 +201,7 @@ def waiting(X, y=None):
         numpyro.sample("y", dist.Exponential(rate * X[:, 0]), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("model", [counts, waiting])
 def test_rates_have_negative_binomial_and_lomax_moments(model):
     X = RNG.uniform(0.5, 2.0, (9, 1))

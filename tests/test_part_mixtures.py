@@ -152,7 +152,7 @@ def in_units(x, place, y=None):
         numpyro.sample("y", dist.Normal(h[0][place] + x * h[1][place], NOISE), obs=y)
 
 
-@pytest.mark.slow
+@pytest.mark.one_case
 @pytest.mark.parametrize("num", [7, 40], ids=["rows", "unknowns"])
 def test_functions_at_a_table_of_places_have_a_process_each(num):
     rng = np.random.default_rng(num)

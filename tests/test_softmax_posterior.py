@@ -54,7 +54,17 @@ def root_of(K, d, written_out=False):
     return asked(Independent(jnp.asarray(K)), sites, lambda factor: factor.root())
 
 
-@pytest.mark.slow
+def test_the_precision_is_the_dense_one(problem):
+    K, _, _, d, dense = problem
+    sites = MinusRankOne(jnp.zeros(R * N), jnp.asarray(d))
+    R_ = asked(Independent(jnp.asarray(K)), sites, lambda factor: factor.inverse().precision())
+    x = jnp.asarray(RNG.normal(size=R * N))
+    np.testing.assert_allclose(R_ @ x, dense @ x, atol=1e-10)
+    for r, block in enumerate(R_.blocks()):
+        mine = slice(r * N, (r + 1) * N)
+        np.testing.assert_allclose(block, dense[mine, mine], atol=1e-10)
+
+
 def test_the_root_is_the_dense_precision(problem):
     K, k, _, d, dense = problem
     root = root_of(K, d)
