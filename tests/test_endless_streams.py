@@ -1,5 +1,6 @@
-"""The bound of a fit on a stream whose batches are drawn anew: within its standard error of the
-bound on all data, and exact where every pass has the same rows.
+"""Fits of streams: each row counts once on average, however the batches come; the bound of a fit
+whose batches are drawn anew is within its standard error of the bound on all data, and exact where
+every pass has the same rows.
 """
 
 import itertools
@@ -148,3 +149,183 @@ def test_the_bound_of_an_endless_stream_is_that_of_all_data(fitted):
     fit, truth = fitted(pg.Stream(lambda: shuffled(0), N))
     assert "log_evidence_se" not in fit.stats
     assert fit.log_evidence == pytest.approx(truth, abs=1e-5)
+
+
+# How much of the data a batch stands for
+
+ROWS = 60
+
+
+def cut(sizes, rows=None):
+    """One pass over `rows`, in batches of these sizes."""
+    rows = np.arange(ROWS) if rows is None else rows
+    return [(X[i], Y[i]) for i in np.split(rows, np.cumsum(sizes)[:-1])]
+
+
+def equal(size):
+    """The sizes of a pass whose last batch is what is left."""
+    return [min(size, ROWS - i) for i in range(0, ROWS, size)]
+
+
+def falling(size):
+    """The sizes of a pass of ever smaller batches."""
+    left, sizes = ROWS - size, [size]
+    while left:
+        sizes.append(min(left, max(1, sizes[-1] // 2)))
+        left -= sizes[-1]
+    return sizes
+
+
+def forever(sizes, seed=0, **options):
+    """Batches without end; each of rows drawn from all (`replace=`), or in shuffled passes."""
+    rng = np.random.default_rng(seed)
+    while True:
+        if not options:
+            yield from cut(sizes, rng.permutation(ROWS)[: sum(sizes)])
+        for size in sizes if options else ():
+            i = rng.choice(ROWS, size, **options)
+            yield X[i], Y[i]
+
+
+KINDS = {
+    "list": lambda size: cut(equal(size)),
+    "function": lambda size: lambda: iter(cut(equal(size))),
+    "shuffled": lambda size: forever(equal(size)),
+    "left out": lambda size: lambda: forever([size] * (ROWS // size)),
+    "drawn": lambda size: forever([size], replace=False),
+    "drawn, function": lambda size: lambda: forever([size], replace=False),
+    "drawn, replaced": lambda size: forever([size], replace=True),
+    "sizes, list": lambda size: cut(falling(size)),
+    "sizes, shuffled": lambda size: forever(falling(size)),
+    "sizes, drawn": lambda size: forever([size, size // 2, 3], replace=True),
+}
+SAME_ROWS = ("list", "function", "shuffled", "sizes, list", "sizes, shuffled")
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("size", [*map(slow, (20, 40, 60)), 31, 59])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_of_any_stream_counts_once_on_average(kind, size):
+    """Behind the first pass, which is dropped as at a restart; exact where passes have the same
+    rows. Sizes that are drawn are known after some passes.
+    """
+    source = StreamSource(pg.Stream(KINDS[kind](size), ROWS), lambda X, y=None: None)
+    assert np.sum(source.peek().weights) == pytest.approx(ROWS)
+    length = len(falling(size) if kind.startswith("sizes") else equal(size))
+    length = 3 if kind == "sizes, drawn" else length
+    dropped = 300 if kind == "sizes, drawn" else length
+    found = [
+        (r.weights, r.kwargs["y"]) for r in itertools.islice(source.batches(dropped), 30 * length)
+    ]
+    total, sums = (
+        np.reshape(x, (-1, length)).mean(1)
+        for x in zip(*[(w.sum(), w @ y) for w, y in found], strict=True)
+    )
+    close = 3e-3 if kind == "sizes, drawn" else 1e-12
+    np.testing.assert_allclose(total.mean(), ROWS, rtol=close)
+    if kind in SAME_ROWS:
+        np.testing.assert_allclose(sums, Y[:ROWS].sum(), rtol=1e-12)
+    off = np.mean(sums) - Y[:ROWS].sum()
+    assert abs(off) < 4.0 * np.std(sums) / np.sqrt(len(sums)) + 1e-9
+
+
+def sparse_variance(X_new):
+    """Of f under the best q(u), by dense algebra (Titsias 2009)."""
+    k = pg.kernels.RBF(1.2, 0.9)
+    K, at, seen = k(POINTS, POINTS) + 1e-9 * np.eye(len(POINTS)), k(X_new, POINTS), X[:ROWS]
+    inner = K + k(POINTS, seen) @ k(seen, POINTS) / S**2
+    explained = jnp.linalg.solve(K, at.T) - jnp.linalg.solve(inner, at.T)
+    return jnp.diagonal(k(X_new, X_new)) - jnp.sum(at * explained.T, 1)
+
+
+SEVERAL = [
+    (k, n) if (k, n) == ("drawn, function", 59) else slow(k, n)
+    for k in KINDS
+    for n in (20, 31, 40, 59)
+]
+
+
+@pytest.mark.filterwarnings("ignore:SVGP.*more inducing")
+@pytest.mark.parametrize("kind, size", SEVERAL)
+def test_q_of_a_stream_is_as_wide_as_all_data_say(kind, size):
+    method = pg.SVGP(inducing=POINTS, train_inducing=False, hyper=pg.Fixed({}), max_steps=400)
+    fit = pg.fit(wave, method, 0, pg.Stream(KINDS[kind](size), ROWS))
+    X_new = np.array([[1.0], [3.3], [6.0], [8.7]])
+    ratio = np.asarray(fit.predict(X_new).f_variance) / np.asarray(sparse_variance(X_new))
+    np.testing.assert_allclose(ratio, 1.0, atol=0.1)
+
+
+@pytest.mark.parametrize("kind, size", SEVERAL)
+def test_the_mean_field_of_a_stream_is_as_wide_as_all_data_say(kind, size):
+    """Against the conjugate posterior."""
+    fit = pg.fit(line, pg.MeanField(max_steps=200), 0, pg.Stream(KINDS[kind](size), ROWS))
+    exact = 1.0 / (1.0 + np.sum((X[:ROWS] - 5.0) ** 2) / 9.0)
+    assert float(fit.sites["b"].variance) / exact == pytest.approx(1.0, abs=0.1)
+
+
+# What is known before the first step
+
+
+def lost(Z, rows=slice(ROWS)):
+    """By how much the best bound with points Z is below the evidence, by dense algebra."""
+    k, y = pg.kernels.RBF(1.2, 0.9), Y[rows]
+    at, K = np.asarray(k(X[rows], Z)), np.asarray(k(Z, Z)) + 1e-9 * np.eye(len(Z))
+    whole, part = np.asarray(k(X[rows], X[rows])), at @ np.linalg.solve(K, at.T)
+    noise = S**2 * np.eye(len(y))
+    whole_p, part_p = (
+        dist.MultivariateNormal(np.zeros(len(y)), C + noise).log_prob(y) for C in (whole, part)
+    )
+    return float(whole_p - part_p + 0.5 * np.trace(whole - part) / S**2)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["function", slow("shuffled"), slow("drawn")])
+@pytest.mark.parametrize("size", [slow(6), 4])
+def test_small_batches_give_as_many_points_as_are_asked_for(kind, size):
+    method = pg.SVGP(num_inducing=30, train_inducing=False, hyper=pg.Fixed({}), max_steps=40)
+    fit = pg.fit(wave, method, 0, pg.Stream(KINDS[kind](size), ROWS))
+    assert lost(X[:size]) > 100.0 and lost(np.asarray(fit.inducing.Z)) < 0.5
+    assert fit.stats["inducing_gap"] < 0.6  # 1 nat per 100 rows is told
+
+
+@pytest.mark.parametrize("kind", ["function", slow("object")])
+def test_points_of_the_first_batches_alone_are_told(kind):
+    """Rows in order: the gap is of all rows, and a bound; the remedy closes it."""
+    order = np.argsort(X[:, 0])
+    batches = lambda: iter([(X[i], Y[i]) for i in order.reshape(-1, 6)])  # noqa: E731
+    again = itertools.chain.from_iterable(batches() for _ in range(6))
+    options = {"train_inducing": False, "hyper": pg.Fixed({}), "max_steps": 40}
+    method, stream = pg.SVGP(num_inducing=4, **options), batches if kind == "function" else again
+    with pytest.warns(UserWarning, match="points of all the data in inducing=") as told:
+        fit = pg.fit(wave, method, 0, pg.Stream(stream, N))
+    missing = lost(np.asarray(fit.inducing.Z), slice(N))
+    assert missing > 100.0 and "num_inducing=8" in str(told[0].message)
+    assert fit.stats["inducing_gap"] > missing
+    better = pg.SVGP(inducing=POINTS, **options)
+    closed = pg.fit(wave, better, 0, pg.Stream(batches, N))
+    assert closed.stats["inducing_gap"] < 0.05 * fit.stats["inducing_gap"]
+
+
+@pytest.mark.parametrize("bad", [None, 2, 4])
+def test_what_is_looked_at_comes_again(bad):
+    """All of an iterator, up to what it raises, and in its order."""
+
+    def stopping():
+        for i, batch in enumerate(cut([5] * 12)):
+            if i == bad:
+                raise OSError("gone")
+            yield batch
+
+    source = StreamSource(pg.Stream(stopping(), ROWS), lambda X, y=None: None)
+    source.look(source.peek(), 17)
+    assert len(source.looked.weights) == 20 if bad != 2 else 10
+    np.testing.assert_array_equal(source.looked.kwargs["y"], Y[: len(source.looked.weights)])
+    found = []
+    try:
+        found += (r.kwargs["y"] for r in source.batches(0))
+    except OSError:
+        assert bad is not None
+    np.testing.assert_array_equal(np.ravel(found), Y[: 5 * (12 if bad is None else bad)])

@@ -34,10 +34,12 @@ class Stream:
 
     `batches`: an iterable, or a function that returns one for each epoch. Each batch is a tuple of
     the model's positional arguments (`(X, y)` for `model(X, y=None)`), or a dictionary by argument
-    name. `num_data` is N: with B rows per batch, each row counts as often as a pass has batches,
-    ceil(N / B); a pass that ends at another number of rows is warned of. If two passes (behind N
-    rows of a stream without end the next N) have other rows, as batches drawn from all data have,
-    the fit's `log_evidence` is a mean over passes, with `stats["log_evidence_se"]`.
+    name; none has more rows than the first. `num_data` is N: each row counts N / (rows per batch)
+    times, on average over the passes so far (N rows of a stream without end; ceil(N / B) in the
+    first), so that the batches of a pass, and batches drawn from all data, average to all data. A
+    pass that ends at another number of rows is warned of. If two passes (behind N rows of a stream
+    without end the next N) have other rows, as batches drawn from all data have, the fit's
+    `log_evidence` is a mean over passes, with `stats["log_evidence_se"]`.
     """
 
     batches: Iterable | Callable[[], Iterable]

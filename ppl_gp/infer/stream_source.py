@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sized
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,14 +15,14 @@ from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
 from ppl_gp.model.arguments import argument_names, wide
 
 _INPUTS = "positional argument 0"
+MOST_LOOKED = 2000  # rows that stand for all
 
 
 class StreamSource:
     """A user's stream of batches; one smaller than the first is padded with rows of weight zero.
 
-    Every row counts ceil(N / B) times, as often as a pass has batches, so that the bounds of a pass
-    average to that of all data. `common`: the model's arguments by name that the batches do not
-    have. `names`: columns and labels of the first batch, which the others have to share.
+    `common`: the model's arguments by name that the batches do not have. `names`: columns and
+    labels of the first batch, which the others have to share.
     """
 
     plate = None
@@ -34,7 +35,8 @@ class StreamSource:
         self.batch_size: int | None = None
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
         self.axes: Any = None
-        self._peeked: list = []
+        self._peeked: list = []  # items of an iterator, and what it raised
+        self.looked: Any = None  # some rows: of the first batches, then of the last sweep
         self._names: Names | None = None
         self._told = self.goes_on = False  # batches follow behind `num_data` rows
         self.swept = 0  # rows of the last sweep
@@ -52,44 +54,66 @@ class StreamSource:
             raise DataError("the stream holds no batch.")
         if not self.stream.restarts:
             self._peeked = [item]
-        return self._rows(item)
+        first = self._rows(item)
+        return first._replace(weights=first.weights * self.num_data / np.sum(first.weights))
 
     def where(self, step: int, row: int) -> str:
         """Names a row of a batch, for messages."""
         return f"row {row} of the batch"
 
+    def look(self, first: Rows, num: int) -> None:
+        """Read the first batches, up to `num` rows or a pass of them, as `looked`; up to one that
+        cannot be used, which the run will meet.
+        """
+        kept, found, num = list(self._peeked), [self.unpadded(first)], min(num, self.num_data)
+        try:
+            items = itertools.islice(itertools.chain(self._peeked, self.stream.once()), 1, None)
+            while sum(len(r.weights) for r in found) < num:
+                kept += (ahead := list(itertools.islice(items, 1)))
+                if not ahead:
+                    break
+                found.append(self.unpadded(self._rows(ahead[0])))
+        except Exception as error:
+            kept.append(error)
+        self._peeked = [] if self.stream.restarts else kept
+        self._keep(found)
+
+    def _keep(self, found: list[Rows]) -> None:
+        """As `looked`; not those whose arguments beside the rows' are others."""
+        shared = partial(jax.tree.map, _is_shared, _data(found[0]), self.axes)
+        alike = [_data(r) for r in found if len(r.weights) and jax.tree.all(shared(_data(r)))]
+        args, kwargs = jax.tree.map(_joined, alike[0], self.axes, *alike[1:])
+        self.looked = Rows(args, kwargs, np.ones(num_rows(args) or 0), {})
+
+    def unpadded(self, rows: Rows) -> Rows:
+        """The rows of a batch that count, each with weight one."""
+        inside = np.flatnonzero(rows.weights > 0)
+        args, kwargs = take(*_data(rows), inside, self.axes)
+        return rows._replace(args=args, kwargs=kwargs, weights=np.ones(len(inside)))
+
     def _pass(self) -> Iterator:
         peeked, self._peeked = self._peeked, []
-        return itertools.chain(peeked, self.stream.once())
+        for item in itertools.chain(peeked, self.stream.once()):
+            if isinstance(item, Exception):
+                raise item
+            yield item
 
     def batches(self, step: int) -> Iterator[Rows]:
         """Batches from a step on, earlier ones dropped; ends with a stream of one pass."""
-        seen = 0
+        seen, counts = 0, _Counts(self.num_data)
         while True:
-            before, place, rows = seen, _Place(self.num_data), 0
+            before, rows = seen, 0
             for item in self._pass():
-                seen += 1
-                if seen <= step:
-                    place.rows = None
-                    continue
-                self._require_last(place.short)
                 batch = self._rows(item)
-                place.move(int(np.sum(batch.weights > 0)), len(batch.weights))
-                rows += int(np.sum(batch.weights > 0))
-                yield batch
-            if self.stream.restarts and before >= step and rows:
-                self._tell_of_other_number(rows)
+                num = int(np.sum(batch.weights))
+                seen, rows = seen + 1, rows + num
+                counts.add(num)
+                if seen > step:
+                    yield batch._replace(weights=batch.weights * counts.each)
             if not self.stream.restarts or seen == before:
                 return
-
-    def _require_last(self, short: int | None) -> None:
-        """A smaller batch before others: a pass has more batches then than its rows count for."""
-        if short is not None:
-            raise DataError(
-                f"a batch of the stream has {short} rows, the first one {self.batch_size}, and "
-                "another one follows: rows would count too little. Give batches of one size; the "
-                "last of a pass may be smaller."
-            )
+            counts.close()
+            self._tell_of_other_number(rows)
 
     def _rows(self, item) -> Rows:
         args, kwargs = self._plain(*bind(self.model, item, self.common))
@@ -99,13 +123,12 @@ class StreamSource:
         self.batch_size = size = self.batch_size or num
         if not 0 < num <= size:
             raise DataError(
-                f"a batch of the stream has {num} rows, and the first one {size}; give "
-                "batches of one size (the last may be smaller)."
+                f"a batch of the stream has {num} rows, and the first one {size}; none may be "
+                "empty or larger than the first."
             )
         self._require_form(args, kwargs, num)
         args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
-        weights = np.where(np.arange(size) < num, float(math.ceil(self.num_data / size)), 0.0)
-        return Rows(args, kwargs, weights, {})
+        return Rows(args, kwargs, (np.arange(size) < num).astype(float), {})
 
     def _plain(self, args, kwargs) -> tuple[tuple, dict]:
         """Frames and labelled arrays as arrays, a label as the same integer in every batch."""
@@ -153,52 +176,73 @@ class StreamSource:
             yield self.sweep(0, items or whole)
 
     def sweep(self, size: int, items: Iterable | None = None) -> Iterator[Rows]:
-        """One pass, of N rows at most, over the stream or `items`, each row with weight one."""
+        """One pass, of N rows at most, over the stream or `items`, each row with weight one. Rows
+        at even distances are `looked` at.
+        """
         self.swept = seen = 0
+        apart, found = -(-self.num_data // MOST_LOOKED), []
         items = self.stream.whole() if items is None else items
         for item in items:
             batch = self._rows(item)
-            inside = (batch.weights > 0) & (seen + np.arange(len(batch.weights)) < self.num_data)
+            place = seen + np.arange(len(batch.weights))
+            inside = (batch.weights > 0) & (place < self.num_data)
             if seen < self.num_data:
+                found.append(self.unpadded(batch._replace(weights=inside & (place % apart == 0))))
                 yield batch._replace(weights=inside.astype(float))
-            self.swept = seen = seen + int(np.sum(batch.weights > 0))
+            self.swept = seen = seen + int(np.sum(batch.weights))
             if seen >= self.num_data and not isinstance(items, Sized):
-                return
-        if self.stream.restarts:  # else it is what training left
-            self._tell_of_other_number(seen)
+                break
+        else:
+            if self.stream.restarts:  # else it is what training left
+                self._tell_of_other_number(seen)
+        if found:
+            self._keep(found)
 
     def _tell_of_other_number(self, rows: int) -> None:
         """Warn, once, of a pass that has another number of rows than was said."""
         if rows == self.num_data or self._told:
             return
-        self._told, size = True, self.batch_size or rows
-        counts, right = math.ceil(self.num_data / size), math.ceil(rows / size)
+        self._told = True
         warn(
-            f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps each "
-            f"row counts {counts} times where {right} would be right, so that the data weigh "
-            f"{counts / right:.3g} times what they should, and the bound is of the first "
-            f"{min(rows, self.num_data)} rows. Give num_data={rows}."
+            f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps the "
+            f"data weigh {self.num_data / rows:.3g} times what they should, and the bound is of "
+            f"the first {min(rows, self.num_data)} rows. Give num_data={rows}."
         )
 
 
-class _Place:
-    """How far a pass (of `num_data` rows, if without end) has come: `rows`, unknown after dropped
-    batches, and those of a smaller batch, which has to be the last.
+class _Counts:
+    """How often `each` row of a batch counts: N / (rows per batch), over all passes so far (N rows
+    of a stream without end); in the first one as if all its batches but the last were like the
+    first. So batches average to all data, in passes as if drawn from them, whatever their sizes.
     """
 
     def __init__(self, num_data: int):
-        self.num_data = num_data
-        self.rows: int | None = 0
-        self.short: int | None = None
+        self.num_data, self.each = num_data, 0.0
+        self._passes, self._open = np.zeros(2), np.zeros(2)  # (rows, batches)
 
-    def move(self, num: int, size: int) -> None:
-        """Behind a batch of `num` rows, where the first had `size`."""
-        ends = self.rows is None or (self.rows + num) % self.num_data == 0
-        self.short = num if num < size and not ends else None
-        if num < size and self.rows is None:
-            self.rows = 0
-        elif self.rows is not None:
-            self.rows += num
+    def add(self, num: int) -> None:
+        """One more batch, of `num` rows."""
+        self.each = self.each or float(math.ceil(self.num_data / num))
+        self._open += (num, 1)
+        if self._open[0] >= self.num_data:
+            self.close()
+
+    def close(self) -> None:
+        """The end of a pass."""
+        self._passes, self._open = self._passes + self._open, np.zeros(2)
+        self.each = self.num_data * self._passes[1] / self._passes[0]
+
+
+def _data(rows: Rows) -> tuple:
+    return rows.args, rows.kwargs
+
+
+def _is_shared(x, axis, other) -> bool:
+    return axis is not None or x is other or np.array_equal(x, other)
+
+
+def _joined(x, axis, *others):
+    return x if axis is None else np.concatenate([x, *others], axis)
 
 
 def _form(x, axis, num):

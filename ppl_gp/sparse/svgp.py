@@ -120,9 +120,10 @@ class SVGP:
     standard error. `stats["expectation_error"]` estimates by how many nats `log_evidence` is too
     high because nodes miss something of the likelihood (0 for Gaussian noise), with a warning above
     1e-3 per datum. `stats["inducing_gap"]`: how many nats more inducing variables could add at most
-    at these hyperparameters, a bound for Gaussian noise and up to 2000 rows, with a warning above 1
-    nat per 100 rows. `stats["ended"]` says why the run stopped. `log_evidence` is the bound at
-    hyperparameters that are points, without their prior, else the bound on log p(y).
+    at these hyperparameters, a bound for Gaussian noise and up to 2000 rows (of a stream, if read
+    again), with a warning above 1 nat per 100 rows. `stats["ended"]` says why the run stopped.
+    `log_evidence` is the bound at hyperparameters that are points, without their prior, else the
+    bound on log p(y).
     """
 
     evidence_is: ClassVar[str] = "lower bound"

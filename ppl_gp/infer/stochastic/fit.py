@@ -27,7 +27,7 @@ from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.mean_field_parts import caution_of, fit_of, log_joint_of, number_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.infer.sources import ArraySource, Rows, take
+from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stochastic.run import Problem, first_rows, require_rows_apart, run, source_of
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
@@ -157,7 +157,7 @@ def over_all_data(
     def sum_of(sweep: Iterable[Rows]) -> np.ndarray:
         values = [float(_rest(problem.at(first), problem.parts, q))]
         for rows in sweep:
-            rows = _unpadded(rows, source) if isinstance(source, StreamSource) else rows
+            rows = source.unpadded(rows) if isinstance(source, StreamSource) else rows
             begin = problem.with_rows(q, len(rows.weights))
             here, value = at_once(problem.at(rows), problem.parts, begin)
             if np.isfinite(value):
@@ -182,9 +182,3 @@ def _all_rows(source: ArraySource) -> Iterator[Rows]:
     for i in range(0, source.num_data, source.batch_size):
         rows = np.arange(i, min(i + source.batch_size, source.num_data))
         yield source.rows(rows, np.ones(len(rows)))
-
-
-def _unpadded(rows: Rows, source: StreamSource) -> Rows:
-    inside = np.flatnonzero(rows.weights > 0)
-    args, kwargs = take(rows.args, rows.kwargs, inside, source.axes)
-    return rows._replace(args=args, kwargs=kwargs, weights=np.ones(len(inside)))

@@ -106,11 +106,14 @@ def over_passes(
     once = not source.stream.restarts
     few = source.num_data <= _REPEATED_ROWS and not isinstance(source.stream.batches, Sequence)
     sums: list[np.ndarray] = []
+    whole = 0
     for sweep in islice(source.passes(drawn or few), repeats(source.num_data)):
         parts = sum_of(sweep)
-        if once and source.swept < source.num_data:
+        rows = min(source.swept, source.num_data)
+        if once and rows < source.num_data:
             break
-        sums += [parts] if not sums or len(parts) == len(sums[0]) else []  # no end of a stream
+        whole = whole or rows
+        sums += [parts] if rows == whole else []  # no end of a stream
         apart = abs(np.sum(parts) - np.sum(sums[0]))
         rounding = jnp.finfo(jnp.result_type(float)).eps ** 0.5 * np.sum(np.abs(parts))
         if len(sums) == 2 and apart <= rounding and not drawn:
@@ -118,7 +121,7 @@ def over_passes(
     if once and len(sums) < 2:
         return None, None
     # a pass that ends may have the same rows in other batches
-    by_batch = source.goes_on or not drawn
+    by_batch = (source.goes_on or not drawn) and len({len(x) for x in sums}) == 1
     return mean_and_error(sums if by_batch else [np.sum(x, keepdims=True) for x in sums])
 
 
@@ -148,14 +151,10 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
     """
     if problem.plan.drawn:
         return {}
-    source, first = subject.source, subject.first
-    if not isinstance(source, StreamSource):
-        first = source.spread(_SWEEP)
-    batch = as_batch(first, key)
-    share = source.num_data / int(np.sum(np.asarray(batch.weights) > 0))
-    if isinstance(source, StreamSource):
-        # A row counts once, as in a sweep, also where the model's own plate scales it.
-        batch = batch._replace(weights=batch.weights / share)
+    source = subject.source
+    rows = source.looked if isinstance(source, StreamSource) else source.spread(_SWEEP)
+    batch = as_batch(rows, key)
+    share = source.num_data / int(np.sum(rows.weights > 0))
     *nodes, short = map(float, _errors(problem, state, batch, jnp.asarray(share)))
     gap, size = (share * x for x in nodes)
     if told and size > _WORTH_TELLING * source.num_data:

@@ -184,7 +184,9 @@ def _tell_unsettled(fit: Fit) -> bool:
     elif short_of_points:
         ruled = isinstance(fit.method.inducing, str)
         asked = f"num_inducing={2 * fit.method.num_inducing}" if ruled else "more in inducing="
-        if ruled and fit.stats["num_inducing"] < fit.method.num_inducing:  # no other row adds one
+        if ruled and fit.stats.get("first_batch_only"):
+            asked += ", or points of all the data in inducing= (these are of the first batches)"
+        elif ruled and fit.stats["num_inducing"] < fit.method.num_inducing:  # every row is taken
             asked = "GP(..., jitter=) a smaller value, which costs this as every row is taken"
         warn(
             f"SVGP(): more inducing variables could raise log_evidence by up to {short:.2g} nats "

@@ -23,7 +23,7 @@ from ppl_gp.infer.probes.joint import is_additive, probe_predictor
 from ppl_gp.infer.probes.layers import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
-from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
@@ -42,6 +42,7 @@ from ppl_gp.sparse.svgp import SVGP
 _COUNTS = (0, 1, 2)  # observations at which mixtures of discrete likelihoods change their form
 _DRAWS = 3
 _DRAWN_ROWS = 1000
+_PER_POINT = 10  # rows of a stream's first batches that an inducing point is chosen from
 _LOOKS = 20  # batches of a subsampling model that inducing points are chosen from
 
 
@@ -78,6 +79,9 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
     first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
     if not is_finite(first):
         raise DataError(f"{where_not_finite(first, 0, source)}.")
+    if isinstance(source, StreamSource):
+        num = method.num_inducing
+        source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
     # a guide of one's own is written for the sites that are declared
@@ -183,7 +187,7 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
     """
     source = subject.source
     if isinstance(source, StreamSource):
-        looks = [subject.first]
+        looks = [source.looked]
     elif source.plate is not None:
         looks = [source.rows(source.indices(i)) for i in range(_LOOKS)]
     else:
