@@ -329,3 +329,17 @@ def test_what_is_looked_at_comes_again(bad):
     except OSError:
         assert bad is not None
     np.testing.assert_array_equal(np.ravel(found), Y[: 5 * (12 if bad is None else bad)])
+
+
+@pytest.mark.filterwarnings("ignore:SVGP.*more inducing")
+def test_a_model_of_one_batch_size_takes_streams():
+    """What is looked at has its number of rows too."""
+
+    def twenties(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.2, 0.9), X, jitter=1e-9))
+        with numpyro.plate("data", 20):
+            numpyro.sample("y", dist.Normal(f, S * np.ones(20)), obs=y)
+
+    method = pg.SVGP(num_inducing=15, hyper=pg.Fixed({}), max_steps=20)
+    fits = [pg.fit(m, method, 0, pg.Stream(cut([20] * 3), ROWS)) for m in (twenties, wave)]
+    assert all(f.result == "completed" for f in fits) and fits[0].stats["inducing_gap"] > 0.0

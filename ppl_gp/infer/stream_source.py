@@ -36,6 +36,7 @@ class StreamSource:
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
         self.axes: Any = None
         self._peeked: list = []  # items of an iterator, and what it raised
+        self.grows = True  # whether the model takes any number of rows
         self.looked: Any = None  # some rows: of the first batches, then of the last sweep
         self._names: Names | None = None
         self._told = self.goes_on = False  # batches follow behind `num_data` rows
@@ -68,7 +69,7 @@ class StreamSource:
         kept, found, num = list(self._peeked), [self.unpadded(first)], min(num, self.num_data)
         try:
             items = itertools.islice(itertools.chain(self._peeked, self.stream.once()), 1, None)
-            while sum(len(r.weights) for r in found) < num:
+            while self.grows and sum(len(r.weights) for r in found) < num:
                 kept += (ahead := list(itertools.islice(items, 1)))
                 if not ahead:
                     break
@@ -195,7 +196,7 @@ class StreamSource:
         else:
             if self.stream.restarts:  # else it is what training left
                 self._tell_of_other_number(seen)
-        if found:
+        if found and self.grows:
             self._keep(found)
 
     def _tell_of_other_number(self, rows: int) -> None:

@@ -79,11 +79,11 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
     first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
     if not is_finite(first):
         raise DataError(f"{where_not_finite(first, 0, source)}.")
-    if isinstance(source, StreamSource):
-        num = method.num_inducing
-        source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
+    if isinstance(source, StreamSource):
+        num, source.grows = method.num_inducing, model.reading.grows
+        source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
     # a guide of one's own is written for the sites that are declared
     if not declared and (isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper)):
         at_values = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
