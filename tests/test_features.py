@@ -467,7 +467,6 @@ def observing_gradients(X, y=None):
     numpyro.sample("y", dist.Normal(f, jnp.where(X[:, -1] == 0, 0.1, 0.3)), obs=y)
 
 
-@pytest.mark.slow
 def test_joint_covariances_of_features_that_are_not_functionals_are_those_of_what_they_explain():
     """k - Q need not be a covariance: rows share Q alone, and have the rest each by itself."""
     features, gp = LaplacianFeatures(5, -1.0, 1.0), prior(kernels.RBF(), LINE)
@@ -479,6 +478,7 @@ def test_joint_covariances_of_features_that_are_not_functionals_are_those_of_wha
     np.testing.assert_allclose(S, wanted, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_regression_on_values_and_gradients_is_exact_conditioning():
     values, slopes = PLANE[:4], PLANE[4:7]
     X = jnp.concatenate([value_inputs(values), derivative_inputs(slopes)])
