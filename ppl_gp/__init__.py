@@ -45,7 +45,7 @@ from ppl_gp.infer.approximate import approximate, guide
 from ppl_gp.infer.checklist.check import check
 from ppl_gp.infer.elbo.by_datum import ELBO, GlobalImportanceWeightedELBO, ImportanceWeightedELBO
 from ppl_gp.infer.fit import fit
-from ppl_gp.infer.marginal import marginal
+from ppl_gp.infer.hyper.sample import marginal
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
 from ppl_gp.infer.mcmc.nuts import NUTS
 from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS

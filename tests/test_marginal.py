@@ -19,7 +19,7 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.infer.marginal import marginal
+from ppl_gp.infer.hyper.sample import marginal
 from ppl_gp.infer.mcmc.sparse_nuts import sparse_model
 from ppl_gp.sparse.expectation import Expectation
 

@@ -19,7 +19,7 @@ from ppl_gp.cli import app
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.choice import infer_hyper
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.results import calibration_plot, part_plots, plots, slice_plots
+from ppl_gp.results import part_plots, plots, slice_plots
 from ppl_gp.results.fit import Fit
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def _below(kind) -> set:
 def of_functions() -> dict[str, list[str]]:
     public = {k: getattr(pg, k) for k in pg.__all__}
     found = {k: f for k, f in public.items() if inspect.isfunction(inspect.unwrap(f))}
-    for module in (plots, part_plots, slice_plots, calibration_plot):
+    for module in (plots, part_plots, slice_plots):
         drawing = inspect.getmembers(module, inspect.isfunction)
         found |= {k: f for k, f in drawing if k.startswith("plot_")}
     return {k: options_of(f) for k, f in found.items()}

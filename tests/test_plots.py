@@ -22,7 +22,7 @@ import ppl_gp as pg  # noqa: E402
 from models.regression import regression  # noqa: E402
 from ppl_gp.errors import DataError  # noqa: E402
 from ppl_gp.frames.names import arrays  # noqa: E402
-from ppl_gp.results import calibration_plot, plots  # noqa: E402
+from ppl_gp.results import plots  # noqa: E402
 from ppl_gp.results.compare import scores  # noqa: E402
 from ppl_gp.results.compare.compare import compare  # noqa: E402
 from ppl_gp.results.slice_plots import (  # noqa: E402
@@ -226,12 +226,12 @@ def test_calibration():
 def test_bars_are_wide_where_a_bin_has_few_rows():
     few, many = np.array([1.0, 2.0]), np.array([100.0, 200.0])
     for share in (0.0, 0.5, 1.0):
-        low, high = calibration_plot._share_interval(share * few, few)
-        inner_low, inner_high = calibration_plot._share_interval(share * many, many)
+        low, high = plots._share_interval(share * few, few)
+        inner_low, inner_high = plots._share_interval(share * many, many)
         assert np.all(low <= share) and np.all(high >= share)
         assert np.all(high - low > 5 * (inner_high - inner_low))
     # one of one happened: the fifth percentile of Beta(1.5, 0.5)
-    np.testing.assert_allclose(calibration_plot._share_interval(1.0, 1.0)[0], 0.2285, atol=1e-4)
+    np.testing.assert_allclose(plots._share_interval(1.0, 1.0)[0], 0.2285, atol=1e-4)
 
 
 def test_at_most_seven_methods_share_a_panel():

@@ -1,10 +1,13 @@
 """`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation
-integrates out.
+integrates out; and that model, `marginal`.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
@@ -15,16 +18,49 @@ from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.point import without_values
 from ppl_gp.infer.hyper.space import require_draws
 from ppl_gp.infer.hyper.width import tell_of_width, widest
-from ppl_gp.infer.marginal import marginal
+from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
-from ppl_gp.local.method import centred, has_digits
+from ppl_gp.local.method import LocalMethod, centred, has_digits, log_evidence
 from ppl_gp.local.natural import of_arrays
+from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import read
 from ppl_gp.model.predictor_prior import covariance_of
+from ppl_gp.model.tracing import sample_hyper
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
+
+
+def marginal(model: Callable, approximation: LocalMethod) -> Callable:
+    """A NumPyro model over the hyperparameters alone: f is integrated out, its log evidence is a
+    factor.
+
+    Sites: the model's hyperparameters as declared; `<f>_log_evidence` (factor, nats); and for each
+    draw the approximation's inner state: `<f>_mean` (N,), `<f>_nat1`, `<f>_nat2` (N,), `<f>_steps`,
+    `<f>_residual`, `<f>_code`. Where the inner iteration does not converge the density is NaN,
+    which NUTS counts as a divergence; it is never silently biased. Errors as `read`. Cost: the
+    approximation's, at every evaluation.
+    """
+
+    def marginalised(*args, **kwargs):
+        declared = integrated(declare(model, args, kwargs), approximation, args, kwargs)
+        # Pass 1: only the hyperparameters talk to the outer handlers.
+        hyper = sample_hyper(declared, args, kwargs)
+        # Pass 2, inside `read`: nothing leaks, or the sites would not have unique names.
+        factors = read(declared, *args, hyper=hyper, **kwargs)
+        value, solution = log_evidence(approximation, factors)
+        name = factors.log_lik.site
+        solved = solution.code == Result.converged.code
+        numpyro.factor(f"{name}_log_evidence", jnp.where(solved, value, jnp.nan))
+        numpyro.deterministic(f"{name}_mean", solution.marginals.mean)
+        numpyro.deterministic(f"{name}_nat1", solution.sites.nat1)
+        numpyro.deterministic(f"{name}_nat2", solution.sites.nat2)
+        numpyro.deterministic(f"{name}_steps", solution.steps)
+        numpyro.deterministic(f"{name}_residual", solution.residual)
+        numpyro.deterministic(f"{name}_code", solution.code)
+
+    return marginalised
 
 
 @lru_cache(maxsize=64)
