@@ -118,6 +118,14 @@ def noise_with_slopes(X, y=None):
         numpyro.sample("y", dist.Normal(X @ b, jnp.exp(X @ h)), obs=y)
 
 
+def noise_of_single_values(X, y=None):
+    a, b = (numpyro.sample(k, dist.Normal(0.0, 2.0)) for k in "ab")
+    c, d = (numpyro.sample(k, dist.Normal(0.0, 1.0)) for k in "cd")
+    with numpyro.plate("data", len(X)):
+        scale = jnp.exp(c * X[:, 0] + d * X[:, 1])
+        numpyro.sample("y", dist.Normal(a * X[:, 0] + b * X[:, 1], scale), obs=y)
+
+
 def evidence_of_slopes(X, y):
     """b by algebra, h by a sum over a grid."""
 
@@ -131,17 +139,51 @@ def evidence_of_slopes(X, y):
     return np.log(np.sum(np.exp(logs - logs.max()))) + logs.max() + 2 * np.log(axis[1] - axis[0])
 
 
-def test_the_remedy_for_a_second_function_leaves_no_site_a_point():
-    """Taken word for word: only the named site was integrated, and the others became points."""
+@pytest.mark.parametrize(
+    ("model", "points"),
+    [
+        (noise_with_slopes, "h"),
+        pytest.param(noise_of_single_values, "cd", marks=pytest.mark.slow),
+    ],
+)
+def test_the_remedy_for_a_second_function_leaves_no_site_a_point(model, points):
+    """Taken word for word: only the named site was integrated, and the others became points. Single
+    values that make up a function together were maximised in silence."""
     rng = np.random.default_rng(7)
     X = np.column_stack([np.ones(N), rng.normal(size=N)])
     y = X @ [1.0, 0.5] + np.exp(X @ [-0.5, 0.5]) * rng.normal(size=N)
-    with pytest.warns(UserWarning, match="maximises 'h'") as said:
-        pg.fit(noise_with_slopes, pg.Laplace(), 0, X, y=y)
+    with pytest.warns(UserWarning, match=f"maximises {', '.join(map(repr, points))} .2") as said:
+        pg.fit(model, pg.Laplace(), 0, X, y=y)
     named = ast.literal_eval(re.search(r"integrate=(\(.*?\))", str(said[0].message))[1])
-    assert set(named) == {"b", "h"}
-    fit = pg.fit(noise_with_slopes, pg.EP(integrate=named), 0, X, y=y)
+    assert set(named) == ({"b", "h"} if points == "h" else {*"abcd"})
+    fit = pg.fit(model, pg.EP(integrate=named), 0, X, y=y)
     assert fit.log_evidence == pytest.approx(evidence_of_slopes(X, y), abs=0.1)
+
+
+def stop_before_the_search(monkeypatch):
+    def stopped(hyper, problem):
+        raise InterruptedError
+
+    monkeypatch.setattr(local, "infer_hyper", stopped)
+
+
+@pytest.mark.parametrize("gp", [True, False])
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_single_values_are_effects_where_they_make_up_a_function(gp, of_rows, monkeypatch, recwarn):
+    """A log noise and the log of degrees of freedom, each a function alone, are hyperparameters."""
+
+    def heavy(x, y=None):
+        b, c, d = (numpyro.sample(k, dist.Normal(0.0, 1.0)) for k in "bcd")
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x)) if gp else b * x
+        scale, df = (jnp.exp(c + d * x), 4.0) if of_rows else (jnp.exp(c), 2.0 + jnp.exp(d))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.StudentT(df, f, scale), obs=y)
+
+    stop_before_the_search(monkeypatch)
+    with pytest.raises(InterruptedError):
+        pg.fit(heavy, pg.Laplace(), 0, np.linspace(0.0, 5.0, N), y=Y)
+    said = [str(w.message) for w in recwarn if "maximises" in str(w.message)]
+    assert ["'c', 'd' (2 values)" in x for x in said] == [True] * of_rows
 
 
 def two_outcomes_with_levels(x, g, c=None, d=None):
@@ -162,11 +204,11 @@ LEVELS = {"x": (LINE := np.linspace(-1.0, 1.5, N)), "g": G, "c": Y, "d": 0.5 * Y
 def test_the_remedy_names_single_values_beside_the_effects(monkeypatch):
     """One of them was left a point in silence; those that are hyperparameters stay so."""
 
-    def stopped(hyper, problem):
-        raise InterruptedError
-
-    monkeypatch.setattr(local, "infer_hyper", stopped)
-    with pytest.warns(UserWarning, match="maximises 'u'") as said, pytest.raises(InterruptedError):
+    stop_before_the_search(monkeypatch)
+    with (
+        pytest.warns(UserWarning, match="maximises 'slope', 'u' .7") as said,
+        pytest.raises(InterruptedError),
+    ):
         pg.fit(two_outcomes_with_levels, pg.Laplace(), 0, **LEVELS)
     named = re.search(r"integrate=(\(.*?\))", str(said[0].message))[1]
     assert named == "('level', 'slope', 'u')"

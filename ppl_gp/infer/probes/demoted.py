@@ -69,10 +69,10 @@ class _only_predictor(Messenger):
 def require_none_demoted(
     model: Declared, args, kwargs, method: str, maximise: Sequence[str] = ()
 ) -> None:
-    """Raise `ModelError` where effects (sites of several values that the data see) would be
-    maximised for such a reason, or with their scale; warn of others, and of single values that are
-    Gaussian. `maximise`: sites that the user knows of. Abstract traces, and none where no such site
-    is left.
+    """Raise `ModelError` where effects (sites of several values that the data depend on, or several
+    sites of one function) would be maximised for such a reason, or with their scale; warn of
+    others, and of single values that are Gaussian. `maximise`: sites that the user knows of.
+    Abstract traces, and none where no such site is left.
     """
     source = model.source if isinstance(model, Collapsed) else model
     inside = list(model.plan.sites) if isinstance(model, Collapsed) else []
@@ -90,12 +90,14 @@ def require_none_demoted(
         if not source.reading.grows:
             _refuse_or_warn(trace, gaussians, _UNREAD, method)
         _require_proved(seen, trace, gaussians, method)
+        joined = lambda k: {*_if_named(source, args, kwargs, k, gaussians)} - {*k}  # noqa: E731
+        many += [k for k in gaussians[1:] and gaussians if k not in many and joined([*inside, k])]
         if wanted := [k for k in gaussians if k in many]:
             named = _if_named(source, args, kwargs, [*inside, *wanted], gaussians)
         alone = [k for k in left if k not in named]
         known = _require_alone(source, args, kwargs, trace, alone, method)
     others = _reached(wide, trace, [k for k in many if k not in left])
-    points = [k for k in many if k in (*gaussians, *others) and k not in known]
+    points = [k for k in hyper if k in many and k in (*gaussians, *others) and k not in known]
     points = effects(wide, trace, points, functions)
     tell_of_points(wide, trace, source.reading, points, functions, named, method)
 
