@@ -44,7 +44,7 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
-    if lists and _is_of_numbers(value) and _holds_numbers(value):
+    if lists and (_is_of_numbers(value) and _holds_numbers(value) or _is_of_words(value)):
         return _checked(name, value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
@@ -71,6 +71,15 @@ def _is_of_numbers(value) -> bool:
     """Whether a tuple holds numbers, or tuples of them, and no arrays."""
     one = lambda x: _is_of_numbers(x) or isinstance(x, int | float | np.number)  # noqa: E731
     return type(value) is tuple and bool(value) and all(map(one, value))
+
+
+def _is_of_words(value) -> bool:
+    """Whether a list or a tuple has entries that are no numbers, and no arrays: an array of them
+    is refused.
+    """
+    one = (str, bytes, complex, int, float, np.generic, type(None))
+    plain = type(value) in (list, tuple) and all(isinstance(x, one) for x in value)
+    return plain and any(x is not None for x in value) and not _holds_numbers(value)
 
 
 def _holds_numbers(value) -> bool:

@@ -2,8 +2,6 @@
 entries for other rows than the data's.
 """
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,28 +26,32 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in e.items()}
     names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
     here = traced(model.source, model.skeleton, model.plan.sites, rest)
-    for indices, sizes, places in here.predictors.looked_up(zero, rest):
+    for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):
         outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
         paths = [p for i in places if i < len(names) and (p := names[i])]
-        _warn_of_negative({p: arrays[p] for p in paths})
+        if below := sorted({int(i) for x in signed for i in np.ravel(x) if i < 0})[::-1]:
+            warn(
+                f"argument {paths} leads to the negative indices {below[:3]}, which count from the "
+                "end: -1 is the last level. Start at 0; if -1 stands for a missing group (as "
+                "pandas.factorize has it), give that a level of its own."
+            )
         if outside.any():
-            bad = _as_given(paths, arrays, np.asarray(indices), outside)
+            bad = _as_given(signed, np.asarray(indices), outside)
             raise DataError(
-                f"argument {paths} has the index {bad}, and what it looks up has "
+                f"argument {paths} leads to the index {bad}, and what it looks up has "
                 f"{[n for n in sizes if n > 1] or sizes} entries: a level that the model does "
                 "not have. Declare as many members of the plate as there are levels, new ones "
                 "included: those without data keep their prior."
             )
 
 
-def _as_given(paths: list, arrays: Mapping, indices, outside) -> list:
-    """The first entries that are out of range, as the argument has them: to a negative one JAX
-    adds the size before it looks.
+def _as_given(signed: list, indices, outside) -> list:
+    """The first indices that are out of range: to a negative one JAX adds the size before it looks,
+    if it has one place.
     """
     rows = outside.any(-1)
-    given = [np.asarray(arrays[p]) for p in paths if arrays[p].dtype.kind in "iu"]
-    if len(given) == 1 and given[0].shape == rows.shape:
-        return np.unique(given[0][rows])[:3].tolist()
+    if len(signed) == 1 and signed[0].shape == rows.shape:
+        return np.unique(np.asarray(signed[0])[rows])[:3].tolist()
     return np.unique(indices[outside])[:3].tolist()
 
 
@@ -71,13 +73,3 @@ def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
     )
     apart = dict(model.plan.axes)
     return [k for k, x in here.items() if x.shape != longer[k].shape and k not in apart]
-
-
-def _warn_of_negative(indices: Mapping) -> None:
-    below = [p for p, x in indices.items() if x.dtype.kind == "i" and bool(jnp.any(x < 0))]
-    if below:
-        warn(
-            f"argument {below} has negative indices, which count from the end: -1 is the last "
-            "level. If it stands for a missing group (as pandas.factorize has it), give that a "
-            "level of its own."
-        )

@@ -57,21 +57,23 @@ class Predictors(NamedTuple):
         given = dict(zip(self.closed.jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
         return evaluated(self.closed, given, self.arrays)
 
-    def looked_up(self, z, rest) -> list[tuple[jax.Array, tuple[int, ...], tuple[int, ...]]]:
+    def looked_up(self, z, rest) -> list[tuple[jax.Array, tuple, tuple[int, ...], list]]:
         """[(indices (..., D), the sizes (D,) of what they look up, places of the inputs of the flat
-        jaxpr that they are computed from)] of every gather from something that depends on z.
+        jaxpr that they are computed from, the indices that count from the end where they are
+        negative)] of every gather from something that depends on z.
         """
         jaxpr, how = self.closed.jaxpr, dependences(self.closed.jaxpr, self.num_z)
         gathers = [e for e in jaxpr.eqns if e.primitive.name == "gather" and e.invars[0] in how]
         gathers = [e for e in gathers if not isinstance(e.invars[1], Literal)]
         given = dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True))
-        values = evaluated(self.closed, given, [e.invars[1] for e in gathers])
         into = _inputs_of(jaxpr)
         found = []
-        for e, indices in zip(gathers, values, strict=True):
+        for e in gathers:
             axes = e.params["dimension_numbers"].start_index_map
             sizes = tuple(e.invars[0].aval.shape[i] for i in axes)
-            found.append((indices, sizes, tuple(sorted(into[e.invars[1]]))))
+            wanted = [e.invars[1], *_wrapped(jaxpr, e.invars[1])]
+            indices, *signed = evaluated(self.closed, given, wanted)
+            found.append((indices, sizes, tuple(sorted(into[e.invars[1]])), signed))
         return found
 
     def one_each(self, z, rest, leaf: int) -> list[OneEach | None]:
@@ -298,6 +300,15 @@ def dependences(jaxpr, num_z: int) -> dict:
         found = of_equation(equation, [of(v) for v in equation.invars])
         known |= dict(zip(equation.outvars, found, strict=True))
     return {v: d for v, d in known.items() if d > Dependence.constant}
+
+
+def _wrapped(jaxpr, index) -> list:
+    """The variables x of where(x < 0, x + size, x), JAX's own, on the way to an index."""
+    made = {v: (e.primitive.name, e.invars[0]) for e in jaxpr.eqns for v in e.outvars if e.invars}
+    by = lambda v, name, x: not isinstance(v, Literal) and made.get(v) == (name, x)  # noqa: E731
+    steps = (e for e in needed(jaxpr, jaxpr.constvars, [index]) if e.primitive.name == "select_n")
+    choices = (e.invars[:3] for e in steps if not isinstance(e.invars[1], Literal))
+    return [x for sign, x, moved in choices if by(sign, "lt", x) and by(moved, "add", x)]
 
 
 def _inputs_of(jaxpr) -> dict:

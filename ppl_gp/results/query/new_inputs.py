@@ -52,13 +52,16 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
 
 
 def _as_in_training(fit: Record, leaves: Leaves) -> tuple[tuple, dict]:
-    """Truth values and integers where the model had them in training, if no value changes."""
+    """Truth values and integers where the model had them in training, if no value changes; floats,
+    which `~` and an index refuse, for integers that are no truth values.
+    """
 
     def again(x, dtype):
         if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, jax.core.Tracer):
             return x
         same = jnp.asarray(x).astype(wide(dtype))
-        return same if bool(jnp.all(same == x)) else x
+        other = x.astype(float) if dtype.kind == "b" else x
+        return same if bool(jnp.all(same == x)) else other
 
     trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
     both = {p: x for p, x in leaves.arrays.items() if p in trained}
@@ -67,22 +70,28 @@ def _as_in_training(fit: Record, leaves: Leaves) -> tuple[tuple, dict]:
 
 @contextmanager
 def numbers_explained(fit: Record, args: tuple, kwargs: dict):
-    """Where the model takes no fractions, an error that names the arguments with fractions."""
+    """Where the model takes integers alone, an error that names the arguments with other values."""
     try:
         yield
     except DataError as error:
         trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
         changed = [
-            f"argument '{p}' was {trained[p].dtype} in training and is {x.dtype} now"
+            f"argument '{p}' was {trained[p].dtype} in training and has {_other(x, trained[p])} now"
             for p, x in Leaves(fit.model, args, kwargs).arrays.items()
             if p in trained and x.dtype.kind == "f" and trained[p].dtype.kind != "f"
         ]
         if not changed or not any(x in str(error.__cause__) for x in ("type float", "bool array")):
             raise
         raise DataError(
-            f"{'; '.join(changed)}, and the model does not take fractions there: give integers "
-            f"(or booleans) as in training. It raised: {error.__cause__}"
+            f"{'; '.join(changed)}, which the model does not take there: give values "
+            f"of that type, as in training. It raised: {error.__cause__}"
         ) from error
+
+
+def _other(x, trained) -> float:
+    """The first value that the type in training would change."""
+    x = np.ravel(x)
+    return x[np.argmax(np.asarray(jnp.asarray(x).astype(trained.dtype)) != x)]
 
 
 def _for_all_rows(fit: Record, leaves: Leaves, num: int) -> tuple[tuple, dict]:
