@@ -194,7 +194,30 @@ def test_a_number_of_groups_may_be_a_numpy_integer():
 def test_an_index_that_is_out_of_range_is_told_as_it_was_given(index):
     X, group, y = _rows()
     group[2] = index
-    with pytest.raises(pg.DataError, match=rf"'group'\] has the index \[{index}\]"):
+    with pytest.raises(pg.DataError, match=rf"'group'\] leads to the index \[{index}\]"):
         pg.fit(_grouped, pg.Laplace(), 0, X, group, 3, y=y)
     found = pg.check(_grouped, X, group, 3, y=y)
-    assert not found.ok and f"has the index [{index}]" in str(found)
+    assert not found.ok and f"leads to the index [{index}]" in str(found)
+
+
+@pytest.mark.filterwarnings("error:argument")
+def test_a_computed_index_is_told_as_the_model_has_it():
+    """group - 1 of group 0 took the last level in silence; `%` and a choice of the user's do not
+    count from the end."""
+
+    def computed(X, group, y=None, how=None):
+        with numpyro.plate("groups", 4):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(u[how(group)], 0.3), obs=y)
+
+    y = RNG.normal(size=N)
+    fit = pg.fit(computed, pg.Laplace(), 0, X, GROUP + 1, y=y, how=lambda g: g - 1)
+    for how in (lambda g: (g - 3) % 4, lambda g: jnp.where(g < 0, 3, g)):
+        odd = np.where(np.arange(N) == 5, -1, GROUP)
+        pg.fit(computed, pg.Laplace(), 0, X, odd, y=y, how=how)
+    with pytest.warns(UserWarning, match=r"'group'\] leads to the negative indices \[-1\]"):
+        low = fit.predict(X[:2], np.array([0, 1])).mean
+    np.testing.assert_allclose(low, fit.predict(X[:2], np.array([4, 1])).mean)
+    with pytest.raises(pg.DataError, match=r"'group'\] leads to the index \[8\]"):
+        fit.predict(X[:2], np.array([9, 1]))

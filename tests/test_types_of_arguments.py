@@ -112,6 +112,31 @@ def test_a_negative_index_is_the_last_level_whatever_its_type_in_training(dtype)
     assert wanted[0] == pytest.approx(wanted[2])
 
 
+def flagged(x, flag, y=None, negated=True):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", x.shape[0]):
+        shift = jnp.where(~flag, 1.0, 0.0) if negated else 2.0 * flag
+        numpyro.sample("y", dist.Normal(b * x + shift, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("method", ["Laplace", "joint"])
+def test_numbers_that_are_no_truth_values_are_not_cast_to_them(method):
+    """2, 7 and -1 counted as True where the model has ~flag."""
+    fit = pg.fit(flagged, METHODS[method], 0, X, K > 1, y=Y)
+    wanted = fit.predict(X[:2], np.array([True, False])).mean
+    for same in ([1, 0], [1.0, 0.0], [True, False]):
+        np.testing.assert_array_equal(fit.predict(X[:2], np.array(same)).mean, wanted)
+    for other in (2, 7, -1, 0.5):
+        with pytest.raises(pg.DataError, match=f"'flag' was bool .* and has {other}.* now"):
+            fit.predict(X[:2], np.array([other, 0]))
+
+
+def test_truth_values_in_arithmetic_are_numbers():
+    fit = pg.fit(flagged, pg.Laplace(), 0, X, K > 1, y=Y, negated=False)
+    low, high = (fit.predict(X[:2], np.array(v)).mean for v in ([0, 0], [2, -1]))
+    np.testing.assert_allclose(high - low, [4.0, -2.0], atol=1e-9)
+
+
 def test_reading_and_saved_fits_take_values_too(tmp_path):
     log_evidence, b = exact()
     with_gp = lambda x, k, y=None: number_and_index(x, k, y)  # noqa: E731
@@ -177,10 +202,37 @@ def test_whole_numbers_are_what_they_were_in_training(method):
         k = pd.Series(NEW["any"], dtype=kind) if kind == "Float64" else NEW["any"].astype(kind)
         found = fit.predict(X[:3], new.astype(float if kind == "Float64" else kind), k).mean
         np.testing.assert_array_equal(found, wanted)
-    with pytest.raises(pg.DataError, match=r"'seen' was bool in training and is float.*booleans"):
+    with pytest.raises(
+        pg.DataError, match=r"'seen' was bool in training and has 0.5 now.*that type"
+    ):
         fit.predict(X[:3], np.array([0.5, 0.0, 1.0]), NEW["any"])
-    with pytest.raises(pg.DataError, match=r"'k' was int64 in training and is float.*integers"):
+    with pytest.raises(pg.DataError, match=r"'k' was int64 in training and has 2.5 now.*that type"):
         fit.predict(X[:3], new, np.array([2.5, 0.0, 1.0]))
+
+
+def votes(x, n, y=None, whole=False):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", x.shape[0]):
+        total = n.astype(int) if whole else n
+        numpyro.sample("y", dist.Binomial(total, logits=b * x), obs=y)
+
+
+def test_totals_that_are_floats_are_named_and_the_remedy_runs():
+    """NumPyro draws with integers alone: an index or a missing row was given as the cause."""
+    n, x = K + 1.0, X[:3]
+    fit, right = (pg.fit(votes, pg.Laplace(), 0, X, n, y=K, whole=w) for w in (False, True))
+    verbs = [
+        lambda fit: fit.predict(x, n[:3]).mean,
+        lambda fit: fit.log_density(x, K[:3], n[:3]),
+        lambda fit: fit.sample(0, x, n[:3], num_samples=2).y,
+        lambda fit: fit.to_datatree(num_draws=2, whole=True)["posterior"],
+    ]
+    for verb in verbs:
+        with pytest.raises(pg.DataError, match=r"(?s)total_count.*n.astype.int.") as said:
+            verb(fit)
+        assert "look" not in str(said.value) and "one entry per row" not in str(said.value)
+        verb(right)
+    assert fit.log_evidence == right.log_evidence
 
 
 def smooth(x, y=None):

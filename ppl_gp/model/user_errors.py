@@ -44,12 +44,9 @@ def of_the_model(function: Callable) -> Callable:
                 "table[index], jnp.where for np.where and `if`."
             ) from error
         except TypeError as error:
-            if "Indexer must have integer" not in str(error):
+            if (told := integers_wanted(error)) is None:
                 raise
-            raise DataError(
-                f"the model looks something up by numbers that are no integers{_line(error)}: "
-                f"{str(error).split('.')[0]}. Give an index of integers, group.astype(int)."
-            ) from error
+            raise told from error
         except ValueError as error:
             if "should be a bool array" in str(error):
                 raise DataError(
@@ -71,6 +68,20 @@ def of_the_model(function: Callable) -> Callable:
             ) from error
 
     return told
+
+
+def integers_wanted(error: Exception) -> DataError | None:
+    """What to say of an index that is not of integers, the model's own or NumPyro's binomial's."""
+    if "Indexer must have integer" not in str(error):
+        return None
+    frames = traceback.walk_tb(error.__traceback__)
+    if any(f.f_code.co_name == "_binomial_dispatch" for f, _ in frames):
+        told = "NumPyro draws from a binomial whose total_count is of integers alone"
+        return DataError(f"{told}{_line(error)}: write total_count=n.astype(int) in the model.")
+    return DataError(
+        f"the model looks something up by numbers that are no integers{_line(error)}: "
+        f"{str(error).split('.')[0]}. Give an index of integers, group.astype(int)."
+    )
 
 
 def _line(error: Exception) -> str:

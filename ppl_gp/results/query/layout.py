@@ -16,7 +16,7 @@ from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.model.factors import is_concave
 from ppl_gp.model.roles import data_axis, is_gp, is_missing_part
 from ppl_gp.model.tracing import run
-from ppl_gp.model.user_errors import VALUE_WANTED
+from ppl_gp.model.user_errors import VALUE_WANTED, integers_wanted
 from ppl_gp.wrappers import bare, bare_shape, unwrap
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
@@ -117,6 +117,8 @@ def _run(model, args, kwargs, hyper):
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
+        if (told := integers_wanted(error)) is not None:
+            raise told from error
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
         own = " In training no other number of rows could be traced: the model holds arrays of "
         caught = "" if model.reading.grows else f"{own}its own."
