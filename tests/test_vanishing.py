@@ -89,6 +89,25 @@ def test_what_is_weakly_known_is_said_by_role(where, sd, scales, said):
         assert ("0.87" in found) == bool(scales) and len(found.split()) <= 45
 
 
+def test_a_mode_at_the_end_of_the_support_is_said_wherever_the_search_stopped(where):
+    """A multiple of where it stopped was named, 100 times too small; of what nothing depends on,
+    which stays where it began, the multiple is said."""
+    _, trace = where
+    stops = [(3e-6, 1e2), (1e-4, 3e3), (1e-2, 9.0)]
+    found = {
+        weakly_known(trace, {"noise": np.asarray(v)}, {"noise": np.array([sd])}, frozenset())
+        for v, sd in stops
+    }
+    (said,) = found
+    assert "'noise': its mode is at 0, the end of its support." in said and "Grid()" in said
+    began = {"noise": np.asarray(trace["noise"]["value"])}
+    flat = weakly_known(trace, began, {"noise": np.array([1e150])}, frozenset())
+    assert "with a posterior sd 1e+03 times that" in flat
+    far = {"scales": np.array([2.0 + 1e-6, 3.0])}
+    said = weakly_known(trace, far, {"scales": np.array([99.0, 0.1])}, frozenset())
+    assert "'scales': its mode is at 2, the end" in said
+
+
 @pytest.mark.slow
 def test_a_fit_of_data_without_noise_names_it():
     with pytest.raises(pg.FitError, match="max_steps.*'noise' fell from .*LogNormal") as caught:

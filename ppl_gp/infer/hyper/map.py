@@ -31,7 +31,7 @@ from ppl_gp.infer.hyper.restarts import (
     spreads,
     start,
 )
-from ppl_gp.infer.hyper.space import Space, space, support
+from ppl_gp.infer.hyper.space import space, support
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.model.predictor_prior import PredictorGP
@@ -45,6 +45,7 @@ _AGAIN = 8  # starts where none of those that were asked for has a value
 # sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of
 # GPs have up to 1.6 (noise, 20 binary rows); with .97, a scale's effects have .67 of their true sds
 WEAK, WEAK_SCALE = 2.0, 0.9
+AT_END = 7.0  # from here on a small value is where the search stopped on its way to the end
 _FELL = 1e-3  # of where the search began: what has fallen so far is named
 
 
@@ -94,7 +95,12 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     method, args, kwargs = without_values(problem.method), problem.args, problem.kwargs
     where = space(problem.trace, problem.model, args, kwargs)
     ascent = Ascent(problem.model, method, where, args, kwargs, jacobian)
-    runs = start(ascent, problem.rng_key, config.restarts, _checked_init(config, where))
+    given = (
+        None
+        if config.init is None
+        else fixed_values(config, where.names, where.model, args, kwargs)
+    )
+    runs = start(ascent, problem.rng_key, config.restarts, given)
     _require_inside(runs, config)
     begun = runs.point
     label = f"{type(method).__name__} MAP"
@@ -214,14 +220,6 @@ def _result(runs: Run, best: int) -> Result:
     )
 
 
-def _checked_init(config: MAP, sp: Space):
-    return (
-        None
-        if config.init is None
-        else fixed_values(config, sp.names, sp.model, sp.args, sp.kwargs)
-    )
-
-
 def _require_inside(runs: Run, config: MAP) -> None:
     """The ends of a support are infinitely far away."""
     edge = [
@@ -296,11 +294,14 @@ def weakly_known(trace: dict, hyper: dict, sds: dict, scales: frozenset) -> str 
     excess, ratio, value, name = max(found, default=(0.0, 0.0, 0.0, ""))
     if not excess > 1.0:
         return None
+    end = lower_end(support(trace[name]))
+    at_end = ratio > AT_END and value < 0.1 * np.max(np.asarray(trace[name]["value"]) - end)
+    where = f"{value:.1g}, with a posterior sd {min(ratio, 999.0):.2g} times that"
+    where = f"its mode is at {np.min(end):.3g}, the end of its support" if at_end else where
     small = ", so that its effects' sds are too small: 0.002 to 0.87 of the right ones where tried"
     return (
-        f"MAP(): the data hardly determine '{name}': {value:.1g}, with a posterior sd "
-        f"{min(ratio, 999.0):.2g} times that. MAP takes it as known{small * (name in scales)}. "
-        "Integrate it by hyper=Grid() in Laplace(), EP() or VI()."
+        f"MAP(): the data hardly determine '{name}': {where}. MAP takes it as "
+        f"known{small * (name in scales)}. Integrate it by hyper=Grid() in Laplace(), EP() or VI()."
     )
 
 
