@@ -57,6 +57,16 @@ def _exact(prior=(0.5, 0.5)):
     return odds / odds.sum()
 
 
+def test_a_loaded_fit_is_told_as_such(fits, tmp_path):
+    """Its method was taken for another quantity, and its data for other data."""
+    fits["line"].save(tmp_path / "line.fit")
+    loaded = pg.load(tmp_path / "line.fit", line)
+    for others in ({"b": fits["smooth"]}, {"b": loaded}):
+        with pytest.raises(pg.DataError, match=r"'a'.* were loaded, .*before saving") as said:
+            pg.compare_models({"a": loaded, **others})
+        assert "SavedMethod" not in str(said.value)
+
+
 def test_probabilities_are_those_of_the_exact_evidences(fits):
     found = pg.compare_models(fits)
     np.testing.assert_allclose([*found.probabilities.values()], _exact(), rtol=1e-7)

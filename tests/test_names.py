@@ -413,6 +413,23 @@ def test_a_frame_of_one_column_is_told_from_the_column():
         pg.fit(effects, method, 0, ages, labels, y=pandas_answers().to_frame())
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_column_of_inputs_that_meets_rows_is_the_cause_and_not_y(named):
+    """y was said to be (N, 1), where it is (N,) and X is (N, 1)."""
+
+    def slope(X, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("row", X.shape[0]):
+            numpyro.sample("y", dist.Normal(b * X, 0.3), obs=y)
+
+    table = pd.DataFrame({"age": AGE})
+    with pytest.raises(pg.DataError, match=r"an array of shape \(N, 1\) meets") as said:
+        pg.fit(slope, pg.Laplace(), 0, table if named else table.to_numpy(), y=np.sin(AGE))
+    assert " y of shape" not in str(said.value)
+    assert ("'X' came as a frame of one column" in str(said.value)) == named
+    assert pg.fit(slope, pg.Laplace(), 0, table["age"], y=np.sin(AGE)).result == "converged"
+
+
 def inducing(X, y=None):
     """As `curve`, with the place of a ward in the second column."""
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 20.0), X[:, :1]))

@@ -77,7 +77,7 @@ def test_observations_by_position_by_name_and_under_another_name(fit):
     rows = {"exposure": np.full(3, 2.0), "group": GROUP[:3]}
     want = fit.log_density(NEW, SEEN, **rows)
     np.testing.assert_array_equal(fit.log_density(NEW, y=SEEN, **rows), want)
-    with pytest.raises(pg.DataError, match="given twice"):
+    with pytest.raises(pg.DataError, match="given twice.*Give them once"):
         fit.log_density(NEW, SEEN, y=SEEN, **rows)
     with pytest.raises(pg.DataError, match="needs y_new"):
         fit.log_density(NEW, **rows)
@@ -88,9 +88,22 @@ def test_observations_by_position_by_name_and_under_another_name(fit):
     np.testing.assert_allclose(other.log_density(NEW, SEEN, exposure=2.0), want, rtol=1e-6)
     # without its mask nothing tells which of two arguments is the observations; the remedy runs
     other = pg.fit(renamed, pg.Laplace(), 0, X, np.full(N, 2.0), counts=COUNTS)
-    with pytest.raises(pg.DataError, match=r"log_density\(X_new, counts=...\)"):
+    with pytest.raises(pg.DataError, match=r"by name, counts=..., after X_new"):
         other.log_density(NEW, SEEN, exposure=2.0)
     np.testing.assert_allclose(other.log_density(NEW, counts=SEEN, exposure=2.0), want, rtol=1e-4)
+
+
+def test_inputs_by_the_name_that_the_model_gives_them(fit):
+    """They are taken so by `fit`, and were a bare TypeError of every verb."""
+    rows = {"exposure": 2.0, "group": GROUP[:3]}
+    for verb in (
+        lambda *new, **named: fit.predict(*new, **rows, **named).mean,
+        lambda *new, **named: fit.log_density(*new, y=SEEN, **rows, **named),
+        lambda *new, **named: fit.sample(0, *new, num_samples=3, **rows, **named).y,
+    ):
+        np.testing.assert_array_equal(verb(X=NEW), verb(NEW))
+        with pytest.raises(pg.DataError, match="by position and by keyword"):
+            verb(NEW, X=NEW)
 
 
 def test_the_posterior_of_several_functions_says_what_to_call():

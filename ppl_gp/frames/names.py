@@ -59,7 +59,7 @@ class Names(Mapping[str, ArrayNames]):
                 require_codes_of(path, known, value)
                 return value
             new[path] = table.names
-            require_columns(path, known, table, _is_of("y", path))
+            require_columns(path, known, table, path == "y" or path.startswith(("y[", "y.")))
             levels = known.levels or (None,) * len(table.parts)
             return settled(path, known, table).array(f"argument '{path}'", levels)
 
@@ -130,10 +130,6 @@ def _walk(path: str, value: Any, plain: Callable) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_walk(f"{path}[{i}]", v, plain) for i, v in enumerate(value))
     return plain(path, value)
-
-
-def _is_of(argument: str, path: str) -> bool:
-    return path == argument or path.startswith((f"{argument}[", f"{argument}."))
 
 
 def _require_same_rows(names: Mapping[str, ArrayNames]) -> None:
@@ -232,16 +228,19 @@ def require_codes(where: str, column: np.ndarray, levels: tuple[str, ...]) -> No
 
 
 @contextmanager
-def explained(names: Iterable[str], arrays: Mapping[str, Any]) -> Iterator[None]:
+def explained(names: Iterable[str], arrays: Mapping[str, Any], inputs: str) -> Iterator[None]:
     """Errors about shapes say which arguments came as frames of one column.
 
-    `names`: paths of arguments that came with names, but for the inputs, which are (N, 1) by right;
-    `arrays`: {path: array}. Nothing is refused that a model can use.
+    `names`: paths of arguments that came with names; `inputs`: of those that are (N, 1) by right,
+    unless something became (N, N); `arrays`: {path: array}. Nothing is refused that a model can
+    use.
     """
     try:
         yield
     except (DataError, ModelError) as error:
         single = [p for p in names if p in arrays and arrays[p].shape[1:] == (1,)]
+        square = [p for p in single if str((len(arrays[p]),) * 2) in str(error)]
+        single = [p for p in single if p != inputs] or square
         if type(error) not in (DataError, ModelError) or "shape" not in str(error) or not single:
             raise
         raise type(error)(

@@ -82,8 +82,7 @@ def fit(
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
     arrays = Leaves(model, args, kwargs).arrays
-    others = [p for p in names if p != argument_names(model, 1)[0]]
-    with stopwatch() as watch, explained(others, arrays):
+    with stopwatch() as watch, explained(names, arrays, argument_names(model, 1)[0]):
         if not _is_stream(args):
             require_drawn(own_function(model), Leaves(model, args, kwargs))
             model = declare(own_function(model), args, kwargs)

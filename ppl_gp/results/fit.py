@@ -1,6 +1,7 @@
 """`Fit`: a record of what was inferred with the verbs that ask it."""
 
 import functools
+import inspect
 import itertools
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from numpyro.distributions import Distribution
 
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.errors import FitError, ModelError, Result
+from ppl_gp.model.arguments import argument_names
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
 from ppl_gp.results.datatree import to_datatree
@@ -32,10 +34,15 @@ _DRAWS, _LEVELS = 4000, np.array([0.05, 0.95])
 def _verb(function):
     """A question to a fit: by one thread at a time, and of the model that was fitted."""
 
+    order = [*inspect.signature(function).parameters]
+    place = order.index("X_new") if "X_new" in order else 0
+
     @functools.wraps(function)
     def ask(self, *args, **kwargs):
         require_unchanged(self.model)
         _require_numbers(self, function.__name__)
+        if len(args) < place and (inputs := argument_names(self.model, 1)[0]) in kwargs:
+            kwargs["X_new"] = kwargs.pop(inputs)  # by the model's name, as in `fit`
         return function(self, *args, **kwargs)
 
     return one_at_a_time(of_the_model(ask))

@@ -172,6 +172,11 @@ def _remedy_of_shape(observed: dict, trace: dict) -> str:
                 f"y has one entry per row of '{name}' {tuple(site['fn'].shape())}: use f as it is, "
                 "without f[:, None], and declare other axes (units, repetitions) by plates."
             )
+    if len(shape) == 1 < shape[0] and wanted == 2 * shape:
+        return (
+            "in the model an array of shape (N, 1) meets one of shape (N,): give "
+            "one entry per row, X[:, 0], or write x[:, 0] in the model."
+        )
     return "give one observation per row of X, y of shape (N,) rather than (N, 1)."
 
 

@@ -167,7 +167,9 @@ class Comparison:
         """The method that distances are taken to: `reference`, else the first fit by draws of f."""
         if self.reference is not None:
             return self.reference
-        return next((name for name, fit in self.fits.items() if _by_draws(fit)), None)
+        # a guide's draws, which have a bound, are of an approximation
+        free = {name: fit.latent for name, fit in self.fits.items() if fit.log_evidence is None}
+        return next((k for k, v in free.items() if all(x.is_draws for x in v.values())), None)
 
     @property
     def reference_error(self) -> float | None:
@@ -336,11 +338,6 @@ def _same_leaf(a, b) -> bool:
 
 def _name(model) -> str:
     return getattr(model, "__name__", repr(model))
-
-
-def _by_draws(fit: Fit) -> bool:
-    """Of the posterior: a guide's, which have a bound, are of an approximation."""
-    return fit.log_evidence is None and all(kept.is_draws for kept in fit.latent.values())
 
 
 def _largest(khat) -> float | None:

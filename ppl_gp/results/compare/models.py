@@ -165,6 +165,11 @@ def _require_fits(fits) -> None:
         raise DataError(f"compare_models() of {list(fits)}: give two fits or more, {{name: fit}}.")
     if strange := [k for k, fit in fits.items() if not isinstance(fit, Fit)]:
         raise DataError(f"compare_models(): {strange} are no fits; give what pg.fit returned.")
+    if loaded := [k for k, fit in fits.items() if type(fit.method).__name__ == "SavedMethod"]:
+        raise DataError(
+            f"compare_models(): {loaded} were loaded, and no file keeps the observations, which "
+            "have to be the same: compare before saving, or fit again."
+        )
     for name, fit in fits.items():
         if fit.log_evidence is None or not math.isfinite(fit.log_evidence):
             raise DataError(
@@ -206,8 +211,7 @@ def _require_same_observations(fits: Mapping[str, Fit]) -> None:
                 f"compare_models(): '{name}' and '{first}' do not observe the same values "
                 f"({_told(values)}; {_told(reference)}): evidences are densities of what is "
                 "observed. Mask and scale the same data in both; a model of log y needs the "
-                "Jacobian: observe y under a TransformedDistribution. Of loaded fits, observations "
-                "are not kept."
+                "Jacobian: observe y under a TransformedDistribution."
             )
 
 

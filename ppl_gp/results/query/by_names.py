@@ -56,7 +56,7 @@ def with_observations(
     if name in kwargs:
         raise DataError(
             f"the observations are given twice: as {name}=..., and after X_new, where their place "
-            f"is. Give the model's other arguments by name: log_density(X_new, y_new, name=...)."
+            "is. Give them once, and the model's other arguments by name."
         )
     X_new, args, found = by_names(fit, X_new, args, {**kwargs, name: y_new})
     return X_new, found[name], args, {k: found[k] for k in kwargs}
@@ -74,7 +74,7 @@ def observed_argument(model) -> str:
     if len(free) > 1:
         raise DataError(
             f"y_new: the model has no argument y, and its observations may be any of {free}; give "
-            f"them by name, log_density(X_new, {free[0]}=...)."
+            f"them by name, {free[0]}=..., after X_new."
         )
     return free[0]
 
