@@ -22,7 +22,8 @@ def cache(path: str | Path | None = None) -> Path:
     Raises `DataError` for what is no path, and for a folder that cannot be written.
     """
     users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ppl_gp"
-    folder = _writable(_of_jax() or users if path is None else path)
+    own = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made when jax is imported)
+    folder = _writable(own or users if path is None else path)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Most of a fit's programs are small: hundreds of them, of some hundredths of a second each.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -47,7 +48,3 @@ def _writable(path) -> Path:
             f"cache(path={str(folder)!r}) is no folder that can be written: {error}"
         ) from error
     return folder
-
-
-def _of_jax() -> str | None:
-    return jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made when jax is imported)

@@ -54,7 +54,9 @@ class GP(dist.Distribution):
             raise DataError(
                 f"GP(X=...) has shape {shape}; give (N, D) or (N,) with N >= 1 and D >= 1."
             )
-        self.kernel, self.X = as_kernel(kernel), _floating(X)
+        self.kernel, self.X = as_kernel(kernel), jnp.asarray(X)
+        # inputs of a table in float32, in 64-bit mode, would meet kernels in float64
+        self.X = self.X.astype(jnp.result_type(float))
         self.mean_function, self.jitter = as_mean(mean), jitter
         super().__init__((), shape[:1], validate_args=validate_args)
 
@@ -116,13 +118,6 @@ class GP(dist.Distribution):
         white = solve_lower(L, centred.T)
         constant = half_log_det(L) + 0.5 * self.event_shape[0] * jnp.log(2 * jnp.pi)
         return jnp.reshape(-0.5 * jnp.sum(white**2, 0), jnp.shape(value)[:-1]) - constant
-
-
-def _floating(X):
-    """In JAX's default precision: inputs of a table in float32 under its 64-bit mode would meet
-    kernels in float64.
-    """
-    return jnp.asarray(X).astype(jnp.result_type(float))
 
 
 class Conditioned(eqx.Module):

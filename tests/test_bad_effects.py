@@ -216,7 +216,7 @@ def test_a_computed_index_is_told_as_the_model_has_it():
     for how in (lambda g: (g - 3) % 4, lambda g: jnp.where(g < 0, 3, g)):
         odd = np.where(np.arange(N) == 5, -1, GROUP)
         pg.fit(computed, pg.Laplace(), 0, X, odd, y=y, how=how)
-    with pytest.warns(UserWarning, match=r"'group'\] leads to the negative indices \[-1\]"):
+    with pytest.warns(UserWarning, match=r"'group'\] leads to negative indices \(-1\)"):
         low = fit.predict(X[:2], np.array([0, 1])).mean
     np.testing.assert_allclose(low, fit.predict(X[:2], np.array([4, 1])).mean)
     with pytest.raises(pg.DataError, match=r"'group'\] leads to the index \[8\]"):

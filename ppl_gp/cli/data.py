@@ -122,15 +122,11 @@ def digest(X) -> str:
     return hashlib.sha256(repr(X.shape).encode() + X.tobytes()).hexdigest()
 
 
-def _a_classifier(X, y) -> int:
-    return len(np.unique(y))
-
-
 def prepare(
     columns: Columns,
     target: str,
     standardise: bool,
-    outcomes: Callable[[np.ndarray, np.ndarray], int] = _a_classifier,
+    outcomes: Callable[[np.ndarray, np.ndarray], int] = lambda X, y: len(np.unique(y)),
 ) -> Preparation:
     """Inputs are all columns but the target: numbers, standardised on request, or words, which
     become the integers of their labels in alphabetical order. Labels of the target may be recoded

@@ -87,10 +87,6 @@ def _front(T):
     return jnp.moveaxis(T, -1, 0)
 
 
-def _back(T):
-    return jnp.moveaxis(T, 0, -1)
-
-
 def expected_log_lik(
     log_lik: Callable, mean, covariance: Float[Array, "R R N"], nodes: Rule
 ) -> Float[Array, "N"]:
@@ -324,7 +320,7 @@ def matched_sites(
     keep = without.proper
     return sites.like(
         jnp.where(jnp.tile(keep, R), _joined(nat1), sites.nat1),
-        jnp.where(keep, _back(nat2), sites.nat2),
+        jnp.where(keep, jnp.moveaxis(nat2, 0, -1), sites.nat2),
     )
 
 

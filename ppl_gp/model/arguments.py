@@ -44,14 +44,14 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
     """
     if isinstance(value, Mapping) and type(value) is dict:
         return {k: as_array(f"{name}[{k!r}]", v, lists=lists) for k, v in value.items()}
-    if lists and (_is_of_numbers(value) and _holds_numbers(value) or _is_of_words(value)):
+    if lists and isinstance(value, list | tuple) and _is_rows(value):
         return _checked(name, value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return tuple(as_array(f"{name}[{i}]", v, lists=lists) for i, v in enumerate(value))
     if isinstance(value, tuple):
         fields = cast(Any, value)._asdict().items()
         return type(value)(*(as_array(f"{name}.{k}", v, lists=lists) for k, v in fields))
-    if isinstance(value, list) and not (lists and _holds_numbers(value)):
+    if isinstance(value, list):
         return [as_array(f"{name}[{i}]", v, lists=False) for i, v in enumerate(value)]
     if isinstance(value, np.memmap):
         return value
@@ -62,32 +62,25 @@ def as_array(name: str, value: Any, *, lists: bool = True) -> Any:
         )
     if isinstance(value, np.integer | np.bool_) and not lists:
         return value.item()
-    if not (isinstance(value, jax.Array) or hasattr(value, "__array__") or isinstance(value, list)):
+    if not (isinstance(value, jax.Array) or hasattr(value, "__array__")):
         return value
     return _checked(name, value)
 
 
-def _is_of_numbers(value) -> bool:
-    """Whether a tuple holds numbers, or tuples of them, and no arrays."""
-    one = lambda x: _is_of_numbers(x) or isinstance(x, int | float | np.number)  # noqa: E731
-    return type(value) is tuple and bool(value) and all(map(one, value))
-
-
-def _is_of_words(value) -> bool:
-    """Whether a list or a tuple has entries that are no numbers, and no arrays: an array of them
-    is refused.
+def _is_rows(value) -> bool:
+    """Whether a list, or a tuple without arrays, is rows of numbers of one shape, or of words and
+    gaps, which are refused as an array of them is.
     """
-    one = (str, bytes, complex, int, float, np.generic, type(None))
-    plain = type(value) in (list, tuple) and all(isinstance(x, one) for x in value)
-    return plain and any(x is not None for x in value) and not _holds_numbers(value)
-
-
-def _holds_numbers(value) -> bool:
-    """Whether a list is rows of numbers: nested lists of one shape."""
+    kinds = (tuple,) if isinstance(value, tuple) else (list, tuple)  # ([1, 2], [3]) are two arrays
+    plain = lambda x: type(x) in kinds and all(map(one, x))  # noqa: E731
+    one = lambda x: x is None or np.isscalar(x) or plain(x)  # noqa: E731
+    if not isinstance(value, list) and not (value and plain(value)):
+        return False
     try:
-        return np.asarray(value).dtype.kind in "biuf"
+        array = np.asarray(value)
     except ValueError:  # rows of different lengths
         return False
+    return array.dtype.kind in "biuf" or (plain(value) and any(x is not None for x in array.flat))
 
 
 def _checked(name: str, value):

@@ -29,30 +29,22 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):
         outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
         paths = [p for i in places if i < len(names) and (p := names[i])]
-        if below := sorted({int(i) for x in signed for i in np.ravel(x) if i < 0})[::-1]:
+        if (below := min((int(np.min(x)) for x in signed), default=0)) < 0:
             warn(
-                f"argument {paths} leads to the negative indices {below[:3]}, which count from the "
-                "end: -1 is the last level. Start at 0; if -1 stands for a missing group (as "
+                f"argument {paths} leads to negative indices ({below}), which count from the end: "
+                "-1 is the last level. Start at 0; if -1 stands for a missing group (as "
                 "pandas.factorize has it), give that a level of its own."
             )
         if outside.any():
-            bad = _as_given(signed, np.asarray(indices), outside)
+            rows, bad = outside.any(-1), np.asarray(indices)[outside]
+            if len(signed) == 1 and signed[0].shape == rows.shape:  # before JAX adds the size
+                bad = np.asarray(signed[0])[rows]
             raise DataError(
-                f"argument {paths} leads to the index {bad}, and what it looks up has "
-                f"{[n for n in sizes if n > 1] or sizes} entries: a level that the model does "
-                "not have. Declare as many members of the plate as there are levels, new ones "
-                "included: those without data keep their prior."
+                f"argument {paths} leads to the index {np.unique(bad)[:3].tolist()}, and what it "
+                f"looks up has {[n for n in sizes if n > 1] or sizes} entries: a level that the "
+                "model does not have. Declare as many members of the plate as there are levels, "
+                "new ones included: those without data keep their prior."
             )
-
-
-def _as_given(signed: list, indices, outside) -> list:
-    """The first indices that are out of range: to a negative one JAX adds the size before it looks,
-    if it has one place.
-    """
-    rows = outside.any(-1)
-    if len(signed) == 1 and signed[0].shape == rows.shape:
-        return np.unique(np.asarray(signed[0])[rows])[:3].tolist()
-    return np.unique(indices[outside])[:3].tolist()
 
 
 def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:

@@ -222,7 +222,8 @@ def _cut(model, skeleton: Skeleton, sites, structure, leaves) -> Cut | None:
     at, beyond = flat_shapes(function, e, short), flat_shapes(function, longer, long)
     if len(at) != len(beyond):
         return None
-    axes = [_grown(a, b) for a, b in zip(at, beyond, strict=True)]
+    grown = lambda a, b: next((i for i, n in enumerate(a[: len(b)]) if n != b[i]), None)  # noqa: E731
+    axes = [grown(a, b) for a, b in zip(at, beyond, strict=True)]
     found = predictors(function, e, short, axes.__getitem__, _observations(skeleton, e, short))
     if found is None or not found.places:
         return None
@@ -245,11 +246,6 @@ def _unlike(e: dict, leaves) -> list[int]:
     """Two numbers above two that are no size of anything."""
     taken = {n for x in (*e.values(), *leaves) for n in x.shape}
     return list(itertools.islice((n for n in itertools.count(3) if n not in taken), 2))
-
-
-def _grown(short: tuple[int, ...], long: tuple[int, ...]) -> int | None:
-    """The axis in which two shapes differ."""
-    return next((i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), None)
 
 
 def traced(model: Callable, skeleton: Skeleton, sites: tuple[str, ...], rest: Rest) -> Traced:

@@ -159,16 +159,9 @@ def _changed_values(saved: dict, fit: Fit) -> list[str]:
     may have been edited.
     """
     now = reads(fit.model.function)
-    return [
-        k
-        for k, v in saved.items()
-        if not k.startswith("code of ") and not _is_function(k, saved) and now.get(k, v) != v
-    ]
-
-
-def _is_function(name: str, saved: dict) -> bool:
-    """Whether an entry stands for a function, whose code has an entry of its own."""
-    return "'" in name and f"code of '{name.split(chr(39))[1]}'" in saved
+    code = "code of "  # an entry that is a function has one for its code as well
+    moved = [k for k, v in saved.items() if not k.startswith(code) and now.get(k, v) != v]
+    return [k for k in moved if "'" not in k or f"{code}'{k.split(chr(39))[1]}'" not in saved]
 
 
 def _outside(fit: Fit) -> list[str]:

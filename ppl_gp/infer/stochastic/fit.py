@@ -42,7 +42,11 @@ _MOST_DRAWN = 2 * 10**8  # numbers that draws of the rows' latents may hold
 
 def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     """The fit by `method`, a `MeanField`; `NotPointwiseError` if rows depend on each other."""
-    _require_one_start(method)
+    if method.restarts > 1:
+        raise DataError(
+            f"MeanField(restarts={method.restarts}) climbs from several starts on all data; with "
+            "batches there is one. Fit with several keys, and keep the best log_evidence."
+        )
     keys = random.split(rng_key, 2)
     source = source_of(model, method.batch_size, args, kwargs, number_of(keys[0]))
     first = first_rows(source)
@@ -97,14 +101,6 @@ def _stats(problem: Problem, bounds, wrong: dict, is_stream: bool) -> dict:
         **{k: v for k, v in wrong.items() if v is not None},
         **({"first_batch_only": True} if is_stream else {}),  # is kept of the data
     }
-
-
-def _require_one_start(method: Any) -> None:
-    if method.restarts > 1:
-        raise DataError(
-            f"MeanField(restarts={method.restarts}) climbs from several starts on all data; with "
-            "batches there is one. Fit with several keys, and keep the best log_evidence."
-        )
 
 
 def _require_shared(method: Any, trace: dict) -> None:

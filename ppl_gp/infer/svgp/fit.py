@@ -271,7 +271,8 @@ def make_fit(
     """The fit; `told`: what else its `stats` say, where that is not `None`."""
     state, sampled = ended.state, problem.plan.draws_hyper
     hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
-    args, kwargs = jax.tree.map(_on_device, subject.data)
+    on_disk = lambda x: isinstance(x, np.memmap) or not isinstance(x, np.ndarray)  # noqa: E731
+    args, kwargs = jax.tree.map(lambda x: x if on_disk(x) else jnp.asarray(x), subject.data)
     stats = _stats(problem, subject, ended) | {
         "num_inducing": max(q.mean.shape[-1] for q in kept.values()),
         "jitter_raised": float(raised),
@@ -311,10 +312,6 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         stats["map_gradient"] = float(state.slope)
     # what is kept of the data: `loo` and `to_datatree` know no others
     return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
-
-
-def _on_device(x):
-    return jnp.asarray(x) if isinstance(x, np.ndarray) and not isinstance(x, np.memmap) else x
 
 
 @quick_jit

@@ -129,7 +129,9 @@ def _source(method: SVGP, model, args, kwargs, seed):
             "SVGP() needs inputs as the first positional argument: an array with one row "
             "per datum, or a Stream."
         )
-    plate = _subsampling(model, args, kwargs) if _is_small_to_trace(args) else None
+    # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
+    is_map = isinstance(args[0], np.memmap)
+    plate = None if is_map else _subsampling(model, args, kwargs)
     if plate is None:
         if not model.reading.grows and method.rows(num) < num:
             raise DataError(
@@ -141,13 +143,6 @@ def _source(method: SVGP, model, args, kwargs, seed):
         return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
     name, num_data, batch_size = plate
     return ArraySource(args, kwargs, batch_size, seed, name, num_data)
-
-
-def _is_small_to_trace(args) -> bool:
-    """A memory map is not read as a whole to see whether the model subsamples: pass arrays, or let
-    SVGP subsample.
-    """
-    return not isinstance(args[0], np.memmap)
 
 
 def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
@@ -200,12 +195,9 @@ def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarra
         )
         looks = [source.rows(rows)]
     found = [_inputs(subject, hyper, rows) for rows in looks]
-    return {k: _finite_rows(np.concatenate([f[k] for f in found])) for k in subject.gps}
-
-
-def _finite_rows(X):
-    """A memory map is checked as it is read: its bad rows end the run, and are no points before."""
-    return X[np.isfinite(X).reshape(len(X), -1).all(1)]
+    every = {k: np.concatenate([f[k] for f in found]) for k in subject.gps}
+    # a memory map is checked as it is read: its bad rows end the run, and are no points before
+    return {k: x[np.isfinite(x).reshape(len(x), -1).all(1)] for k, x in every.items()}
 
 
 def _inputs(subject, hyper, rows: Rows):

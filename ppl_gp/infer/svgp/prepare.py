@@ -36,7 +36,7 @@ from ppl_gp.model.roles import roles
 from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, Variational
-from ppl_gp.sparse.expectation import Expectation, expected_log_lik
+from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family
 from ppl_gp.sparse.own_effects import all_apart, averaged
 from ppl_gp.sparse.several import num_values, prior_moments
@@ -56,8 +56,9 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
     variational = initial_variational(method, trace, subject.structure, inputs, seed, bool(free))
+    none = lambda v: jax.tree.map(lambda _: None, v)  # noqa: E731
     scale = {
-        k: units(v, inputs[k], subject.structure.is_shallow) if method.train_inducing else _none(v)
+        k: units(v, inputs[k], subject.structure.is_shallow) if method.train_inducing else none(v)
         for k, v in variational.variables.items()
     }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
@@ -111,14 +112,13 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
     return found
 
 
-def _none(variables):
-    return jax.tree.map(lambda _: None, variables)
-
-
 def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
     whole, sampling = subject.source.whole, _sampling(method, subject.structure)
     expectation = method.expectation._replace(additive=subject.additive)
-    exact = subject.structure.is_shallow and not _is_drawn(expectation, _num_functions(subject))
+    fns = (subject.trace[k]["fn"] for k in subject.structure.outer)
+    functions = sum(math.prod(fn.shape()[:-1]) for fn in fns)  # that a datum depends on
+    exact = subject.structure.is_shallow and expectation.num_draws is None
+    exact = exact and (expectation.additive or expectation.nodes(functions) is not None)
     return Plan(
         model=subject.model,
         expectation=expectation,
@@ -135,17 +135,6 @@ def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
         max_steps=method.max_steps,
         warm_up=method.warm_up,
     )
-
-
-def _is_drawn(expectation: Expectation, num_functions: int) -> bool:
-    return expectation.num_draws is not None or (
-        not expectation.additive and expectation.nodes(num_functions) is None
-    )
-
-
-def _num_functions(subject: Subject) -> int:
-    """That the likelihood of a datum sees."""
-    return sum(math.prod(subject.trace[k]["fn"].shape()[:-1]) for k in subject.structure.outer)
 
 
 def _if_callable(rate):
