@@ -163,3 +163,43 @@ def test_the_order_of_sites_and_an_expansion_are_no_difference():
     )
     np.testing.assert_allclose([*found.probabilities.values()], 0.5, atol=1e-8)
     assert [row["maximised"] for row in found.table] == [0, 0] and "maximum" not in str(found)
+
+
+def test_fits_of_streams_are_of_one_stream(tmp_path):
+    """Of others the first batch is all that is known, which says nothing of the rest."""
+
+    def long(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 2.0), X, jitter=0.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    def logs(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 0.5), X, jitter=0.0))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y + 1.0)
+
+    def fit(model, *data, **named):
+        points = np.linspace(-1.0, 1.0, 6)
+        method = pg.SVGP(hyper=FIXED, inducing=points, train_inducing=False, max_steps=60)
+        return pg.fit(model, method, 0, *data, **named)
+
+    batches = [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])]
+    stream = pg.Stream(batches, N)
+    one, two = fit(smooth, stream), fit(long, stream)
+    found = pg.compare_models({"one": one, "two": two})
+    odds = one.log_evidence - two.log_evidence
+    assert found.table[1]["log_odds"] == pytest.approx(-odds)
+    one.save(tmp_path / "one.fit")
+    assert pg.load(tmp_path / "one.fit", smooth).stats["stream"] == two.stats["stream"]
+    with pytest.raises(pg.DataError, match="do not observe the same values"):
+        pg.compare_models({"one": one, "other": fit(logs, stream)})
+    others = {
+        "its first rows": fit(long, X[:4], y=Y[:4]),
+        "the same first batch": fit(long, pg.Stream([*batches[:2], (X[8:], Y[8:] + 1.0)], N)),
+    }
+    for name, other in others.items():
+        with pytest.raises(pg.DataError, match="of a Stream, and not all of the same one"):
+            pg.compare_models({"one": one, name: other})
+    again = fit(smooth, pg.Stream([*batches[:2], (X[8:], Y[8:] + 1.0)], N))
+    with pytest.raises(pg.DataError, match="Fit all of them to one Stream object"):
+        pg.compare({"one": one, "other": again}, X, Y)

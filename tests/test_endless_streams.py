@@ -323,9 +323,11 @@ def test_what_is_looked_at_comes_again(bad):
     source.look(source.peek(), 17)
     assert len(source.looked.weights) == 20 if bad != 2 else 10
     np.testing.assert_array_equal(source.looked.kwargs["y"], Y[: len(source.looked.weights)])
-    found = []
+    found = [next(batches := source.batches(0)).kwargs["y"]]
+    if bad is None:  # a run of one step leaves the others to the passes behind it
+        batches = itertools.chain.from_iterable(source.passes(False))
     try:
-        found += (r.kwargs["y"] for r in source.batches(0))
+        found += (r.kwargs["y"] for r in batches)
     except OSError:
         assert bad is not None
     np.testing.assert_array_equal(np.ravel(found), Y[: 5 * (12 if bad is None else bad)])

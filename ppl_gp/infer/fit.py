@@ -131,7 +131,7 @@ def _scales(fit: Fit, arrays) -> str:
 
 
 def _figures(stats):
-    said = ("caution", "bad_batch")
+    said = ("caution", "bad_batch", "stream")
     shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k not in said}
     return ", ".join(
         f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items()

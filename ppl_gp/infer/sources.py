@@ -8,8 +8,9 @@ run that was killed goes on with exactly the batches that it would have had.
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
+from uuid import uuid4
 
 import jax
 import numpy as np
@@ -44,6 +45,7 @@ class Stream:
 
     batches: Iterable | Callable[[], Iterable]
     num_data: int
+    token: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if self.num_data < 1:

@@ -47,6 +47,11 @@ class StreamSource:
         """Columns and labels; rows are a batch's own."""
         return (self._names or Names()).without_rows()
 
+    @property
+    def kept(self) -> dict:
+        """What `stats` say of the data: a fit has no others, and which stream they are of."""
+        return {"first_batch_only": True, "stream": self.stream.token}
+
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""
         items = iter(self.stream.once())
@@ -93,7 +98,8 @@ class StreamSource:
         return rows._replace(args=args, kwargs=kwargs, weights=np.ones(len(inside)))
 
     def _pass(self) -> Iterator:
-        peeked, self._peeked = self._peeked, []
+        peeked = iter(lambda: self._peeked.pop(0) if self._peeked else None, None)
+        # `yield from` would close a generator that the next pass goes on with
         for item in itertools.chain(peeked, self.stream.once()):
             if isinstance(item, Exception):
                 raise item
@@ -172,7 +178,9 @@ class StreamSource:
             self._told |= self.goes_on  # what is left may be less than a pass
             if i and not (ahead or anew):
                 return
-            whole = itertools.chain(ahead, items) if ahead else self.stream.whole()
+            # what was peeked at may be left too
+            begun = self.stream.whole() if self.stream.restarts else self._pass()
+            whole = itertools.chain(ahead, items) if ahead else begun
             items = () if isinstance(whole, Sized) else iter(whole)
             yield self.sweep(0, items or whole)
 
@@ -219,19 +227,19 @@ class _Counts:
 
     def __init__(self, num_data: int):
         self.num_data, self.each = num_data, 0.0
-        self._passes, self._open = np.zeros(2), np.zeros(2)  # (rows, batches)
+        self._seen, self._end = np.zeros(2), num_data  # (rows, batches); rows up to here
 
     def add(self, num: int) -> None:
         """One more batch, of `num` rows."""
         self.each = self.each or float(math.ceil(self.num_data / num))
-        self._open += (num, 1)
-        if self._open[0] >= self.num_data:
+        self._seen += (num, 1)
+        if self._seen[0] >= self._end:
             self.close()
 
     def close(self) -> None:
         """The end of a pass."""
-        self._passes, self._open = self._passes + self._open, np.zeros(2)
-        self.each = self.num_data * self._passes[1] / self._passes[0]
+        self.each = self.num_data * self._seen[1] / self._seen[0]
+        self._end = self._seen[0] + self.num_data
 
 
 def _data(rows: Rows) -> tuple:

@@ -317,6 +317,16 @@ def require_whole_data(fit: Record, verb: str) -> None:
         )
 
 
+def require_same_stream(verb: str, named: Mapping[str, Record]) -> None:
+    """Raise `DataError` where some fits are of streams, and not all of the same `Stream`."""
+    if len({fit.stats.get("stream") for fit in named.values()}) > 1:
+        raise DataError(
+            f"{verb}(): of {list(named)} some are of a Stream, and not all of the same one. A fit "
+            "keeps the first batch of a stream alone, so that the data cannot be compared. Fit all "
+            "of them to one Stream object that can be read again, or all to arrays."
+        )
+
+
 def training_sites(fit: Record) -> dict:
     """The model's trace on the training arguments, at the first draw of everything.
 

@@ -84,13 +84,13 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
         # the steps are whole, and with no factor in rows so is q
         value, spread, result = None, None, Result.interrupted
     wrong |= {"checkpoint_error": checkpoints and checkpoints.error, "log_evidence_se": spread}
-    stats = _stats(problem, bounds, wrong, is_stream)
+    stats = _stats(problem, bounds, wrong)
     if value is not None and not np.isfinite(value):
         result, stats = Result.nonfinite, stats | caution_of(q)
     return fit_of(method, model, args, kwargs, trace, keys[0], q, value, (result, stats))
 
 
-def _stats(problem: Problem, bounds, wrong: dict, is_stream: bool) -> dict:
+def _stats(problem: Problem, bounds, wrong: dict) -> dict:
     """Figures of a run, and what went wrong on the way."""
     return {
         "bounds": bounds,
@@ -99,7 +99,7 @@ def _stats(problem: Problem, bounds, wrong: dict, is_stream: bool) -> dict:
         "num_data": problem.source.num_data,
         "local_bounds": list(problem.joint.bounded),
         **{k: v for k, v in wrong.items() if v is not None},
-        **({"first_batch_only": True} if is_stream else {}),  # is kept of the data
+        **(problem.source.kept if isinstance(problem.source, StreamSource) else {}),
     }
 
 

@@ -310,8 +310,7 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         stats["q_gap"] = float(state.q_gap)
     if plan.names and plan.guide is None and not plan.noisy:
         stats["map_gradient"] = float(state.slope)
-    # what is kept of the data: `loo` and `to_datatree` know no others
-    return stats | ({"first_batch_only": True} if isinstance(source, StreamSource) else {})
+    return stats | (source.kept if isinstance(source, StreamSource) else {})
 
 
 @quick_jit

@@ -19,7 +19,7 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
 from ppl_gp.results.compare.verdict import verdict
-from ppl_gp.results.datatree import draws_with_parts, training_moments
+from ppl_gp.results.datatree import draws_with_parts, require_same_stream, training_moments
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
 from ppl_gp.results.predict.log_density import pit
@@ -304,6 +304,7 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
             f"'{name}' fits {_name(fit.model)} and '{first}' fits {_name(other.model)}; compare "
             "fits of one model."
         )
+    require_same_stream("compare", {first: other, name: fit})
     if differing := [k for k, (a, b) in _shared_arguments(fit, other).items() if not _same(a, b)]:
         raise DataError(
             f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit them "

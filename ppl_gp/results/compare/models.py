@@ -21,7 +21,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.model.tracing import run
 from ppl_gp.results.compare.table import WIDTH
-from ppl_gp.results.datatree import observed_names, training_sites
+from ppl_gp.results.datatree import observed_names, require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
 from ppl_gp.wrappers import bare_shape, mask_of, unwrap
 
@@ -105,9 +105,9 @@ def compare_models(
 
     **Returns** a `ModelComparison`; `print` it. **Raises** `DataError`: fewer than two fits, one
     without an evidence (samplers, `Sample`, `Grid`, a loaded file without observations) or with an
-    improper prior, other observations (another mask or `scale` handler too), names that are none of
-    the fits, priors that are not positive, bounds beside estimates without `mixed=True`. Cost: one
-    run of each model.
+    improper prior, other observations (another mask or `scale` handler too; streams have to be one
+    `Stream`), names that are none of the fits, priors that are not positive, bounds beside
+    estimates without `mixed=True`. Cost: one run of each model.
     """
     _require_fits(fits)
     names = list(fits)
@@ -203,6 +203,7 @@ def _require_proper(fits: Mapping[str, Fit]) -> None:
 
 
 def _require_same_observations(fits: Mapping[str, Fit]) -> None:
+    require_same_stream("compare_models", fits)
     seen = {k: _observed(fit) for k, fit in fits.items()}
     first, reference = next(iter(seen.items()))
     for name, values in seen.items():
