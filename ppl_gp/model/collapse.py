@@ -18,6 +18,7 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed, Observed, Plan
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.gaussian_sites import spread_of
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.predictor import (
     Rest,
     cut,
@@ -159,7 +160,7 @@ def _observations(model, bones: Skeleton, trace: dict, arrays, values) -> tuple:
     def parts(named):
         found = run(model, *bones.arguments(named), values, values)
         return {
-            k: [[jnp.asarray(x) for x in jax.tree.leaves(part)] for part in (s["fn"], s["value"])]
+            k: [arrays_of(s["fn"]), arrays_of(s["value"])]
             for k, s in found.items()
             if is_observed(s)
         }
@@ -232,8 +233,7 @@ def _shaping_nothing(model, skeleton, arrays, values, sites: list[str]) -> list[
             for k, s in trace.items()
             if s["type"] == "sample" and not is_observed(s) and not is_missing_part(k, trace)
         }
-        parts = {k: spread_of(s["fn"]) if k in sites else s["fn"] for k, s in free.items()}
-        return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
+        return arrays_of([spread_of(s["fn"]) if k in sites else s["fn"] for k, s in free.items()])
 
     e = innovations(model, skeleton, rest, sites)
     flow = sources(priors, {_REST: rest} | {_SITE + k: x for k, x in e.items()})

@@ -28,6 +28,7 @@ from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.gaussian_sites import mean_of
 from ppl_gp.model.loadings import Loadings, columns, loadings, loads_behind, rows_apart
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.predictor import (
     ObservedPart,
     Rest,
@@ -268,8 +269,7 @@ class Collapsed(Declared):
 
         def likelihoods(values):
             trace = run(self.source, *at, {**kernel.hyper, **values}, values)
-            parts = [s["fn"] for s in trace.values() if is_observed(s)]
-            return [jnp.asarray(x) for x in jax.tree.leaves(parts)]
+            return arrays_of([s["fn"] for s in trace.values() if is_observed(s)])
 
         return frozenset().union(*sources(likelihoods, values))
 

@@ -155,13 +155,14 @@ class Entry:
 
 
 def state_of(value) -> dict:
-    """Attributes of an instance, without those that a descriptor of its class caches there; {} for
-    a class that says itself what pickle keeps.
-    """
-    cls = type(value)
-    if any(getattr(cls, k, None) is not getattr(object, k) for k in _PICKLING):
-        return {}
-    state = object.__getstate__(value)
+    """As `attributes_of`; {} for a class that says itself what pickle keeps."""
+    given = any(getattr(type(value), k, None) is not getattr(object, k) for k in _PICKLING)
+    return {} if given else attributes_of(value)
+
+
+def attributes_of(value) -> dict:
+    """Attributes of an instance, without those that a descriptor of its class caches there."""
+    cls, state = type(value), object.__getstate__(value)
     fields, slots = state if isinstance(state, tuple) else (state, {})
     if any(c.__module__.partition(".")[0] == "flax" for c in cls.__mro__):
         declared = getattr(cls, "__dataclass_fields__", {})  # without identifiers of the process

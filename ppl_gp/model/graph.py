@@ -15,6 +15,7 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.growth import Look
+from ppl_gp.model.opened import arrays_of, is_own
 from ppl_gp.model.roles import is_factor
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import sources
@@ -98,6 +99,7 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
     }
 
     is_one: dict[str, bool] = {}
+    kinds: dict[str, str] = {}
 
     def parts(named):
         values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
@@ -108,12 +110,14 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
             if s["type"] == "sample"
         }
         is_one.update({k: is_factor(s) for k, s in trace.items()})
+        kinds.update({k: type(unwrap(s["fn"])).__name__ for k, s in trace.items()})
         return {k: _parts(s) for k, s in trace.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around, kernels, variances = (
-        {k: parts[i] for k, parts in flow.items()} for i in range(5)
+    fn, spread, around, kernels, variances, densities = (
+        {k: parts[i] for k, parts in flow.items()} for i in range(6)
     )
+    _require_attributes(kinds, fn, densities)
     own = {k: seen for k, seen in fn.items() if not is_one[k]}
     return Graph(own, spread, around, kernels, variances), {
         k: seen for k, seen in fn.items() if is_one[k]
@@ -122,7 +126,7 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
 
 def _parts(site) -> tuple[list, ...]:
     """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant
-    inputs, and its variance.
+    inputs, its variance, and the density of a user's class.
     """
     fn = unwrap(site["fn"])
     if isinstance(fn, GP):
@@ -131,10 +135,22 @@ def _parts(site) -> tuple[list, ...]:
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
     kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
-    return tuple(
-        [jnp.asarray(x) for x in jax.tree.leaves(part)]
-        for part in (own, _spread(fn), around, kernel, _variance(fn))
-    )
+    density = fn.log_prob(jnp.zeros_like(site["value"])) if is_own(fn) else None
+    parts = (own, _spread(fn), around, kernel, _variance(fn), density)
+    return tuple(arrays_of(part) for part in parts)
+
+
+def _require_attributes(kinds: Mapping[str, str], seen: Mapping, densities: Mapping) -> None:
+    """Raise `ModelError` where a density is computed from what its distribution does not keep."""
+    for name, density in densities.items():
+        hidden = {*density.sites, *density.arguments} - {*seen[name].sites, *seen[name].arguments}
+        if hidden:
+            raise ModelError(
+                f"the log_prob of {kinds[name]}, the distribution of site '{name}', depends on "
+                f"{sorted(hidden)}, and no attribute of the distribution does: a function or an "
+                "object of yours encloses the arrays. Keep each array as an attribute, for "
+                "example self.loc = loc in __init__. Lists, dictionaries and pytrees will do."
+            )
 
 
 def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
@@ -187,7 +203,7 @@ def _variance(fn):
     try:
         return None if isinstance(fn, GP) else fn.variance
     except (AttributeError, NotImplementedError, TypeError, ValueError, ArithmeticError):
-        return None
+        return fn if is_own(fn) else None
 
 
 def _told(flow: list[frozenset]) -> Seen:

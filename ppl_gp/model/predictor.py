@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.model.gaussian_sites import gaussian, mean_of
+from ppl_gp.model.opened import closed, opened
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run
@@ -64,9 +63,7 @@ def observed_part(site: dict) -> ObservedPart:
 
 
 class Bones(NamedTuple):
-    """An observed part without its arrays: its leaves, and which of them are arrays. Of leaves and
-    not of trees, as NumPyro's masked distributions are other trees where a mask is none.
-    """
+    """An observed part without its arrays: its leaves, and which of them are arrays."""
 
     structure: Any
     leaves: tuple
@@ -75,8 +72,8 @@ class Bones(NamedTuple):
     @classmethod
     def of(cls, part: ObservedPart) -> tuple[list, "Bones"]:
         """(arrays, the rest)."""
-        leaves, structure = jax.tree.flatten(part._replace(fn=_opened(part.fn)))
-        dynamic = tuple(map(eqx.is_array, leaves))
+        leaves, structure = jax.tree.flatten(opened(part))
+        dynamic = tuple(isinstance(x, jax.Array) for x in leaves)
         static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
         arrays = [x for x, d in zip(leaves, dynamic, strict=True) if d]
         return arrays, cls(structure, static, dynamic)
@@ -85,35 +82,8 @@ class Bones(NamedTuple):
         """The part again."""
         left = iter(arrays)
         pairs = zip(self.leaves, self.dynamic, strict=True)
-        part = jax.tree.unflatten(self.structure, [next(left) if d else x for x, d in pairs])
-        return part._replace(fn=_closed(part.fn))
-
-
-class _Opened(NamedTuple):
-    """A distribution whose static fields are leaves too: NumPyro counts some arrays among them (the
-    totals of a multinomial). By name, as its order of fields is another one in each process.
-    """
-
-    kind: type
-    fields: dict
-    static: dict
-
-
-def _opened(x):
-    if not isinstance(x, dist.Distribution):
-        return x
-    fields, static = x.tree_flatten()
-    kind = type(x)
-    named = dict(zip(kind.gather_pytree_data_fields(), map(_opened, fields), strict=True))
-    return _Opened(kind, named, dict(zip(kind.gather_pytree_aux_fields(), static, strict=True)))
-
-
-def _closed(x):
-    if not isinstance(x, _Opened):
-        return x
-    fields = tuple(_closed(x.fields[k]) for k in x.kind.gather_pytree_data_fields())
-    static = tuple(x.static[k] for k in x.kind.gather_pytree_aux_fields())
-    return x.kind.tree_unflatten(static, fields)
+        leaves = [next(left) if d else x for x, d in pairs]
+        return closed(jax.tree.unflatten(self.structure, leaves))
 
 
 class Traced(NamedTuple):

@@ -14,6 +14,7 @@ from jax.extend.core import Literal
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.growth import Look
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import called
 from ppl_gp.proofs.meeting import _ELEMENTWISE, _LINEAR, _MULTIPLES
@@ -157,7 +158,7 @@ def tied(model, leaves: Leaves, base: Look) -> dict[Axis, Axis]:
         sites = {k: unwrap(s["fn"]) for k, s in trace.items() if s["type"] == "sample"}
         inputs = {k: fn.X for k, fn in sites.items() if isinstance(fn, GP)}
         rest = {k: fn for k, fn in sites.items() if not isinstance(fn, GP)}
-        return inputs, [x for x in jax.tree.leaves(rest) if isinstance(x, jax.Array)]
+        return inputs, arrays_of(rest)
 
     axes = SameLength()
     try:

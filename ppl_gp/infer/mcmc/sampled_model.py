@@ -5,7 +5,6 @@ kept from them.
 from collections.abc import Callable
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -16,6 +15,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import Whiten, unwrap
 from ppl_gp.model.factors import depends
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.roles import is_observed, require_no_subsampling, roles
 from ppl_gp.model.tracing import run
 from ppl_gp.numerics.linalg import half_log_det
@@ -65,8 +65,7 @@ def _is_used(name, model, trace, args, kwargs) -> bool:
         again = run(model, args, kwargs, {name: value})
         others = [s for k, s in again.items() if s["type"] == "sample" and k != name]
         return [
-            (jax.tree.leaves(s["fn"]), s["scale"], s["value"] if is_observed(s) else ())
-            for s in others
+            (arrays_of(s["fn"]), s["scale"], s["value"] if is_observed(s) else ()) for s in others
         ]
 
     return bool(depends(densities, trace[name]["value"]))

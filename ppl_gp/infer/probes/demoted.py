@@ -8,7 +8,6 @@ sum-to-zero factor made an evidence 14 nats too high. Then whatever is left (`po
 from collections.abc import Callable, Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -22,6 +21,7 @@ from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.fingerprint import keyed
 from ppl_gp.model.gaussian_sites import mean_of
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.predictor import is_gaussian
 from ppl_gp.model.roles import is_observed, is_whole, roles
 from ppl_gp.model.tracing import run
@@ -193,7 +193,7 @@ def _arrays(fn) -> list:
     core = unwrap(fn)
     names = next((names for kind, names in _DECLARED.items() if isinstance(core, kind)), ())
     parts = [getattr(core, k) for k in names] or fn
-    return [x for x in jax.tree.leaves(parts) if eqx.is_inexact_array(x)]
+    return [x for x in arrays_of(parts) if eqx.is_inexact_array(x)]
 
 
 def _seeing(model, args, kwargs, trace: dict, hidden, demoted) -> list[str]:
@@ -201,7 +201,7 @@ def _seeing(model, args, kwargs, trace: dict, hidden, demoted) -> list[str]:
 
     def densities(values):
         again = run(model, args, kwargs, values)
-        return {k: jax.tree.leaves(again[k]["fn"]) for k in hidden}
+        return {k: arrays_of(again[k]["fn"]) for k in hidden}
 
     found = sources(densities, {k: trace[k]["value"] for k in demoted})
     return [k for k, leaves in found.items() if any(leaves)]

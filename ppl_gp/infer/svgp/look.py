@@ -5,7 +5,6 @@ batch showed; whether the likelihood is a sum of terms of one function each, for
 from typing import Any, NamedTuple, cast
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
@@ -31,6 +30,7 @@ from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
 from ppl_gp.model.factors import JointLogLikelihood
 from ppl_gp.model.levels import require_levels
+from ppl_gp.model.opened import arrays_of
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import is_factor, is_observed, log_prob_per_datum, roles
 from ppl_gp.model.tracing import run
@@ -171,7 +171,7 @@ def uses_inputs(model, batch: Batch) -> bool:
 
     def everything(X):
         trace = run(model, (X, *batch.args[1:]), batch.kwargs, batch.given)
-        return [jax.tree.leaves(s["fn"]) for s in trace.values() if s["type"] == "sample"]
+        return arrays_of([s["fn"] for s in trace.values() if s["type"] == "sample"])
 
     return bool(depends(everything, batch.args[0]))
 

@@ -1,0 +1,57 @@
+"""A distribution as the arrays that it has, and the distribution again.
+
+They are the attributes of the instance, and not the leaves of NumPyro's tree. Those are what its
+class declares (`arg_constraints`, `pytree_data_fields`), and a user's class may declare nothing.
+NumPyro also counts some arrays as static: the totals of a multinomial.
+"""
+
+import weakref
+from typing import Any, NamedTuple
+
+import jax
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import Transform
+
+from ppl_gp.model.contents import attributes_of
+
+
+class _Opened(NamedTuple):
+    kind: type
+    fields: dict[str, Any]
+
+
+def opened(tree):
+    """The tree with every distribution and transformation replaced by its attributes."""
+    return jax.tree.map(_open, tree, is_leaf=lambda x: isinstance(x, dist.Distribution | Transform))
+
+
+def _open(x):
+    if not isinstance(x, dist.Distribution | Transform):
+        return x
+    own = {k: v for k, v in attributes_of(x).items() if not isinstance(v, weakref.ref)}
+    return _Opened(type(x), opened(own))
+
+
+def closed(tree):
+    """The tree of which `opened` made this one."""
+    return jax.tree.map(_close, tree, is_leaf=lambda x: isinstance(x, _Opened))
+
+
+def _close(x):
+    if not isinstance(x, _Opened):
+        return x
+    made = object.__new__(x.kind)
+    for name, value in closed(x.fields).items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def arrays_of(tree) -> list:
+    """The arrays of all distributions in a tree, and of what else is in it."""
+    return [x for x in jax.tree.leaves(opened(tree)) if isinstance(x, jax.Array)]
+
+
+def is_own(fn) -> bool:
+    """Whether a distribution is of a user's class, or is made of one."""
+    kinds = (x.__module__ for x in jax.tree.leaves(opened(fn)) if isinstance(x, type))
+    return any(k.partition(".")[0] not in ("numpyro", "ppl_gp") for k in kinds)
