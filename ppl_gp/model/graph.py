@@ -15,7 +15,7 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.growth import Look
-from ppl_gp.model.opened import arrays_of, is_own
+from ppl_gp.model.opened import arrays_of, is_own, own_density
 from ppl_gp.model.roles import is_factor
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import sources
@@ -135,7 +135,7 @@ def _parts(site) -> tuple[list, ...]:
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
     kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
-    density = fn.log_prob(jnp.zeros_like(site["value"])) if is_own(fn) else None
+    density = own_density(fn, site["value"])
     parts = (own, _spread(fn), around, kernel, _variance(fn), density)
     return tuple(arrays_of(part) for part in parts)
 

@@ -16,6 +16,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.model.arguments import Leaves, argument_of, is_array
+from ppl_gp.model.opened import own_density
 from ppl_gp.model.roles import is_factor, is_gp, is_missing_part, is_observed
 from ppl_gp.model.tracing import bare_trace
 from ppl_gp.wrappers import bare_shape, hidden_axes
@@ -133,6 +134,7 @@ def _shape_of(x):
 def _site(site) -> Site:
     fn = site["fn"]
     hidden = hidden_axes(fn)
+    jax.eval_shape(lambda: own_density(fn, site["value"]))
     frames = tuple((f.name, f.dim - hidden) for f in site["cond_indep_stack"])
     return Site(
         bare_shape(fn),

@@ -9,9 +9,11 @@ import weakref
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import Transform
 
+from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.contents import attributes_of
 
 
@@ -52,6 +54,14 @@ def arrays_of(tree) -> list:
 
 
 def is_own(fn) -> bool:
-    """Whether a distribution is of a user's class, or is made of one."""
-    kinds = (x.__module__ for x in jax.tree.leaves(opened(fn)) if isinstance(x, type))
-    return any(k.partition(".")[0] not in ("numpyro", "ppl_gp") for k in kinds)
+    """Whether a distribution, which is not a GP, is of a user's class or is made of one."""
+    parts = [] if isinstance(unwrap(fn), GP) else jax.tree.leaves(opened(fn))
+    kinds = (x.__module__.partition(".")[0] for x in parts if isinstance(x, type))
+    return any(k not in ("numpyro", "ppl_gp") for k in kinds)
+
+
+def own_density(fn, value):
+    """What a user's class says of zeros in place of a value; `None` for another distribution.
+    Arrays that do not fit together raise here, where NumPyro's classes raise as they are made.
+    """
+    return fn.log_prob(jnp.zeros(fn.shape(), jnp.result_type(value))) if is_own(fn) else None
