@@ -180,8 +180,8 @@ class Collapsed(Declared):
         """
         twice, axes = self.skeleton.twice(rest.arrays), dict(self.plan.axes)
         both = Rest(twice, rest.hyper)
-        here, fns = self._traced(both), self._sites(self.skeleton.arguments(twice), rest.hyper)
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        here = self._traced(both)
+        _, zero = self._sites(self.skeleton.arguments(twice), rest.hyper)
         first, pull = jax.vjp(lambda e: here.eta(e, both)[:, 0], zero)
         (slopes,) = jax.vmap(pull)(jnp.eye(len(first)))
         flat = [jnp.reshape(g, (len(g), -1)) for g in slopes.values()]
@@ -196,8 +196,7 @@ class Collapsed(Declared):
         """Of the predictor at rows; of one row as of the first of two."""
         rows = _at_least_two(X)
         rest, at = self._at_rows(rows, tables, hyper)
-        here, fns = self._traced(rest), self._sites(at, hyper)
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        here, (fns, zero) = self._traced(rest), self._sites(at, hyper)
         centred = run(self.source, *at, {**hyper, **zero}, zero)
         centres = {k: mean_of(centred[k]["fn"]) for k in fns}
         eta = lambda e: here.eta(e, rest)  # noqa: E731
@@ -218,7 +217,7 @@ class Collapsed(Declared):
         rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
         here, axes = self._traced(rest), dict(self.plan.axes)
         eta = lambda e: here.eta(e, rest)  # noqa: E731
-        fns = self._sites(at, kernel.hyper)
+        fns, _ = self._sites(at, kernel.hyper)
         return rows_apart(eta, {k: fn.shape() for k, fn in fns.items()}, axes, random.key(3))
 
     def _at_rows(self, rows, tables: Mapping, hyper: dict) -> tuple[Rest, tuple]:
@@ -231,8 +230,7 @@ class Collapsed(Declared):
         mean takes from other integrated sites is in `MeanKernel`.
         """
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        fns = self._sites(at, kernel.hyper)
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+        fns, zero = self._sites(at, kernel.hyper)
         trace = run(innovate(self.source, zero), *at, kernel.hyper)
         found, behind = {}, self.mean_sites(kernel, X)
         for k in (k for k, fn in fns.items() if isinstance(unwrap(fn), GP)):
@@ -250,9 +248,8 @@ class Collapsed(Declared):
         through others too}. Abstract.
         """
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        fns = self._sites(at, kernel.hyper)
+        fns, zero = self._sites(at, kernel.hyper)
         gps = [k for k, fn in fns.items() if isinstance(unwrap(fn), GP)]
-        zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
 
         def means(e):
             trace = run(innovate(self.source, e), *at, kernel.hyper)
@@ -265,7 +262,7 @@ class Collapsed(Declared):
         another integrated site. Abstract.
         """
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        values = {k: jnp.zeros(fn.shape()) for k, fn in self._sites(at, kernel.hyper).items()}
+        _, values = self._sites(at, kernel.hyper)
 
         def likelihoods(values):
             trace = run(self.source, *at, {**kernel.hyper, **values}, values)
@@ -279,8 +276,8 @@ class Collapsed(Declared):
         """
         _, at = self._at_rows(X, kernel.tables, kernel.hyper)
         rest, there = self._at_rows(_at_least_two(X), kernel.tables, kernel.hyper)
-        here, fns = self._traced(rest), self._sites(at, kernel.hyper)
-        zero, axes = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}, dict(self.plan.axes)
+        here, (fns, zero) = self._traced(rest), self._sites(at, kernel.hyper)
+        axes = dict(self.plan.axes)
 
         def wide(e):
             own = {**zero, **e}
@@ -310,10 +307,11 @@ class Collapsed(Declared):
         seen = {j: behind(j, fn) for j, fn in tables.items()}
         return {k: (mean[k], {j: parts[k] for j, parts in seen.items()}) for k in wanted}
 
-    def _sites(self, at: tuple, hyper: dict) -> dict:
-        """{integrated site: its distribution} at arguments."""
+    def _sites(self, at: tuple, hyper: dict) -> tuple[dict, dict]:
+        """({integrated site: its distribution}, {integrated site: zero}) at arguments."""
         trace = run(self.source, *at, hyper)
-        return {k: trace[k]["fn"] for k in self.plan.sites}
+        fns = {k: trace[k]["fn"] for k in self.plan.sites}
+        return fns, {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
 
     def _traced(self, rest: Rest) -> Traced:
         return traced(self.source, self.skeleton, self.plan.sites, rest)

@@ -3,9 +3,9 @@ other sites' values.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
@@ -14,14 +14,12 @@ from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.growth import Look
+from ppl_gp.model.growth import ARGUMENT, SITE, Look, named_trace
 from ppl_gp.model.opened import arrays_of, is_own, own_density
 from ppl_gp.model.roles import is_factor
-from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import mask_of, unwrap
 
-_ARGUMENT, _SITE = "argument ", "site "
 # What spreads a distribution: where it is random itself, the density has no upper bound.
 _SPREADS = (
     "scale",
@@ -75,14 +73,8 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
     A model that looks at its arguments' values while it is traced is taken to compute every
     distribution from all of them but `y`.
     """
-    arrays = {
-        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-        for p, x in leaves.arrays.items()
-    }
-    try:
-        return _graph(model, leaves, base, arrays)
-    except jax.errors.JAXTypeError:
-        pass
+    with suppress(jax.errors.JAXTypeError):
+        return _graph(model, leaves, base, leaves.arrays)
     try:
         found, factors = _graph(model, leaves, base, {})
     except jax.errors.JAXTypeError:
@@ -93,35 +85,21 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
 
 
 def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
-    dynamic, static = eqx.partition(base.values, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    named = {_ARGUMENT + p: x for p, x in arrays.items()} | {
-        _SITE + k: v for k, v in dynamic.items()
-    }
-
-    is_one: dict[str, bool] = {}
-    kinds: dict[str, str] = {}
+    named, trace_at = named_trace(model, leaves, base, arrays)
+    sites: dict[str, dict] = {}
 
     def parts(named):
-        values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
-        args, kwargs = leaves.replaced({p: named[_ARGUMENT + p] for p in arrays})
-        trace = {
-            k: s
-            for k, s in bare_trace(model, args, kwargs, values, values).items()
-            if s["type"] == "sample"
-        }
-        is_one.update({k: is_factor(s) for k, s in trace.items()})
-        kinds.update({k: type(unwrap(s["fn"])).__name__ for k, s in trace.items()})
-        return {k: _parts(s) for k, s in trace.items()}
+        sites.update(trace_at(named))
+        return {k: _parts(s) for k, s in sites.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
     fn, spread, around, kernels, variances, densities = (
         {k: parts[i] for k, parts in flow.items()} for i in range(6)
     )
-    _require_attributes(kinds, fn, densities)
-    own = {k: seen for k, seen in fn.items() if not is_one[k]}
-    return Graph(own, spread, around, kernels, variances), {
-        k: seen for k, seen in fn.items() if is_one[k]
-    }
+    _require_attributes(sites, fn, densities)
+    factors = {k: seen for k, seen in fn.items() if is_factor(sites[k])}
+    own = {k: seen for k, seen in fn.items() if k not in factors}
+    return Graph(own, spread, around, kernels, variances), factors
 
 
 def _parts(site) -> tuple[list, ...]:
@@ -140,16 +118,17 @@ def _parts(site) -> tuple[list, ...]:
     return tuple(arrays_of(part) for part in parts)
 
 
-def _require_attributes(kinds: Mapping[str, str], seen: Mapping, densities: Mapping) -> None:
+def _require_attributes(sites: Mapping, seen: Mapping, densities: Mapping) -> None:
     """Raise `ModelError` where a density is computed from what its distribution does not keep."""
     for name, density in densities.items():
         hidden = {*density.sites, *density.arguments} - {*seen[name].sites, *seen[name].arguments}
         if hidden:
+            kind = type(unwrap(sites[name]["fn"])).__name__
             raise ModelError(
-                f"the log_prob of {kinds[name]}, the distribution of site '{name}', depends on "
-                f"{sorted(hidden)}, and no attribute of the distribution does: a function or an "
-                "object of yours encloses the arrays. Keep each array as an attribute, for "
-                "example self.loc = loc in __init__. Lists, dictionaries and pytrees will do."
+                f"log_prob of {kind}, the distribution of site '{name}', depends on "
+                f"{sorted(hidden)} through a function or an object that encloses arrays. Keep each "
+                "array as an attribute (in lists, dictionaries or pytrees, too), for example "
+                f"self.loc = loc in {kind}.__init__."
             )
 
 
@@ -200,13 +179,11 @@ def _variance(fn):
     """Of a distribution that has one and is no GP: what it is computed from says what widens a
     Gamma or a Beta, too. Of numbers alone it may divide by zero: `InverseGamma(1.0, 1.0)`.
     """
-    try:
-        return None if isinstance(fn, GP) else fn.variance
-    except (AttributeError, NotImplementedError, TypeError, ValueError, ArithmeticError):
-        return fn if is_own(fn) else None
+    found = None if isinstance(fn, GP) else _attribute(fn, "variance")
+    return fn if found is None and is_own(fn) else found
 
 
 def _told(flow: list[frozenset]) -> Seen:
     names = frozenset().union(*flow)
-    arguments = frozenset(n.removeprefix(_ARGUMENT) for n in names if n.startswith(_ARGUMENT))
-    return Seen(arguments, frozenset(n.removeprefix(_SITE) for n in names if n.startswith(_SITE)))
+    arguments = frozenset(n.removeprefix(ARGUMENT) for n in names if n.startswith(ARGUMENT))
+    return Seen(arguments, frozenset(n.removeprefix(SITE) for n in names if n.startswith(SITE)))

@@ -5,10 +5,11 @@ while it is traced; arrays with repeated rows then stand in for shapes.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,7 @@ from ppl_gp.wrappers import bare_shape, hidden_axes
 
 MAX_TRIALS = 200  # sets of arguments that are tried as the data's
 MAX_TOGETHER = 40  # sets of arguments that are tried as tables together
+ARGUMENT, SITE = "argument ", "site "  # what names of `named_trace` begin with
 _SORTED = 8  # arguments up to which all sets are listed, the likeliest first
 Sizes = tuple[int | np.integer, int | np.integer]
 Tied = dict[tuple[str, int], tuple[str, int]]  # (path, axis) to what stands for its length
@@ -86,17 +88,30 @@ def look_at(model, leaves: Leaves, grown: dict[str, tuple[int, int]]) -> Look:
     return seen[-1]
 
 
+def named_trace(model, leaves: Leaves, base: Look, arrays) -> tuple[dict, Callable]:
+    """({name: shape} of these arguments' arrays and of the random values of `base`, the function
+    from such values to the sample sites of a trace).
+    """
+    dynamic, static = eqx.partition(base.values, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    named = {ARGUMENT + p: _longer(x, 0, 0) for p, x in arrays.items()}
+
+    def at(named) -> dict:
+        values = eqx.combine({k: named[SITE + k] for k in dynamic}, static)
+        args, kwargs = leaves.replaced({p: named[ARGUMENT + p] for p in arrays})
+        trace = bare_trace(model, args, kwargs, values, values)
+        return {k: s for k, s in trace.items() if s["type"] == "sample"}
+
+    return named | {SITE + k: x for k, x in dynamic.items()}, at
+
+
 def _longer(x, axis, more):
     shape = tuple(n + more * (i == axis) for i, n in enumerate(x.shape))
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _repeat(x, axis, more):
-    return (
-        x
-        if not more
-        else jnp.take(x, jnp.minimum(jnp.arange(x.shape[axis] + more), x.shape[axis] - 1), axis)
-    )
+    rows = jnp.minimum(jnp.arange(x.shape[axis] + more), x.shape[axis] - 1) if more else None
+    return jnp.take(x, rows, axis) if more else x
 
 
 def _seen(trace) -> Look:
@@ -148,13 +163,9 @@ def _site(site) -> Site:
 
 
 def _matches(site) -> bool:
-    scale, batch = (
-        jnp.shape(1.0 if site["scale"] is None else site["scale"]),
-        tuple(site["fn"].batch_shape),
-    )
-    scaled = len(scale) <= len(batch) and all(
-        n in (1, m) for n, m in zip(scale[::-1], batch[::-1], strict=False)
-    )
+    scale, batch = np.shape(site["scale"]), site["fn"].batch_shape  # () of None
+    pairs = zip(scale[::-1], batch[::-1], strict=False)
+    scaled = len(scale) <= len(batch) and all(n in (1, m) for n, m in pairs)
     free = not is_observed(site) or is_factor(site)
     return scaled and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
 
@@ -186,13 +197,8 @@ def grow(
             look = look_at(model, leaves, {p: (axis, more) for p, axis in paths})
         except Exception:  # noqa: BLE001 - arrays that do not fit together raise whatever the model's functions raise
             return None
-        if any(
-            s.matches and not look.sites[k].matches
-            for k, s in base.sites.items()
-            if k in look.sites
-        ):
-            return None
-        return look
+        pairs = ((s, look.sites[k]) for k, s in base.sites.items() if k in look.sites)
+        return None if any(s.matches and not there.matches for s, there in pairs) else look
 
     gps = tuple(k for k, s in base.sites.items() if s.is_gp)
     for growing in dict.fromkeys((gps or tuple(base.sites), _observations(base))):
@@ -227,10 +233,8 @@ def _observations(base: Look) -> tuple[str, ...]:
 
 def _unused(leaves: Leaves, base: Look, num: int) -> int:
     """Further rows such that their number is no other size of the model."""
-    taken = {n for x in leaves.arrays.values() for n in x.shape} | {
-        n for s in base.sites.values() for n in s.shape
-    }
-    taken |= {1, *(n for sizes in base.plates.values() for n in sizes)}
+    shapes = [x.shape for x in (*leaves.arrays.values(), *base.sites.values())]
+    taken = {1, *itertools.chain(*shapes, *base.plates.values())}
     return next(more for more in itertools.count(1) if num + more not in taken)
 
 
@@ -286,11 +290,8 @@ def _shapes(look: Look) -> list[tuple[int, ...]]:
 def _data_grow(base: Look, look: Look, growing: tuple[str, ...]) -> bool:
     """Whether one of the sites grew, or a plate that subsamples."""
     grew = [k for k in growing if k in look.sites and _grown_axes(base.sites[k], look.sites[k])]
-    subsampled = [
-        k
-        for k, (size, part) in base.plates.items()
-        if part < size and look.plates.get(k, (size,))[0] != size
-    ]
+    plates = ((size, part, look.plates.get(k)) for k, (size, part) in base.plates.items())
+    subsampled = [n for n, part, there in plates if part < n and there and there[0] != n]
     return bool(grew or subsampled)
 
 
@@ -298,14 +299,9 @@ def _grown_axes(small: Site, large: Site) -> list[int]:
     """Axes of shape and event that grew, negative ones of the shape, others of the event."""
     if len(small.shape) != len(large.shape):
         return []
-    found = [
-        i - len(small.shape)
-        for i, (a, b) in enumerate(zip(small.shape, large.shape, strict=True))
-        if a != b
-    ]
-    return found + [
-        i for i, (a, b) in enumerate(zip(small.event, large.event, strict=False)) if a != b
-    ]
+    shapes = enumerate(zip(small.shape, large.shape, strict=True), -len(small.shape))
+    events = enumerate(zip(small.event, large.event, strict=False))
+    return [i for i, (a, b) in (*shapes, *events) if a != b]
 
 
 def _axes(base: Look, look: Look, paths: dict[str, int]) -> Axes:

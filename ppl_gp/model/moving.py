@@ -30,24 +30,17 @@ def by_moving(model, leaves: Leaves, base: Look) -> Axes:
         (num,) = lengths
         moved = _moved(model, leaves, gps, num)
         for name, site in base.sites.items():
-            axis = (
-                _only_axis(name, site, num)
-                if moved is None
-                else _moving_axis(site, moved.get(name), num)
-            )
+            of_terms = None if moved is None else _moving_axis(site, moved.get(name), num)
+            axis = _only_axis(name, site, num) if moved is None else of_terms
             if axis is not None and not site.is_gp:
                 axes[name] = axis
     if not gps:
         axes = _of_the_only_plate(leaves, base)
-    plates = {
-        p for name, axis in axes.items() for p, where in base.sites[name].frames if where == axis
-    }
+    frames = ((p, where, axis) for k, axis in axes.items() for p, where in base.sites[k].frames)
+    plates = {p for p, where, axis in frames if where == axis}
     for name, site in base.sites.items():
-        if (
-            not site.is_gp
-            and name not in axes
-            and (where := [a for p, a in site.frames if p in plates])
-        ):
+        where = [a for p, a in site.frames if p in plates]
+        if where and not site.is_gp and name not in axes:
             axes[name] = where[0]
     axes |= {k: 0 for k in gps}
     counted = {k: a + base.sites[k].hidden for k, a in axes.items()}
@@ -62,13 +55,10 @@ def _of_the_only_plate(leaves: Leaves, base: Look) -> dict[str, int]:
     many members as the inputs have rows, else the only one; none where two are such plates.
     """
     frames = {p for s in base.sites.values() if s.observed for p, _ in s.frames}
-    first = {
-        x.shape[0] for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape
-    }
-    subsampling = {
-        p for p in frames if base.plates.get(p, (0, 0))[0] != base.plates.get(p, (0, 0))[1]
-    }
-    given = {p for p in frames if base.plates.get(p, (0, 0))[0] in first}
+    inputs = [x for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape]
+    sizes = {p: base.plates.get(p, (0, 0)) for p in frames}
+    subsampling = {p for p, (size, part) in sizes.items() if size != part}
+    given = {p for p, (size, _) in sizes.items() if size in {x.shape[0] for x in inputs}}
     data = next((found for found in (subsampling, given, frames) if found), set())
     if len(data) != 1:
         return {}
@@ -158,11 +148,8 @@ def _moves_its_rows(
             there = terms(jnp.take(x, source, axis))
         except (DataError, ValueError, FloatingPointError):
             return False  # of the rows of a covariance matrix nothing is one in another order
-        moved = np.any(
-            [_differs(a, there[k], num) for k, a in here.items() if k in there]
-            or [np.zeros(num, bool)],
-            0,
-        )
+        parts = [_differs(a, there[k], num) for k, a in here.items() if k in there]
+        moved = np.any(parts or [np.zeros(num, bool)], 0)
         if np.any(moved & ~rows):
             return False
         found |= bool(moved.any())

@@ -7,15 +7,13 @@ What is not known (loops, sorting, a part of an axis) tells nothing.
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 from jax.extend.core import Literal
 
 from ppl_gp.gp import GP
 from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.growth import Look
+from ppl_gp.model.growth import ARGUMENT, SITE, Look, named_trace
 from ppl_gp.model.opened import arrays_of
-from ppl_gp.model.tracing import bare_trace
 from ppl_gp.proofs.dependence import called
 from ppl_gp.proofs.meeting import _ELEMENTWISE, _LINEAR, _MULTIPLES
 from ppl_gp.wrappers import unwrap
@@ -23,7 +21,6 @@ from ppl_gp.wrappers import unwrap
 Axis = tuple[str, int]  # (argument, its axis)
 _EACH = _ELEMENTWISE | _LINEAR | _MULTIPLES | {"convert_element_type", "select_n"}
 _RESHAPES = {"reshape", "squeeze", "expand_dims"}
-_ARGUMENT, _SITE = "argument ", "site "
 
 
 class SameLength:
@@ -143,19 +140,11 @@ def tied(model, leaves: Leaves, base: Look) -> dict[Axis, Axis]:
     """{(path, axis): what stands for all of its length}, of arrays' axes of several entries. One
     abstract trace; nothing of a model that looks at values.
     """
-    dynamic, static = eqx.partition(base.values, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    arrays = {
-        p: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-        for p, x in leaves.arrays.items()
-    }
-    named = {_ARGUMENT + p: x for p, x in arrays.items()}
-    named |= {_SITE + k: v for k, v in dynamic.items()}
+    arrays = leaves.arrays
+    named, trace_at = named_trace(model, leaves, base, arrays)
 
     def parts(named):
-        values = eqx.combine({k: named[_SITE + k] for k in dynamic}, static)
-        args, kwargs = leaves.replaced({p: named[_ARGUMENT + p] for p in arrays})
-        trace = bare_trace(model, args, kwargs, values, values)
-        sites = {k: unwrap(s["fn"]) for k, s in trace.items() if s["type"] == "sample"}
+        sites = {k: unwrap(s["fn"]) for k, s in trace_at(named).items()}
         inputs = {k: fn.X for k, fn in sites.items() if isinstance(fn, GP)}
         rest = {k: fn for k, fn in sites.items() if not isinstance(fn, GP)}
         return inputs, arrays_of(rest)
@@ -166,11 +155,11 @@ def tied(model, leaves: Leaves, base: Look) -> dict[Axis, Axis]:
     except jax.errors.JAXTypeError:
         return {}
     for name, at in inputs.items():
-        if _SITE + name not in named:  # observed itself
+        if SITE + name not in named:  # observed itself
             continue
-        axes.join(at[0], (_SITE + name, len(named[_SITE + name].shape) - 1))
+        axes.join(at[0], (SITE + name, len(named[SITE + name].shape) - 1))
     return {
-        (p, i): axes.group((_ARGUMENT + p, i))
+        (p, i): axes.group((ARGUMENT + p, i))
         for p, x in arrays.items()
         for i, n in enumerate(x.shape)
         if n > 1
