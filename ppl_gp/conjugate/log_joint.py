@@ -121,4 +121,4 @@ def logistic(site: dict) -> Logistic:
 def is_logistic(site: dict) -> bool:
     """Whether the local bound of Jaakkola and Jordan is for it: scalar events, apart from masks."""
     fn = site["fn"]
-    return is_observed(site) and isinstance(unwrap(fn), LOGISTIC) and not fn.event_shape
+    return is_observed(site) and type(unwrap(fn)) in LOGISTIC and not fn.event_shape

@@ -58,9 +58,7 @@ def logistic_form(log_lik) -> Logistic:
     zero = jnp.zeros((num,), jnp.result_type(float))
     sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
     kinds = {k: type(unwrap(s["fn"])).__name__ for k, s in sites.items()}
-    if len(sites) != 1 or not isinstance(
-        unwrap((site := next(iter(sites.values())))["fn"]), _LOGISTIC
-    ):
+    if len(sites) != 1 or type(unwrap((site := [*sites.values()][0])["fn"])) not in _LOGISTIC:
         raise ModelError(
             "LocalBound() needs one observed Bernoulli or Binomial site with `logits=`; the "
             f"model has {kinds}. {LISTED}"

@@ -52,8 +52,8 @@ _ROOTS: dict[type, Callable[[Any], Root]] = {
 def gaussian(fn: Any) -> bool:
     """Whether a distribution is known to be Gaussian, through NumPyro's wrappers. Abstract."""
     inner = unwrap(fn)
-    if isinstance(inner, tuple(_ROOTS)):
-        return True
+    if kind := next((k for k in _ROOTS if isinstance(inner, k)), None):
+        return kind is GP or type(inner).log_prob is kind.log_prob  # a user's class may differ
     return isinstance(inner, dist.TransformedDistribution) and _is_linear_map(inner)
 
 

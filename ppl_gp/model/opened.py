@@ -34,8 +34,7 @@ def _open(x):
     return _Opened(type(x), opened(own))
 
 
-def closed(tree):
-    """The tree of which `opened` made this one."""
+def _closed(tree):
     return jax.tree.map(_close, tree, is_leaf=lambda x: isinstance(x, _Opened))
 
 
@@ -43,9 +42,32 @@ def _close(x):
     if not isinstance(x, _Opened):
         return x
     made = object.__new__(x.kind)
-    for name, value in closed(x.fields).items():
+    for name, value in _closed(x.fields).items():
         object.__setattr__(made, name, value)
     return made
+
+
+class Bones(NamedTuple):
+    """Distributions, and what else is in a tree, without their arrays."""
+
+    structure: Any
+    leaves: tuple  # `None` in place of an array
+    dynamic: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, tree) -> tuple[list, "Bones"]:
+        """(arrays, the rest)."""
+        leaves, structure = jax.tree.flatten(opened(tree))
+        dynamic = tuple(isinstance(x, jax.Array) for x in leaves)
+        static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
+        return arrays_of(tree), cls(structure, static, dynamic)
+
+    def with_arrays(self, arrays: list):
+        """The tree again."""
+        left = iter(arrays)
+        pairs = zip(self.leaves, self.dynamic, strict=True)
+        leaves = [next(left) if d else x for x, d in pairs]
+        return _closed(jax.tree.unflatten(self.structure, leaves))
 
 
 def arrays_of(tree) -> list:

@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.model.gaussian_sites import gaussian, mean_of
-from ppl_gp.model.opened import closed, opened
+from ppl_gp.model.opened import Bones
 from ppl_gp.model.roles import is_observed
 from ppl_gp.model.skeleton import Skeleton
 from ppl_gp.model.tracing import run
@@ -60,30 +60,6 @@ def observed_part(site: dict) -> ObservedPart:
     """Of a site of a trace."""
     frames = tuple(site["cond_indep_stack"])
     return ObservedPart(site["fn"], site["value"], site["scale"], frames)
-
-
-class Bones(NamedTuple):
-    """An observed part without its arrays: its leaves, and which of them are arrays."""
-
-    structure: Any
-    leaves: tuple
-    dynamic: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, part: ObservedPart) -> tuple[list, "Bones"]:
-        """(arrays, the rest)."""
-        leaves, structure = jax.tree.flatten(opened(part))
-        dynamic = tuple(isinstance(x, jax.Array) for x in leaves)
-        static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
-        arrays = [x for x, d in zip(leaves, dynamic, strict=True) if d]
-        return arrays, cls(structure, static, dynamic)
-
-    def with_arrays(self, arrays: list) -> ObservedPart:
-        """The part again."""
-        left = iter(arrays)
-        pairs = zip(self.leaves, self.dynamic, strict=True)
-        leaves = [next(left) if d else x for x, d in pairs]
-        return closed(jax.tree.unflatten(self.structure, leaves))
 
 
 class Traced(NamedTuple):

@@ -12,6 +12,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.deep.layers import draw_copy
 from ppl_gp.deep.structure import Structure
 from ppl_gp.infer.hyper.autoguides import log_q
+from ppl_gp.model.opened import Bones
 from ppl_gp.sparse.process import draw_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
 from ppl_gp.wrappers import unwrap
@@ -35,7 +36,8 @@ def held(fn):
         base = unwrap(base.base_dist)
     support = getattr(type(base), "support", None)
     is_fixed = isinstance(support, constraints.Constraint) and not isinstance(support, property)
-    return jax.tree.map(lax.stop_gradient, fn) if is_fixed else fn
+    arrays, bones = Bones.of(fn)
+    return bones.with_arrays(lax.stop_gradient(arrays)) if is_fixed else fn
 
 
 def auxiliary(drawn, trace, of=lambda fn: fn):

@@ -20,6 +20,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.discrete import ZeroInflatedLogits, ZeroInflatedProbs
 from numpyro.distributions.transforms import AffineTransform
 
+from ppl_gp.model.opened import Bones
 from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals import cubature
@@ -210,23 +211,30 @@ def of_draws(case: Case, integration: Integration, site: ObservedSite, kind: Kin
     """(t -> p(y <= t | draw), (T, ...), log weights (T,), how many independent draws they are
     worth); of drawn values 0 or 1 where y has no distribution function.
     """
+    bones: list[Bones] = []
+
+    def arrays(drawn):
+        found, rest = Bones.of(unwrap(drawn["fn"]))
+        bones.append(rest)
+        return found
+
     if integration is Integration.given and kind.has_cdf:
-        fns = lax.map(lambda draw: unwrap(case.trace(draw, {})[site.name]["fn"]), case.draws)
-        return _below(fns), case.draws.log_weights, case.draws.effective
+        found = lax.map(lambda draw: arrays(case.trace(draw, {})[site.name]), case.draws)
+        return _below(bones, found), case.draws.log_weights, case.draws.effective
     joint, name = integration is Integration.joint_draws, site.name
 
     def one(*a):
         drawn = drawn_trace(case, *a, joint=joint)[0][name]
-        return unwrap(drawn["fn"]) if kind.has_cdf else drawn["value"]
+        return arrays(drawn) if kind.has_cdf else drawn["value"]
 
     found, num = _each_draw(case, one), case.draws.effective * repeats(case, LATENT_DRAWS)
     if kind.has_cdf:
-        return _below(found), _log_weights(case), num
+        return _below(bones, found), _log_weights(case), num
     return lambda t: jnp.where(found <= t, 1.0, 0.0), _log_weights(case), num
 
 
-def _below(fns) -> Callable:
-    return lambda t: jax.vmap(lambda fn: cumulative(fn, t))(fns)
+def _below(bones, arrays) -> Callable:
+    return lambda t: jax.vmap(lambda x: cumulative(bones[-1].with_arrays(x), t))(arrays)
 
 
 def _each_draw(case: Case, function: Callable):
