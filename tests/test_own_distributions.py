@@ -378,3 +378,21 @@ def test_an_array_of_equal_flags_has_one_entry_per_row():
     checked = pg.check(sensor, x, group, np.zeros(N), y=y)
     assert checked.ok
     assert "['X', 'group', 'saturated', 'y']" in str(checked)
+
+
+@pytest.mark.slow
+def test_quantiles_of_sampled_parameters_go_by_the_distribution_function_of_an_own_class():
+    """Its arrays got lost between draws: a bare ValueError."""
+
+    def line(make):
+        def model(X, y=None):
+            slope = numpyro.sample("slope", dist.Cauchy(0.0, 1.0))
+            with numpyro.plate("data", X.shape[0]):
+                numpyro.sample("y", make(slope * X, NOISE), obs=y)
+
+        return model
+
+    short = pg.NUTS(num_warmup=20, num_samples=20)
+    fits = [pg.fit(line(make), short, 0, x, y=y, throw=False) for make in (Own, dist.Normal)]
+    own, wanted = (fit.predict(x[:2], quantiles=(0.1, 0.9)).quantiles for fit in fits)
+    np.testing.assert_allclose(own, wanted, atol=1e-6)

@@ -215,10 +215,9 @@ class Collapsed(Declared):
     def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
         """As `loadings.rows_apart`, of these two or more rows."""
         rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        here, axes = self._traced(rest), dict(self.plan.axes)
-        eta = lambda e: here.eta(e, rest)  # noqa: E731
-        fns, _ = self._sites(at, kernel.hyper)
-        return rows_apart(eta, {k: fn.shape() for k, fn in fns.items()}, axes, random.key(3))
+        here, (_, zero) = self._traced(rest), self._sites(at, kernel.hyper)
+        sizes, axes = {k: x.shape for k, x in zero.items()}, dict(self.plan.axes)
+        return rows_apart(lambda e: here.eta(e, rest), sizes, axes, random.key(3))
 
     def _at_rows(self, rows, tables: Mapping, hyper: dict) -> tuple[Rest, tuple]:
         """(what stays when z moves, the model's arguments) at rows."""
@@ -322,9 +321,8 @@ class Collapsed(Declared):
         """
         sees = dict(self.plan.observed)[name]
         missing = [p for p in sees.value if given.get(p) is None]
-        if lacking := [
-            p for p in sees.fn if given.get(p) is None and p not in self.reading.masking
-        ]:
+        lacking = [p for p in sees.fn if given.get(p) is None and p not in self.reading.masking]
+        if lacking:
             if isinstance(unwrap(site.fn), dist.Unit):
                 return
             raise DataError(

@@ -75,10 +75,9 @@ def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str,
     """
     with suppress(jax.errors.JAXTypeError):
         return _graph(model, leaves, base, leaves.arrays)
-    try:
+    found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
+    with suppress(jax.errors.JAXTypeError):
         found, factors = _graph(model, leaves, base, {})
-    except jax.errors.JAXTypeError:
-        found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
     given = frozenset(p for p in leaves.arrays if p != "y")
     everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
     return found._replace(distributions=everything), factors

@@ -64,11 +64,8 @@ class Look(NamedTuple):
 
 def lengths(leaves: Leaves) -> list[int]:
     """Candidates for N: leading lengths in the first argument, the commonest first."""
-    first = [
-        x.shape[0]
-        for p, x in leaves.arrays.items()
-        if argument_of(p) == leaves.inputs and len(x.shape)
-    ]
+    inputs = [x for p, x in leaves.arrays.items() if argument_of(p) == leaves.inputs and x.shape]
+    first = [x.shape[0] for x in inputs]
     return sorted(dict.fromkeys(first), key=lambda n: -first.count(n))
 
 
@@ -132,18 +129,14 @@ def _sizes(name: str, size, part) -> Sizes:
 
 
 def _is_free(name, site, trace) -> bool:
-    unobserved = (
-        site["type"] == "sample" and not site["is_observed"] and not is_missing_part(name, trace)
-    )
-    return unobserved or site["type"] == "param"
+    if site["type"] != "sample":
+        return site["type"] == "param"
+    return not (site["is_observed"] or is_missing_part(name, trace))
 
 
 def _shape_of(x):
-    return (
-        jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-        if is_array(x) or isinstance(x, float | int)
-        else x
-    )
+    is_number = is_array(x) or isinstance(x, float | int)
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) if is_number else x
 
 
 def _site(site) -> Site:
