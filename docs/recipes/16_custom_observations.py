@@ -2,7 +2,8 @@
 # # A distribution of observations of your own
 #
 # A scale that shows whole numbers tells of a value only that it lies within half a unit. That is a subclass of NumPyro's `Distribution` with
-# `log_prob` (and `mean`, `variance` and `sample` for predictions), and every method takes it.
+# `log_prob` (and `mean`, `variance` and `sample` for predictions), and every method takes it. Keep what `log_prob` uses as attributes of
+# the instance, as `__init__` does here.
 
 # %%
 import jax
