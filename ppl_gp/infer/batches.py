@@ -1,14 +1,51 @@
-"""Batches on the device: one, or several stacked along a leading axis, and whether what came from
-the host is finite.
+"""Where batches come from; those on the device: one, or several stacked along a leading axis; and
+whether what came from the host is finite.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.infer.sources import ArraySource, Rows
+from ppl_gp.errors import DataError
+from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows
 from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.model.arguments import Leaves
 from ppl_gp.sparse.bound import Batch
+
+Source = ArraySource | StreamSource
+
+
+def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Source:
+    """Batches of a stream, or of arrays, `size(N)` rows each; `DataError` where there are none."""
+    if args and isinstance(args[0], Stream):
+        if len(args) > 1:
+            raise DataError(
+                "a Stream is the only positional argument: its batches hold the model's arguments."
+            )
+        return StreamSource(args[0], model, kwargs)
+    if (num := num_rows(args)) is None:
+        raise DataError(
+            f"{name}() takes batches of rows and needs inputs as the first positional argument: an "
+            "array with one row per datum, or a Stream."
+        )
+    if not model.reading.grows and size(num) < num:
+        raise DataError(
+            "minibatches need every array with one entry per datum as an argument of the model, "
+            "which holds arrays of its own (in a closure, a partial or a global); pass them, or "
+            f"take all data in a step, {name}(batch_size={num})."
+        )
+    axes = model.reading.axes_of(Leaves(model, args, kwargs))
+    return ArraySource(args, kwargs, size(num), seed, axes=axes)
+
+
+def first_rows(source: Source) -> Rows:
+    """The first batch, which has to be finite."""
+    first = source.peek()
+    if not is_finite(first):
+        raise DataError(f"{where_not_finite(first, 0, source)}.")
+    return first
 
 
 def as_batch(rows: Rows, key) -> Batch:
@@ -61,7 +98,7 @@ def _is_floats(x) -> bool:
     return isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)
 
 
-def where_not_finite(rows: Rows, step: int, source: ArraySource | StreamSource) -> str:
+def where_not_finite(rows: Rows, step: int, source: Source) -> str:
     """Names the batch, the argument and the entry."""
     named = {**{f"positional argument {i}": x for i, x in enumerate(rows.args)}, **rows.kwargs}
     parts = [

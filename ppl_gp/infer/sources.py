@@ -67,10 +67,6 @@ class Stream:
         """What one pass goes over."""
         return self.batches() if callable(self.batches) else self.batches
 
-    def once(self) -> Iterator:
-        """The batches of one pass."""
-        return iter(self.whole())
-
 
 def bind(model, item, common: dict) -> tuple[tuple, dict]:
     """A stream's item as the model's (args, kwargs), the first argument positional. `common`:
@@ -189,6 +185,10 @@ class ArraySource:
             self._shuffled = (epoch, rng.permutation(self.num_data))
         start = position * self.batch_size
         return self._shuffled[1][start : start + self.batch_size]
+
+    def peek(self) -> Rows:
+        """The first batch."""
+        return self.rows(self.indices(0))
 
     def batches(self, step: int) -> Iterator[Rows]:
         """Batches from a step on, for ever."""

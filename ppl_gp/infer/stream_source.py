@@ -15,7 +15,7 @@ from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
 from ppl_gp.model.arguments import argument_names, wide
 
 _INPUTS = "positional argument 0"
-MOST_LOOKED = 2000  # rows that stand for all
+MOST_LOOKED = 2000  # rows that stand for all, or are summed at once
 
 
 class StreamSource:
@@ -54,7 +54,7 @@ class StreamSource:
 
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""
-        items = iter(self.stream.once())
+        items = iter(self.stream.whole())
         item = next(items, None)
         if item is None:
             raise DataError("the stream holds no batch.")
@@ -73,12 +73,12 @@ class StreamSource:
         """
         kept, found, num = list(self._peeked), [self.unpadded(first)], min(num, self.num_data)
         try:
-            items = itertools.islice(itertools.chain(self._peeked, self.stream.once()), 1, None)
+            items = itertools.islice(itertools.chain(self._peeked, self.stream.whole()), 1, None)
             while self.grows and sum(len(r.weights) for r in found) < num:
-                kept += (ahead := list(itertools.islice(items, 1)))
-                if not ahead:
-                    break
-                found.append(self.unpadded(self._rows(ahead[0])))
+                kept.append(next(items))
+                found.append(self.unpadded(self._rows(kept[-1])))
+        except StopIteration:
+            pass
         except Exception as error:
             kept.append(error)
         self._peeked = [] if self.stream.restarts else kept
@@ -100,27 +100,32 @@ class StreamSource:
     def _pass(self) -> Iterator:
         peeked = iter(lambda: self._peeked.pop(0) if self._peeked else None, None)
         # `yield from` would close a generator that the next pass goes on with
-        for item in itertools.chain(peeked, self.stream.once()):
+        for item in itertools.chain(peeked, self.stream.whole()):
             if isinstance(item, Exception):
                 raise item
             yield item
 
     def batches(self, step: int) -> Iterator[Rows]:
-        """Batches from a step on, earlier ones dropped; ends with a stream of one pass."""
-        seen, counts = 0, _Counts(self.num_data)
+        """Batches from a step on, earlier ones dropped; ends with a stream of one pass. `each` row
+        counts N / (rows per batch), over all passes so far (N rows of a stream without end); in
+        the first one as if all batches but the last had the first's size. So batches average to
+        all data, in passes as if drawn from them, whatever their sizes.
+        """
+        seen, rows, each, end = 0, 0, 0.0, self.num_data
         while True:
-            before, rows = seen, 0
+            before, start = seen, rows
             for item in self._pass():
                 batch = self._rows(item)
-                num = int(np.sum(batch.weights))
-                seen, rows = seen + 1, rows + num
-                counts.add(num)
+                seen, rows = seen + 1, rows + int(np.sum(batch.weights))
+                if rows >= end:
+                    each, end = self.num_data * seen / rows, rows + self.num_data
+                each = each or float(math.ceil(self.num_data / rows))
                 if seen > step:
-                    yield batch._replace(weights=batch.weights * counts.each)
+                    yield batch._replace(weights=batch.weights * each)
             if not self.stream.restarts or seen == before:
                 return
-            counts.close()
-            self._tell_of_other_number(rows)
+            each, end = self.num_data * seen / rows, rows + self.num_data
+            self._tell_of_other_number(rows - start)
 
     def _rows(self, item) -> Rows:
         args, kwargs = self._plain(*bind(self.model, item, self.common))
@@ -217,29 +222,6 @@ class StreamSource:
             f"data weigh {self.num_data / rows:.3g} times what they should, and the bound is of "
             f"the first {min(rows, self.num_data)} rows. Give num_data={rows}."
         )
-
-
-class _Counts:
-    """How often `each` row of a batch counts: N / (rows per batch), over all passes so far (N rows
-    of a stream without end); in the first one as if all its batches but the last were like the
-    first. So batches average to all data, in passes as if drawn from them, whatever their sizes.
-    """
-
-    def __init__(self, num_data: int):
-        self.num_data, self.each = num_data, 0.0
-        self._seen, self._end = np.zeros(2), num_data  # (rows, batches); rows up to here
-
-    def add(self, num: int) -> None:
-        """One more batch, of `num` rows."""
-        self.each = self.each or float(math.ceil(self.num_data / num))
-        self._seen += (num, 1)
-        if self._seen[0] >= self._end:
-            self.close()
-
-    def close(self) -> None:
-        """The end of a pass."""
-        self.each = self.num_data * self._seen[1] / self._seen[0]
-        self._end = self._seen[0] + self.num_data
 
 
 def _data(rows: Rows) -> tuple:

@@ -24,11 +24,11 @@ from ppl_gp.conjugate.stochastic import (
 from ppl_gp.conjugate.structure import find_structure
 from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, Result
-from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.batches import as_batch, first_rows, source_of
 from ppl_gp.infer.mean_field_parts import caution_of, fit_of, log_joint_of, number_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows
-from ppl_gp.infer.stochastic.run import Problem, first_rows, require_rows_apart, run, source_of
+from ppl_gp.infer.stochastic.run import Problem, require_rows_apart, run
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.final_bound import mean_and_error, over_passes
@@ -48,7 +48,8 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
             "batches there is one. Fit with several keys, and keep the best log_evidence."
         )
     keys = random.split(rng_key, 2)
-    source = source_of(model, method.batch_size, args, kwargs, number_of(keys[0]))
+    size = lambda _: method.batch_size  # noqa: E731
+    source = source_of("MeanField", size, model, args, kwargs, number_of(keys[0]))
     first = first_rows(source)
     batch = as_batch(first, keys[0])
     model = declare(model, batch.args, batch.kwargs)

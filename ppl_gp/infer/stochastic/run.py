@@ -4,7 +4,7 @@ checkpoints, Ctrl-C and bad batches, with nothing lost.
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,16 +15,13 @@ from ppl_gp.conjugate.conjugacy import somewhere
 from ppl_gp.conjugate.family import Family, Values
 from ppl_gp.conjugate.log_joint import LogJoint
 from ppl_gp.conjugate.stochastic import RowsProof, Split, of_rows, step
-from ppl_gp.errors import DataError, NotPointwiseError, Result
-from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
+from ppl_gp.errors import NotPointwiseError, Result
+from ppl_gp.infer.batches import Source, as_batch, is_finite, where_not_finite
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
+from ppl_gp.infer.sources import Rows, take
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
-from ppl_gp.model.arguments import Leaves
 from ppl_gp.quick import quick_jit
-
-Source = ArraySource | StreamSource
 
 
 class Problem(NamedTuple):
@@ -58,39 +55,6 @@ class Problem(NamedTuple):
     def compiled(self, function: Any) -> Callable:
         """As it is worth."""
         return function if self.few else function.full
-
-
-def source_of(model, batch_size: int | None, args, kwargs, seed: int) -> Source:
-    """Batches of a stream, or of arrays. `DataError` where rows cannot be told."""
-    if args and isinstance(args[0], Stream):
-        if len(args) > 1:
-            raise DataError(
-                "a Stream is the only positional argument: its batches hold the model's arguments."
-            )
-        return StreamSource(args[0], model, kwargs)
-    num = num_rows(args)
-    if num is None:
-        raise DataError(
-            f"MeanField(batch_size={batch_size}) needs inputs as the first positional argument: an "
-            "array with one row per datum, or a Stream."
-        )
-    size = cast(int, batch_size)
-    if not model.reading.grows and size < num:
-        raise DataError(
-            f"MeanField(batch_size={size}) needs every array with one entry per datum as an "
-            "argument of the model, which holds arrays of its own (in a closure, a partial or a "
-            "global); pass them, or take all rows, batch_size=None."
-        )
-    axes = model.reading.axes_of(Leaves(model, args, kwargs))
-    return ArraySource(args, kwargs, size, seed, axes=axes)
-
-
-def first_rows(source: Source) -> Rows:
-    """The first batch, which has to be finite."""
-    first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
-    if not is_finite(first):
-        raise DataError(f"{where_not_finite(first, 0, source)}.")
-    return first
 
 
 def require_rows_apart(problem: Problem, first: Rows) -> None:

@@ -15,7 +15,7 @@ from ppl_gp.errors import Result, warn
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.space import log_prior
 from ppl_gp.infer.sources import Rows
-from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.objective import hyper_at, terms_at
@@ -24,7 +24,6 @@ from ppl_gp.infer.svgp.step import State
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, at_batch, inducing_gap, quadrature_gap
 
-_SWEEP = 2000  # rows a batch when the bound is summed over all data
 _QUICKLY = 20_000  # rows below which a bound is summed sooner than it is compiled well
 # sums that an estimate averages: up to ten, of about so many rows in all
 _REPEATS, _REPEATED_ROWS = 10, 30_000
@@ -51,7 +50,7 @@ def _of_batches(
         return None
     expected, rests = [], []
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
-    sweep = source.sweep(size * max(1, _SWEEP // size)) if sweep is None else sweep
+    sweep = source.sweep(size * max(1, MOST_LOOKED // size)) if sweep is None else sweep
     for i, rows in enumerate(sweep):
         batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
         parts = _parts if source.num_data <= _QUICKLY else _parts.full
@@ -147,12 +146,12 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
 
     `expectation_error`: by how much it is too high, because nodes of the likelihood's expectations
     miss something, with a warning where that matters. `inducing_gap`: see there. Estimates from up
-    to `_SWEEP` rows at even distances, or the first batch of a stream.
+    to `MOST_LOOKED` rows at even distances, or the first batch of a stream.
     """
     if problem.plan.drawn:
         return {}
     source = subject.source
-    rows = source.looked if isinstance(source, StreamSource) else source.spread(_SWEEP)
+    rows = source.looked if isinstance(source, StreamSource) else source.spread(MOST_LOOKED)
     batch = as_batch(rows, key)
     share = source.num_data / int(np.sum(rows.weights > 0))
     *nodes, short = map(float, _errors(problem, state, batch, jnp.asarray(share)))

@@ -14,7 +14,7 @@ from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.batches import as_batch, is_finite, where_not_finite
+from ppl_gp.infer.batches import as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.given import held, holding
 from ppl_gp.infer.integrated import with_effects
@@ -24,7 +24,6 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.infer.svgp.row_check import require_rows_apart
-from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.companions import require_pairs, unpaired
 from ppl_gp.model.declared import declare
@@ -76,9 +75,7 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
     if not (args and isinstance(args[0], Stream)):
         model = declare(model, args, kwargs)
     source = _source(method, model, args, kwargs, seed)
-    first = source.peek() if isinstance(source, StreamSource) else source.rows(source.indices(0))
-    if not is_finite(first):
-        raise DataError(f"{where_not_finite(first, 0, source)}.")
+    first = first_rows(source)
     batch = as_batch(first, random.key(0))
     model = declare(model, batch.args, batch.kwargs)
     if isinstance(source, StreamSource):
@@ -118,31 +115,12 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
-    if args and isinstance(args[0], Stream):
-        if len(args) > 1:
-            raise DataError(
-                "a Stream is the only positional argument: its batches hold the model's arguments."
-            )
-        return StreamSource(args[0], model, kwargs)
-    if (num := num_rows(args)) is None:
-        raise DataError(
-            "SVGP() needs inputs as the first positional argument: an array with one row "
-            "per datum, or a Stream."
-        )
     # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
-    is_map = isinstance(args[0], np.memmap)
-    plate = None if is_map else _subsampling(model, args, kwargs)
-    if plate is None:
-        if not model.reading.grows and method.rows(num) < num:
-            raise DataError(
-                "minibatches need every array with one entry per datum as an argument of the "
-                "model, which holds arrays of its own (in a closure, a partial or a global); "
-                f"pass them, or take all data in a step, batch_size={num}."
-            )
-        axes = model.reading.axes_of(Leaves(model, args, kwargs))
-        return ArraySource(args, kwargs, method.rows(num), seed, axes=axes)
-    name, num_data, batch_size = plate
-    return ArraySource(args, kwargs, batch_size, seed, name, num_data)
+    read = num_rows(args) is not None and not isinstance(args[0], np.memmap)
+    if read and (plate := _subsampling(model, args, kwargs)):
+        name, num_data, batch_size = plate
+        return ArraySource(args, kwargs, batch_size, seed, name, num_data)
+    return source_of("SVGP", method.rows, model, args, kwargs, seed)
 
 
 def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
