@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import ActiveDims, as_active_dims, as_inputs, fill, input_pair, scalar
+from ppl_gp.kernels.inputs import ActiveDims, active_dims_field, as_inputs, fill, input_pair, scalar
 from ppl_gp.numerics.linalg import default_jitter
 
 
@@ -84,9 +84,7 @@ class Constant(Kernel):
 
     finite_rank = True
     variance: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(
-        default=None, static=True, kw_only=True, converter=as_active_dims
-    )
+    active_dims: ActiveDims = active_dims_field()
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)

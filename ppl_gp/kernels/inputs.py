@@ -5,6 +5,7 @@ checked.
 from collections.abc import Iterable
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -12,6 +13,11 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError
 
 ActiveDims = tuple[int, ...] | None
+
+
+def active_dims_field():
+    """`active_dims` of a kernel: a keyword, `None` for all columns."""
+    return eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
 
 
 def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[Array, "N D"]:

@@ -10,7 +10,7 @@ from ppl_gp.kernels.base import Kernel
 from ppl_gp.kernels.distance import matmul
 from ppl_gp.kernels.inputs import (
     ActiveDims,
-    as_active_dims,
+    active_dims_field,
     as_inputs,
     input_pair,
     per_column,
@@ -27,9 +27,7 @@ class Linear(Kernel):
 
     finite_rank = True
     variance: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(
-        default=None, static=True, kw_only=True, converter=as_active_dims
-    )
+    active_dims: ActiveDims = active_dims_field()
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
@@ -58,9 +56,7 @@ class Polynomial(Kernel):
     variance: ArrayLike = 1.0
     degree: int = eqx.field(default=2, static=True, converter=_degree)
     offset: ArrayLike = 1.0
-    active_dims: ActiveDims = eqx.field(
-        default=None, static=True, kw_only=True, converter=as_active_dims
-    )
+    active_dims: ActiveDims = active_dims_field()
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)

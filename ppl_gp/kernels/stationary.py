@@ -4,7 +4,6 @@ each input, (D,).
 
 from abc import abstractmethod
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -14,7 +13,7 @@ from ppl_gp.kernels.base import Kernel
 from ppl_gp.kernels.distance import middle, safe_sqrt, squared_distance
 from ppl_gp.kernels.inputs import (
     ActiveDims,
-    as_active_dims,
+    active_dims_field,
     as_inputs,
     fill,
     input_pair,
@@ -23,16 +22,12 @@ from ppl_gp.kernels.inputs import (
 )
 
 
-def _active_dims():
-    return eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
-
-
 class Isotropic(Kernel):
     """k(x, x') = variance rho(r^2) with r^2 = sum_d (x_d - x'_d)^2 / lengthscale_d^2."""
 
-    variance: eqx.AbstractVar[ArrayLike]
-    lengthscale: eqx.AbstractVar[ArrayLike]
-    active_dims: eqx.AbstractVar[ActiveDims]
+    variance: ArrayLike = 1.0
+    lengthscale: ArrayLike = 1.0
+    active_dims: ActiveDims = active_dims_field()
 
     @abstractmethod
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -55,10 +50,6 @@ class Isotropic(Kernel):
 class RBF(Isotropic):
     """k = variance exp(-r^2 / 2), the squared exponential (Rasmussen & Williams 2006, eq. 4.9)."""
 
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
-
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.exp(-0.5 * r2)
 
@@ -68,20 +59,12 @@ class Matern12(Isotropic):
     = 1).
     """
 
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
-
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern12(r2)
 
 
 class Matern32(Isotropic):
     """k = variance (1 + s) exp(-s), s = sqrt(3) r (Rasmussen & Williams 2006, eq. 4.17)."""
-
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern32(r2)
@@ -92,10 +75,6 @@ class Matern52(Isotropic):
     smoother.
     """
 
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
-
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         return matern52(r2)
 
@@ -105,10 +84,7 @@ class RationalQuadratic(Isotropic):
     many length scales.
     """
 
-    variance: ArrayLike = 1.0
-    lengthscale: ArrayLike = 1.0
     alpha: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
 
     def correlation(self, r2: Float[Array, "..."]) -> Float[Array, "..."]:
         alpha = scalar(self.alpha, "RationalQuadratic(alpha=...)")
@@ -126,7 +102,7 @@ class Periodic(Kernel):
     variance: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
     period: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
+    active_dims: ActiveDims = active_dims_field()
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
@@ -157,7 +133,7 @@ class White(Kernel):
     """
 
     variance: ArrayLike = 1.0
-    active_dims: ActiveDims = _active_dims()
+    active_dims: ActiveDims = active_dims_field()
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)

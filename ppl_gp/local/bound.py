@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution, one_function_only
@@ -137,8 +136,6 @@ class LocalBound(LocalMethod):
 
     evidence_is = "lower bound"
 
-    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
-    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=500, static=True)
 

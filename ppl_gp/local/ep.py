@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local import several
 from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
@@ -62,8 +61,6 @@ class EP(LocalMethod):
     a datum and 14 for three; 8192 points in all above.
     """
 
-    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
-    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     power: float = eqx.field(default=1.0, static=True)
     damping: float = eqx.field(default=0.9, static=True)
     sequential: bool = eqx.field(default=False, static=True)

@@ -22,7 +22,6 @@ from jax import lax, vjp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from_mean
 from ppl_gp.local.covariance import moved, pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
@@ -89,8 +88,6 @@ class Laplace(LocalMethod):
     `MAP(restarts=)` looks for it, `Fixed` holds sites, and the evidence has the log-Jacobian.
     """
 
-    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
-    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
     max_steps: int = eqx.field(default=100, static=True)
     marginals: str = eqx.field(default="gaussian", static=True)

@@ -12,7 +12,7 @@ from jax import vjp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import LISTED, ModelError, Result
-from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
+from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local.condition import condition, log_partition_and_mean
 from ppl_gp.local.natural import (
     Marginals,
@@ -55,8 +55,8 @@ class LocalMethod(eqx.Module):
 
     evidence_is: ClassVar[str] = "estimate"  # or "lower bound": what `log_evidence` is
 
-    hyper: eqx.AbstractVar[MAP | Fixed | Grid | Sample]
-    integrate: eqx.AbstractVar[str | tuple[str, ...]]
+    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
+    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
 
     def __check_init__(self):
         require_whole(self, *(k for k in ("max_steps",) if hasattr(self, k)))

@@ -20,7 +20,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.hyperparameters import GAUSSIAN, MAP, Fixed, Grid, Sample
 from ppl_gp.local import several
 from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
@@ -81,8 +80,6 @@ class VI(LocalMethod):
 
     evidence_is = "lower bound"
 
-    hyper: MAP | Fixed | Grid | Sample = eqx.field(default=MAP(), static=True)
-    integrate: str | tuple[str, ...] = eqx.field(default=GAUSSIAN, static=True)
     damping: float = eqx.field(default=1.0, static=True)
     num_nodes: int | None = eqx.field(default=None, static=True)
     tol: float = eqx.field(default=1e-8, static=True)
