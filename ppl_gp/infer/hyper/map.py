@@ -95,11 +95,8 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     method, args, kwargs = without_values(problem.method), problem.args, problem.kwargs
     where = space(problem.trace, problem.model, args, kwargs)
     ascent = Ascent(problem.model, method, where, args, kwargs, jacobian)
-    given = (
-        None
-        if config.init is None
-        else fixed_values(config, where.names, where.model, args, kwargs)
-    )
+    at = (where.names, where.model, args, kwargs)
+    given = None if config.init is None else fixed_values(config, *at)
     runs = start(ascent, problem.rng_key, config.restarts, given)
     _require_inside(runs, config)
     begun = runs.point
