@@ -106,10 +106,8 @@ class StreamSource:
             yield item
 
     def batches(self, step: int) -> Iterator[Rows]:
-        """Batches from a step on, earlier ones dropped; ends with a stream of one pass. `each` row
-        counts N / (rows per batch), over all passes so far (N rows of a stream without end); in
-        the first one as if all batches but the last had the first's size. So batches average to
-        all data, in passes as if drawn from them, whatever their sizes.
+        """Batches from a step on, earlier ones dropped; ends with a stream of one pass. How often
+        `each` row counts: see `Stream`.
         """
         seen, rows, each, end = 0, 0, 0.0, self.num_data
         while True:
