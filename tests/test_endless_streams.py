@@ -345,3 +345,10 @@ def test_a_model_of_one_batch_size_takes_streams():
     method = pg.SVGP(num_inducing=15, hyper=pg.Fixed({}), max_steps=20)
     fits = [pg.fit(m, method, 0, pg.Stream(cut([20] * 3), ROWS)) for m in (twenties, wave)]
     assert all(f.result == "completed" for f in fits) and fits[0].stats["inducing_gap"] > 0.0
+
+
+def test_what_is_looked_at_in_a_pass_is_few_rows_all_over_it():
+    items = lambda: ((np.arange(i, i + 10.0), np.zeros(10)) for i in range(0, 4000, 10))  # noqa: E731
+    source = StreamSource(pg.Stream(items, 4000), lambda X, y=None: None)
+    assert sum(r.weights.sum() for r in source.sweep(10)) == 4000
+    np.testing.assert_array_equal(source.looked.args[0], np.arange(0, 4000, 2))

@@ -87,7 +87,7 @@ class StreamSource:
     def _keep(self, found: list[Rows]) -> None:
         """As `looked`; not those whose arguments beside the rows' are others."""
         shared = partial(jax.tree.map, _is_shared, _data(found[0]), self.axes)
-        alike = [_data(r) for r in found if len(r.weights) and jax.tree.all(shared(_data(r)))]
+        alike = [_data(r) for r in found if jax.tree.all(shared(_data(r)))]
         args, kwargs = jax.tree.map(_joined, alike[0], self.axes, *alike[1:])
         self.looked = Rows(args, kwargs, np.ones(num_rows(args) or 0), {})
 
@@ -199,7 +199,8 @@ class StreamSource:
             place = seen + np.arange(len(batch.weights))
             inside = (batch.weights > 0) & (place < self.num_data)
             if seen < self.num_data:
-                found.append(self.unpadded(batch._replace(weights=inside & (place % apart == 0))))
+                if (some := inside & (place % apart == 0)).any():
+                    found.append(self.unpadded(batch._replace(weights=some)))
                 yield batch._replace(weights=inside.astype(float))
             self.swept = seen = seen + int(np.sum(batch.weights))
             if seen >= self.num_data and not isinstance(items, Sized):

@@ -146,7 +146,7 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
 
     `expectation_error`: by how much it is too high, because nodes of the likelihood's expectations
     miss something, with a warning where that matters. `inducing_gap`: see there. Estimates from up
-    to `MOST_LOOKED` rows at even distances, or the first batch of a stream.
+    to `MOST_LOOKED` rows at even distances, or in the first batches of a stream.
     """
     if problem.plan.drawn:
         return {}
