@@ -17,6 +17,7 @@ from jax.scipy.special import log_ndtr
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.infer.elbo.densities import held
 from ppl_gp.model.factors import read
 
 N, GROUPS, NOISE, SPREAD = 18, 4, 0.3, 0.7
@@ -396,3 +397,29 @@ def test_quantiles_of_sampled_parameters_go_by_the_distribution_function_of_an_o
     fits = [pg.fit(line(make), short, 0, x, y=y, throw=False) for make in (Own, dist.Normal)]
     own, wanted = (fit.predict(x[:2], quantiles=(0.1, 0.9)).quantiles for fit in fits)
     np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_a_guide_of_an_own_class_gets_no_gradient_and_keeps_its_parameters():
+    """They got lost on the way: a bare TypeError out of SVI."""
+    log_q, slope = jax.value_and_grad(lambda loc: held(Own(loc, NOISE)).log_prob(1.0))(0.8)
+    assert np.isclose(log_q, dist.Normal(0.8, NOISE).log_prob(1.0))
+    assert slope == 0.0
+
+
+class Flipped(dist.BernoulliLogits):
+    """Of failures in place of successes."""
+
+    def log_prob(self, value):
+        return super().log_prob(1 - value)
+
+
+def test_a_class_that_inherits_from_a_bernoulli_is_not_taken_for_one():
+    """Its local bound would be that of other data."""
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", Flipped(f), obs=y)
+
+    with pytest.raises(pg.ModelError, match="Flipped"):
+        pg.fit(model, pg.LocalBound(), 0, x, y=(y > 0).astype(int))

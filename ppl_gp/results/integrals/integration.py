@@ -129,10 +129,10 @@ def _has_line(fn_at, zero) -> bool:
     def logits(x):
         fn = fn_at(x)
         kinds.append(type(unwrap(fn)))
-        return _logits(bare(fn), x) if issubclass(kinds[-1], dist.BernoulliLogits) else x
+        return _logits(bare(fn), x) if kinds[-1] is dist.BernoulliLogits else x
 
     proved = all(d <= Dependence.affine for d in dependence(logits, zero))
-    return proved and issubclass(kinds[-1], dist.BernoulliLogits)
+    return proved and kinds[-1] is dist.BernoulliLogits
 
 
 def _logits(fn, f):
