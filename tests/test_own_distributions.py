@@ -423,3 +423,19 @@ def test_a_class_that_inherits_from_a_bernoulli_is_not_taken_for_one():
 
     with pytest.raises(pg.ModelError, match="Flipped"):
         pg.fit(model, pg.LocalBound(), 0, x, y=(y > 0).astype(int))
+
+
+def test_events_whose_shape_a_class_does_not_declare_are_refused_and_not_a_crash():
+    """Zeros of the shape that it declares are no value for its density."""
+
+    class Pairs(Own):
+        def log_prob(self, value):
+            return super().log_prob(value[..., 0]) + super().log_prob(value[..., 1])
+
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", Pairs(f, NOISE), obs=y)
+
+    with pytest.raises((pg.DataError, pg.ModelError), match="'y'"):
+        pg.fit(model, pg.Laplace(), 0, x, y=np.stack([y, y], 1))

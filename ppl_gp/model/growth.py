@@ -47,7 +47,7 @@ class Site(NamedTuple):
     event: tuple[int, ...]
     hidden: int
     frames: tuple[tuple[str, int], ...]  # (plate, axis in `shape`, negative)
-    matches: bool  # whether what is observed has the distribution's shape, and `scale` is for it
+    matches: bool  # whether value, parameters and `scale` have shapes that fit together
     is_gp: bool
     observed: bool
 
@@ -142,7 +142,6 @@ def _shape_of(x):
 def _site(site) -> Site:
     fn = site["fn"]
     hidden = hidden_axes(fn)
-    jax.eval_shape(lambda: own_density(fn, site["value"]))
     frames = tuple((f.name, f.dim - hidden) for f in site["cond_indep_stack"])
     return Site(
         bare_shape(fn),
@@ -159,8 +158,9 @@ def _matches(site) -> bool:
     scale, batch = np.shape(site["scale"]), site["fn"].batch_shape  # () of None
     pairs = zip(scale[::-1], batch[::-1], strict=False)
     scaled = len(scale) <= len(batch) and all(n in (1, m) for n, m in pairs)
+    fits = jax.eval_shape(lambda: own_density(site["fn"], site["value"])) is not None
     free = not is_observed(site) or is_factor(site)
-    return scaled and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
+    return scaled and fits and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
 
 
 def grow(

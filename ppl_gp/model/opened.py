@@ -6,6 +6,7 @@ NumPyro also counts some arrays as static: the totals of a multinomial.
 """
 
 import weakref
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import jax
@@ -51,22 +52,19 @@ class Bones(NamedTuple):
     """Distributions, and what else is in a tree, without their arrays."""
 
     structure: Any
-    leaves: tuple  # `None` in place of an array
-    dynamic: tuple[bool, ...]
+    leaves: tuple  # `None`, which is no leaf of JAX's, in place of an array
 
     @classmethod
     def of(cls, tree) -> tuple[list, "Bones"]:
         """(arrays, the rest)."""
         leaves, structure = jax.tree.flatten(opened(tree))
-        dynamic = tuple(isinstance(x, jax.Array) for x in leaves)
-        static = tuple(None if d else x for x, d in zip(leaves, dynamic, strict=True))
-        return arrays_of(tree), cls(structure, static, dynamic)
+        static = tuple(None if isinstance(x, jax.Array) else x for x in leaves)
+        return arrays_of(tree), cls(structure, static)
 
     def with_arrays(self, arrays: list):
         """The tree again."""
         left = iter(arrays)
-        pairs = zip(self.leaves, self.dynamic, strict=True)
-        leaves = [next(left) if d else x for x, d in pairs]
+        leaves = [next(left) if x is None else x for x in self.leaves]
         return _closed(jax.tree.unflatten(self.structure, leaves))
 
 
@@ -83,7 +81,8 @@ def is_own(fn) -> bool:
 
 
 def own_density(fn, value):
-    """What a user's class says of zeros in place of a value; `None` for another distribution.
-    Arrays that do not fit together raise here, where NumPyro's classes raise as they are made.
+    """What a user's class says of zeros in place of a value, () for another distribution; `None` if
+    it raises, as it does for arrays that do not fit together (NumPyro's raise as they are made).
     """
-    return fn.log_prob(jnp.zeros(fn.shape(), jnp.result_type(value))) if is_own(fn) else None
+    with suppress(Exception):
+        return fn.log_prob(jnp.zeros(fn.shape(), jnp.result_type(value))) if is_own(fn) else ()
