@@ -5,6 +5,7 @@ the numbers of every sampler's chains.
 import dataclasses
 import functools
 import math
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +23,8 @@ def as_key(rng_key, call: str):
     Every public call that takes a key passes it through here. Raises `DataError`.
     """
     if isinstance(rng_key, Integral):
-        return random.key(int(rng_key))
+        with suppress(OverflowError):
+            return random.key(int(rng_key))
     dtype, default = getattr(rng_key, "dtype", None), random.key(0)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and not rng_key.shape:
         if dtype == default.dtype:
@@ -32,8 +34,8 @@ def as_key(rng_key, call: str):
     if dtype == jnp.uint32 and rng_key.shape == random.key_data(default).shape:
         return random.wrap_key_data(jnp.asarray(rng_key))
     raise DataError(
-        f"rng_key must be an integer seed or one jax.random.key; got {_described(rng_key)}. "
-        f"For example: {call}."
+        "rng_key must be an integer seed of at most 64 bits or one jax.random.key; got "
+        f"{_described(rng_key)}. For example: {call}."
     )
 
 

@@ -244,7 +244,9 @@ def test_latents_of_two_dimensions_are_the_posterior_under_every_kind_of_key(hid
         assert np.all(np.abs(draws.std(0) - sd) < 4.0 * error)
 
 
-@pytest.mark.parametrize("key", [None, "a", 0.5, X, random.split(random.key(0)), np.zeros(3)])
+@pytest.mark.parametrize(
+    "key", [None, "a", 0.5, X, random.split(random.key(0)), np.zeros(3), 2**70]
+)
 def test_what_is_not_a_key_is_named(key, small_fit):
     for call in (CALLS["Fit.sample"][0], CALLS["Fit.to_datatree"][0]):
         with pytest.raises(pg.DataError, match=r"rng_key must be .*; got .*For example"):
