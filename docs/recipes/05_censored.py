@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Censored observations
 #
-# A detector that saturates at 1 tells of larger values only that they are larger. NumPyro has the likelihood; the flag is an argument with
-# one entry per row. At prediction it is zero: the question is what the value is, not what the detector shows.
+# A detector that saturates at 1 shows of larger values only that they are larger. The likelihood is a class of your own; the flag is an
+# argument with one entry per row. At prediction it is zero: the question is what the value is, not what the detector shows.
 #
 # A class of your own keeps all arrays that `log_prob` uses as attributes of the instance (`self.saturated = saturated`). You need not
 # declare them in `arg_constraints`. `fit` raises `ModelError` if `log_prob` takes an array from an enclosing function instead.
