@@ -352,3 +352,9 @@ def test_what_is_looked_at_in_a_pass_is_few_rows_all_over_it():
     source = StreamSource(pg.Stream(items, 4000), lambda X, y=None: None)
     assert sum(r.weights.sum() for r in source.sweep(10)) == 4000
     np.testing.assert_array_equal(source.looked.args[0], np.arange(0, 4000, 2))
+
+
+def test_a_method_of_all_data_takes_no_stream():
+    """It ended in an error about the shape of a kernel's inputs."""
+    with pytest.raises(pg.DataError, match=r"Laplace\(\) was given a Stream.*SVGP\(\)"):
+        pg.fit(lambda X, y=None: None, pg.Laplace(), 0, pg.Stream([], num_data=3))

@@ -439,3 +439,49 @@ def test_events_whose_shape_a_class_does_not_declare_are_refused_and_not_a_crash
 
     with pytest.raises((pg.DataError, pg.ModelError), match="'y'"):
         pg.fit(model, pg.Laplace(), 0, x, y=np.stack([y, y], 1))
+
+
+class Undrawn(Own):
+    """A class without `sample`."""
+
+    sample = dist.Distribution.sample
+
+
+def of_class(make):
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", make(f, NOISE), obs=y)
+
+    return model
+
+
+def test_a_class_without_sample_answers_all_that_needs_no_draw(tmp_path):
+    """All verbs ended in a NotImplementedError without a text, and no file could be loaded."""
+    model = of_class(Undrawn)
+    fit, wanted = (pg.fit(m, pg.Laplace(), 0, x, y=y) for m in (model, of_class(Own)))
+    fit.save(tmp_path / "own.fit")
+    for found in (fit, pg.load(tmp_path / "own.fit", model)):
+        density = found.log_density(x[:3], y[:3])
+        np.testing.assert_allclose(density, wanted.log_density(x[:3], y[:3]), rtol=1e-9)
+        np.testing.assert_allclose(found.predict(x[:3]).mean, wanted.predict(x[:3]).mean)
+        with pytest.raises(pg.ModelError, match="Undrawn.*has no `sample`"):
+            found.sample(0, x[:3], 2)
+
+
+class HoldsItself(Own):
+    def keep(self, loc, scale):
+        self.loc, self.scale, self.me = loc, scale, self
+
+
+class Unsorted(Own):
+    def keep(self, loc, scale):
+        self.loc, self.scale, self.both = loc, scale, {1: loc, "scale": scale}
+
+
+@pytest.mark.parametrize("kind", [HoldsItself, Unsorted])
+def test_attributes_that_are_no_trees_are_named(kind):
+    """A bare RecursionError, and a ValueError of JAX's."""
+    with pytest.raises(pg.ModelError, match=f"{kind.__name__}.*holds itself, or is a dictionary"):
+        pg.fit(of_class(kind), pg.Laplace(), 0, x, y=y)
+    assert not pg.check(of_class(kind), x, y=y).ok

@@ -79,6 +79,11 @@ def fit(
         )
     require_known(method)
     key = as_key(rng_key, "fit(model, method, 0, X, y=y)")
+    if _is_stream(args) and not hasattr(method, "batch_size"):
+        raise DataError(
+            f"{type(method).__name__}() was given a Stream and takes all data at once: give "
+            "arrays, or fit by SVGP() or MeanField()."
+        )
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
     arrays = Leaves(model, args, kwargs).arrays

@@ -217,9 +217,10 @@ class StreamSource:
             return
         self._told = True
         warn(
-            f"a pass of the stream has {rows} rows, and num_data={self.num_data}: in steps the "
-            f"data weigh {self.num_data / rows:.3g} times what they should, and the bound is of "
-            f"the first {min(rows, self.num_data)} rows. Give num_data={rows}."
+            f"a pass of the stream has {rows} rows, and num_data={self.num_data}. If these are all "
+            f"rows, steps weigh the data {self.num_data / rows:.3g} times: give num_data={rows}. "
+            "If others are left out (a last batch is dropped), keep them: the bound is of "
+            f"{min(rows, self.num_data)} rows."
         )
 
 

@@ -15,7 +15,7 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.growth import ARGUMENT, SITE, Look, named_trace
-from ppl_gp.model.opened import arrays_of, is_own, own_density
+from ppl_gp.model.opened import arrays_of, own_density, own_kinds
 from ppl_gp.model.roles import is_factor
 from ppl_gp.proofs.dependence import sources
 from ppl_gp.wrappers import mask_of, unwrap
@@ -122,12 +122,12 @@ def _require_attributes(sites: Mapping, seen: Mapping, densities: Mapping) -> No
     for name, density in densities.items():
         hidden = {*density.sites, *density.arguments} - {*seen[name].sites, *seen[name].arguments}
         if hidden:
-            kind = type(unwrap(sites[name]["fn"])).__name__
+            kind = own_kinds(sites[name]["fn"])[0].__name__
             raise ModelError(
                 f"log_prob of {kind}, the distribution of site '{name}', depends on "
                 f"{sorted(hidden)} through a function or an object that encloses arrays. Keep each "
-                "array as an attribute (in lists, dictionaries or pytrees, too), for example "
-                f"self.loc = loc in {kind}.__init__."
+                f"array as an attribute, for example self.loc = loc in {kind}.__init__, also in a "
+                "list, a dictionary or a registered pytree, but not in another object."
             )
 
 
@@ -179,7 +179,7 @@ def _variance(fn):
     Gamma or a Beta, too. Of numbers alone it may divide by zero: `InverseGamma(1.0, 1.0)`.
     """
     found = None if isinstance(fn, GP) else _attribute(fn, "variance")
-    return fn if found is None and is_own(fn) else found
+    return fn if found is None and own_kinds(fn) else found
 
 
 def _told(flow: list[frozenset]) -> Seen:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import Transform
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.contents import attributes_of
 
@@ -32,7 +33,14 @@ def _open(x):
     if not isinstance(x, dist.Distribution | Transform):
         return x
     own = {k: v for k, v in attributes_of(x).items() if not isinstance(v, weakref.ref)}
-    return _Opened(type(x), opened(own))
+    try:
+        return _Opened(type(x), opened(own))
+    except (RecursionError, ValueError) as error:
+        raise ModelError(
+            f"{type(x).__name__}, a distribution of the model, has an attribute that is no tree of "
+            "arrays: it holds itself, or is a dictionary whose keys cannot be sorted. Keep arrays "
+            "as attributes, in lists, or in dictionaries with names as keys."
+        ) from error
 
 
 def _closed(tree):
@@ -73,11 +81,11 @@ def arrays_of(tree) -> list:
     return [x for x in jax.tree.leaves(opened(tree)) if isinstance(x, jax.Array)]
 
 
-def is_own(fn) -> bool:
-    """Whether a distribution, which is not a GP, is of a user's class or is made of one."""
+def own_kinds(fn) -> list[type]:
+    """The user's classes that a distribution, which is not a GP, is of or is made of."""
     parts = [] if isinstance(unwrap(fn), GP) else jax.tree.leaves(opened(fn))
-    kinds = (x.__module__.partition(".")[0] for x in parts if isinstance(x, type))
-    return any(k not in ("numpyro", "ppl_gp") for k in kinds)
+    foreign = lambda x: x.__module__.partition(".")[0] not in ("numpyro", "ppl_gp")  # noqa: E731
+    return [x for x in parts if isinstance(x, type) and foreign(x)]
 
 
 def own_density(fn, value):
@@ -85,4 +93,4 @@ def own_density(fn, value):
     it raises, as it does for arrays that do not fit together (NumPyro's raise as they are made).
     """
     with suppress(Exception):
-        return fn.log_prob(jnp.zeros(fn.shape(), jnp.result_type(value))) if is_own(fn) else ()
+        return fn.log_prob(jnp.zeros(fn.shape(), jnp.result_type(value))) if own_kinds(fn) else ()

@@ -24,7 +24,8 @@ class pin(Messenger):
     """Gives every GP site a value, by default its prior mean, so that tracing a model never
     factorises a matrix.
 
-    Sites that cannot be drawn (an improper prior) get some value of their support.
+    Sites that cannot be drawn (an improper prior, a class without `sample`) get some value of their
+    support.
     """
 
     def __init__(self, fn=None, values: Mapping[str, Any] | None = None):
@@ -38,8 +39,13 @@ class pin(Messenger):
         if is_gp(msg):
             value = self.values.get(msg["name"])
             msg["value"] = _prior_mean(msg) if value is None else value
-        elif isinstance(unwrap(msg["fn"]), dist.ImproperUniform):
+        elif not _can_be_drawn(unwrap(msg["fn"])):
             msg["value"] = msg["fn"].support.feasible_like(jnp.zeros(msg["fn"].shape()))
+
+
+def _can_be_drawn(fn) -> bool:
+    has_none = type(fn).sample is dist.Distribution.sample
+    return not (has_none or isinstance(fn, dist.ImproperUniform))
 
 
 def _prior_mean(site):

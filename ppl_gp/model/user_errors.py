@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 
 import jax
+from numpyro.distributions import Distribution
 
 from ppl_gp.errors import DataError, ModelError
 
@@ -42,6 +43,21 @@ def of_the_model(function: Callable) -> Callable:
                 "NumPy was applied to an argument or a site's value, or `if`, a loop or an index "
                 "depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
                 "table[index], jnp.where for np.where and `if`."
+            ) from error
+        except jax.errors.UnexpectedTracerError as error:
+            raise ModelError(
+                f"the model keeps an array of an earlier run{_line(error)}: a function, or a "
+                "method of a distribution's class, encloses it. Keep each array that a "
+                "distribution uses as an attribute, self.loc = loc."
+            ) from error
+        except NotImplementedError as error:
+            frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
+            if frames[-1].f_code is not Distribution.sample.__code__:
+                raise
+            kind = type(frames[-1].f_locals["self"]).__name__
+            raise ModelError(
+                f"{kind}, the distribution of a site{_line(error)}, has no `sample`, and what was "
+                "asked for is drawn: give the class sample(self, key, sample_shape=())."
             ) from error
         except TypeError as error:
             if (told := integers_wanted(error)) is None:

@@ -184,9 +184,11 @@ def _tell_unsettled(fit: Fit) -> bool:
     elif short_of_points:
         ruled = isinstance(fit.method.inducing, str)
         asked = f"num_inducing={2 * fit.method.num_inducing}" if ruled else "more in inducing="
+        few = ruled and fit.stats["num_inducing"] < fit.method.num_inducing  # every row is taken
         if ruled and fit.stats.get("first_batch_only"):
-            asked += ", or points of all the data in inducing= (these are of the first batches)"
-        elif ruled and fit.stats["num_inducing"] < fit.method.num_inducing:  # every row is taken
+            asked = "" if few else f"{asked}, or "
+            asked += "points of all the data in inducing= (these are of the first batches)"
+        elif few:
             asked = "GP(..., jitter=) a smaller value, which costs this as every row is taken"
         warn(
             f"SVGP(): more inducing variables could raise log_evidence by up to {short:.2g} nats "
@@ -249,6 +251,8 @@ def _fit_collapsed(
     told = {} if result is Result.nonfinite else errors_of(problem, end, subject, key)
     ended = Ended(end, result, reached.bounds, None)
     fit = make_fit(method, subject, problem, ended, bound, told, key)
+    for name in ("q_gap", "map_gradient"):  # of other steps than these
+        fit.stats.pop(name, None)
 
     def settled(free: dict) -> float:
         best, log_p = best_sites(problem, free, reached.variational.variables, batch)
