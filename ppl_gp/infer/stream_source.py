@@ -218,9 +218,9 @@ class StreamSource:
         self._told = True
         warn(
             f"a pass of the stream has {rows} rows, and num_data={self.num_data}. If these are all "
-            f"rows, steps weigh the data {self.num_data / rows:.3g} times: give num_data={rows}. "
-            "If others are left out (a last batch is dropped), keep them: the bound is of "
-            f"{min(rows, self.num_data)} rows."
+            f"rows, the data weigh {self.num_data / rows:.3g} times what they should in steps; "
+            f"give num_data={rows}. If others are left out, as a last batch is dropped, keep them: "
+            f"the bound is of {min(rows, self.num_data)} rows."
         )
 
 
