@@ -453,6 +453,7 @@ def test_one_start_for_a_period_is_said_and_more_starts_are_better():
         one = pg.fit(periodic, pg.Laplace(), 3, X, y=y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="the process has grown")  # of other tests
         many = pg.fit(periodic, pg.Laplace(hyper=pg.MAP(restarts=8)), 3, X, y=y)
     best = _best_period(X, y)
     assert one.stats["log_posterior"] < best - 1.0
