@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 
 from ppl_gp.deep.structure import Structure
-from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
@@ -27,7 +26,6 @@ from ppl_gp.infer.mcmc.sampled_model import (
     self_contained,
 )
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
@@ -125,10 +123,6 @@ def _kernel(
 
 @run_method.register
 def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress) -> Fit:
-    if args and isinstance(args[0], Stream):
-        raise DataError(
-            "SparseNUTS() takes all data in every step; give arrays, or fit the stream by SVGP()."
-        )
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
     require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
