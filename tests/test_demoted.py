@@ -281,3 +281,49 @@ def test_who_says_what_to_integrate_has_the_rest_maximised():
 def test_a_single_value_of_such_a_model_is_told_of():
     with pytest.warns(UserWarning, match="another number of rows"):
         pg.fit(of_units, pg.Laplace(), 0, ROWS, y=FEW, size=12, shared=True)
+
+
+VISITS, SUBJECT = np.linspace(0.0, 1.0, 24), np.repeat(np.arange(6), 4)
+VALUES = 1.0 + 0.5 * VISITS + np.array([0.9, -0.7, 0.3, 1.1, -0.4, 0.1])[SUBJECT]
+DEATHS = np.array([0.5, 2.1, 0.9, 0.3, 1.7, 1.2])
+
+
+def visits_and_deaths(t, subject, v=None, d=None):
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+    s = numpyro.sample("s", dist.Normal(0.0, 2.0))
+    with numpyro.plate("subjects", 6):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.8))
+    with numpyro.plate("subjects again", 6):
+        numpyro.sample("d", dist.Exponential(jnp.exp(0.5 * u)), obs=d)
+    with numpyro.plate("visits", t.shape[0]):
+        numpyro.sample("v", dist.Normal(a + s * t + u[subject], 0.4), obs=v)
+
+
+def log_evidence_of_visits_and_deaths() -> float:
+    """a and s are integrated with the visits; given the six numbers u the rest is a density."""
+    design = np.stack([np.ones(24), VISITS, *np.eye(6)[SUBJECT].T], 1)
+    prior = np.diag([4.0, 4.0, *[0.64] * 6])
+    K = design @ prior @ design.T + 0.16 * np.eye(24)
+    gain = prior @ design.T @ np.linalg.inv(K)
+    mean, cov = gain @ VALUES, prior - gain @ design @ prior
+    quadratic = VALUES @ np.linalg.solve(K, VALUES) + np.linalg.slogdet(2.0 * np.pi * K)[1]
+    u = np.random.default_rng(0).multivariate_normal(mean[2:], cov[2:, 2:], 200_000)
+    deaths = np.sum(0.5 * u - DEATHS * np.exp(0.5 * u), 1)
+    return -0.5 * quadratic + np.log(np.mean(np.exp(deaths)))
+
+
+def test_effects_that_other_observations_see_have_remedies_that_are_right():
+    """The message sent to `integrate=("a", "s")`: 11 nats too high, without a warning."""
+    data = (VISITS, SUBJECT), {"v": VALUES, "d": DEATHS}
+    said = r"maximise \['u'\] with.*Laplace\(integrate=\(\)\); hyper=MAP\(maximise=\('u',\)\)"
+    with pytest.raises(pg.ModelError, match=said):
+        pg.fit(visits_and_deaths, pg.Laplace(), 0, *data[0], **data[1])
+    fit = pg.fit(visits_and_deaths, pg.Laplace(integrate=()), 0, *data[0], **data[1])
+    np.testing.assert_allclose(fit.log_evidence, log_evidence_of_visits_and_deaths(), atol=0.05)
+    points = pg.Laplace(hyper=pg.MAP(maximise=("u",)))
+    found = pg.fit(visits_and_deaths, points, 0, *data[0], **data[1])
+    assert found.hyper["u"].shape == (6,) and found.log_evidence > fit.log_evidence + 5.0
+    with pytest.warns(UserWarning, match=r"loo\(\) scores each row.*\['d'\] belong to none"):
+        assert fit.loo().n_data_points == 24
+    with pytest.warns(UserWarning, match=r"log_density\(\) scores each row.*\['d'\]"):
+        fit.log_density(VISITS[:3], v=VALUES[:3], d=DEATHS, subject=SUBJECT[:3])

@@ -469,6 +469,24 @@ def test_a_class_without_sample_answers_all_that_needs_no_draw(tmp_path):
             found.sample(0, x[:3], 2)
 
 
+class DrawnByNobody(Own):
+    def sample(self, key, sample_shape=()):
+        raise NotImplementedError
+
+
+class Unscored(Own):
+    log_prob = dist.Distribution.log_prob
+
+
+def test_methods_that_a_class_leaves_out_are_named():
+    """They ended in a NotImplementedError without a text."""
+    fit = pg.fit(of_class(DrawnByNobody), pg.Laplace(), 0, x, y=y)
+    with pytest.raises(pg.ModelError, match="DrawnByNobody.*no `sample`.*leave `sample` out"):
+        fit.log_density(x[:3], y[:3])
+    with pytest.raises(pg.ModelError, match="Unscored.*no `log_prob`"):
+        pg.fit(of_class(Unscored), pg.Laplace(), 0, x, y=y)
+
+
 class HoldsItself(Own):
     def keep(self, loc, scale):
         self.loc, self.scale, self.me = loc, scale, self

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import jax
 import numpy as np
@@ -49,8 +50,11 @@ class StreamSource:
 
     @property
     def kept(self) -> dict:
-        """What `stats` say of the data: a fit has no others, and which stream they are of."""
-        return {"first_batch_only": True, "stream": self.stream.token}
+        """What `stats` say of the data: a fit has no others, and which stream they are of; another
+        fit of an iterator has other rows.
+        """
+        token = self.stream.token if self.stream.restarts else uuid4().hex
+        return {"first_batch_only": True, "stream": token}
 
     def peek(self) -> Rows:
         """The first batch, which the first pass will meet again."""

@@ -17,6 +17,14 @@ VALUE_WANTED = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+# methods of a distribution that NumPyro's base class, or a user's, leaves to others
+_WANTED = {
+    "sample": (
+        ", and what was asked for is drawn: give the class sample(self, key, sample_shape=()); or "
+        "leave `sample` out of it, for answers that need no draw"
+    ),
+    "log_prob": ": give the class log_prob(self, value), the log density of each entry",
+}
 _OURS = "ppl_gp jax jaxlib numpyro equinox numpy functools contextlib threading".split()
 
 
@@ -51,13 +59,13 @@ def of_the_model(function: Callable) -> Callable:
                 "distribution uses as an attribute, self.loc = loc."
             ) from error
         except NotImplementedError as error:
-            frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
-            if frames[-1].f_code is not Distribution.sample.__code__:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            name, own = frame.f_code.co_name, frame.f_locals.get("self")
+            if name not in _WANTED or not isinstance(own, Distribution):
                 raise
-            kind = type(frames[-1].f_locals["self"]).__name__
             raise ModelError(
-                f"{kind}, the distribution of a site{_line(error)}, has no `sample`, and what was "
-                "asked for is drawn: give the class sample(self, key, sample_shape=())."
+                f"{type(own).__name__}, the distribution of a site{_line(error)}, has no `{name}`"
+                f"{_WANTED[name]}."
             ) from error
         except TypeError as error:
             if (told := integers_wanted(error)) is None:

@@ -99,6 +99,7 @@ def loo(fit: Record) -> "ELPDData":
             "saved fit does not hold its observations (call loo() before saving), and a "
             "numpyro.factor is of no datum."
         )
+    fit.warn_of_others("loo")
     if own := own_effects(fit):
         raise ModelError(
             f"loo() under SVGP() is not for effects that stand one a datum, {own}: each follows "

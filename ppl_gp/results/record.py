@@ -12,7 +12,7 @@ from ppl_gp.conjugate.family import Family
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
-from ppl_gp.errors import ModelError, Result
+from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
@@ -203,6 +203,19 @@ class Record:
             return sorted(whole)
         known = {**first.known, **first.values}
         return tied_latents(self.model, self.args, self.kwargs, known, tuple(first.latents))
+
+    def warn_of_others(self, verb: str) -> None:
+        """Warn of observed sites that have no entry for each row, which a verb by row leaves
+        out.
+        """
+        reading = self.model.reading
+        apart = [k for k in reading.observed if reading.axis(k) is None]
+        if others := [k for k in apart if k not in reading.predicted]:
+            warn(
+                f"{verb}() scores each row of the first argument, and the observations of {others} "
+                "belong to none: they are left out of its sum. Compare models that differ there by "
+                "their log evidence, compare_models."
+            )
 
     @property
     def independent_draws(self) -> float | None:

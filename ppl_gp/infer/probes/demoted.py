@@ -15,6 +15,7 @@ from jax.extend.core import Literal
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
+from ppl_gp.infer.probes.maximum import remedies
 from ppl_gp.infer.probes.points import effects, flows, is_floating, tell_of_points
 from ppl_gp.model.collapse import collapse
 from ppl_gp.model.collapsed import Collapsed
@@ -87,15 +88,16 @@ def require_none_demoted(
     wide = lambda values: _seen(source, args, kwargs, trace, values, functions)  # noqa: E731
     known, named, gaussians = [], (), _reached(seen, trace, left)
     if left:
+        use = remedies(trace, source.reading, functions)
         if not source.reading.grows:
-            _refuse_or_warn(trace, gaussians, _UNREAD, method)
-        _require_proved(seen, trace, gaussians, method)
+            _refuse_or_warn(trace, gaussians, _UNREAD, method, use)
+        _require_proved(seen, trace, gaussians, method, use)
         joined = lambda k: {*_if_named(source, args, kwargs, k, gaussians)} - {*k}  # noqa: E731
         many += [k for k in gaussians[1:] and gaussians if k not in many and joined([*inside, k])]
         if wanted := [k for k in gaussians if k in many]:
             named = _if_named(source, args, kwargs, [*inside, *wanted], gaussians)
         alone = [k for k in left if k not in named]
-        known = _require_alone(source, args, kwargs, trace, alone, method)
+        known = _require_alone(source, args, kwargs, trace, alone, method, use)
     others = _reached(wide, trace, [k for k in many if k not in left])
     points = [k for k in hyper if k in many and k in (*gaussians, *others) and k not in known]
     points = effects(wide, trace, points, functions)
@@ -116,7 +118,7 @@ def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str
 
 
 def _require_alone(
-    source: Declared, args, kwargs, trace: dict, left: list[str], method: str
+    source: Declared, args, kwargs, trace: dict, left: list[str], method: str, use: str
 ) -> list[str]:
     """Raise `ModelError` where something beside the predictor keeps sites of several values from
     being integrated; warn of single values, and return them.
@@ -133,7 +135,7 @@ def _require_alone(
     if not demoted:
         return []
     why = _why(_seeing(source, args, kwargs, trace, hidden, demoted), demoted, bared)
-    _refuse_or_warn(trace, demoted, why, method)
+    _refuse_or_warn(trace, demoted, why, method, use)
     return demoted
 
 
@@ -157,7 +159,7 @@ def _reached(seen: Callable, trace: dict, left: list[str]) -> list[str]:
     return [k for k in left if k in found]
 
 
-def _require_proved(seen: Callable, trace: dict, reached: list[str], method: str) -> None:
+def _require_proved(seen: Callable, trace: dict, reached: list[str], method: str, use: str) -> None:
     """Raise `ModelError` for a site of several values that the observations see through what looks
     affine and is not proved to be.
     """
@@ -169,19 +171,19 @@ def _require_proved(seen: Callable, trace: dict, reached: list[str], method: str
                 "operation of JAX on its way to the observations, is not known to be affine (sums, "
                 "products, indexing, concatenate and `.at[].set` are)"
             )
-            _refuse_or_warn(trace, [site], why, method)
+            _refuse_or_warn(trace, [site], why, method, use)
 
 
-def _refuse_or_warn(trace: dict, sites: list[str], why: str, method: str) -> None:
+def _refuse_or_warn(trace: dict, sites: list[str], why: str, method: str, use: str) -> None:
     """Raise `ModelError` for Gaussian effects of several values that are not integrated; warn of
-    single values.
+    single values. `use`: the remedies.
     """
     if many := [k for k in sites if np.size(trace[k]["value"]) > 1]:
         raise ModelError(
-            f"{method} would maximise {many} with their spread, and they cannot be integrated: "
-            f"{why}. Change that, or use hyper=Sample() or NUTS(); or give values, "
-            "hyper=Fixed({...}); or say which sites to integrate, integrate=(...), to have the "
-            "others maximised."
+            f"{method} would maximise {many} with the hyperparameters, and they cannot be "
+            f"integrated: {why}. Change that, or use {use}; hyper=MAP(maximise={tuple(many)!r}) "
+            "keeps them as points, which the evidence takes as known (6 values: 11 nats too high "
+            "where tried)."
         )
     if sites:
         told = f"{method} maximises {sites} with the hyperparameters and does not integrate them"

@@ -266,6 +266,7 @@ def log_density(
     require_no_such_argument(fit, "log_density", ("num_draws", "with_error"))
     if num_draws is not None and num_draws < 1:
         raise DataError(f"log_density(num_draws={num_draws}): give at least 1.")
+    fit.warn_of_others("log_density")
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     if getattr(y_new, "ndim", 0) == 1 and _many_separate_rows(fit, X_new, args, kwargs):
         options = {"num_draws": num_draws, "with_error": with_error}
