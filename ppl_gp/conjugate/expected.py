@@ -87,13 +87,10 @@ def _over_nodes(function, seen, values: Values, weights: tuple) -> Array:
     return jnp.sum(jax.vmap(one)((nodes.values, nodes.weights)))
 
 
-def _shape(family: Family) -> tuple[int, ...]:
-    return jax.eval_shape(lambda: family.nodes(family.coordinates())).weights.shape
-
-
 def require_few_nodes(terms: tuple[Term, ...], q: list[Family]) -> None:
     """Raise `ModelError` where a term's product of nodes is too large to sum."""
-    sizes = [_shape(f)[0] for f in q]
+    nodes = [jax.eval_shape(lambda f=f: f.nodes(f.coordinates())) for f in q]
+    sizes = [x.weights.shape[0] for x in nodes]
     for term in terms:
         if (num := math.prod(sizes[j] for j in term.blocks)) > MAX_NODES:
             raise ModelError(

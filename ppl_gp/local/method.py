@@ -165,11 +165,7 @@ def _backward(solution, cotangent, perturbed, differentiable, method, init):
     arrays = jax.tree.map(lambda x, m: jnp.asarray(x) if m else x, differentiable, perturbed)
     K, mean, log_lik = arrays
     bars = method.pull_back(K, mean, log_lik, solution)
-    return _scale(bars, cotangent[0])
-
-
-def _scale(tree, factor):
-    return jax.tree.map(lambda x: factor * x if eqx.is_inexact_array(x) else None, tree)
+    return jax.tree.map(lambda x: cotangent[0] * x if eqx.is_inexact_array(x) else None, bars)
 
 
 def first_sites(method: LocalMethod, factors: Factors, general: bool = False) -> PseudoLikelihood:

@@ -50,7 +50,8 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     """
     case = case_at(record, *by_names(record, X_new, args, kwargs))
     (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
-    if not isinstance(kept, FromPseudo | FromFunctions) and not _of_parts(kept):
+    of_parts = isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
+    if not (isinstance(kept, FromPseudo | FromFunctions) or of_parts):
         raise ModelError(
             "components() is of fits that integrate a predictor's sites together: by Laplace, EP, "
             "VI, LocalBound, and by SVGP where effects stand beside a GP. "
@@ -76,10 +77,6 @@ def _known(record: Record, offset: Array) -> dist.Distribution:
         return dist.Delta(offset[0])
     weights = dist.CategoricalLogits(record.draws.log_weights)
     return dist.MixtureSameFamily(weights, dist.Delta(jnp.moveaxis(offset, 0, -1)))
-
-
-def _of_parts(kept) -> bool:
-    return isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
 
 
 def _predictor_of_one(record: Record) -> Collapsed | None:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import ModelError
-from ppl_gp.model.loadings import Loadings
 from ppl_gp.model.predictor_parts import Levels, Part, Table, Weighted
 from ppl_gp.model.predictor_prior import PredictorGP, widest
 from ppl_gp.numerics.arrow import Arrow, split
@@ -101,7 +100,7 @@ class ArrowVariables(PartsVariables):
         return LevelRoot(blocks, self.tables[self.levels], self.start(self.levels))
 
     def cross(self, prior, X):
-        parts = _at(prior, X).parts
+        parts = prior.kernel.at(X).parts
         return self._joined({k: self._cross(k, parts[k]) for k in self.few}, parts[self.levels])
 
     def cross_of_part(self, site, part):
@@ -163,10 +162,6 @@ def natural_prior(variables: InducingVariables, shape, dtype) -> NaturalGaussian
     num = variables.tables[variables.levels]
     start = variables.start(variables.levels)
     return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))
-
-
-def _at(prior, X) -> Loadings:
-    return prior.kernel.at(X)
 
 
 class ArrowGaussian(NaturalGaussian):

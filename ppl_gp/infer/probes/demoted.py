@@ -243,13 +243,10 @@ def _looks_affine(closed, source, out, x) -> bool:
     for scale in _SCALES:
         start, step = (scale * rng.normal(size=np.shape(x)) for _ in range(2))
         points = [jnp.asarray(start + t * step, source.aval.dtype) for t in (0.0, 1.0, 2.0)]
-        a, b, c = (_flat(evaluated(closed, {source: z}, out)) for z in points)
+        found = ([*map(np.ravel, evaluated(closed, {source: z}, out))] for z in points)
+        a, b, c = map(np.concatenate, found)
         if not np.all(np.abs(a - 2.0 * b + c) <= _TOLERANCE * np.max(np.abs([a, b, c]))):
             return False
         if not np.any(np.abs(c - a) > _TOLERANCE * np.max(np.abs(c))):
             return False
     return True
-
-
-def _flat(arrays) -> np.ndarray:
-    return np.concatenate([np.ravel(np.asarray(v)) for v in arrays])

@@ -61,7 +61,8 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
     if case.layout.local_latents and not bool(_labels_apart(case, seen, labels)):
         return None
     rules = _proved_rules(case, seen, labels)
-    if rules is None or len(labels) * math.prod(_num_nodes(r) for r in rules) > MAX_NODES:
+    nodes = [jax.eval_shape(r.nodes).weights.shape[0] for r in rules or ()]
+    if rules is None or len(labels) * math.prod(nodes) > MAX_NODES:
         return None
     first, second = _integrated(case, seen, rules, labels)
     y: dict[str, Moments | None] = {}
@@ -237,7 +238,3 @@ def _over_nodes(function, rules, values: Values) -> Any:
     shape = jax.eval_shape(inner, jax.tree.map(lambda x: x[0], nodes.values))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
     return lax.scan(add, zero, (nodes.values, nodes.weights))[0]
-
-
-def _num_nodes(rule: Rule) -> int:
-    return jax.eval_shape(rule.nodes).weights.shape[0]
