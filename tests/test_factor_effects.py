@@ -2,6 +2,8 @@
 is computed from, and never of the observations.
 """
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,6 +11,8 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
+from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION
+from ppl_gp.storage.archive import read_archive
 
 RNG = np.random.default_rng(1)
 N, GROUPS = 16, 3
@@ -47,6 +51,13 @@ def censored(X, group, z, seen, y=None):
     eta = parts(X, group, z)
     with numpyro.plate("data", X.shape[0]):
         numpyro.factor("lik", seen * eta - y * jnp.exp(eta))
+
+
+def squared(X, group, z, seen, y=None):
+    """Another formula of a factor."""
+    eta = parts(X, group, z)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.factor("lik", seen * eta - y * eta**2)
 
 
 def sites(X, group, z, time, y=None):
@@ -98,6 +109,12 @@ def test_censored_rows_see_their_own_groups(tmp_path):
     constant = np.sum(seen * np.log(time))  # of the Poisson's density
     assert by_factor.log_evidence == pytest.approx(by_sites.log_evidence - constant, abs=1e-6)
     by_factor.save(tmp_path / "fit")
+    _, arrays = read_archive(tmp_path / "fit", FORMAT, FORMAT_VERSION)
+    assert not any(np.isin(time, x).any() for x in arrays.values())
+    other = types.FunctionType(squared.__code__, globals(), "censored", squared.__defaults__)
+    other.__qualname__ = "censored"
+    with pytest.raises(pg.StoreError, match="formulas behind 'lik'"):
+        pg.load(tmp_path / "fit", other)
     again = pg.load(tmp_path / "fit", censored)
     new = X[:3], G[:3], Z[:3]
     wanted = by_sites.components(*new, np.ones(3))["total"].mean

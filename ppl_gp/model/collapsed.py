@@ -154,8 +154,7 @@ class Collapsed(Declared):
 
     def __call__(self, *args, **kwargs):
         given = Leaves(self.source, args, kwargs).leaves
-        num = self.skeleton.num_rows(given)
-        arrays = self.skeleton.complete(given, num)
+        num, arrays = self.completed(args, kwargs)
         at = self.skeleton.arguments(arrays)
         hyper = sample_hyper(self.source, *at, without=self.plan.sites)
         rest = Rest(arrays, hyper)
@@ -165,6 +164,12 @@ class Collapsed(Declared):
         eta = numpyro.sample(self.plan.name, PredictorGP(kernel, X))
         for name, site in self._observed(eta, rest, num).items():
             self._emit(name, given, site)
+
+    def completed(self, args: tuple, kwargs: dict) -> tuple[int, dict[str, jax.Array]]:
+        """(rows, {path: array}) with something in place of each array that is not given."""
+        given = Leaves(self.source, args, kwargs).leaves
+        num = self.skeleton.num_rows(given)
+        return num, self.skeleton.complete(given, num)
 
     def _observed(self, eta, rest: Rest, num: int) -> dict[str, ObservedPart]:
         """The observed sites at a value of the predictor."""

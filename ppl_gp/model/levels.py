@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError, warn
-from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.predictor import Rest, innovations, shapes, traced
 
@@ -16,9 +15,7 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     """Raise `DataError` where an index of an effect, or of a place, is out of its range, which
     JAX would take for the nearest one inside. Not under `jit`.
     """
-    given = Leaves(model.source, args, kwargs).leaves
-    num = model.skeleton.num_rows(given)
-    arrays = model.skeleton.complete(given, num)
+    num, arrays = model.completed(args, kwargs)
     if num < 2:
         arrays = model.skeleton.twice(arrays)
     rest = Rest(arrays, hyper)
@@ -51,9 +48,7 @@ def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
     """Integrated sites with an entry for each row of the data and covariances between them (a
     random walk over the rows), of which other rows have none. Abstract traces.
     """
-    given = Leaves(model.source, args, kwargs).leaves
-    num = model.skeleton.num_rows(given)
-    arrays = model.skeleton.complete(given, num)
+    num, arrays = model.completed(args, kwargs)
     here, longer = (
         innovations(
             model.source,

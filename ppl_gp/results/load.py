@@ -102,7 +102,7 @@ def check_model(told: dict, fit: Fit) -> list[str]:
     """
     given, first, saved = qualified_name(fit.model), fit.draws.at(0), told["portrait"]
     try:
-        now = portrait(fit.source, fit.args, fit.kwargs, first.known, first.values)
+        now = portrait(fit.model, fit.args, fit.kwargs, first.known, first.values)
         if saved is None:
             raise ValueError("when it was saved it did not run without its observations")
     except Exception as error:  # a model may raise anything without its observations

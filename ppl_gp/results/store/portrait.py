@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
 from ppl_gp.gp import GP, unwrap
+from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.tracing import run
 
 _ROWS = 5  # of the inputs at which a kernel is compared
@@ -28,6 +29,10 @@ def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict:
     """{"classes": {site: words}, "numbers": {site: number}, "formula": digest}; no numbers of a
     model whose densities cannot be computed at this point. Raises whatever the model raises.
     """
+    if isinstance(model, Collapsed):  # its own sites are compared, the integrated ones too
+        if model.source.reading.scored:  # a factor needs some observations to be computed from
+            args, kwargs = model.skeleton.arguments(model.completed(args, kwargs)[1])
+        model = model.source
     first = run(model, args, kwargs, hyper, values)
     classes = {k: words for k, site in first.items() if (words := _class_of(site))}
 

@@ -6,6 +6,7 @@ it back.
 """
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,23 +159,29 @@ def save(fit: Record, path) -> Path:
     path, arrays = Path(path), {}
     args, kwargs = _without_observations(fit)
     named = dict(zip(argument_names(fit.model, len(args)), args, strict=True))
-    collapsed = fit.model if isinstance(fit.model, Collapsed) else None
+    model, first, left = fit.model, fit.draws.at(0), Leaves(fit.model, args, kwargs).arrays
+    collapsed = isinstance(model, Collapsed)
+    if collapsed:  # the first entry of the observations is one of them
+        known = {p: x for p, x in model.skeleton.first.items() if p in left}
+        bones = dataclasses.replace(model.skeleton, first=known)
+        model = Collapsed(model.source, model.plan, bones)
+    told: dict = {"model": qualified_name(model), "reads": reads(model.function), "portrait": None}
+    with suppress(Exception):  # a model may raise anything without observations
+        told["portrait"] = portrait(model, args, kwargs, first.known, first.values)
 
     def arguments(where: str, values: dict) -> dict:
         return {k: encode(v, arrays, f"{where}/{k}", f"argument '{k}'") for k, v in values.items()}
 
-    header = {
-        "args": list(arguments("args", named).values()),
-        "kwargs": arguments("kwargs", kwargs),
-    }
+    positional = list(arguments("args", named).values())
+    header = {"args": positional, "kwargs": arguments("kwargs", kwargs)}
     parts = {
         "draws": fit.draws,
         "local": {k: _local(k, q) for k, q in fit.local.items()},
         "blocks": fit.blocks,
         "names": fit.names.without_rows(),
         "reading": fit.source.reading,
-        "plan": collapsed and collapsed.plan,
-        "skeleton": collapsed and collapsed.skeleton,
+        "plan": model.plan if collapsed else None,
+        "skeleton": model.skeleton if collapsed else None,
         "stats": fit.stats,
         "log_evidence": fit.log_evidence,
         "num_chains": fit.num_chains,
@@ -183,24 +190,11 @@ def save(fit: Record, path) -> Path:
         "method": repr(fit.method),
     }
     header |= {k: encode(v, arrays, k, f"fit.{k}") for k, v in parts.items()}
-    of_model = {
-        "model": qualified_name(fit.model),
-        "reads": reads(fit.model.function),
-        "portrait": _portrait(fit, tuple(args), kwargs),
-    }
     try:
-        write_archive(path, FORMAT, FORMAT_VERSION, {**of_model, **header}, arrays)
+        write_archive(path, FORMAT, FORMAT_VERSION, {**told, **header}, arrays)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}") from error
     return path
-
-
-def _portrait(fit: Record, args: tuple, kwargs: dict) -> dict | None:
-    first = fit.draws.at(0)
-    try:
-        return portrait(fit.source, args, kwargs, first.known, first.values)
-    except Exception:  # noqa: BLE001 - a model may raise anything without observations
-        return None
 
 
 def qualified_name(model) -> str:
@@ -210,7 +204,7 @@ def qualified_name(model) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def _without_observations(fit) -> tuple[list, dict]:
+def _without_observations(fit) -> tuple[tuple, dict]:
     """Arguments with observations taken out: `y`, and arrays that no distribution and no mask is
     computed from.
 
@@ -229,7 +223,7 @@ def _without_observations(fit) -> tuple[list, dict]:
     args, kwargs = leaves.replaced(
         {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
     )
-    return list(args), {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
+    return args, {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
 
 
 def _local(name: str, q):
