@@ -84,12 +84,40 @@ def regression(X, y=None):
 
 @pytest.mark.slow
 def test_the_collapsed_climb_keeps_whole_chunks(monkeypatch):
+    """Its first chunk is done from each of several starts, and the best goes on; a climb that has
+    ended may be followed by another, from elsewhere.
+    """
     y, method = np.sin(2 * X[:, 0]), pg.SVGP(num_inducing=6, collapsed=True)
-    whole = pg.fit(regression, method, 0, X, y=y)
-    stopped_at(3, monkeypatch, collapsed, "_climb")
-    fit = pg.fit(regression, method, 0, X, y=y)
-    assert fit.result == "interrupted" and len(fit.stats["bounds"]) == 2 * collapsed.CHUNK
-    np.testing.assert_array_equal(fit.stats["bounds"], whole.stats["bounds"][: 2 * collapsed.CHUNK])
+    real_climb, real_stages, climbs, starts = collapsed._climb, collapsed._stages, [], []
+
+    def counting(*args):
+        climbs.append(args)
+        return real_climb(*args)
+
+    def noting(problem, state, others, *rest):
+        starts.append((len(climbs), 1 + len(others)))
+        return real_stages(problem, state, others, *rest)
+
+    def stopped(call):
+        with monkeypatch.context() as patched:
+            stopped_at(call, patched, collapsed, "_climb")
+            return pg.fit(regression, method, 0, X, y=y)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collapsed, "_climb", counting)
+        patched.setattr(collapsed, "_stages", noting)
+        pg.fit(regression, method, 0, X, y=y)
+    (_, num), (second, _) = starts
+    assert num > 2
+    for call, chunks in ((2, 1), (num, 1), (num + 1, 1), (num + 2, 2)):
+        fit = stopped(call)
+        assert fit.result == "interrupted"
+        assert len(fit.stats["bounds"]) == chunks * collapsed.CHUNK
+    later = stopped(num + 3).stats["bounds"]
+    np.testing.assert_array_equal(fit.stats["bounds"], later[: 2 * collapsed.CHUNK])
+    first = stopped(second + 1)  # nothing of the second climb: the first one's end
+    assert first.result == "converged"
+    np.testing.assert_array_equal(first.stats["bounds"][: len(later)], later)
 
 
 NUTS = pg.NUTS(num_warmup=30, num_samples=60, num_chains=2)  # chunks: 25, 5, then 25, 25, 10

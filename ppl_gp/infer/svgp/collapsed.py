@@ -138,6 +138,7 @@ def _stages(
     while len(bounds) < max_steps and _ended(bounds, tol) is None:
         state, new, _ = _climb(problem, state, batch)
         for other in others if not len(bounds) else ():
+            yield Stage((state, np.asarray(new)), CHUNK)  # Ctrl-C keeps the best of the starts
             moved, there, _ = _climb(problem, other, batch)
             if there[-1] > new[-1] + MARGIN or not np.isfinite(new[-1]):
                 state, new = moved, there

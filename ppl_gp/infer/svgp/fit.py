@@ -244,7 +244,7 @@ def _fit_collapsed(
     converged = best[0].result is Result.converged
     other = _other(method, subject, problem, start, best[1]) if converged else None
     if other is not None:
-        best = max(best, climbed(other), key=lambda run: run[0].bounds[-1])
+        best = max(best, climbed(other), key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
     reached, end = best
     bound, _ = judged(problem, end, subject, placement(None, None), key)
     result = Result.nonfinite if bound is None or not np.isfinite(bound) else reached.result
