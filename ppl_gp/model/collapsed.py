@@ -165,7 +165,7 @@ class Collapsed(Declared):
         for name, site in self._observed(eta, rest, num).items():
             self._emit(name, given, site)
 
-    def completed(self, args: tuple, kwargs: dict) -> tuple[int, dict[str, jax.Array]]:
+    def completed(self, args: tuple, kwargs: dict) -> tuple[int, dict]:
         """(rows, {path: array}) with something in place of each array that is not given."""
         given = Leaves(self.source, args, kwargs).leaves
         num = self.skeleton.num_rows(given)
