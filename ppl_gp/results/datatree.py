@@ -140,7 +140,8 @@ def to_datatree(
     groups, given = {k: dotted(v) for k, v in groups.items() if v}, dotted(coords or {})
     dims, named = dotted_dimensions(dims), dotted(named)
     require_known("coords", given, sizes_of(groups, dims))
-    functions = _function_coordinates(fit, dims)
+    each = function_rows(fit)  # what each function of a predictor is
+    functions = {} if each is None else {dims[fit.model.plan.name][0]: list(each)}
     own = functions | own_coordinates(named, dims, sizes_of(groups, dims))
     options: dict = {"coords": own | given}
     if predictions is not None:
@@ -157,12 +158,6 @@ def to_datatree(
     tree.attrs = _attributes(fit)
     tree = with_levels(tree, named, TRAINING)
     return tree if predictions is None else with_levels(tree, new.named, NEW)
-
-
-def _function_coordinates(fit: Record, dims: dict) -> dict[str, list[str]]:
-    """{dimension of a predictor's functions: what each is}."""
-    rows = function_rows(fit)
-    return {} if rows is None else {dims[fit.model.plan.name][0]: list(rows)}
 
 
 def _tree(groups: dict[str, dict], dims: dict, options: dict) -> "xr.DataTree":

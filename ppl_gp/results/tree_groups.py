@@ -206,14 +206,11 @@ def names_of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
     found = dict(named)
     for k, site in trace.items():
         if is_observed(site) and not is_factor(site):
-            same = (n for p, n in named.items() if _same(site["value"], leaves[p]))
+            y = site["value"]
+            same = (n for p, n in named.items() if y is leaves[p] or np.array_equal(y, leaves[p]))
             if (names := next(same, None)) is not None:
                 found[k.removesuffix("_observed")] = names
     return found
-
-
-def _same(a, b) -> bool:
-    return a is b or (np.shape(a) == np.shape(b) and np.array_equal(np.asarray(a), np.asarray(b)))
 
 
 if TYPE_CHECKING:

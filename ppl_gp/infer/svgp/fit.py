@@ -64,7 +64,9 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     (key_start, key_run, key_end), seed = _keys(rng_key)
     seed = int(seed)
     if method.collapsed:
-        method = _on_all_data(method, args)
+        if (num := num_rows(args)) is None:
+            raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
+        method = dataclasses.replace(method, batch_size=num)
     subject = look_at(method, model, args, kwargs, seed)
     if method.collapsed:
         _require_collapsible(subject)
@@ -203,12 +205,6 @@ def _keys(key):
     """Three keys, and a number for what the host draws."""
     keys = random.split(key, 3)
     return tuple(keys), random.randint(keys[0], (), 0, 2**31 - 1)
-
-
-def _on_all_data(method: SVGP, args) -> SVGP:
-    if (num := num_rows(args)) is None:
-        raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
-    return dataclasses.replace(method, batch_size=num)
 
 
 def _require_collapsible(subject: Subject) -> None:
