@@ -1,5 +1,6 @@
 """Sites and plates may have any name: trees, leave-one-out, predictions, comparison and files give
-the numbers of the same model under plain names.
+the numbers of the same model under plain names. Random keys go by the order of the names: the plain
+names of a comparison have the order of those that it tests.
 """
 
 import numpy as np
@@ -8,11 +9,12 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
+from ppl_gp.results.tree_dimensions import dots
 
 N = 14
 X = np.linspace(-2.0, 2.0, N)
 Y = np.random.default_rng(2).poisson(np.exp(0.5 + np.sin(X)))
-PLAIN = ("f", "level", "data", "y")
+PLAIN = {True: ("f", "level", "data", "y"), False: ("z", "level", "data", "y")}  # f is first or not
 NAMES = {
     "observations": ("f", "level", "observations", "y"),
     "chain": ("f", "level", "chain", "y"),
@@ -20,7 +22,7 @@ NAMES = {
     "sites": ("draw", "chain", "data", "observations"),
     "slashes": ("a/f", "a/level", "a/data", "a/y"),
     "mixed": ("posterior", "log_likelihood", "y", "observed data"),
-    "clash": ("f", "data", "data", "data_dim_0"),
+    "clash": ("f", "level", "X", "X_dim_0"),
     "words": ("the function", "level (log)", "row nr.", "y*"),
 }
 METHODS = {
@@ -50,7 +52,7 @@ def answers():
 
     def answer(name, method, path):
         if (name, method) not in made:
-            names = PLAIN if name == "plain" else NAMES[name]
+            names = NAMES[name] if name in NAMES else PLAIN[name]
             made[name, method] = asked(model_of(names), names, METHODS[method], path)
         return made[name, method]
 
@@ -67,9 +69,9 @@ def asked(model, names, method, path):
     again = pg.load(fit.save(path / "a.fit"), model)
     compared = pg.compare({"a": fit}, X[:3], Y[:3], num_importance_samples=100).table[0]
     return {
-        "tree": sorted(float(np.sum(posterior[k])) for k in posterior.data_vars),
+        "tree": sums(posterior, names),
         "densities": float(np.sum(list(tree["log_likelihood"].data_vars.values())[0])),
-        "new": sorted(float(np.sum(new[k])) for k in new.data_vars),
+        "new": sums(new, names),
         "loo": np.append(loo.elpd_i.values, loo.elpd),
         "khat": loo.pareto_k.values,
         "compare": [compared["log_density"], compared["elpd_loo"]],
@@ -77,6 +79,14 @@ def asked(model, names, method, path):
         "loaded": again.predict(X[:3] + 0.1).mean,
         "loaded tree": float(np.sum(list(again.to_datatree(num_draws=30).posterior.values())[-1])),
     }
+
+
+def sums(group, names):
+    """Of each variable, f, level and y first, each under its own name; 0 where it is not there."""
+    own = [dots(k) for k in (names[0], names[1], names[3])]
+    others = sorted(set(group.data_vars) - set(own))
+    assert set(others) <= {"eta", "rate"}
+    return [float(np.sum(group[k])) if k in group.data_vars else 0.0 for k in (*own, *others)]
 
 
 CASES = [(n, m) for m in METHODS for n in NAMES]
@@ -88,9 +98,79 @@ QUICK = [("observations", "laplace"), ("slashes", "laplace")]
     [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CASES],
 )
 def test_names_do_not_matter(answers, tmp_path, name, method):
-    want, found = answers("plain", method, tmp_path), answers(name, method, tmp_path)
+    plain = NAMES[name][0] < NAMES[name][1]
+    want, found = answers(plain, method, tmp_path), answers(name, method, tmp_path)
     for what in want:
         np.testing.assert_allclose(found[what], want[what], rtol=1e-4, atol=1e-4, err_msg=what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["laplace", "svgp"])
+def test_the_order_of_names_moves_draws_alone(answers, tmp_path, method):
+    """What is computed without random keys is the same number under names of either order."""
+    want, found = answers(True, method, tmp_path), answers(False, method, tmp_path)
+    for what in ("summary", "loo", "loaded"):
+        np.testing.assert_allclose(found[what], want[what], rtol=1e-6, atol=1e-6, err_msg=what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "sites", "mixed", "words"])
+def test_each_draw_stands_under_its_own_name(name):
+    """The rate of each draw is that of its level and f, by their names; the level's mean and sd are
+    those under the plain names within the error of 400 draws.
+    """
+    moments = []
+    for names in (PLAIN[True], NAMES.get(name, PLAIN[False])):
+        fit = pg.fit(model_of(names), pg.NUTS(200, 400, num_chains=1), 0, X, y=Y, throw=False)
+        posterior = fit.to_datatree()["posterior"]
+        f, level = (posterior[dots(k)].values for k in names[:2])
+        np.testing.assert_allclose(posterior["rate"], np.exp(level[..., None] + f), rtol=1e-9)
+        moments.append((level.mean(), level.std(), f.mean((0, 1))))
+    (want, sd, want_f), (mean, other_sd, f) = moments
+    assert abs(mean - want) < 6 * sd * np.sqrt(2 / 40)  # of 40 effective draws at least
+    assert 0.5 < other_sd / sd < 2.0
+    assert np.all(np.abs(f - want_f) < 6 * np.sqrt(2 / 40))  # the prior's sd of f is 1
+
+
+def clashing(first, second):
+    """A model in which the plate "data" and a site have one name, and which is opened first."""
+
+    def model(X, y=None):
+        named = {"site": lambda: numpyro.sample("data", dist.Normal(0.0, 1.0))}
+        named["rate"] = lambda: numpyro.deterministic("data", 2.0 * X)
+        named["parameter"] = lambda: numpyro.param("data", 1.0)
+        named["plate"] = lambda: numpyro.plate("data", X.shape[0])
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        made = {first: named[first](), second: named[second]()}
+        with made["plate"] if "plate" in made else numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("site", "plate"), ("plate", "site"), ("rate", "plate"), ("parameter", "plate")]
+    + [("plate", "parameter"), ("site", "parameter"), ("site", "rate")],
+)
+def test_a_name_of_two_is_refused(first, second):
+    """NumPyro forgets a site whose name a later plate has: its prior counts nowhere."""
+    with pytest.raises(pg.ModelError, match="two sites named 'data', .* rename one"):
+        pg.fit(clashing(first, second), METHODS["laplace"], 0, X, y=np.sin(X))
+
+
+def test_a_plate_may_be_opened_twice():
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            loc = numpyro.deterministic("loc", 2.0 * f)
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(loc, numpyro.param("noise", 0.3)), obs=y)
+
+    found = pg.fit(model, pg.Laplace(hyper=pg.Fixed({"noise": 0.3})), 0, X, y=np.sin(X))
+    K = 4.0 * np.exp(-0.5 * (X[:, None] - X) ** 2) + 0.09 * np.eye(N)
+    want = float(dist.MultivariateNormal(np.zeros(N), K).log_prob(np.sin(X)))
+    np.testing.assert_allclose(found.log_evidence, want, atol=1e-3)  # the jitter of K
 
 
 def test_two_names_that_are_one_in_a_tree_are_named():

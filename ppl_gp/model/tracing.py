@@ -9,7 +9,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.model.roles import is_factor, is_gp, is_missing_part, is_observed, roles
 from ppl_gp.quick import quick_jit
@@ -39,13 +39,10 @@ class pin(Messenger):
         if is_gp(msg):
             value = self.values.get(msg["name"])
             msg["value"] = _prior_mean(msg) if value is None else value
-        elif not _can_be_drawn(unwrap(msg["fn"])):
+        elif (own := type(unwrap(msg["fn"]))).sample is dist.Distribution.sample or issubclass(
+            own, dist.ImproperUniform
+        ):
             msg["value"] = msg["fn"].support.feasible_like(jnp.zeros(msg["fn"].shape()))
-
-
-def _can_be_drawn(fn) -> bool:
-    has_none = type(fn).sample is dist.Distribution.sample
-    return not (has_none or isinstance(fn, dist.ImproperUniform))
 
 
 def _prior_mean(site):
@@ -100,6 +97,21 @@ class compiled(Messenger):
 @quick_jit
 def _drawn(fn, key, shape):
     return fn(rng_key=key, sample_shape=shape)
+
+
+class _unique(handlers.trace):
+    """A trace that refuses a name of two: NumPyro puts a plate in the place of a site before it."""
+
+    def postprocess_message(self, msg):
+        """Record it. A plate may be opened again, and a parameter asked for again."""
+        name, kind = msg.get("name"), msg["type"]
+        before = self.trace[name]["type"] if name in self.trace else None
+        if before and (before != kind or kind in ("sample", "deterministic")):
+            raise ModelError(
+                f"the model has two sites named {name!r}, of the types {before} and {kind} of "
+                "NumPyro; rename one of them."
+            )
+        super().postprocess_message(msg)
 
 
 class set_gps(Messenger):
@@ -158,7 +170,7 @@ def bare_trace(
             handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {})
         )
         drawn_at_once = compiled(settle(pin(given, latent), drawn))
-        return handlers.trace(drawn_at_once).get_trace(*args, **kwargs)
+        return _unique(drawn_at_once).get_trace(*args, **kwargs)
 
 
 def annotated(trace: dict, model) -> dict:
