@@ -59,13 +59,17 @@ def test_groups_names_and_numbers():
     assert np.all(np.abs(f.mean(0) - want.f_mean) < 5 * np.sqrt(want.f_variance / DRAWS))
     excess = np.abs(found["y"].values[0].mean(0) - want.mean)
     assert np.all(excess < 5 * np.sqrt(want.variance / DRAWS))
+    turned = given | {"X": NEW[["ward", "age"]]}  # columns are selected by their names
+    again = fit.to_datatree(num_draws=DRAWS, predictions=turned)
+    np.testing.assert_array_equal(again["predictions"]["rate"], found["rate"])
+    np.testing.assert_array_equal(again["predictions_constant_data"]["X"], inputs["X"])
     rows = fit.to_datatree(num_draws=2, predictions=given, pred_coords={"patient": range(M)})
     assert rows["predictions"].coords["patient"].values.tolist() == list(range(M))
     for bad, words in (
         ({"predictions": {"exposure": NEW_EXPOSURE}}, r"\{'X': the new inputs, \.\.\.\}"),
         ({"predictions": given | {"y": Y[:M]}}, "without y"),
         ({"predictions": NEW}, "predicting needs 'exposure'"),
-        ({"predictions": given | {"X": NEW[["ward", "age"]]}}, "another order"),
+        ({"predictions": given | {"X": NEW[["age"]]}}, "ward"),
         ({"predictions": given, "pred_coords": {"patient": ["a"]}}, "pred_coords="),
         ({"pred_coords": {"patient": list("abcde")}}, "give both"),
     ):
@@ -100,7 +104,10 @@ def test_draws_go_with_the_posteriors(name):
     tree = fit.to_datatree(num_draws=100, predictions={"X": NEW, "exposure": NEW_EXPOSURE})
     found, posterior = tree["predictions"], tree["posterior"]
     assert found.sizes["chain"] == posterior.sizes["chain"] == (2 if name == "nuts" else 1)
-    level = posterior["level"].values[..., None]
+    points = tree["point_estimates"].data_vars if "point_estimates" in tree.children else {}
+    assert ("level" in points) == (name in ("ep", "vi", "svgp"))
+    assert ("level" in points) != ("level" in posterior.data_vars)
+    level = (points if "level" in points else posterior)["level"].values[..., None]
     np.testing.assert_allclose(found["rate"], 2.0 * level * np.exp(found["f"]), rtol=1e-9)
     want = fit.predict(NEW, NEW_EXPOSURE)
     spread = np.sqrt(np.asarray(want.variance) / found["y"][..., 0].size)
