@@ -97,9 +97,9 @@ def _refits(factors, latent: BehindSites, method, rows):
     """
     prior, log_lik = factors.prior, factors.log_lik
     K, mean, every = covariance_of(prior), jnp.ravel(prior.mean), jnp.arange(log_lik.num)
-    first = latent.sites
-    if not isinstance(first, MinusRankOne):
-        first = method.form(factors)(first.nat1, first.nat2)
+    first, form = latent.sites, method.form(factors)
+    if MinusRankOne not in (type(first), form):  # a rescued softmax keeps its blocks
+        first = form(first.nat1, first.nat2)
 
     def without(n):
         others = log_lik.of_rows(every != n)
