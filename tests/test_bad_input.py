@@ -321,6 +321,22 @@ def test_values_that_the_model_substitutes_are_no_values_of_the_fit():
     assert "variance" not in fit.hyper
 
 
+def test_sites_that_block_hides_are_no_random_constants():
+    """NumPyro draws them out of sight; what it hides and nobody draws changes nothing."""
+    X, y, _ = small_fits.classification()
+    hidden = handlers.block(small_fits.classifier, hide=["variance"])
+    for model in (hidden, handlers.scope(hidden, prefix="a")):
+        with pytest.raises(pg.ModelError, match="handlers.block around the model hides"):
+            pg.fit(model, pg.Laplace(), 0, X, y=y)
+        assert not pg.check(model, X, y=y).ok
+    method = pg.Laplace(hyper=pg.Fixed(small_fits.HYPER))
+    shown, bare = (
+        pg.fit(model, method, 0, X, y=y)
+        for model in (handlers.block(small_fits.classifier, hide=["none"]), small_fits.classifier)
+    )
+    assert shown.log_evidence == bare.log_evidence
+
+
 @pytest.mark.parametrize("kind", ["big-endian", "tuples"])
 def test_arrays_of_other_byte_orders_and_tuples_are_arrays(kind):
     X, y = good()

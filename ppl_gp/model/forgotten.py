@@ -1,6 +1,6 @@
 """Whether a model was given its observations, in a dtype that their density takes, and whether
-handlers around it substitute latents: such a site has a value and is still random, which every
-inference would set anew and the model then ignore.
+handlers around it substitute or hide latents: such a site is still random, and whatever value an
+inference gives it the model ignores.
 """
 
 import functools
@@ -126,7 +126,9 @@ def _refusal(fn, shape: tuple, dtype) -> Exception | None:
 
 
 class _Named(Messenger):
-    """Notes the unobserved sites that have a value already, before anybody draws one."""
+    """Notes the unobserved sites that have a value already, before anybody draws one, and "" where
+    `block` asks for the key of a site that it hides.
+    """
 
     def __init__(self, fn, found: list[str]):
         self.found = found
@@ -136,20 +138,28 @@ class _Named(Messenger):
         """Inside of the seed, which draws."""
         if msg["type"] == "sample" and msg["value"] is not None and not msg["is_observed"]:
             self.found.append(msg["name"])
+        elif msg["type"] == "prng_key":
+            self.found.append("")
 
 
 def require_drawn(model, leaves: Leaves) -> None:
-    """Raise `ModelError` where handlers around the model substitute the value of a site that is
-    drawn; values of params are theirs to give. One abstract trace, where there is such a handler.
+    """Raise `ModelError` where handlers around the model hide a site that is drawn, or substitute
+    its value; values of params are theirs to give. One abstract trace, where there is a handler.
 
-    `substitute` entered inside the model's function is not seen.
+    `substitute` and `block` entered inside the model's function are not seen.
     """
-    around = [h for h in _handlers(model) if isinstance(h, handlers.substitute)]
-    if not around:
+    kinds = (handlers.substitute, handlers.block)
+    if not any(isinstance(h, kinds) for h in _handlers(model)):
         return
+    given = _with_values(model, leaves)
+    if "" in given:
+        raise ModelError(
+            "handlers.block around the model hides sites that are drawn: a fit would hold each at "
+            "one random value. Take the block off, and hold sites by hyper=Fixed({...})."
+        )
+    around = [h for h in _handlers(model) if isinstance(h, handlers.substitute)]
     named = frozenset().union(*(h.data or () for h in around))
     every = any(h.substitute_fn is not None for h in around)
-    given = _with_values(model, leaves)
     # a scope around a handler puts its own name before the site's
     found = [k for k in given if every or k.split("/")[-1] in named]
     if found:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jax import random
-from jaxtyping import Array, Float
 
 from ppl_gp.conjugate.family import Family
 from ppl_gp.conjugate.log_joint import LogJoint
@@ -137,9 +136,7 @@ def _rows(joint: LogJoint, parts: Split, q: list[Family]):
     return q, rows_bound(joint, parts, q)
 
 
-@quick_jit
-def _rest(joint: LogJoint, parts: Split, q: list[Family]) -> Float[Array, ""]:
-    return shared_bound(joint, parts, q)
+_rest = quick_jit(shared_bound)
 
 
 def over_all_data(

@@ -87,7 +87,8 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     (value, t), (gradient, toward) = jax.value_and_grad(loss, (0, 1), has_aux=True)(
         trained, nudges(state.variational.q)
     )
-    finite = jnp.isfinite(value) & _all_finite((gradient, toward))
+    reached = jax.tree.leaves((value, gradient, toward))
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in reached]))
     change = value - state.last.loss
     failed = ~finite
     optimised = _optimised(problem, state, spec, gradient, jnp.sum(batch.weights))
@@ -216,12 +217,6 @@ def _retreat(problem: Problem, state: State) -> State:
 
 def _choose(first: Array, a, b):
     return jax.tree.map(lambda x, y: jnp.where(first, x, y) if eqx.is_array(x) else x, a, b)
-
-
-def _all_finite(tree):
-    return jnp.all(
-        jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)] or [jnp.ones((), bool)])
-    )
 
 
 @full_jit

@@ -115,7 +115,8 @@ def compare_models(
     symmetry = _weights("log_symmetry", log_symmetry, names, 0.0)
     if bad := [k for k, p in prior.items() if not (p > 0 and math.isfinite(p))]:
         raise DataError(f"compare_models(prior={prior}): {bad} must be positive numbers.")
-    kinds = {k: evidence_kind(fit) for k, fit in fits.items()}
+    methods = {k: type(fit.method) for k, fit in fits.items()}
+    kinds = {k: getattr(of, "evidence_is", of.__name__) for k, of in methods.items()}
     if len(set(kinds.values())) > 1 and not mixed:
         raise DataError(
             f"compare_models(): {kinds} are not the same quantity, and the gap of a bound to its "
@@ -146,11 +147,6 @@ def compare_models(
 
 def _error(se: float | None) -> str:
     return "" if se is None else f" (se {se:.2g})"
-
-
-def evidence_kind(fit: Fit) -> str:
-    """What a fit's `log_evidence` is: "estimate" or "lower bound", as its method says."""
-    return getattr(type(fit.method), "evidence_is", type(fit.method).__name__)
 
 
 def _maximised(fit: Fit) -> int:
