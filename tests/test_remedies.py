@@ -745,7 +745,7 @@ ROWS = {
         slow=True,
     ),
     "a stream under SparseNUTS": row(
-        r"give arrays, or fit by SVGP\(\) or MeanField\(\)",
+        r"The methods that take streams are SVGP\(\) and MeanField\(\)",
         lambda: pg.fit(plain, pg.SparseNUTS(num_inducing=3, **_CHAIN), 0, STREAM),
         lambda: pg.fit(plain, sparse(), 0, STREAM),
         slow=True,

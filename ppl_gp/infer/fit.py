@@ -82,7 +82,7 @@ def fit(
     if _is_stream(args) and not hasattr(method, "batch_size"):
         raise DataError(
             f"{type(method).__name__}() was given a Stream and takes all data at once: give "
-            "arrays, or fit by SVGP() or MeanField()."
+            "arrays. The methods that take streams are SVGP() and MeanField()."
         )
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
