@@ -316,6 +316,10 @@ def test_values_that_the_model_substitutes_are_no_values_of_the_fit():
     inside = handlers.scope(model, prefix="a")  # whose names are others
     with pytest.raises(pg.ModelError, match="handlers.subst"):
         pg.fit(inside, pg.Laplace(), 0, X, y=y)
+    drawn = handlers.trace(handlers.seed(small_fits.classifier, 0)).get_trace(X)
+    replayed = handlers.replay(small_fits.classifier, {"variance": drawn["variance"]})
+    with pytest.raises(pg.ModelError, match=r"\['variance'\] have their values from handlers.rep"):
+        pg.fit(replayed, pg.Laplace(), 0, X, y=y)
     held = handlers.condition(small_fits.classifier, {"variance": 2.0})
     fit = pg.fit(held, pg.Laplace(), 0, X, y=y)
     assert "variance" not in fit.hyper

@@ -4,6 +4,7 @@ is computed from, and never of the observations.
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -120,3 +121,27 @@ def test_censored_rows_see_their_own_groups(tmp_path):
     wanted = by_sites.components(*new, np.ones(3))["total"].mean
     for fit in (by_factor, again):
         np.testing.assert_allclose(fit.components(*new)["total"].mean, wanted, atol=1e-6)
+
+
+def clipped(X, is_clipped, y=None):
+    """Rows beyond a limit have a factor, all others a density."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+    with numpyro.plate("data", X.shape[0]):
+        with numpyro.handlers.mask(mask=~is_clipped):
+            seen = numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+        beyond = jax.scipy.stats.norm.logsf(seen, f, 0.3)
+        numpyro.factor("clipped", jnp.where(is_clipped, beyond, 0.0))
+
+
+def test_factors_without_their_observations_score_nothing(tmp_path):
+    """A loaded fit has none, and y is drawn in their place."""
+    y = np.minimum(Y, 0.5)
+    fit = pg.fit(clipped, pg.Laplace(hyper=pg.Fixed({})), 0, X, y >= 0.5, y=y)
+    assert np.isfinite(fit.loo().elpd)
+    assert set(fit.to_datatree()["log_likelihood"]) == {"y", "clipped"}
+    loaded = pg.load(fit.save(tmp_path / "fit"), clipped)
+    with pytest.raises(pg.DataError, match="does not hold its observations"):
+        loaded.loo()
+    assert "log_likelihood" not in loaded.to_datatree().children
+    new = X[:4], y[:4], y[:4] >= 0.5
+    assert np.array_equal(*(f.log_density(*new) for f in (fit, loaded)))

@@ -144,11 +144,10 @@ class _Named(Messenger):
 
 def require_drawn(model, leaves: Leaves) -> None:
     """Raise `ModelError` where handlers around the model hide a site that is drawn, or substitute
-    its value; values of params are theirs to give. One abstract trace, where there is a handler.
-
-    `substitute` and `block` entered inside the model's function are not seen.
+    or replay its value; values of params are theirs to give. One abstract trace, where there is a
+    handler. Those that are entered inside the model's function are not seen.
     """
-    kinds = (handlers.substitute, handlers.block)
+    kinds = (handlers.substitute, handlers.replay, handlers.block)
     if not any(isinstance(h, kinds) for h in _handlers(model)):
         return
     given = _with_values(model, leaves)
@@ -157,16 +156,17 @@ def require_drawn(model, leaves: Leaves) -> None:
             "handlers.block around the model hides sites that are drawn: a fit would hold each at "
             "one random value. Take the block off, and hold sites by hyper=Fixed({...})."
         )
-    around = [h for h in _handlers(model) if isinstance(h, handlers.substitute)]
-    named = frozenset().union(*(h.data or () for h in around))
-    every = any(h.substitute_fn is not None for h in around)
+    around = [h for h in _handlers(model) if isinstance(h, kinds[:2])]
+    is_replay = lambda h: isinstance(h, handlers.replay)  # noqa: E731
+    named = frozenset().union(*(h.trace if is_replay(h) else h.data or () for h in around))
+    every = any(getattr(h, "substitute_fn", None) is not None for h in around)
     # a scope around a handler puts its own name before the site's
     found = [k for k in given if every or k.split("/")[-1] in named]
     if found:
         raise ModelError(
-            f"sites {found} have their values from handlers.substitute around the model, and are "
-            "random all the same: what is inferred of them would be ignored. Hold them by "
-            "hyper=Fixed({...}), or make data of them by handlers.condition."
+            f"sites {found} have their values from handlers.{type(around[0]).__name__} around the "
+            "model, and are random all the same: what is inferred of them would be ignored. Hold "
+            "them by hyper=Fixed({...}), or make data of them by handlers.condition."
         )
 
 

@@ -178,17 +178,18 @@ def annotated(trace: dict, model) -> dict:
     whether they score observations.
 
     It counts from the border between batch and event: -1 is the last batch axis, 0 the first axis
-    that `to_event` took; `None` is a site
-    without data. A model that was not declared leaves the trace as it is.
+    that `to_event` took; `None` is a site without data. A model that was not declared leaves the
+    trace as it is.
     """
     reading = reading_of(model)
     if reading is not None:
-        for name, site in trace.items():
-            if site["type"] == "sample":
-                site["data_axis"] = reading.axis(name)
-                site["is_scored"] = is_observed(site) and (
-                    not is_factor(site) or name in reading.scored
-                )
+        sites = {k: site for k, site in trace.items() if site["type"] == "sample"}
+        observing = [sites[k] for k in reading.observed if k in sites and not is_factor(sites[k])]
+        # a factor sees what is drawn in the place of observations that are not given
+        factors = reading.scored if any(map(is_observed, observing)) or not observing else ()
+        for name, site in sites.items():
+            site["data_axis"] = reading.axis(name)
+            site["is_scored"] = is_observed(site) and (not is_factor(site) or name in factors)
     return trace
 
 

@@ -236,12 +236,14 @@ def _fit_collapsed(
         reached = climb(problem, frees, variables, batch, method.tol, progress)
         return reached, begin(problem, reached.free, reached.variational)
 
-    best = climbed(state)
-    converged = best[0].result is Result.converged
-    other = _other(method, subject, problem, start, best[1]) if converged else None
+    runs = [climbed(state)]
+    converged = runs[0][0].result is Result.converged
+    other = _other(method, subject, problem, start, runs[0][1]) if converged else None
     if other is not None:
-        best = max(best, climbed(other), key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
-    reached, end = best
+        runs.append(climbed(other))
+    reached, end = max(runs, key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
+    if runs[-1][0].result is Result.interrupted:  # what it would have reached is not known
+        reached = reached._replace(result=Result.interrupted)
     bound, _ = judged(problem, end, subject, placement(None, None), key)
     result = Result.nonfinite if bound is None or not np.isfinite(bound) else reached.result
     told = {} if result is Result.nonfinite else errors_of(problem, end, subject, key)
