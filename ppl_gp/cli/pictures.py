@@ -41,16 +41,13 @@ def require_drawable(path: Path | None, problem: Problem, along: str | None = No
         raise DataError(f"--plot {path}: there is no folder {path.parent}; make it first.")
     if along is not None and along not in inputs:
         raise DataError(f"--along {along}: the inputs are {inputs}; give one.")
-    if along is None and not _can_be_seen_whole(problem):
+    num = problem.X.shape[1]
+    drawn = num == 1 or (num == 2 and _is_binary(problem))
+    if along is None and (_holds_words(problem) or not drawn):
         raise DataError(
             f"--plot shows one input of numbers, or two with a target of two outcomes; the inputs "
             f"are {inputs}. Give --along with one of them: the others are held at their medians."
         )
-
-
-def _can_be_seen_whole(problem: Problem) -> bool:
-    num = problem.X.shape[1]
-    return not _holds_words(problem) and (num == 1 or (num == 2 and _is_binary(problem)))
 
 
 def _is_binary(problem: Problem) -> bool:

@@ -2,7 +2,7 @@
 to itself; Ctrl-C that loses nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
@@ -55,6 +55,18 @@ def interruptible(
                 raise
             return last.state, True
     return last.state, False
+
+
+def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
+    """(what `work` gives, or `otherwise` where Ctrl-C ended it, and whether that was so)."""
+    try:
+        found = jax.block_until_ready(work())
+        arrive()
+        return found, False
+    except (KeyboardInterrupt, Exception) as error:
+        if not answered(error):
+            raise
+        return otherwise, True
 
 
 @contextmanager

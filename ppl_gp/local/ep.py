@@ -243,7 +243,9 @@ class EP(LocalMethod):
         start = self._parallel_sweep(K, mean, log_lik, sites)
         q = start.aux[0]
         whole = dense(K)
-        Sigma = whole - whole @ _precision_times(whole, sites)
+        root: Any = prediction_root(whole, sites)  # (K + T^-1)^-1 K, of one function
+        product = root.diagonal[:, None] * whole + root.sign * root.W.T @ (root.W @ whole)
+        Sigma = whole - whole @ product
 
         def visit(n, carry):
             sites, mu, Sigma = carry
@@ -260,9 +262,3 @@ class EP(LocalMethod):
         return start._replace(
             target=target, residual=jnp.maximum(start.residual, mismatch(q, sites, target))
         )
-
-
-def _precision_times(K, sites):
-    """(K + T^-1)^-1 K."""
-    root: Any = prediction_root(K, sites)  # of one function
-    return root.diagonal[:, None] * K + root.sign * root.W.T @ (root.W @ K)

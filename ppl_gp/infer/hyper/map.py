@@ -5,6 +5,7 @@ far. `restarts.py` is one step of all restarts, compiled.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from ppl_gp.infer.hyper.restarts import (
     start,
 )
 from ppl_gp.infer.hyper.space import space, support
-from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
 from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.model.roles import cannot_be_drawn, roles
@@ -106,14 +107,19 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     stages = _stages(ascent, runs, config, again)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
     best = _best(ascent, begun, runs, interrupted, problem.trace)
-    if interrupted or (there := _elsewhere(ascent, begun, runs, config, problem)) is None:
+    if best.result is Result.interrupted:
         return ascent, best
+    look = partial(_elsewhere, ascent, begun, runs, config, problem)
+    there, stopped = unless_stopped(look, None)
+    if there is None:
+        return ascent, best._replace(result=Result.interrupted) if stopped else best
     runs = start(ascent, problem.rng_key, 1, ascent.space.constrain(there))
     begun, stages = runs.point, _stages(ascent, runs, config, None)
     runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
     found = _best(ascent, begun, runs, interrupted, problem.trace)
-    better = found.stats["log_posterior"] > best.stats["log_posterior"]
-    return ascent, found if better else best
+    if found.result is Result.interrupted:
+        best = best._replace(result=found.result)
+    return ascent, max(best, found, key=lambda point: point.stats["log_posterior"])
 
 
 def _elsewhere(
@@ -179,8 +185,9 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
         elif result is Result.max_steps:
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
-        sds = spreads(ascent, runs, best, slopes)
+        sds, pressed = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
         tell_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
+        result = Result.interrupted if pressed else result
     return Point(hyper, result, stats, value, solution)
 
 

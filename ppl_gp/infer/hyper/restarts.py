@@ -139,27 +139,14 @@ def _step(r: Run, at: Evaluation, tol) -> Run:
     hopeless = (r.steps == 0) & ~(loss < UNUSABLE)  # nowhere to back off to
     done = (slope < tol) | flat | stuck | state.terminate | hopeless
     solver, _ = eqx.partition(state, eqx.is_array)
-    told = Run(
-        point,
-        state.y_eval,
-        solver,
-        _finite_or(sites, r.sites),
-        r.scale,
-        loss,
-        slope,
-        r.steps + 1,
-        done,
-    )
+    usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
+    sites = jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, r.sites)
+    told = Run(point, state.y_eval, solver, sites, r.scale, loss, slope, r.steps + 1, done)
     # After the first evaluation, start again with the loss scaled so that the first step has length
     # below one.
     restarted, _ = _fresh(r.point, r.sites)
     first = told._replace(point=r.point, asked=r.point, solver=restarted, scale=1.0 + norm)
     return jax.tree.map(lambda a, b: jnp.where((r.steps == 0) & ~done, a, b), first, told)
-
-
-def _finite_or(sites, fallback):
-    usable = jnp.all(jnp.isfinite(sites.nat1)) & jnp.all(jnp.isfinite(sites.nat2))
-    return jax.tree.map(lambda a, b: jnp.where(usable, a, b), sites, fallback)
 
 
 @quick_jit

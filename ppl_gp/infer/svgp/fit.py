@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.frames.names import Names
@@ -22,6 +21,7 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import tell_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
+from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.probes.demoted import require_none_demoted
 from ppl_gp.infer.probes.maximum import require_bounded
 from ppl_gp.infer.sources import num_rows
@@ -89,24 +89,17 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     told["checkpoint_error"] = checkpoints and checkpoints.error
     if ended.message:  # a bad batch would be met again in the sum over all data
         return make_fit(method, subject, problem, ended, None, told, key_end)
-    try:
-        found = _judgement(problem, subject, state, ended, spread, key_end)
-        arrive()
-        ended, bound, judgement = found
-    except (KeyboardInterrupt, Exception) as error:
-        if not answered(error):
-            raise
-        # the steps are whole: only what would be said of them is missing
-        ended, bound, judgement = ended._replace(result=Result.interrupted), None, {}
+    # the steps are whole: only what would be said of them may be missing
+    (ended, bound, judgement), _ = unless_stopped(
+        lambda: _judgement(problem, subject, state, ended, spread, key_end),
+        (ended._replace(result=Result.interrupted), None, {}),
+    )
     fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
     exact = problem.plan.guide is None and subject.structure.is_shallow and not problem.plan.noisy
     plain = problem.rates.learning is not None and spread.mesh is None
     if exact and plain:
         settled = partial(_settled, problem, ended.state, as_batch(subject.first, key_end))
-        try:
-            _tell_end(fit, subject, ended.state.free, settled)
-        except KeyboardInterrupt as error:  # a warning is all that is missing
-            answered(error)
+        unless_stopped(lambda: _tell_end(fit, subject, ended.state.free, settled), None)
     else:
         _tell_unsettled(fit)
     return fit
@@ -236,17 +229,25 @@ def _fit_collapsed(
         reached = climb(problem, frees, variables, batch, method.tol, progress)
         return reached, begin(problem, reached.free, reached.variational)
 
-    runs = [climbed(state)]
-    converged = runs[0][0].result is Result.converged
-    other = _other(method, subject, problem, start, runs[0][1]) if converged else None
-    if other is not None:
-        runs.append(climbed(other))
+    def judge():
+        bound, _ = judged(problem, end, subject, placement(None, None), key)
+        usable = bound is not None and np.isfinite(bound)
+        return bound, errors_of(problem, end, subject, key) if usable else None
+
+    def again():
+        other = _other(method, subject, problem, start, runs[0][1])
+        return None if other is None else climbed(other)
+
+    runs, pressed = [climbed(state)], False
+    if runs[0][0].result is Result.converged:
+        second, pressed = unless_stopped(again, None)
+        runs += [] if second is None else [second]
     reached, end = max(runs, key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
-    if runs[-1][0].result is Result.interrupted:  # what it would have reached is not known
-        reached = reached._replace(result=Result.interrupted)
-    bound, _ = judged(problem, end, subject, placement(None, None), key)
-    result = Result.nonfinite if bound is None or not np.isfinite(bound) else reached.result
-    told = {} if result is Result.nonfinite else errors_of(problem, end, subject, key)
+    (bound, told), stopped = unless_stopped(judge, (None, {}))
+    # what a second climb would have reached is not known
+    interrupted = stopped or pressed or runs[-1][0].result is Result.interrupted
+    result = Result.interrupted if interrupted else reached.result
+    result, told = (Result.nonfinite, {}) if told is None else (result, told)
     ended = Ended(end, result, reached.bounds, None)
     fit = make_fit(method, subject, problem, ended, bound, told, key)
     for name in ("q_gap", "map_gradient"):  # of other steps than these
@@ -256,7 +257,7 @@ def _fit_collapsed(
         best, log_p = best_sites(problem, free, reached.variational.variables, batch)
         return float(best.bound + log_p)
 
-    _tell_end(fit, subject, reached.free, settled)
+    unless_stopped(lambda: _tell_end(fit, subject, reached.free, settled), None)
     return fit
 
 
