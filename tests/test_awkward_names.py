@@ -6,6 +6,7 @@ names of a comparison have the order of those that it tests.
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import ppl_gp as pg
@@ -178,3 +179,62 @@ def test_two_names_that_are_one_in_a_tree_are_named():
     fit = pg.fit(model, METHODS["laplace"], 0, X, y=Y)
     with pytest.raises(pg.DataError, match="one name in a tree; rename"):
         fit.to_datatree(num_draws=3)
+
+
+ROLES = ("f", "effect", "spread", "y", "twice")
+ROWS = [f"row {i}" for i in range(N)]
+TABLE = pd.DataFrame({"a": X, "b": X**2}, index=ROWS)
+GROUP = pd.Series(np.random.default_rng(3).permutation(N), index=ROWS)  # as many levels as rows
+
+
+def tree_of(names):
+    """Of a model whose sites have these names, and whose arguments are table, group and e."""
+    f, effect, spread, y, twice = names
+
+    def model(table, group, e, obs=None):
+        spreads = numpyro.sample(spread, dist.HalfNormal(1.0).expand([2]).to_event(1))
+        numpyro.deterministic(twice, 2.0 * spreads)
+        with numpyro.plate("level", N):
+            effects = numpyro.sample(effect, dist.Normal(0.0, spreads[0]))
+        values = numpyro.sample(f, pg.GP(pg.kernels.RBF(spreads[1], 1.0), table))
+        with numpyro.plate("data", table.shape[0]):
+            numpyro.sample(y, dist.Normal(values + effects[group] + e, 0.5), obs=obs)
+
+    known = pg.Fixed({spread: np.array([0.5, 0.8])})
+    fit = pg.fit(model, pg.Laplace(hyper=known), 0, TABLE, GROUP, np.zeros(N), obs=np.sin(X))
+    new = {"table": TABLE[:3], "group": GROUP[:3], "e": np.zeros(3)}
+    return fit.to_datatree(num_draws=5, whole=True, predictions=new)
+
+
+def told(tree, names):
+    """{(group, variable): (dimensions, their labels, values)}, of sites by their roles."""
+    role = dict(zip(names, ROLES, strict=True))
+    found = {}
+    for group, data in tree.children.items():
+        known = {} if group.endswith("constant_data") else role
+        plain = lambda d: d.replace(d.split("_dim_")[0], known.get(*[d.split("_dim_")[0]] * 2))  # noqa: B023, E731
+        for k, v in data.data_vars.items():
+            labels = [v[d].values.tolist() for d in v.dims]
+            found[group, known.get(k, k)] = ([plain(d) for d in v.dims], labels, v.values)
+    return found
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("table", "group", "e", "obs", "twice"),
+        pytest.param(("group", "e", "table", "a", "obs"), marks=pytest.mark.slow),
+        pytest.param(("e", "table", "group", "b", "a"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_site_called_as_an_argument_keeps_its_dimensions(names):
+    """So does the argument: in each group what a tree of other names has."""
+    want, found = told(tree_of(ROLES), ROLES), told(tree_of(names), names)
+    assert want.keys() == found.keys()
+    assert want["posterior", "effect"][0] == ["chain", "draw", "level"]
+    assert want["posterior", "f"][1][2] == ROWS
+    for key, (dims, labels, values) in want.items():
+        assert [d.removesuffix("_") for d in found[key][0]] == dims, key
+        assert found[key][1] == labels, key
+        if key[0] in ("constant_data", "observed_data", "point_estimates", "log_likelihood"):
+            np.testing.assert_allclose(found[key][2], values, atol=1e-6)

@@ -80,9 +80,10 @@ def test_groups_names_and_numbers():
 def test_columns_that_are_no_variables_of_their_own():
     columns = ("age", "mg/l", "f", "", "X_dim_1", "patient")
     inputs, names = {"X": np.ones((4, 6))}, {"X": ArrayNames(columns, (None,) * 6)}
-    dims = {"X": ["patient", "X_dim_1"], "f": ["patient"]}
-    found, _, along = with_columns(inputs, names, dims)
-    assert list(found) == ["age", "X"] and along["age"] == ["patient"]
+    found = with_columns("constant_data", inputs, {"X": ["patient", "X_dim_1"]}, names)
+    # "f" is a site's name, and a variable of other groups
+    assert list(found.groups["constant_data"]) == ["age", "f", "X"]
+    assert found.dims["age"] == ["patient"]
 
 
 CHAIN = {"num_warmup": 60, "num_samples": 100}

@@ -28,29 +28,25 @@ from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.tree_dimensions import (
+    Part,
     data_plate,
     deterministic_dimensions,
     dots,
     dotted,
-    dotted_dimensions,
     input_dimensions,
     inputs_of,
     label_of,
-    require_known,
     site_dimensions,
-    sizes_of,
     without_clashes,
 )
 from ppl_gp.results.tree_groups import (
-    NEW,
-    TRAINING,
+    coordinates,
+    datasets,
     deterministic_sites,
     further_groups,
     names_of_variables,
-    own_coordinates,
     predicted_groups,
     with_columns,
-    with_levels,
     without_masked_rows,
 )
 from ppl_gp.storage.archive import package_versions
@@ -94,9 +90,9 @@ def to_datatree(
     {"data": names of the rows}. Where the fit has names (`fit.names`), columns and rows are
     coordinates of their dimensions, unless `coords` has others, and a variable of labels has them
     as the attribute `levels`; the columns of a table are variables of `constant_data` too, for
-    `plot_lm(tree, x="age")`, where nothing else has their name. A slash in a site's name (of
-    NumPyro's `scope`) becomes a dot, as a tree's names have none. The rows of a predictor of
-    several functions are called what they are (`fit.functions`).
+    `plot_lm(tree, x="age")`, where no other argument or dimension has their name. A slash in a
+    site's name (of NumPyro's `scope`) becomes a dot, as a tree's names have none. The rows of a
+    predictor of several functions are called what they are (`fit.functions`).
 
     `predictions`: new inputs, as `predict` takes them, or, for a model of further arguments,
     {argument: value}, as {"X": X_new, "exposure": exposure_new}. It adds `predictions` (y, f and
@@ -130,50 +126,38 @@ def to_datatree(
     groups["point_estimates"] |= jax.tree.map(np.asarray, still)
     shapes = {k: np.shape(v)[1:] for k, v in further.items()}
     shapes |= {k: np.shape(v) for k, v in still.items()}
-    dims = dimensions(fit, sites) | deterministic_dimensions(fit, shapes, data_plate(sites))
-    dims = without_clashes(dims)
+    own = dimensions(fit, sites) | deterministic_dimensions(fit, shapes, data_plate(sites))
     if whole:
         found = further_groups(fit, values, key, num_draws)
         groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
-    named = names_of_variables(fit, sites)
-    groups["constant_data"], named, dims = with_columns(groups["constant_data"], named, dims)
-    groups, given = {k: dotted(v) for k, v in groups.items() if v}, dotted(coords or {})
-    dims, named = dotted_dimensions(dims), dotted(named)
-    require_known("coords", given, sizes_of(groups, dims))
+    inputs = inputs_of(fit.model, fit.args, fit.kwargs)
+    along = input_dimensions(fit.model, inputs, data_plate(sites))
+    own, along = without_clashes(own, along)
+    observed, named = names_of_variables(fit, sites)
+    constant = with_columns("constant_data", inputs, along, named)
+    training = Part(groups, own, observed).dotted(), constant.dotted()
     each = function_rows(fit)  # what each function of a predictor is
-    functions = {} if each is None else {dims[fit.model.plan.name][0]: list(each)}
-    own = functions | own_coordinates(named, dims, sizes_of(groups, dims))
-    options: dict = {"coords": own | given}
+    functions = {} if each is None else {training[0].dims[fit.model.plan.name][0]: list(each)}
+    given = dotted(coords or {})
+    labels = coordinates("coords", training, functions, given)
+    found = datasets(training, labels)
     if predictions is not None:
         num = np.shape(next(iter({**hyper, **f}.values())))[0]
-        new = predicted_groups(fit, predictions, random.fold_in(key, _NEW), num, named, still)
-        groups |= new.groups | {"predictions": by_chain(new.groups["predictions"], _chains(fit))}
+        drawn, inputs = predicted_groups(
+            fit, predictions, random.fold_in(key, _NEW), num, observed, still
+        )
+        drawn.groups["predictions"] = by_chain(drawn.groups["predictions"], _chains(fit))
         rows = dots(data_plate(sites) or "")
         shared = functions | {d: labels for d, labels in given.items() if d != rows}
-        options |= new.options(shared, dotted(pred_coords or {}))
+        labels = coordinates("pred_coords", (drawn, inputs), shared, dotted(pred_coords or {}))
+        found |= datasets((drawn, inputs), labels)
     elif pred_coords:
         raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
+    import xarray as xr  # with pandas it takes a second, which a fit need not wait for
+
     scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
-    tree = without_masked_rows(_tree(groups, dims, options), scored)
+    tree = without_masked_rows(xr.DataTree.from_dict(found), scored)
     tree.attrs = _attributes(fit)
-    tree = with_levels(tree, named, TRAINING)
-    return tree if predictions is None else with_levels(tree, new.named, NEW)
-
-
-def _tree(groups: dict[str, dict], dims: dict, options: dict) -> "xr.DataTree":
-    """By ArviZ. A log prior has one density for an event, and so the batch's dimensions alone;
-    point estimates have no draws.
-    """
-    import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
-
-    densities, points = groups.pop("log_prior", None), groups.pop("point_estimates", None)
-    tree = arviz_base.from_dict(groups, dims=dims, **options)
-    if densities:
-        own = {"coords": options["coords"], "dims": dims, "skip_event_dims": True}
-        tree["log_prior"] = type(tree)(arviz_base.dict_to_dataset(densities, **own))
-    if points:
-        own = {"coords": options["coords"], "dims": dims, "sample_dims": []}
-        tree["point_estimates"] = type(tree)(arviz_base.dict_to_dataset(points, **own))
     return tree
 
 
@@ -190,7 +174,6 @@ def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: d
         "point_estimates": {k: np.asarray(hyper[k][0]) for k in hyper if k in fit.points},
         "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), _chains(fit)),
         "observed_data": observed,
-        "constant_data": inputs_of(fit.model, fit.args, fit.kwargs),
         "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
     }
 
@@ -346,8 +329,8 @@ def scored_names(trace: dict) -> list[str]:
 
 
 def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
-    """{variable: names of its dimensions after chain and draw}: plates by name, else
-    `<variable>_dim_<i>`.
+    """{variable that has draws or is observed: names of its dimensions after chain and draw}:
+    plates by name, else `<variable>_dim_<i>`.
     """
     kept = [
         k
@@ -356,9 +339,7 @@ def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
     ]
     plate = data_plate(trace)
     named = {label_of(k, trace): site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
-    named |= _part_dimensions(fit)
-    inputs = inputs_of(fit.model, fit.args, fit.kwargs)
-    return {**named, **input_dimensions(fit.model, inputs, plate)}
+    return named | _part_dimensions(fit)
 
 
 def _part_dimensions(fit: Record) -> dict[str, list[str]]:

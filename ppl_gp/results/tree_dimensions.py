@@ -2,12 +2,14 @@
 plates by name, else `<variable>_dim_<i>`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.model.arguments import Leaves, argument_names
 from ppl_gp.model.declared import Declared
 from ppl_gp.model.roles import data_plates, is_factor
@@ -15,7 +17,24 @@ from ppl_gp.model.tracing import run
 from ppl_gp.results.record import Record
 
 # no chains, no draws
-_DATA = ("observed_data", "constant_data", "predictions_constant_data", "point_estimates")
+DATA = ("observed_data", "constant_data", "predictions_constant_data", "point_estimates")
+
+
+class Part(NamedTuple):
+    """Groups in which a name is one variable: those of sites, or those of arguments, as an argument
+    may be called as a site. {group: {variable: array}}, {variable: dimensions after chain and
+    draw}, {variable: names of its rows and columns}.
+    """
+
+    groups: dict[str, dict]
+    dims: dict[str, list[str]]
+    named: dict[str, ArrayNames]
+
+    def dotted(self) -> "Part":
+        """Under names that a tree can hold."""
+        dims = {k: [dots(d) for d in own] for k, own in self.dims.items()}
+        groups = {group: dotted(values) for group, values in self.groups.items() if values}
+        return Part(groups, dotted(dims), dotted(self.named))
 
 
 def label_of(name: str, trace: dict) -> str:
@@ -115,26 +134,31 @@ def dots(name: str) -> str:
     return f"{name}_" if name in ("chain", "draw") else name
 
 
-def dotted_dimensions(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Of {variable: dimensions}, both."""
-    return dotted({k: [dots(d) for d in dims] for k, dims in named.items()})
-
-
-def without_clashes(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """The same with `_dim` behind a dimension that is called as a variable, which xarray takes for
-    its coordinate.
+def without_clashes(sites: dict, inputs: dict) -> tuple[dict, dict]:
+    """Both {variable: dimensions}, with `_dim` behind a dimension that is called as a variable,
+    which xarray takes for its coordinate, and an underscore behind an argument's own dimension
+    that a site of its name has.
     """
-    return {k: [f"{d}_dim" if d in named else d for d in dims] for k, dims in named.items()}
+    taken = {*sites, *inputs}
+    free = lambda own: [f"{d}_dim" if d in taken else d for d in own]  # noqa: E731
+    apart = lambda k, own: [f"{d}_" if d.startswith(f"{k}_dim_") else d for d in own]  # noqa: E731
+    return (
+        {k: free(own) for k, own in sites.items()},
+        {k: free(apart(k, own) if k in sites else own) for k, own in inputs.items()},
+    )
 
 
-def sizes_of(groups: Mapping[str, Mapping], dims: Mapping, draws: int = 2) -> dict[str, int]:
-    """{dimension: its length} in these groups, whose draws have `draws` leading axes."""
-    sizes = {}
-    for group, values in groups.items():
-        first = 0 if group in _DATA else draws
-        for k, v in values.items():
-            sizes |= dict(zip(dims.get(k, ()), np.shape(v)[first:], strict=False))
-    return sizes
+def sizes_of(parts: Iterable[Part]) -> dict[str, int]:
+    """{dimension: its length} in the groups."""
+    return {
+        d: n
+        for part in parts
+        for group, values in part.groups.items()
+        for k, v in values.items()
+        for d, n in zip(
+            part.dims.get(k, ()), np.shape(v)[0 if group in DATA else 2 :], strict=False
+        )
+    }
 
 
 def require_known(option: str, coords: Mapping, sizes: Mapping[str, int]) -> None:

@@ -5,8 +5,8 @@ data, its prior densities, and deterministic sites.
 """
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,10 @@ from ppl_gp.results.query.by_names import named_at
 from ppl_gp.results.query.query import case_at
 from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import (
+    DATA,
+    Part,
     data_plate,
     deterministic_dimensions,
-    dotted,
-    dotted_dimensions,
     input_dimensions,
     inputs_of,
     label_of,
@@ -136,30 +136,31 @@ def _before(model, args, kwargs, key, num_draws: int) -> dict:
 if TYPE_CHECKING:
     import xarray as xr
 
-TRAINING = ("constant_data", "observed_data", "posterior_predictive", "prior_predictive")
-NEW = ("predictions", "predictions_constant_data")
 
+def coordinates(option: str, parts: tuple[Part, ...], shared: Mapping, given: Mapping) -> dict:
+    """{dimension: labels} of `parts`: of their columns and rows that have names, before these
+    `shared` ones where the dimension has that length, before both `given` ones.
 
-def own_coordinates(named: Mapping[str, ArrayNames], dims: dict, sizes: dict[str, int]) -> dict:
-    """{dimension: labels} of columns and rows that have names. `named`: {variable: names}; `dims`:
-    {variable: dimensions}; `sizes`: {dimension: length}.
+    Raises `DataError` for given labels of other dimensions or lengths; `option` has them.
     """
-    found: dict = {}
-    for variable, names in named.items():
-        own = dims.get(variable, ())
-        if names.columns and len(own) > 1:
-            found.setdefault(own[-1], list(names.columns))
-        if names.rows and own:
-            found.setdefault(own[0], list(names.rows))
-    return {d: labels for d, labels in found.items() if sizes.get(d) == len(labels)}
+    sizes, found = sizes_of(parts), {}
+    require_known(option, given, sizes)
+    for part in parts:
+        for variable, names in part.named.items():
+            own = part.dims.get(variable, ())
+            if names.columns and len(own) > 1:
+                found.setdefault(own[-1], list(names.columns))
+            if names.rows and own:
+                found.setdefault(own[0], list(names.rows))
+    return {
+        d: labels for d, labels in (found | shared).items() if sizes.get(d) == len(labels)
+    } | given
 
 
-def with_columns(
-    inputs: dict, named: Mapping[str, ArrayNames], dims: dict
-) -> tuple[dict, dict[str, ArrayNames], dict]:
-    """(inputs, names, dimensions) with the columns of tables as variables of their own, before the
-    tables: what ArviZ's pictures put along an axis. A name that something else has, or that a tree
-    takes for a path, is left out.
+def with_columns(group: str, inputs: dict, dims: dict, named: Mapping[str, ArrayNames]) -> Part:
+    """The arguments, in this group, with the columns of tables as variables of their own, before
+    the tables: what ArviZ's pictures put along an axis. A name that another argument or a dimension
+    has, or that a tree takes for a path, is left out.
     """
     taken = {*dims, *(d for own in dims.values() for d in own)}
     columns, labels, along = {}, {}, {}
@@ -171,22 +172,26 @@ def with_columns(
                 columns[column] = inputs[path][:, j]
                 labels[column] = ArrayNames((column,), (names.level(j),))
                 along[column] = dims[path][:1]
-    return {**columns, **inputs}, {**named, **labels}, {**dims, **along}
+    return Part({group: {**columns, **inputs}}, {**dims, **along}, {**named, **labels})
 
 
-def with_levels(
-    tree: "xr.DataTree", named: Mapping[str, ArrayNames], groups: Iterable[str]
-) -> "xr.DataTree":
-    """The tree with the attribute `levels` on variables of labels in these groups: a list of them,
-    the integers being their places; of a frame, JSON of {column: list}.
+def datasets(parts: tuple[Part, ...], coords: Mapping) -> "dict[str, xr.Dataset]":
+    """{group: its variables}, by ArviZ. A log density has the batch's dimensions alone. Variables
+    of labels have the attribute `levels`: a list of them, the integers being their places; of a
+    frame, JSON of {column: list}.
     """
-    for variable, names in named.items():
-        if not any(names.levels):
-            continue
-        for group in groups:
-            if group in tree.children and variable in tree[group].data_vars:
-                tree[group][variable].attrs["levels"] = _told(names)
-    return tree
+    import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
+
+    found = {}
+    for groups, dims, named in parts:
+        for group, values in groups.items():
+            density, draws = group in ("log_likelihood", "log_prior"), [] if group in DATA else None
+            found[group] = arviz_base.dict_to_dataset(
+                values, coords=coords, dims=dims, sample_dims=draws, skip_event_dims=density
+            )
+            for variable in [k for k in named if k in values and any(named[k].levels)]:
+                found[group][variable].attrs["levels"] = _told(named[variable])
+    return found
 
 
 def _told(names: ArrayNames) -> list[str] | str:
@@ -197,24 +202,20 @@ def _told(names: ArrayNames) -> list[str] | str:
     return json.dumps({k: labels for k, labels in pairs if labels})
 
 
-def names_of_variables(fit: Record, trace: dict) -> dict[str, ArrayNames]:
-    """{variable: its names}: an argument by its path, an observed site by the argument that it
-    observes, which has the same values.
+def names_of_variables(fit: Record, trace: dict) -> tuple[dict, dict]:
+    """({observed site: names of the argument that it observes, which has the same values},
+    {argument's path: its names}).
     """
     leaves = Leaves(fit.model, fit.args, fit.kwargs).arrays
     named = {p: names for p, names in fit.names.items() if p in leaves}
-    found = dict(named)
+    found = {}
     for k, site in trace.items():
         if is_observed(site) and not is_factor(site):
             y = site["value"]
             same = (n for p, n in named.items() if y is leaves[p] or np.array_equal(y, leaves[p]))
             if (names := next(same, None)) is not None:
                 found[k.removesuffix("_observed")] = names
-    return found
-
-
-if TYPE_CHECKING:
-    import xarray as xr
+    return found, named
 
 
 def without_masked_rows(tree: "xr.DataTree", scored: dict[str, dict]) -> "xr.DataTree":
@@ -250,28 +251,6 @@ def _left_out(site: dict) -> tuple[int, np.ndarray] | None:
     return axis % len(shape), np.logical_not(np.any(seen, axis=1))
 
 
-class Predicted(NamedTuple):
-    """`groups`: {group: {variable: array}}, draws (S, ...) in `predictions`; `dims`: {variable:
-    dimensions after chain and draw}; `named`: {variable: names}.
-    """
-
-    groups: dict[str, dict]
-    dims: dict[str, list[str]]
-    named: dict[str, ArrayNames]
-
-    def options(self, shared: Mapping[str, Sequence], coords: Mapping[str, Sequence]) -> dict:
-        """`pred_dims` and `pred_coords` of ArviZ's `from_dict`: the coordinates that the names
-        give, `shared` ones where the dimension has that length, and `coords` before both.
-
-        Raises `DataError` for coordinates of other dimensions or lengths.
-        """
-        sizes = sizes_of(self.groups, self.dims, draws=1)
-        require_known("pred_coords", coords, sizes)
-        fitting = {d: labels for d, labels in shared.items() if sizes.get(d) == len(labels)}
-        own = own_coordinates(self.named, self.dims, sizes)
-        return {"pred_dims": self.dims, "pred_coords": {**own, **fitting, **coords}}
-
-
 def predicted_groups(
     fit: Record,
     predictions: Any,
@@ -279,9 +258,9 @@ def predicted_groups(
     num: int,
     trained: Mapping[str, ArrayNames],
     fixed: Container[str],
-) -> Predicted:
-    """y, f and deterministic sites at new inputs, `num` joint draws: draw s at the hyperparameters
-    of the posterior's draw s.
+) -> tuple[Part, Part]:
+    """y, f and deterministic sites at new inputs, `num` joint draws, draw s at the hyperparameters
+    of the posterior's draw s; and these inputs.
 
     `predictions`: the new inputs, or {argument: value} with them among others; `trained`: {variable
     of the training data: names}; `fixed`: deterministic sites that have no distribution, and so
@@ -297,16 +276,16 @@ def predicted_groups(
     labels = {s.name: s.label for s in case.layout.sites} | {k: k for k in f}
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
     dims |= deterministic_dimensions(fit, {k: np.shape(v)[1:] for k, v in further.items()}, plate)
-    dims |= input_dimensions(fit.model, inputs, plate)
-    inputs |= {k: np.asarray(further.pop(k)[0]) for k in list(further) if k in fixed}
-    own = {p: found for p, found in names.items() if p in inputs}
-    own |= {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
-    inputs, named, dims = with_columns(inputs, own, without_clashes(dims))
-    groups = {
-        "predictions": dotted(jax.tree.map(np.asarray, {**further, **f, **y})),
-        "predictions_constant_data": dotted(inputs),
-    }
-    return Predicted(groups, dotted_dimensions(dims), dotted(named))
+    along = input_dimensions(fit.model, inputs, plate)
+    for k in [k for k in further if k in fixed]:
+        own = f"{k}_" if k in inputs else k
+        inputs[own], along[own] = np.asarray(further.pop(k)[0]), dims[k]
+    dims, along = without_clashes(dims, along)
+    own = {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
+    drawn = {"predictions": jax.tree.map(np.asarray, {**further, **f, **y})}
+    named = {p: found for p, found in names.items() if p in inputs}
+    constant = with_columns("predictions_constant_data", inputs, along, named)
+    return Part(drawn, dims, own).dotted(), constant.dotted()
 
 
 def _arguments(fit: Record, predictions) -> tuple[Any, dict]:
