@@ -122,6 +122,7 @@ def test_columns_are_selected_by_name():
 
 
 REFUSED = {
+    "a row": (lambda f: f.iloc[0], r"is one row, a Series; give a frame, frame.iloc\[\[0\]\]"),
     "missing": (lambda f: f.drop(columns="dose"), r"lacks the columns \['dose'\]"),
     "other": (lambda f: f.rename(columns={"age": "Age"}), r"lacks .*\['age'\] and has .*\['Age'\]"),
     "unknown label": (

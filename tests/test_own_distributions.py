@@ -503,3 +503,17 @@ def test_attributes_that_are_no_trees_are_named(kind):
     with pytest.raises(pg.ModelError, match=f"{kind.__name__}.*holds itself, or is a dictionary"):
         pg.fit(of_class(kind), pg.Laplace(), 0, x, y=y)
     assert not pg.check(of_class(kind), x, y=y).ok
+
+
+class WithoutSupport(Own):
+    support = None
+
+
+def test_a_class_without_a_support_is_told_so():
+    def model(X, y=None):
+        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", WithoutSupport(f, NOISE), obs=y)
+
+    with pytest.raises(pg.ModelError, match="'y': WithoutSupport has no support; declare"):
+        pg.fit(model, pg.Laplace(), 0, x, y=y)

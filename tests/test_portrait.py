@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from small_fits import made_fit
 
 import ppl_gp as pg
@@ -70,6 +71,20 @@ def test_another_model_of_the_same_name_is_refused(change, saved):
     assert old in BEFORE
     with pytest.raises(StoreError, match=f"a.fit was saved from another model.*{words}"):
         pg.load(saved, made(BEFORE.replace(old, new)))
+
+
+def test_a_conditioned_model_is_another(tmp_path):
+    """A file of a model with effects was called damaged; of others the condition was ignored."""
+    text = BEFORE.replace("f, 0.3", "numpyro.sample('level', dist.Normal(0.0, 1.0)) + f, 0.3")
+    model = made(text)
+    path = made_fit(model, KNOWN, X, y=np.sin(X)).save(tmp_path / "a.fit")
+    for site in ("scale", "level"):
+        other = handlers.condition(model, {site: jnp.array(0.5)})
+        with pytest.raises(StoreError, match=f"from another model.*'{site}' is observed"):
+            pg.load(path, other)
+    broken = handlers.condition(model, {"f": "not an array"})
+    with pytest.raises(StoreError, match="does not run with the saved arguments"):
+        pg.load(path, broken)
 
 
 @pytest.mark.parametrize("before, after", [("f + u", "f - u"), ("f + u", "jnp.sin(f) + u")])

@@ -148,6 +148,8 @@ def _open_frame(path: str, value, library: str, wanted=None) -> Table | None:
             return None
         if is_frame and wanted and set(wanted) <= set(found.columns):
             found = found.select(*wanted)
+        elif wanted and wanted[1:] and set(wanted) <= set(getattr(value, "index", ())):
+            raise DataError(f"{path} is one row, a Series; give a frame, frame.iloc[[0]].")
         columns = list(found.iter_columns()) if is_frame else [found]
     except nw.exceptions.DuplicateError as error:
         raise DataError(f"{path} has columns of one name: {error}; rename them.") from error

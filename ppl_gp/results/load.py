@@ -105,6 +105,8 @@ def check_model(told: dict, fit: Fit) -> list[str]:
         now = portrait(fit.model, fit.args, fit.kwargs, first.known, first.values)
         if saved is None:
             raise ValueError("when it was saved it did not run without its observations")
+        classes = changed_classes(saved, now)
+        outside = [] if classes else _outside(fit)
     except Exception as error:  # a model may raise anything without its observations
         raise StoreError(
             f"was saved from the model '{told['model']}', and '{given}' was given, which "
@@ -112,7 +114,7 @@ def check_model(told: dict, fit: Fit) -> list[str]:
         ) from error
     numbers, values = changed_numbers(saved, now), _changed_values(told["reads"], fit)
     same = saved["formula"] == now["formula"] or told["packages"] != package_versions()
-    if classes := changed_classes(saved, now):
+    if classes:
         _refuse(told, given, "; ".join(classes))
     if _is_other_code(told, given, fit):
         _refuse(told, given, "it has another name and other code")
@@ -121,7 +123,7 @@ def check_model(told: dict, fit: Fit) -> list[str]:
             f"was saved from a model that read other values: {values} differ. Put the old "
             "values back, or fit again."
         )
-    if outside := _outside(fit):
+    if outside:
         _refuse(told, given, f"the saved hyperparameters {outside} lie outside its support")
     if numbers and not same:
         _refuse(told, given, f"there are other formulas behind {', '.join(numbers)}")

@@ -13,7 +13,7 @@ from jax import random
 from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.model.arguments import Leaves
@@ -136,6 +136,11 @@ def _check_observed(name, trace, rerun) -> bool:
             f"has shape {tuple(fn.shape())}; {_remedy_of_shape(site, trace)}"
         )
     inner = unwrap(fn)
+    if inner.support is None:
+        raise ModelError(
+            f"site '{name}': {type(inner).__name__} has no support; declare in the class which "
+            "values it takes, support = constraints.real."
+        )
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
     if not np.all(inside | ~np.asarray(_mask(fn))):

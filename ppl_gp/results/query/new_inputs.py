@@ -198,9 +198,10 @@ def require_own_rows(fit: Record, new_args: tuple) -> None:
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
     if not (fit.model.reading.grows or same):
         raise DataError(
-            "the model holds arrays of its own with one entry per datum (in a closure, a partial "
-            "or a global), as no other number of rows could be traced: new inputs would be "
-            "paired with the training data's entries. Make them arguments of the model."
+            "the model holds arrays of its own with one entry per datum (in a closure, a partial, "
+            "a global or handlers.condition), as no other number of rows could be traced: new "
+            "inputs would be paired with the training data's entries. Make them arguments of the "
+            "model."
         )
 
 

@@ -61,7 +61,8 @@ def _class_of(site) -> str | None:
         return None
     prior: Any = unwrap(site["fn"])
     at = f" at inputs {list(jnp.shape(prior.X))}" if isinstance(prior, GP) else ""
-    return f"{_words(site['fn'])} {list(site['fn'].shape())}{at}"
+    seen = "observed " if site["is_observed"] else ""  # by `handlers.condition`
+    return f"{seen}{_words(site['fn'])} {list(site['fn'].shape())}{at}"
 
 
 def changed_classes(saved: dict, now: dict) -> list[str]:
