@@ -11,6 +11,7 @@ are one value). `draw(s)` takes it off, and all methods but that one are of such
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -134,6 +135,22 @@ class BehindSites(Kept):
     def moments(self, prior):
         return self.mean, self.variance
 
+    def unknowns(self, q: Unknowns, prior: GP, key, num: int) -> Float[Array, "num U"]:
+        """Draws of the unknowns less their mean. O(num U^2), skewed O(num N U)."""
+        w, F = q.gram.colour(random.normal(key, (num, q.mean.size), q.mean.dtype)), loads_of(prior)
+        back = lambda bend: q.gram.solve(F.pull(bend))  # noqa: E731
+        return w + self.skew(jax.vmap(lambda w: F @ w)(w), jax.vmap(back))
+
+    def skew(self, f: Float[Array, "num N"], back: Callable) -> Any:
+        """What is added to draws of a centred Gaussian, of which `f` is the predictor: Cov[., f] D
+        (f^2 - Var f) / 6, with D = `sites.third`.
+
+        It gives them the third cumulants sum_n D_n Cov[., f_n]^3 of the posterior, to first order
+        in D, and leaves their means. `back`: D ... -> Cov[., f] D ....
+        """
+        third = self.sites.third
+        return 0.0 if third is None else back(third * (f**2 - self.variance) / 6.0)
+
 
 class FromPseudo(BehindSites):
     """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m),
@@ -156,9 +173,11 @@ class FromPseudo(BehindSites):
         unknowns.
         """
         if isinstance(q := self.root(prior), Unknowns):
-            return self.mean + _drawn(q, prior, key, num)
+            w, F = self.unknowns(q, prior, key, num), loads_of(prior)
+            return self.mean + jax.vmap(lambda w: F @ w)(w)
         L, _ = robust_cholesky(self.covariance(prior), default_jitter(prior.variance))
-        return self.mean + random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
+        f = random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
+        return self.mean + f + self.skew(f, lambda bend: bend @ L @ L.T)
 
     def covariance(self, prior: GP) -> Float[Array, "N N"]:
         """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
@@ -189,7 +208,8 @@ class FromFunctions(BehindSites):
         """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2), of a softmax O(R N^3 + num R N^2)."""
         root, unit = self.root(prior), default_jitter(prior.variance)
         if isinstance(root, Unknowns):
-            centred = _drawn(root, prior, key, num)
+            w, F = self.unknowns(root, prior, key, num), loads_of(prior)
+            centred = jax.vmap(lambda w: F @ w)(w)
         elif isinstance(root, SoftmaxRoot):
             K = covariance_of(prior).parts  # pyright: ignore[reportAttributeAccessIssue]
             centred = coloured(*root.left(K, K), unit, key, num)
@@ -299,13 +319,6 @@ def from_sites(q: Marginals, sites: PseudoLikelihood) -> FromPseudo | FromFuncti
 
 
 MAX_JOINT = 2000  # rows up to which draws of f from inducing variables have their full covariance
-
-
-def _drawn(q: Unknowns, prior: GP, key, num: int) -> Float[Array, "num RN"]:
-    """Draws of the predictor less its mean. O(num N U)."""
-    z = random.normal(key, (num, q.mean.size), q.mean.dtype)
-    loads = loads_of(prior)
-    return jax.vmap(lambda w: loads @ w)(q.gram.colour(z))
 
 
 def _centred(gp: GP) -> GP:

@@ -1,5 +1,5 @@
-"""`Laplace(marginals="simplified")`: posterior means by third derivatives at the mode, against
-quadrature.
+"""`Laplace(marginals="simplified")`: posterior means, and the skewness of draws, by third derivatives
+at the mode, against quadrature.
 
 The mode is off the mean by a term of first order in 1 / n, n data for each unknown; what is left
 after the correction is of second order.
@@ -99,6 +99,68 @@ def test_corrected_means_are_nearer_on_random_problems():
         ratios.append(corrected / mode)
     assert np.max(ratios) < 1.0
     assert np.median(ratios) < 0.5
+
+
+def _skewness(p, x):
+    """Of weights p (they need not sum to one) at x."""
+    p = p / p.sum()
+    centred = x - p @ x
+    return (p @ centred**3) / (p @ centred**2) ** 1.5
+
+
+def _on_grid(log_p, reach=6.0, num=601):
+    z = np.stack(np.meshgrid(*(np.linspace(-reach, reach, num),) * 2, indexing="ij"), -1)
+    p = np.asarray(log_p(z))
+    return np.exp(p - p.max()).ravel(), z.reshape(-1, 2)
+
+
+def _agrees(drawn, p, x, skewed=True):
+    """Skewness and quantiles of draws and of weights p at x; how skewed the posterior is."""
+    exact = _skewness(p, x)
+    found = _skewness(np.ones(len(drawn)), drawn)
+    np.testing.assert_allclose(found, exact if skewed else 0.0, atol=0.04)
+    order, levels = np.argsort(x), (0.025, 0.5, 0.975)
+    want = x[order][np.searchsorted(np.cumsum(p[order]) / p.sum(), levels)]
+    errors = np.abs(np.quantile(drawn, levels) - want) / np.std(drawn)
+    assert np.max(errors) < 0.12 if skewed else np.max(errors) > 0.3
+    return exact
+
+
+def test_draws_of_effects_are_as_skewed_as_the_posterior():
+    """Two coefficients that four rows share, integrated as unknowns."""
+    y, n, spread = np.array([1.0, 1.0, 2.0, 5.0]), 4.0, 1.5
+
+    def log_p(b):
+        eta = b[..., :1] + b[..., 1:] * X
+        return np.sum(y * eta - n * np.exp(eta), -1) - np.sum(b**2, -1) / (2 * spread**2)
+
+    p, b = _on_grid(log_p)
+    for skewed, kind in enumerate(("gaussian", "simplified")):
+        fit = pg.fit(counts, pg.Laplace(marginals=kind), 0, X, np.full(4, n), y=y)
+        drawn = fit.to_datatree(num_draws=100_000)["posterior"]["b"].values[0]
+        assert _agrees(drawn[:, 0], p, b[:, 0], skewed) < -0.3
+        table = fit.summary()
+        ends = np.quantile(drawn, (0.05, 0.95), axis=0).T
+        np.testing.assert_allclose(table[["5 %", "95 %"]], ends, atol=0.05)
+        np.testing.assert_allclose(drawn.mean(0), table["mean"], atol=0.01)
+
+
+def test_draws_of_a_function_are_as_skewed_as_the_posterior(tmp_path):
+    """f at two places, from its covariance; from the saved fit as well."""
+    x, trials, y = np.array([0.0, 0.5]), 20, np.array([0, 1])
+    P = np.linalg.inv(3.0 * np.exp(-0.5 * (x[:, None] - x) ** 2) + 3e-9 * np.eye(2))
+
+    def log_p(f):
+        prior = 0.5 * np.einsum("...i,ij,...j->...", f, P, f)
+        return np.sum(y * f - trials * np.logaddexp(0.0, f), -1) - prior
+
+    p, f = _on_grid(log_p, 10.0, 1601)
+    method = pg.Laplace(marginals="simplified")
+    fit = pg.fit(two_values, method, 0, x, np.full(2, trials), y=y)
+    again = pg.load(fit.save(tmp_path / "a.fit"), two_values)
+    for one in (fit, again):
+        drawn = one.to_datatree(num_draws=100_000)["posterior"]["f"].values[0]
+        assert max(_agrees(drawn[:, i], p, f[:, i]) for i in range(2)) < -0.35
 
 
 @pytest.mark.slow

@@ -81,7 +81,9 @@ class Laplace(LocalMethod):
 
     `marginals`: `"gaussian"` has its means at the mode. `"simplified"` shifts the means of latents
     and effects by the likelihood's third derivatives at the mode, which costs one more solve and
-    leaves variances and the evidence as they are (Rue, Martino & Chopin 2009, section 3.2.3).
+    leaves variances and the evidence as they are (Rue, Martino & Chopin 2009, section 3.2.3). Draws
+    of them at the training rows, and the quantiles of `summary`, have the skewness of that section
+    too, where a datum sees one function.
 
     Of a model without GPs and without a linear predictor (or with `integrate=()`), it is a Gaussian
     at the joint mode of all latents in NumPyro's unconstrained coordinates, `infer.joint_mode`:
@@ -120,12 +122,15 @@ class Laplace(LocalMethod):
     def centred(self, K, mean, log_lik, sites, q):
         """Of `simplified` marginals: with D_n = d^3 log p(y_n | f_n), the posterior mean is off its
         mode by Sigma D diag(Sigma) / 2 to first order in D, which a change of nat1 gives to all
-        that is computed from the sites.
+        that is computed from the sites. `third` is D, for draws (`kept`).
         """
         if self.marginals == "gaussian":
             return sites, q
         bend = _bend(log_lik, q.mean, sites, pulled_to(sites.nat2, -0.5 * q.variance))
         moved = sites.like(sites.nat1 + bend, sites.nat2)
+        if sites.functions == 1:
+            third = _bend(log_lik, q.mean, sites, -jnp.ones_like(q.mean))
+            moved = type(moved)(moved.nat1, moved.nat2, third)
         centre = condition_mean(K, mean, moved)
         return moved, q._replace(mean=centre.mean, alpha=centre.alpha)
 

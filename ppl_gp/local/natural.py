@@ -27,10 +27,13 @@ from ppl_gp.numerics.blocks import (
 class PseudoLikelihood(eqx.Module):
     """The pseudo-likelihood's natural parameters, (N,) each: exp(nat1 f - nat2 f^2 / 2); of R
     functions (R N,) and (R, R, N): exp(nat1^T f - f^T nat2 f / 2). A leading axis holds draws.
+
+    `third`: d^3 log p(y_n | f_n) at the mode, for the skewness of draws of one function.
     """
 
     nat1: Float[Array, "*S RN"]
     nat2: Float[Array, "..."]
+    third: Float[Array, "*S N"] | None = None
 
     @property
     def functions(self) -> int:
@@ -124,7 +127,8 @@ def as_general(tree: Any) -> Any:
     def one(x):
         if isinstance(x, MinusRankOne):
             return PseudoLikelihood(x.nat1, as_blocks(x.nat2, x.nat1.ndim - 1))
-        return PseudoLikelihood(x.nat1, x.nat2) if isinstance(x, PseudoLikelihood) else x
+        is_one = isinstance(x, PseudoLikelihood)
+        return PseudoLikelihood(x.nat1, x.nat2, x.third) if is_one else x
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, PseudoLikelihood))
 

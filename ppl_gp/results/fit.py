@@ -11,10 +11,11 @@ from numpyro.distributions import Distribution
 
 from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.errors import FitError, ModelError, Result
+from ppl_gp.kept import FromPseudo
 from ppl_gp.model.arguments import argument_names
 from ppl_gp.model.declared import require_unchanged
 from ppl_gp.model.user_errors import of_the_model
-from ppl_gp.results.datatree import to_datatree
+from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects
@@ -174,6 +175,10 @@ def summary(fit: Record) -> "pd.DataFrame":
     """
     import pandas as pd  # with xarray it takes a second, which a fit need not wait for
 
+    skewed = any(
+        isinstance(k, FromPseudo) and k.sites.third is not None for k in fit.latent.values()
+    )
+    drawn = draws_with_parts(fit, random.key(0), _DRAWS)[2] if skewed else {}
     weights = np.exp(np.asarray(fit.draws.log_weights, float))
     even, rows = fit.draws.of_equal_weight(_DRAWS).hyper, {}
     for name, x in fit.draws.hyper.items():
@@ -186,7 +191,8 @@ def summary(fit: Record) -> "pd.DataFrame":
             rows |= _rows(name, "draws", mean, np.sqrt(variance), *ends)
     for name, q in fit.sites.items():
         if isinstance(q, Distribution) and not q.support.is_discrete:
-            rows |= _rows(name, "marginal", q.mean, np.sqrt(q.variance), *_quantiles(q))
+            ends = np.quantile(drawn[name], _LEVELS, 0) if name in drawn else _quantiles(q)
+            rows |= _rows(name, "marginal", q.mean, np.sqrt(q.variance), *ends)
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table.set_axis(["kind", "mean", "sd", "5 %", "95 %"][: table.shape[1]], axis=1)
 

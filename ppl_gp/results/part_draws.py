@@ -60,8 +60,7 @@ def _innovations(kept, prior, here: Moved, key, num: int) -> dict:
         return _given_inducing(kept, prior, here, key, num)
     root = kept.root(prior)
     if isinstance(root, Unknowns):
-        white = random.normal(key, (num, root.mean.size), root.mean.dtype)
-        return _of_unknowns(root.mean + root.gram.colour(white), here)
+        return _of_unknowns(root.mean + kept.unknowns(root, prior, key, num), here)
     return _given_predictor(kept, prior, here, key, num)
 
 
