@@ -135,6 +135,24 @@ class BehindSites(Kept):
     def moments(self, prior):
         return self.mean, self.variance
 
+    def sample(self, prior, key, num):
+        """Jointly: mean + L z, L L^T the covariance. O((R N)^3 + num (R N)^2) of R functions,
+        O(num N U) of U unknowns, O(R N^3 + num R N^2) of a softmax.
+        """
+        root, unit = self.root(prior), default_jitter(prior.variance)
+        if isinstance(root, Unknowns):
+            w, F = self.unknowns(root, prior, key, num), loads_of(prior)
+            centred = jax.vmap(lambda w: F @ w)(w)
+        elif isinstance(root, SoftmaxRoot):
+            K = covariance_of(prior).parts  # pyright: ignore[reportAttributeAccessIssue]
+            centred = coloured(*root.left(K, K), unit, key, num)
+        else:
+            K = prior.covariance_matrix
+            L, _ = robust_cholesky(K - root.quadratic(K), unit)
+            centred = random.normal(key, (num, len(K)), self.mean.dtype) @ L.T
+            centred += self.skew(centred, lambda bend: bend @ L @ L.T)
+        return self.mean + jnp.reshape(centred, (num, *self.mean.shape))
+
     def unknowns(self, q: Unknowns, prior: GP, key, num: int) -> Float[Array, "num U"]:
         """Draws of the unknowns less their mean. O(num U^2), skewed O(num N U)."""
         w, F = q.gram.colour(random.normal(key, (num, q.mean.size), q.mean.dtype)), loads_of(prior)
@@ -168,22 +186,6 @@ class FromPseudo(BehindSites):
             return OfUnknowns(prior, root)
         return Posterior(prior, self.alpha, root)
 
-    def sample(self, prior, key, num):
-        """Jointly: mean + L z, L L^T the covariance. O(N^3 + num N^2), or O(num N U) of U
-        unknowns.
-        """
-        if isinstance(q := self.root(prior), Unknowns):
-            w, F = self.unknowns(q, prior, key, num), loads_of(prior)
-            return self.mean + jax.vmap(lambda w: F @ w)(w)
-        L, _ = robust_cholesky(self.covariance(prior), default_jitter(prior.variance))
-        f = random.normal(key, (num, *self.mean.shape), self.mean.dtype) @ L.T
-        return self.mean + f + self.skew(f, lambda bend: bend @ L @ L.T)
-
-    def covariance(self, prior: GP) -> Float[Array, "N N"]:
-        """Covariance K - K (K + T^-1)^-1 K of q(f). O(N^3)."""
-        K = prior.covariance_matrix
-        return K - prediction_root(K, self.sites).quadratic(K)
-
 
 class FromFunctions(BehindSites):
     """As `FromPseudo`, of R functions a datum that are correlated: marginals (R, N), alpha (R N,)
@@ -203,21 +205,6 @@ class FromFunctions(BehindSites):
         root = self.root(prior) if root is None else root
         kind = OfSoftmax if isinstance(root, SoftmaxRoot) else OfFunctions
         return kind(prior, self.alpha, root)  # pyright: ignore[reportArgumentType]
-
-    def sample(self, prior, key, num):
-        """Jointly, as `FromPseudo`. O(R^3 N^3 + num R^2 N^2), of a softmax O(R N^3 + num R N^2)."""
-        root, unit = self.root(prior), default_jitter(prior.variance)
-        if isinstance(root, Unknowns):
-            w, F = self.unknowns(root, prior, key, num), loads_of(prior)
-            centred = jax.vmap(lambda w: F @ w)(w)
-        elif isinstance(root, SoftmaxRoot):
-            K = covariance_of(prior).parts  # pyright: ignore[reportAttributeAccessIssue]
-            centred = coloured(*root.left(K, K), unit, key, num)
-        else:
-            K = prior.covariance_matrix
-            L, _ = robust_cholesky(K - root.quadratic(K), unit)
-            centred = random.normal(key, (num, len(K)), self.mean.dtype) @ L.T
-        return self.mean + jnp.reshape(centred, (num, *self.mean.shape))
 
 
 class FromDraws(Kept):

@@ -22,11 +22,10 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
-from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import PredictionRoot, Root
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.local.softmax import SoftmaxRoot
-from ppl_gp.model.predictor_prior import blocks_of, covariance_of, loads_of
+from ppl_gp.model.predictor_prior import blocks_of, loads_of
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
 from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
@@ -185,11 +184,6 @@ class OfFunctions(Conditioned):
         L, _ = robust_cholesky(covariance, default_jitter(new.variance))
         white = random.normal(key, (num, mean.size), mean.dtype)
         return jnp.reshape(mean + white @ L.T, (num, *new.shape()))
-
-
-def condition_on_sites(prior: GP, alpha, sites: PseudoLikelihood) -> Posterior:
-    """The posterior process behind a pseudo-likelihood. O(N^3)."""
-    return Posterior(prior, alpha, prediction_root(covariance_of(prior), sites))
 
 
 def condition_on_values(prior: GP, f, root: Root | None = None) -> Posterior:

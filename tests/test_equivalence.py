@@ -15,9 +15,9 @@ from toy_models import ROWS, evidence, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition, log_partition_and_mean
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.posterior import condition_on_sites
 
 X40, Y40 = wave40()
 HYPER = hyper(variance=4.0, lengthscale=0.7)
@@ -144,7 +144,8 @@ def test_laplace_covariance_in_whitened_coordinates(by_method):
     K, sites = np.asarray(at.prior.covariance_matrix), at.solution.sites
     L = np.linalg.cholesky(K)
     whitened = L @ np.linalg.solve(np.eye(ROWS) + L.T @ np.diag(sites.nat2) @ L, L.T)
-    joint = condition_on_sites(at.prior, at.solution.marginals.alpha, sites)(at.prior.X, joint=True)
+    alpha = at.solution.marginals.alpha
+    joint = FromPseudo(alpha, alpha, alpha, sites).process(at.prior)(at.prior.X, joint=True)
     np.testing.assert_allclose(joint.covariance_matrix, whitened, rtol=0, atol=1e-8)
     marginals = condition(jnp.asarray(K), jnp.zeros(ROWS), sites)
     np.testing.assert_allclose(marginals.variance, np.diag(whitened), rtol=0, atol=1e-8)

@@ -13,8 +13,8 @@ from toy_models import ROWS, Data, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.condition import condition
-from ppl_gp.posterior import condition_on_sites
 
 METHODS = {"laplace": pg.Laplace(), "ep": pg.EP(), "vi": pg.VI()}
 HYPER = hyper(variance=1.7, lengthscale=0.8, s=0.3, slope=0.6)
@@ -73,9 +73,8 @@ def test_evidence_and_its_gradient_in_every_parameter(solved, problem):
 @pytest.mark.one_case
 def test_posterior_at_new_inputs_and_at_the_masked_rows(solved, problem):
     X, y, seen, _ = problem
-    posterior = condition_on_sites(
-        solved.prior, solved.solution.marginals.alpha, solved.solution.sites
-    )
+    alpha = solved.solution.marginals.alpha
+    posterior = FromPseudo(alpha, alpha, alpha, solved.solution.sites).process(solved.prior)
     joint = posterior(NEW, joint=True)
     mean, covariance = _exact_posterior(HYPER, X[seen], y[seen], NEW)
     np.testing.assert_allclose(joint.mean, mean, rtol=0, atol=1e-8)

@@ -15,10 +15,10 @@ from toy_models import evidence, hyper, padded, solve, switched
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import Result
+from ppl_gp.kept import FromPseudo
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.model.factors import read
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.posterior import condition_on_sites
 
 ROWS = reference("evidence")["binary"]
 SMALL = reference("small")
@@ -100,7 +100,7 @@ def test_ep_on_binary_data(row, solved):
         _log_gradient(at, row), want["grad_log_variance_log_lengthscale"], rtol=0, atol=1e-5
     )
     point = jnp.zeros((1, 2)).at[0, : 2 if row["data"] == "ring100" else 1].set(0.1)
-    new = condition_on_sites(at.prior, q.alpha, at.solution.sites)(point)
+    new = FromPseudo(q.mean, q.mean, q.alpha, at.solution.sites).process(at.prior)(point)
     mean, variance = (
         want[f"predictive_f_{k}"]
         for k in ("mean_at_point_with_all_coordinates_0p1", "variance_there")

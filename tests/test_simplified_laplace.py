@@ -1,4 +1,4 @@
-"""`Laplace(marginals="simplified")`: posterior means, and the skewness of draws, by third derivatives
+"""`Laplace(marginals="simplified")`: means, and the skewness of draws, by third derivatives
 at the mode, against quadrature.
 
 The mode is off the mean by a term of first order in 1 / n, n data for each unknown; what is left

@@ -223,15 +223,8 @@ class Recorder:
         """What can be trusted, one sentence a method; draws that have not mixed are no reference to
         judge the others by.
         """
-        c = self.comparison
-        rows = (
-            c.table
-            if self._has_mixed(c.reference_name)
-            else [{**row, "mean_distance": None, "log_density_gap": None} for row in c.table]
-        )
+        c, unknown = self.comparison, {"mean_distance": None, "log_density_gap": None}
+        reference = c.fits.get(c.reference_name)
+        mixed = reference is not None and reference.result is Result.converged
+        rows = c.table if mixed else [{**row, **unknown} for row in c.table]
         return [verdict(row, c.reference_name, c.reference_error) for row in rows]
-
-    def _has_mixed(self, name: str | None) -> bool:
-        return (
-            name in self.comparison.fits and self.comparison.fits[name].result is Result.converged
-        )

@@ -140,7 +140,9 @@ class _Finder:
             logistic = [k for k in failed if self._takes_bound(k)]
             if logistic and set(logistic) == set(failed):
                 self.joint = self.joint._replace(bounded=(*self.joint.bounded, *logistic))
-                return self._proved(self._start_again(family))
+                # with elements apart: which ones the bound couples is another question
+                own = family.sites
+                return self._proved(self.alone[own[0]] if len(own) == 1 else family)
         if failed:
             self._require_finite(failed)
             raise self._error(family, failed[0])
@@ -158,10 +160,6 @@ class _Finder:
                         "impossible, or an overflow), and MeanField() needs it there. Make what is "
                         f"impossible unlikely, as in jnp.where(z == 1, rate, 1e-8). {LISTED}"
                     )
-
-    def _start_again(self, family: Family) -> Family:
-        """With elements apart: which ones the bound couples is another question."""
-        return self.alone[family.sites[0]] if len(family.sites) == 1 else family
 
     def _takes_bound(self, name: str) -> bool:
         sees = [self.alone[k] for k in self.seen[name]]

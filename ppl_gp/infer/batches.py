@@ -36,7 +36,8 @@ def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Sour
             "which holds arrays of its own (in a closure, a partial or a global); pass them, or "
             f"take all data in a step, {name}(batch_size={num})."
         )
-    axes = model.reading.axes_of(Leaves(model, args, kwargs))
+    # the axis of the data of each array that has one
+    axes = Leaves(model, args, kwargs).replaced(model.reading.row_axes, others=None)
     return ArraySource(args, kwargs, size(num), seed, axes=axes)
 
 

@@ -69,12 +69,6 @@ class Reading:
         """The axis of the data of an array argument."""
         return dict(self.rows).get(path)
 
-    def axes_of(self, leaves: Leaves) -> tuple[tuple, dict]:
-        """(args, kwargs) with the axis of the data in place of each array that has one, and `None`
-        elsewhere.
-        """
-        return leaves.replaced(dict(self.rows), others=None)
-
     def predicts(self, site: str) -> bool:
         """Whether predictions are made of a site, with or without an `obs_mask` now."""
         stem = site.removesuffix(_OBSERVED)

@@ -71,7 +71,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
     def _infer(self, X, y):
         """Fit the model to checked arrays, and keep what it gives."""
         name = type(self).__name__
-        model, arguments = self._declared(X, y)
+        model, arguments = self._default_model(X, y) if self.model is None else (self.model, {})
         require_arguments(name, model, self.arguments)
         method = self.method if self.method is not None else self._method_for(len(X))
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
@@ -80,9 +80,6 @@ class GPEstimator(BaseEstimator, abc.ABC):
         self.model_ = model
         self._keep(found)
         return self
-
-    def _declared(self, X, y) -> tuple[Any, dict[str, Any]]:
-        return self._default_model(X, y) if self.model is None else (self.model, {})
 
     def _method_for(self, num_rows: int):
         return self._default_method() if num_rows <= DENSE_ROWS else SVGP()

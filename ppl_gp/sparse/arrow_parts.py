@@ -46,10 +46,6 @@ class LevelColumns(eqx.Module):
         few, levels = split(v, self.start, self.num)
         return few @ self.few + levels[..., self.index] * self.weight
 
-    def with_few(self, few: Float[Array, "V B"]) -> "LevelColumns":
-        """Other entries of the few."""
-        return LevelColumns(few, self.index, self.weight, self.num, self.start)
-
     def array(self) -> Float[Array, "M B"]:
         """A written out."""
         levels = (self.index == jnp.arange(self.num)[:, None]) * self.weight
@@ -65,7 +61,7 @@ class LevelRoot(Root):
 
     def whiten(self, C: Any) -> Any:
         if isinstance(C, LevelColumns):
-            return C.with_few(self.few.whiten(C.few))
+            return eqx.tree_at(lambda C: C.few, C, self.few.whiten(C.few))
         return self._of_few(self.few.whiten, C)
 
     def color(self, v):

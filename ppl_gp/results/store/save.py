@@ -118,7 +118,10 @@ def decode(value: Any, arrays: dict) -> Any:
 def _module(fields: dict) -> Any:
     """One of our own modules, from the name of its class and its fields."""
     name = fields.pop(_MODULE)
-    if (cls := _classes().get(name)) is None or set(fields) != set(_fields(cls)):
+    cls: Any = _classes().get(name)
+    added = {k for k in _fields(cls) if getattr(cls, k, "") is None} if cls else ()  # by default
+    fields = dict.fromkeys(added) | fields
+    if cls is None or set(fields) != set(_fields(cls)):
         raise StoreError(
             f"has a '{name}' of {list(fields)}, which this installation does not know; install the "
             "version of ppl-gp that wrote it, or fit again."
