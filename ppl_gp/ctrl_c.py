@@ -9,16 +9,18 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 # seconds, after which a press that a callback dropped is made again: callbacks are shorter
 _AGAIN = 0.01
 
 
-class _Press:
-    """Whether Ctrl-C was pressed and nothing has ended by it yet."""
+class Press:
+    """Whether Ctrl-C was pressed and nothing has ended by it yet. Of the verb that runs: whether a
+    press has ended a part of it, and whether the next press waits instead of raising.
+    """
 
-    unanswered, in_hook = False, False
+    unanswered, in_hook, ended, waits = False, False, False, False
 
 
 @contextmanager
@@ -29,44 +31,48 @@ def heard() -> Iterator[None]:
     Where the program handles the signal in its own way, or in a thread that gets none, nothing is
     changed.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not _in_main_thread() or handler not in (signal.default_int_handler, _press):
-        yield
-        return
-    with _listening(handler):
+    handler, outer = signal.getsignal(signal.SIGINT), (Press.ended, Press.waits)
+    ours = _in_main_thread() and handler in (signal.default_int_handler, _press)
+    Press.ended = False
+    with _listening(handler) if ours else nullcontext():
         try:
             yield
-            arrive()
+            if not Press.waits:
+                arrive()
         except (KeyboardInterrupt, Exception) as error:
             if answered(error) and not isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
+        finally:
+            Press.ended, Press.waits = outer
 
 
-def answered(error: BaseException) -> bool:
+def answered(error: BaseException | None) -> bool:
     """Whether `error` is what became of Ctrl-C, which is then dealt with."""
-    pressed = _in_main_thread() and _Press.unanswered
+    pressed = isinstance(error, KeyboardInterrupt) or (_in_main_thread() and Press.unanswered)
     if pressed:
-        _Press.unanswered = False
-    return pressed or isinstance(error, KeyboardInterrupt)
+        Press.unanswered, Press.ended = False, True
+    return pressed
 
 
 def arrive() -> None:
-    """Raise the KeyboardInterrupt that something has dropped on its way."""
-    if _in_main_thread() and _Press.unanswered:
+    """Raise the KeyboardInterrupt that has waited, or that something has dropped on its way."""
+    if _in_main_thread() and Press.unanswered:
         raise KeyboardInterrupt
 
 
 def _press(signum, frame):
-    _Press.unanswered = True
-    raise KeyboardInterrupt
+    waits = Press.waits and not Press.unanswered
+    Press.unanswered = True
+    if not waits:
+        raise KeyboardInterrupt
 
 
 def _press_again() -> None:
     """Once the main thread has left the hook, in which another press would be lost as well."""
-    if _Press.in_hook:
+    if Press.in_hook:
         threading.Timer(_AGAIN, _press_again).start()
-    elif _Press.unanswered:
+    elif Press.unanswered:
         _thread.interrupt_main()
 
 
@@ -76,13 +82,13 @@ def _listening(handler):
     if handler is _press:  # inside another verb
         yield
         return
-    _Press.unanswered, told = False, sys.unraisablehook
+    Press.unanswered, told = False, sys.unraisablehook
 
     def hook(unraisable):
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _Press.in_hook = True
+            Press.in_hook = True
             threading.Timer(_AGAIN, _press_again).start()
-            _Press.in_hook = False
+            Press.in_hook = False
         else:
             told(unraisable)
 

@@ -106,7 +106,7 @@ class Grid(_ByValue):
     `not_gaussian` if a regular grid leaves out over a tenth, a stretch reached a third or three, or
     the effective number of points is below a fifth of that for a Gaussian (loadings that may be
     rotated, say). Ctrl-C leaves the point that the search for the mode had reached, as of `MAP`,
-    and no weighted points.
+    and no weighted points, and a warning says so.
     `restarts`, `max_steps`, `tol`, `init`: of the search for the mode, as of `MAP`.
     """
 

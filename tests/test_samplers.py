@@ -306,9 +306,7 @@ def noise(chains, draws, *shape, seed=0):
 
 
 def verdict(**values):
-    draws = Chains(
-        values, {"diverging": np.zeros(np.shape(next(iter(values.values())))[:2], bool)}, False
-    )
+    draws = Chains(values, {"diverging": np.zeros(np.shape(next(iter(values.values())))[:2], bool)})
     return diagnose(draws, tuple(values))
 
 

@@ -77,11 +77,10 @@ class Kernel(numpyro.infer.NUTS):
 
 
 class Chains(NamedTuple):
-    """Draws by site, leading axes (chain, draw), and whether the run was cut short."""
+    """Draws by site, leading axes (chain, draw)."""
 
     values: dict[str, Any]
     extra: dict[str, Any]
-    interrupted: bool
 
 
 @quick_jit
@@ -137,10 +136,10 @@ def run_chains(
     states = _init(kernel, keys, config.num_warmup, args, kwargs)
     stages = _stages(kernel, states, args, kwargs, _schedule(config))
     total = config.num_warmup + config.num_samples
-    (_, parts), interrupted = interruptible(stages, label, total, progress)
+    (_, parts), _ = interruptible(stages, label, total, progress)
     record = jax.tree.map(lambda *x: np.concatenate(x, 1), *parts)
     values = _postprocess(kernel, record.pop("z"), args, kwargs)
-    return Chains(values, record, interrupted)
+    return Chains(values, record)
 
 
 def _stages(kernel, states, args, kwargs, schedule) -> Iterator[Stage[tuple[Any, list]]]:
@@ -180,10 +179,7 @@ def diagnose(draws: Chains, names) -> tuple[Result, dict]:
     mixed = mixed and all(
         ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names
     )
-    result = (
-        Result.interrupted if draws.interrupted else Result.converged if mixed else Result.not_mixed
-    )
-    return result, {
+    return Result.converged if mixed else Result.not_mixed, {
         "r_hat": float(np.max(list(r_hat.values()))),
         "ess": float(np.min(list(ess.values()))),
         "r_hat_by_site": r_hat,

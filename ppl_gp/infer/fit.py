@@ -7,6 +7,7 @@ from functools import singledispatch
 import jax
 import numpy as np
 
+from ppl_gp.ctrl_c import Press, answered
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
@@ -66,8 +67,9 @@ def fit(
     The first positional argument holds the inputs, the keyword `y` the observations. Frames and
     columns of pandas and polars and xarray's DataArrays serve as arrays; `fit.names` keeps what
     they called columns, categories and rows, and predictions are held to it.
-    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted; while
-    the first step compiles, and in the warm-up of a sampler, it raises `KeyboardInterrupt`.
+    `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted. It
+    raises `KeyboardInterrupt` until the first step is done, in the warm-up of a sampler, and with
+    `hyper=Fixed`, which has no search; and if pressed twice after the search.
 
     **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
     work; `FitError` at the end where the method did not succeed, with the fit in `error.fit`;
@@ -98,6 +100,8 @@ def fit(
     result.stats.update(watch)
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
+    if (answered(None) or Press.ended) and result.result is not Result.nonfinite:
+        result.result = Result.interrupted
     cause = result.stats.pop("stream_error", None)  # an exception, which no file keeps
     if result.result not in (Result.converged, Result.completed, Result.interrupted):
         if "caution" not in result.stats and (apart := _scales(result, arrays)):

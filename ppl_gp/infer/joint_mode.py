@@ -102,7 +102,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
     key_start, key_draws = random.split(problem.rng_key)
     points, like = _starts(joint.space, key_start, config)
     stages = _stages(joint, points, like, method)
-    modes, interrupted = interruptible(stages, "Laplace", len(points), problem.progress)
+    modes, _ = interruptible(stages, "Laplace", len(points), problem.progress)
     best, result = _best(modes, method.tol)
     draws, log_w = _drawn(joint, best, like, key_draws)
     value = float(best.value) + 0.5 * len(best.u) * np.log(2.0 * np.pi)
@@ -124,7 +124,7 @@ def fit_joint(problem: LocalProblem) -> Fit:
         kwargs=kwargs,
         draws=Draws.equal({**draws, **held}, {}),
         log_evidence=value,
-        result=Result.interrupted if interrupted else result,
+        result=result,
         stats=stats,
         sampled=True,
     )

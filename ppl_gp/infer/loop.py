@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
-from ppl_gp.ctrl_c import answered, arrive
+from ppl_gp.ctrl_c import Press, answered, arrive
 
 S = TypeVar("S")
 
@@ -43,27 +43,37 @@ def interruptible(
     """
     with _bar(label, total, progress) as update, one_blas_thread():
         last = next(stages)
-        try:
+
+        def advance() -> None:
+            nonlocal last
             update(last.done, last.text)
             for stage in stages:
                 # at once: arrays that are still being computed are no state to keep
                 last = jax.block_until_ready(stage)
                 update(last.done, last.text)
                 arrive()
-        except (KeyboardInterrupt, Exception) as error:
-            if not (last.keep and answered(error)):
-                raise
-            return last.state, True
-    return last.state, False
+
+        _, stopped = unless_stopped(advance, None)
+        if stopped and not last.keep:
+            raise KeyboardInterrupt
+    return last.state, stopped
 
 
 def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
-    """(what `work` gives, or `otherwise` where Ctrl-C ended it, and whether that was so)."""
+    """(what `work` gives, or `otherwise` if Ctrl-C ended it, and whether that was so).
+
+    Afterwards there is a state to keep, and a press waits: other work of this kind does not begin,
+    and the rest of the fit is completed. A second press raises, as that may take long.
+    """
+    Press.waits = False
     try:
+        arrive()
         found = jax.block_until_ready(work())
         arrive()
+        Press.waits = True
         return found, False
     except (KeyboardInterrupt, Exception) as error:
+        Press.waits = True
         if not answered(error):
             raise
         return otherwise, True

@@ -166,7 +166,7 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     stats |= {} if np.isfinite(value) else caution_of(q)
     if np.isfinite(value) and not stopped:
         require_conjugate_nearby(structure, q)
-    ended = _result(value, bool(is_open(state, method.tol)[best]), stopped), stats
+    ended = _result(value, bool(is_open(state, method.tol)[best])), stats
     return fit_of(method, model, args, kwargs, trace, keys[0], q, value, ended)
 
 
@@ -205,9 +205,7 @@ def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
 
 
-def _result(bound: float, still_open: bool, stopped: bool) -> Result:
-    if stopped:
-        return Result.interrupted
+def _result(bound: float, still_open: bool) -> Result:
     if not np.isfinite(bound):
         return Result.nonfinite
     return Result.max_steps if still_open else Result.converged

@@ -39,7 +39,7 @@ from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.space import Space
 from ppl_gp.infer.joint_mode import Joint, weighted
-from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.infer.probes.observed import first_trace
@@ -156,12 +156,14 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     if not np.all(np.isfinite(losses)):
         result = Result.nonfinite
     elif _is_bound(method.loss) and not _has_points(guide, params, args, kwargs):
-        bound, stats["log_evidence_se"] = _bound(svi, params, key_bound, args, kwargs)
+        summed = functools.partial(_bound, svi, params, key_bound, args, kwargs)
+        (bound, stats["log_evidence_se"]), _ = unless_stopped(summed, (None, None))
     is_mode = isinstance(guide, AutoLaplaceApproximation) and _is_bound(method.loss)
     if result is Result.completed and num <= _MOST_LATENTS and (is_mode or bound is not None):
         joint, data = Joint(Space(model, names, args, kwargs, {})), (args, kwargs)
         given = svi, params, key_bound, joint, data
-        stats |= _of_mode(*given) if is_mode else _judged(method, *given, bound)
+        judge = _of_mode if is_mode else functools.partial(_judged, method, bound)
+        stats |= unless_stopped(functools.partial(judge, *given), {})[0]
     if result is Result.completed and "pareto_k" not in stats:
         stats["ended"] = "all steps made; whether they were enough was not judged"
     with numpyro.validation_enabled(False):
@@ -273,7 +275,7 @@ def _of_mode(svi, params, key, joint: Joint, data: tuple) -> dict:
     return {"pareto_k": weighted(log_w, "SVI(guide=AutoLaplaceApproximation)")["pareto_k"]}
 
 
-def _judged(method: SVI, svi, params, key, joint: Joint, data: tuple, bound: float) -> dict:
+def _judged(method: SVI, bound: float, svi, params, key, joint: Joint, data: tuple) -> dict:
     """How far q is from the posterior, and a warning where that matters: entries of `stats`."""
     found = _looked(svi.guide, params, key, joint, *data)
     log_w, log_g, step, shift, sd, own_sd, left, lacking = map(np.asarray, found)

@@ -22,6 +22,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import logsumexp
 
+from ppl_gp.ctrl_c import Press
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Grid
@@ -82,12 +83,16 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     _require_few(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
-    if mode.result is Result.interrupted:  # no mode, and so nothing to lay points about
-        return fit_at(problem, mode)
-    laid, interrupted = interruptible(_lay(ascent, mode), label, 3, problem.progress)
-    if laid is None or interrupted:
-        return fit_at(problem, mode._replace(result=Result.interrupted))
-    return _fit(problem, ascent, mode, laid)
+    if not Press.ended:  # else there is no mode to lay points about
+        laid, _ = interruptible(_lay(ascent, mode), label, 3, problem.progress)
+        if laid is not None:
+            return _fit(problem, ascent, mode, laid)
+    warn(
+        f"{label}: Ctrl-C came before the grid was complete. The fit has the best hyperparameters "
+        "of the search, as if they were known, so predictions are too certain, above all with few "
+        "data. Fit again for the grid, or use hyper=MAP(), which takes less time."
+    )
+    return fit_at(problem, mode)
 
 
 class _Laid(NamedTuple):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.ctrl_c import Press
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
@@ -105,20 +106,16 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     drawn = not any(cannot_be_drawn(problem.trace[k]) for k in where.names)
     again = (lambda: start(ascent, problem.rng_key, _AGAIN, None)) if drawn else None
     stages = _stages(ascent, runs, config, again)
-    runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    best = _best(ascent, begun, runs, interrupted, problem.trace)
-    if best.result is Result.interrupted:
-        return ascent, best
+    runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
+    best = _best(ascent, begun, runs, problem.trace)
     look = partial(_elsewhere, ascent, begun, runs, config, problem)
-    there, stopped = unless_stopped(look, None)
+    there = None if Press.ended else unless_stopped(look, None)[0]
     if there is None:
-        return ascent, best._replace(result=Result.interrupted) if stopped else best
+        return ascent, best
     runs = start(ascent, problem.rng_key, 1, ascent.space.constrain(there))
     begun, stages = runs.point, _stages(ascent, runs, config, None)
-    runs, interrupted = interruptible(stages, label, config.max_steps, problem.progress)
-    found = _best(ascent, begun, runs, interrupted, problem.trace)
-    if found.result is Result.interrupted:
-        best = best._replace(result=found.result)
+    runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
+    found = _best(ascent, begun, runs, problem.trace)
     return ascent, max(best, found, key=lambda point: point.stats["log_posterior"])
 
 
@@ -160,7 +157,7 @@ def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run
             return
 
 
-def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict) -> Point:
+def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
     """The best of the restarts, solved once more at its point; `begun`: where they began."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
@@ -177,7 +174,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
         "restart_ended": np.asarray(runs.done),
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
-    result = Result.interrupted if interrupted else _result(runs, best)
+    result = Result.interrupted if Press.ended else _result(runs, best)
     if result in (Result.max_steps, Result.nonfinite):
         first, _ = constrained(ascent, runs._replace(point=begun), best)
         if caution := vanishing(trace, first, hyper, slopes):
@@ -185,9 +182,8 @@ def _best(ascent: Ascent, begun: dict, runs: Run, interrupted: bool, trace: dict
         elif result is Result.max_steps:
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
-        sds, pressed = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
+        sds, _ = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
         tell_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
-        result = Result.interrupted if pressed else result
     return Point(hyper, result, stats, value, solution)
 
 

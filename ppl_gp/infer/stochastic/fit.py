@@ -3,6 +3,7 @@ sum the bound over all data, make a `Fit`.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,9 @@ from ppl_gp.conjugate.stochastic import (
     split,
 )
 from ppl_gp.conjugate.structure import find_structure
-from ppl_gp.ctrl_c import answered, arrive
 from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import as_batch, first_rows, source_of
+from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.mean_field_parts import caution_of, fit_of, log_joint_of, number_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows
@@ -75,14 +76,9 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     q, bounds, result, wrong = run(
         problem, q, method.rate, method.max_steps, checkpoints, progress, proof
     )
-    try:
-        q, (value, spread) = over_all_data(problem, first, q, proof)
-        arrive()
-    except (KeyboardInterrupt, Exception) as error:
-        if parts.local or not answered(error):
-            raise
-        # the steps are whole, and with no factor in rows so is q
-        value, spread, result = None, None, Result.interrupted
+    summed = partial(over_all_data, problem, first, q, proof)
+    # without factors in rows, q is whole before the sum
+    q, (value, spread) = summed() if parts.local else unless_stopped(summed, (q, (None, None)))[0]
     wrong |= {"checkpoint_error": checkpoints and checkpoints.error, "log_evidence_se": spread}
     stats = _stats(problem, bounds, wrong)
     if value is not None and not np.isfinite(value):

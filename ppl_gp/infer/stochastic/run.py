@@ -135,10 +135,10 @@ def run(
         kept, bounds = checkpoints.restore([q[j] for j in shared])
         reached = Reached(_with(q, shared, kept), bounds)
     stages = _stages(problem, reached, rate, max_steps, checkpoints, proof)
-    reached, interrupted = interruptible(stages, "MeanField", max_steps, progress)
+    reached, _ = interruptible(stages, "MeanField", max_steps, progress)
     if checkpoints is not None:
         checkpoints.save([reached.q[j] for j in shared], reached.bounds, len(reached.bounds), True)
-    result = Result.interrupted if interrupted else reached.result or Result.completed
+    result = reached.result or Result.completed
     wrong = {"bad_batch": reached.message, "stream_error": reached.cause}
     return reached.q, reached.bounds, result, wrong
 

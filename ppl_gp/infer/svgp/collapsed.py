@@ -119,9 +119,8 @@ def climb(
     (state, bounds), interrupted = interruptible(
         stages, "SVGP, collapsed", problem.plan.max_steps, progress
     )
-    result = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
-    if interrupted:
-        result = Result.interrupted
+    ended = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
+    result = Result.interrupted if interrupted else ended
     best, _ = best_sites(problem, state.free, state.variables, batch)
     (name,) = variables
     if result is Result.converged and not np.isfinite(float(best.bound)):

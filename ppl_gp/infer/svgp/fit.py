@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
+from ppl_gp.ctrl_c import Press
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.frames.names import Names
@@ -238,15 +239,14 @@ def _fit_collapsed(
         other = _other(method, subject, problem, start, runs[0][1])
         return None if other is None else climbed(other)
 
-    runs, pressed = [climbed(state)], False
+    runs = [climbed(state)]
     if runs[0][0].result is Result.converged:
-        second, pressed = unless_stopped(again, None)
+        second, _ = unless_stopped(again, None)
         runs += [] if second is None else [second]
     reached, end = max(runs, key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
-    (bound, told), stopped = unless_stopped(judge, (None, {}))
+    (bound, told), _ = unless_stopped(judge, (None, {}))
     # what a second climb would have reached is not known
-    interrupted = stopped or pressed or runs[-1][0].result is Result.interrupted
-    result = Result.interrupted if interrupted else reached.result
+    result = Result.interrupted if Press.ended else reached.result
     result, told = (Result.nonfinite, {}) if told is None else (result, told)
     ended = Ended(end, result, reached.bounds, None)
     fit = make_fit(method, subject, problem, ended, bound, told, key)
