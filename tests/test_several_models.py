@@ -1,5 +1,6 @@
 """The declared models of several functions and effects: ordinary NumPyro programs, and fits."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -85,10 +86,15 @@ def long_nuts(name):
 
 @pytest.mark.long
 @every_model
-@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [pg.Laplace(marginals="simplified"), pg.EP(), pg.VI()],
+    ids=lambda m: type(m).__name__,
+)
 def test_functions_agree_with_long_nuts(name, method):
     """Hyperparameters integrated by both: means of y in posterior standard deviations, and what
     each datum is scored, nats. The variance of a count's exp(f) has tails that neither measures.
+    Laplace's means are corrected: of sparse counts its modes are .37 sd off.
     """
     model, args, options, *_ = LONG[name]
     y, truth = long_nuts(name)
@@ -99,7 +105,7 @@ def test_functions_agree_with_long_nuts(name, method):
         hyper = pg.Grid()
     if name == "outputs" and not isinstance(method, pg.Laplace):
         hyper = pg.Sample(num_warmup=150, num_samples=250, num_chains=1)
-    local = type(method)(hyper=hyper)
+    local = dataclasses.replace(method, hyper=hyper)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fit = pg.fit(model, local, 0, *args, y=y, throw=False, **options)
