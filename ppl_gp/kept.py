@@ -113,14 +113,15 @@ class Kept(eqx.Module):
 
 
 class BehindSites(Kept):
-    """q(f) behind a pseudo-likelihood, whose natural parameters are `sites`; `alpha` = K^-1 (mean -
-    m).
+    """q(f) behind a pseudo-likelihood, whose natural parameters are `sites`: marginals at the
+    training inputs and `alpha` = K^-1 (mean - m).
     """
 
     has_sites: ClassVar[bool] = True
-    variance: eqx.AbstractVar[Float[Array, "..."]]
-    alpha: eqx.AbstractVar[Float[Array, "..."]]
-    sites: eqx.AbstractVar[PseudoLikelihood]
+    mean: Float[Array, "*S_and_R N"]
+    variance: Float[Array, "*S_and_R N"]
+    alpha: Float[Array, "*S RN"]
+    sites: PseudoLikelihood
 
     @property
     def values(self):
@@ -171,14 +172,7 @@ class BehindSites(Kept):
 
 
 class FromPseudo(BehindSites):
-    """q(f) behind a pseudo-likelihood: marginals at the training inputs, alpha = K^-1 (mean - m),
-    and its natural parameters.
-    """
-
-    mean: Float[Array, "*S N"]
-    variance: Float[Array, "*S N"]
-    alpha: Float[Array, "*S N"]
-    sites: PseudoLikelihood
+    """One function: marginals and alpha (N,)."""
 
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
@@ -188,14 +182,9 @@ class FromPseudo(BehindSites):
 
 
 class FromFunctions(BehindSites):
-    """As `FromPseudo`, of R functions a datum that are correlated: marginals (R, N), alpha (R N,)
-    and the natural parameters that couple the functions.
+    """R functions a datum that are correlated: marginals (R, N), alpha (R N,) and the natural
+    parameters that couple the functions.
     """
-
-    mean: Float[Array, "*S R N"]
-    variance: Float[Array, "*S R N"]
-    alpha: Float[Array, "*S RN"]
-    sites: PseudoLikelihood
 
     @property
     def coupled(self):

@@ -123,20 +123,27 @@ def expectation_error(log_lik: Callable, q: Marginals, expected, num: int | None
 
 def _judged(away: Callable, away_wide: Callable | None, R: int, num: int | None):
     """`SAFETY` times the distance to fewer nodes and to more, or twice that to points where it is
-    more than their scatter explains: something narrow lies between the nodes.
+    more than their scatter explains: something narrow lies between the nodes. Of points, four
+    times their scatter.
     """
     num = nodes_of(R, num)
     if R not in NODES:
-        return jnp.abs(away(rule(R, num // 2)))
+        return 4.0 * _of_parts(away, rule(R, max(num, 16)).z)[1]
     near = SAFETY * jnp.abs(away(rule(R, num - num // 4)))
     if away_wide is None:
         return near
     near = jnp.maximum(near, SAFETY * jnp.abs(away_wide(rule(R, num + num // 2 + 1))))
-    parts = np.reshape(rule(R, POINTS, points=True).z, (2, 8, -1, R))  # 8 with mirror images
-    parts = np.reshape(np.swapaxes(parts, 0, 1), (8, -1, R))
-    far = lax.map(lambda z: away_wide(Rule(z, np.full(len(z), 1.0 / len(z)))), parts)
-    mean, scatter = jnp.abs(jnp.mean(far, 0)), jnp.std(far, 0, ddof=1) / np.sqrt(8)
+    mean, scatter = _of_parts(away_wide, rule(R, POINTS, points=True).z)
     return jnp.maximum(near, jnp.where(mean <= 3.0 * scatter, 0.0, 2.0 * mean))
+
+
+def _of_parts(away: Callable, z: Float[np.ndarray, "Q R"]):
+    """(|mean|, standard error), (N,), of 8 parts of points with their mirror images."""
+    size = len(z) // 16
+    parts = np.reshape(z, (2, -1, z.shape[1]))[:, : 8 * size].reshape(2, 8, size, -1)
+    parts = np.reshape(np.swapaxes(parts, 0, 1), (8, 2 * size, -1))
+    far = lax.map(lambda z: away(Rule(z, np.full(len(z), 1.0 / len(z)))), parts)
+    return jnp.abs(jnp.mean(far, 0)), jnp.std(far, 0, ddof=1) / np.sqrt(8)
 
 
 class Cavity(NamedTuple):

@@ -117,8 +117,8 @@ class SVGP:
     ended far below its start); nonfinite; interrupted; stream_ended. If a bound is drawn
     (autoguides, layers, latents, more than three functions that are not additive, a `Stream` that
     draws its rows anew) `log_evidence` averages 2 to 10 sums and `stats["log_evidence_se"]` is its
-    standard error. `stats["expectation_error"]` estimates by how many nats `log_evidence` is too
-    high because nodes miss something of the likelihood (0 for Gaussian noise), with a warning above
+    standard error. `stats["expectation_error"]`: by how many nats `log_evidence` is too high at
+    most, as nodes miss something of the likelihood (0 for Gaussian noise), with a warning above
     1e-3 per datum. `stats["inducing_gap"]`: how many nats more inducing variables could add at most
     at these hyperparameters, a bound for Gaussian noise and up to 2000 rows (of a stream, if read
     again), with a warning above 1 nat per 100 rows. `stats["ended"]` says why the run stopped.

@@ -144,9 +144,9 @@ def judged(
 def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
     """What `stats` say of the bound's own errors, nats; nothing where expectations are drawn.
 
-    `expectation_error`: by how much it is too high, because nodes of the likelihood's expectations
-    miss something, with a warning where that matters. `inducing_gap`: see there. Estimates from up
-    to `MOST_LOOKED` rows at even distances, or in the first batches of a stream.
+    `expectation_error`: by how much it is too high at most, as nodes of the likelihood's
+    expectations miss something, with a warning where that matters. `inducing_gap`: see there.
+    Estimates from up to `MOST_LOOKED` rows at even distances, or in the first batches of a stream.
     """
     if problem.plan.drawn:
         return {}
@@ -159,8 +159,8 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
     if told and size > _WORTH_TELLING * source.num_data:
         warn(
             f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
-            f"expectations are off by {size:.2g} nats in all, and the bound is {gap:.2g} nats too "
-            "high; raise num_nodes."
+            f"expectations are off by {size:.2g} nats in all, and the bound may be {gap:.2g} nats "
+            "too high; raise num_nodes."
         )
     return {"expectation_error": gap, "inducing_gap": None if np.isnan(short) else short}
 
