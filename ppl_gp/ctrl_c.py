@@ -62,7 +62,7 @@ def arrive() -> None:
 
 
 def _press(signum, frame):
-    waits = Press.waits and not Press.unanswered
+    waits = Press.waits and not (Press.unanswered or Press.ended)
     Press.unanswered = True
     if not waits:
         raise KeyboardInterrupt

@@ -310,3 +310,12 @@ def test_the_standard_error_of_a_bound_by_draws_covers(num_data):
     draws = np.random.default_rng(0).normal(size=shape)
     found, error = np.transpose([final_bound.mean_and_error(sums) for sums in draws])
     is_honest(2.0 * error, found)
+
+
+@pytest.mark.parametrize("sums, batches", [(2, 1), (2, 2), (3, 1), (10, 1)])
+def test_the_standard_error_of_few_sums_covers(sums, batches):
+    """Of 2 x 1 sums the plain one held 71 of 100."""
+    draws = np.random.default_rng(0).normal(size=(2000, sums, batches))
+    found, error = np.transpose([final_bound.mean_and_error(x) for x in draws])
+    assert 0.94 <= np.mean(np.abs(found) <= 1.96 * error) <= 0.96
+    assert np.mean(10 * error < np.abs(found)) < 0.01

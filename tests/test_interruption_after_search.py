@@ -189,3 +189,42 @@ def test_a_second_press_after_the_search_raises(monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         fitted(CASES["mean_field"], monkeypatch, Twice())
+
+
+def test_a_second_press_raises_where_the_first_ended_the_search(monkeypatch):
+    real = loop.interruptible
+
+    def stopped(*args):
+        found, _ = loop.unless_stopped(lambda: signal.raise_signal(signal.SIGINT), None)
+        return real(*args)
+
+    class AtTheEnd(Profiler):
+        def __call__(self, frame, event, arg):
+            if frame.f_code.co_qualname == "fit_of" and event == "call":
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(loop, "interruptible", stopped)
+    monkeypatch.setattr("ppl_gp.infer.mean_field.interruptible", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(CASES["mean_field"], monkeypatch, AtTheEnd())
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("svgp", "ppl_gp.infer.svgp.run.LongRun._first"),
+        pytest.param("collapsed", "ppl_gp.infer.svgp.collapsed._climb", marks=pytest.mark.slow),
+        pytest.param("batches", "ppl_gp.infer.stochastic.run._advanced", marks=pytest.mark.slow),
+    ],
+)
+def test_a_press_before_the_first_step_raises(name, place, monkeypatch):
+    """q is the prior until then, which no one has asked for."""
+    model, inputs, outputs, method = (CASES | SLOW_CASES)[name]
+
+    def pressed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, pressed)
+    with pytest.raises(KeyboardInterrupt):
+        pg.fit(model, method, 0, inputs, y=outputs)

@@ -82,9 +82,20 @@ def test_a_conditioned_model_is_another(tmp_path):
         other = handlers.condition(model, {site: jnp.array(0.5)})
         with pytest.raises(StoreError, match=f"from another model.*'{site}' is observed"):
             pg.load(path, other)
+        other = handlers.substitute(model, {site: jnp.array(0.5)})
+        with pytest.raises(StoreError, match=f"does not run.*'{site}'.*handlers.substitute"):
+            pg.load(path, other)
     broken = handlers.condition(model, {"f": "not an array"})
     with pytest.raises(StoreError, match="does not run with the saved arguments"):
         pg.load(path, broken)
+
+
+def test_a_model_under_do_is_the_same_when_it_is_made_again(tmp_path):
+    """NumPyro's handler keeps its own address."""
+    made_anew = lambda: handlers.do(made(BEFORE), {"scale": 0.7})  # noqa: E731
+    fit = pg.fit(made_anew(), pg.Laplace(), 0, X, y=np.sin(X))
+    again = pg.load(fit.save(tmp_path / "a.fit"), made_anew())
+    np.testing.assert_array_equal(again.predict(X).mean, fit.predict(X).mean)
 
 
 @pytest.mark.parametrize("before, after", [("f + u", "f - u"), ("f + u", "jnp.sin(f) + u")])

@@ -141,7 +141,7 @@ def test_draws_of_effects_are_as_skewed_as_the_posterior():
         assert _agrees(drawn[:, 0], p, b[:, 0], skewed) < -0.3
         table = fit.summary()
         ends = np.quantile(drawn, (0.05, 0.95), axis=0).T
-        np.testing.assert_allclose(table[["5 %", "95 %"]], ends, atol=0.05)
+        np.testing.assert_allclose(table[["5 %", "95 %"]], ends, atol=0.015)
         np.testing.assert_allclose(drawn.mean(0), table["mean"], atol=0.01)
 
 

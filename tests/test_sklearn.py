@@ -134,6 +134,24 @@ def test_folds_after_the_first_compile_nothing(kind):
         assert (watch["compilations"] == 0) == (fold > 0)
 
 
+def test_an_interrupted_fit_is_told(monkeypatch):
+    """A fold of a cross-validation was scored where Ctrl-C had left it."""
+    from ppl_gp.infer.hyper import map as search
+
+    steps, real = [], search.advance
+
+    def stopping(*args):
+        steps.append(1)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(search, "advance", stopping)
+    X, _, y = data()
+    with pytest.warns(UserWarning, match=r"GPRegressor.fit\(\): Ctrl-C ended the search"):
+        GPRegressor().fit(X, y)
+
+
 def test_parameters_are_kept_and_settings_of_the_method_have_names():
     method = pg.SVGP(num_inducing=7)
     model = GPClassifier(small_fits.classifier, method, {"link": "probit"}, 3)

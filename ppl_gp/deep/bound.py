@@ -15,16 +15,13 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from jax import lax, random
-from jaxtyping import Array, Float
 
 from ppl_gp.deep.importance import Sampling
-from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.layers import Copies, Moments
 from ppl_gp.deep.structure import Structure
 from ppl_gp.model.factors import shared_log_prob
 from ppl_gp.model.roles import plate_scale
 from ppl_gp.sparse.bound import (
-    AtBatch,
     Batch,
     Terms,
     Variational,
@@ -53,7 +50,11 @@ def terms(
     if structure.is_shallow:
         per_datum = expected_log_lik(at.log_lik, *at.marginals(), expectation, batch.key)
     else:
-        per_datum = _log_mean_weights(at, expectation, sampling, structure, variational.latents)
+        known = {k: Moments(*at.processes[k].marginals(at.priors[k])) for k in structure.given}
+        copies = Copies(at, expectation, sampling, structure, variational.latents, known)
+        keys = random.split(at.batch.key, sampling.num_paths)
+        # log (1/K) sum_k w_nk, averaged over paths
+        per_datum = jnp.mean(lax.map(copies.log_mean_weight, keys), 0)
         counts = counts * plate_scale(at.trace)  # which no log of a mean holds
     # A padded row repeats another one; `where` keeps what a mask leaves out from turning 0 x inf
     # into NaN.
@@ -61,17 +62,3 @@ def terms(
     weights = kl_weights(at.trace, at.priors, sampling.beta)
     kl = weighted_kl(at.q, weights)
     return Terms(expected, kl, shared_log_prob(at.trace), at.q, weights)
-
-
-def _log_mean_weights(
-    at: AtBatch,
-    expectation: Expectation,
-    sampling: Sampling,
-    structure: Structure,
-    latents: dict[str, LatentGuide],
-) -> Float[Array, "B"]:
-    """log (1/K) sum_k w_nk, averaged over paths."""
-    known = {k: Moments(*at.processes[k].marginals(at.priors[k])) for k in structure.given}
-    copies = Copies(at, expectation, sampling, structure, latents, known)
-    keys = random.split(at.batch.key, sampling.num_paths)
-    return jnp.mean(lax.map(copies.log_mean_weight, keys), 0)

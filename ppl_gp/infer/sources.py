@@ -148,14 +148,13 @@ class ArraySource:
         self.num_data: int = num_data or cast(int, num_rows(args))
         # A model that subsamples is given all data in every step.
         self.axes = row_axes(args, kwargs, -1 if plate else self.num_data) if axes is None else axes
-        self.args, self.kwargs = jax.tree.map(self._indexable, (args, kwargs), self.axes)
+        # for NumPy's indexing: JAX would compile one gather per shape; memory maps stay maps
+        same = lambda x, axis: axis is None or isinstance(x, np.memmap)  # noqa: E731
+        indexable = lambda x, axis: x if same(x, axis) else np.asarray(x)  # noqa: E731
+        self.args, self.kwargs = jax.tree.map(indexable, (args, kwargs), self.axes)
         self.batch_size = min(batch_size, self.num_data)
         self.steps_an_epoch = self.num_data // self.batch_size
         self._shuffled: tuple[int, np.ndarray] | None = None
-
-    def _indexable(self, x, axis):
-        """For NumPy's indexing: JAX would compile one gather per shape. Memory maps stay maps."""
-        return x if axis is None or isinstance(x, np.memmap) else np.asarray(x)
 
     @property
     def whole(self) -> bool:

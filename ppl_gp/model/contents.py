@@ -168,6 +168,7 @@ def attributes_of(value) -> dict:
         declared = getattr(cls, "__dataclass_fields__", {})  # without identifiers of the process
         fields = {n: x for n, x in (fields or {}).items() if n in declared}
     own = {n: x for n, x in (fields or {}).items() if n[:2] != "__" and not _is_cache(cls, n)}
+    own.pop("_intervener_id", None)  # an address, in NumPyro's `do`
     return {**slots, **own}
 
 

@@ -3,8 +3,10 @@
 import functools
 import inspect
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import equinox as eqx
 import numpy as np
 from jax import random
 from numpyro.distributions import Distribution
@@ -175,10 +177,7 @@ def summary(fit: Record) -> "pd.DataFrame":
     """
     import pandas as pd  # with xarray it takes a second, which a fit need not wait for
 
-    skewed = any(
-        isinstance(k, FromPseudo) and k.sites.third is not None for k in fit.latent.values()
-    )
-    drawn = draws_with_parts(fit, random.key(0), _DRAWS)[2] if skewed else {}
+    moved = _moved_by_skewness(fit)
     weights = np.exp(np.asarray(fit.draws.log_weights, float))
     even, rows = fit.draws.of_equal_weight(_DRAWS).hyper, {}
     for name, x in fit.draws.hyper.items():
@@ -191,10 +190,25 @@ def summary(fit: Record) -> "pd.DataFrame":
             rows |= _rows(name, "draws", mean, np.sqrt(variance), *ends)
     for name, q in fit.sites.items():
         if isinstance(q, Distribution) and not q.support.is_discrete:
-            ends = np.quantile(drawn[name], _LEVELS, 0) if name in drawn else _quantiles(q)
+            ends = _quantiles(q) + moved.get(name, 0.0)
             rows |= _rows(name, "marginal", q.mean, np.sqrt(q.variance), *ends)
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table.set_axis(["kind", "mean", "sd", "5 %", "95 %"][: table.shape[1]], axis=1)
+
+
+def _moved_by_skewness(fit: Record) -> dict[str, np.ndarray]:
+    """{effect: by how much the skewness of its draws moves their quantiles}, the same draws without
+    it being known as well.
+    """
+    if not any(
+        isinstance(k, FromPseudo) and k.sites.third is not None for k in fit.latent.values()
+    ):
+        return {}
+    thirds = lambda draws: [k.sites.third for k in draws.kept.values()]  # noqa: E731
+    straight = replace(fit, draws=eqx.tree_at(thirds, fit.draws, replace_fn=np.zeros_like))
+    skewed, plain = (draws_with_parts(f, random.key(0), _DRAWS)[2] for f in (fit, straight))
+    ends = lambda x: np.quantile(x, _LEVELS, axis=0)  # noqa: E731
+    return {k: ends(skewed[k]) - ends(plain[k]) for k in skewed}
 
 
 def _rows(name: str, kind: str, *figures) -> dict[str, tuple]:
@@ -205,6 +219,6 @@ def _rows(name: str, kind: str, *figures) -> dict[str, tuple]:
 
 def _quantiles(q: Distribution):
     try:
-        return [np.asarray(q.icdf(level)) for level in _LEVELS]
+        return np.stack([np.asarray(q.icdf(level)) for level in _LEVELS])
     except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
         return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)

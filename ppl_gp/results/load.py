@@ -9,9 +9,11 @@ import numpy as np
 from numpyro.distributions import biject_to, constraints
 
 from ppl_gp.errors import Result, StoreError, warn
+from ppl_gp.model.arguments import Leaves
 from ppl_gp.model.collapsed import Collapsed
 from ppl_gp.model.declared import Declared, own_function
 from ppl_gp.model.fingerprint import keyed, reads
+from ppl_gp.model.forgotten import require_drawn
 from ppl_gp.model.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
@@ -102,6 +104,7 @@ def check_model(told: dict, fit: Fit) -> list[str]:
     """
     given, first, saved = qualified_name(fit.model), fit.draws.at(0), told["portrait"]
     try:
+        require_drawn(fit.model.function.__wrapped__, Leaves(fit.model, fit.args, fit.kwargs))
         now = portrait(fit.model, fit.args, fit.kwargs, first.known, first.values)
         if saved is None:
             raise ValueError("when it was saved it did not run without its observations")

@@ -17,7 +17,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ppl_gp.errors import DataError, ModelError, StoreError
+from ppl_gp.errors import DataError, ModelError, Result, StoreError, warn
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
@@ -77,6 +77,11 @@ class GPEstimator(BaseEstimator, abc.ABC):
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         found = fit(model, method, seed, X, y=y, **{**arguments, **(self.arguments or {})})
         require_none_of_rows(name, found, self.arguments)
+        if found.result is Result.interrupted:
+            warn(
+                f"{name}.fit(): Ctrl-C ended the search early. Predictions and scores "
+                "are those of where it stood and may be far off. Fit again for the right ones."
+            )
         self.model_ = model
         self._keep(found)
         return self

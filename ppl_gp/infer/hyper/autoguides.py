@@ -107,21 +107,6 @@ class _WithoutPlates(Messenger):
             msg["cond_indep_stack"] = []
 
 
-def hyper_model(model: Callable) -> Callable:
-    """The model with GP sites pinned and hidden, and observations hidden: what an autoguide is
-    built on.
-
-    An autoguide's set-up evaluates its model's density and gradient; on the model itself that would
-    factor an N x N matrix.
-    """
-
-    def hyper_only(*args, **kwargs):
-        with _WithoutPlates():
-            sample_hyper(model, args, kwargs, local=False)
-
-    return hyper_only
-
-
 def make_guide(make: Callable, model: Callable) -> Any:
     """`make`'s guide of the hyperparameters, not set up yet. `DataError` for what makes none, and
     for annealed guides.
@@ -133,8 +118,16 @@ def make_guide(make: Callable, model: Callable) -> Any:
             f"hyper={make.__name__} anneals towards the model's density, of which a guide of the "
             f"hyperparameters sees the prior alone; {_REMEDY}"
         )
+
+    def hyper_only(*args, **kwargs):
+        """Without GP sites and observations: an autoguide's set-up evaluates its model's density
+        and gradient, which would factor an N x N matrix.
+        """
+        with _WithoutPlates():
+            sample_hyper(model, args, kwargs, local=False)
+
     with set_up(make):
-        guide = make(hyper_model(model))
+        guide = make(hyper_only)
     if not callable(guide):
         raise DataError(
             f"hyper={guide_name(make)} is called with a model and has to return a guide, a "

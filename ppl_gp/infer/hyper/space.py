@@ -171,9 +171,7 @@ def starts(sp: Space, rng_key, num: int) -> dict:
         free, params = sp.free_of(trace), roles(trace).params
         return {k: v for k, v in free.items() if k not in params}, {k: free[k] for k in params}
 
-    def first_then(first, draws):
-        return jnp.concatenate([first[None], draws[: num - 1]])
-
     drawn, declared = jax.vmap(draw)(random.split(rng_key, max(num, _MEDIAN_DRAWS)))
-    drawn = jax.tree.map(lambda v: first_then(jnp.median(v, 0), v), drawn)
+    first_then = lambda v: jnp.concatenate([jnp.median(v, 0)[None], v[: num - 1]])  # noqa: E731
+    drawn = jax.tree.map(first_then, drawn)
     return {**drawn, **jax.tree.map(lambda v: v[:num], declared)}

@@ -151,7 +151,7 @@ def _with(q: list[Family], which: list[int], values: list[Family]) -> list[Famil
 def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoints, proof):
     """One step after another, up to a batch that cannot be used."""
     shared, done = problem.parts.shared(reached.q), len(reached.bounds)
-    yield Stage(reached, done, "compiling")
+    yield Stage(reached, done, "compiling", keep=done > 0)
     for rows in islice(_batches(problem.source, done), max_steps - done):
         if not isinstance(rows, Rows):
             result, message, cause = rows

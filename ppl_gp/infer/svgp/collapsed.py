@@ -133,7 +133,7 @@ def _stages(
 ) -> Iterator[Stage[tuple[Climb, np.ndarray]]]:
     """Chunks of steps: (where the climb is, the bounds so far)."""
     bounds = np.zeros(0)
-    yield Stage((state, bounds), 0)
+    yield Stage((state, bounds), 0, keep=False)
     while len(bounds) < max_steps and _ended(bounds, tol) is None:
         state, new, _ = _climb(problem, state, batch)
         for other in others if not len(bounds) else ():

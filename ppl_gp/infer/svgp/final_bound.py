@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jaxtyping import Array, Float
+from scipy.special import stdtrit
 
 from ppl_gp.errors import Result, warn
 from ppl_gp.infer.batches import as_batch
@@ -87,12 +88,14 @@ def repeats(num_data: int) -> int:
 
 def mean_and_error(sums: np.ndarray | list[np.ndarray]) -> tuple[float, float | None]:
     """Mean of sums over batches, (S, B), each batch with draws of its own, and its standard error:
-    by batch, as two sums alone do not tell how far they spread. None for one sum, which is exact.
+    by batch, as two sums alone do not tell how far they spread, and for few of them by Student's t,
+    so that twice it holds 95 %. None for one sum, which is exact.
     """
     mean = float(np.mean(np.sum(sums, 1)))
     if len(sums) == 1:
         return mean, None
-    return mean, float(np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / len(sums)))
+    wider = stdtrit((len(sums) - 1) * len(sums[0]), 0.975) / 1.96
+    return mean, float(wider * np.sqrt(np.sum(np.var(sums, 0, ddof=1)) / len(sums)))
 
 
 def over_passes(

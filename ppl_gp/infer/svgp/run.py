@@ -95,7 +95,7 @@ class LongRun(NamedTuple):
 
     def _stages(self, reached: Reached) -> Iterator[Stage[Reached]]:
         """Chunks of steps, up to the end or a batch that cannot be used."""
-        yield Stage(reached, len(reached.bounds), "compiling")
+        yield Stage(reached, len(reached.bounds), "compiling", keep=len(reached.bounds) > 0)
         # A finished run that is started again ends where it did.
         for chunk in self._chunks(len(reached.bounds)) if self._ended(reached) is None else ():
             if isinstance(chunk, Failure):

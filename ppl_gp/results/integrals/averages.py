@@ -89,9 +89,7 @@ def average(
         known = all_marginals(case, draw) if integration is Integration.functions else None
         how: dict[str, Any] = {"joint": joint, "marginals": known, **observations}
 
-        def given_f(key):
-            return quantity(*drawn_trace(case, draw, conditionals, key, **how))
-
+        given_f = lambda key: quantity(*drawn_trace(case, draw, conditionals, key, **how))  # noqa: E731
         return finish(mixture(given_f, keys))
 
     return case.mixture(component, keys_of(case, num_draws))

@@ -94,9 +94,7 @@ def _integrated(case: Case, blocks: tuple[Family, ...], labels):
         def log_p(values: Values, z):
             return log_density_of_labels(one, values, {}, z)[0]
 
-        def of_labels(z):
-            return _by_bayes(lambda values: log_p(values, z), blocks, around)
-
+        of_labels = lambda z: _by_bayes(lambda values: log_p(values, z), blocks, around)  # noqa: E731
         values, proved = lax.map(of_labels, labels)
         return logsumexp(values), jnp.all(proved)
 
