@@ -182,7 +182,7 @@ class FromPseudo(BehindSites):
 
 
 class FromFunctions(BehindSites):
-    """R functions a datum that are correlated: marginals (R, N), alpha (R N,) and the natural
+    """R correlated functions for each datum: marginals (R, N), alpha (R N,) and the natural
     parameters that couple the functions.
     """
 

@@ -83,7 +83,7 @@ class Laplace(LocalMethod):
     and effects by the likelihood's third derivatives at the mode, which costs one more solve and
     leaves variances and the evidence as they are (Rue, Martino & Chopin 2009, section 3.2.3). Draws
     of them at the training rows, and the quantiles of `summary`, have the skewness of that section
-    too, where a datum sees one function.
+    too, if each datum sees one function.
 
     Of a model without GPs and without a linear predictor (or with `integrate=()`), it is a Gaussian
     at the joint mode of all latents in NumPyro's unconstrained coordinates, `infer.joint_mode`:

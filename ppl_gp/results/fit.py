@@ -197,12 +197,8 @@ def summary(fit: Record) -> "pd.DataFrame":
 
 
 def _moved_by_skewness(fit: Record) -> dict[str, np.ndarray]:
-    """{effect: by how much the skewness of its draws moves their quantiles}, the same draws without
-    it being known as well.
-    """
-    if not any(
-        isinstance(k, FromPseudo) and k.sites.third is not None for k in fit.latent.values()
-    ):
+    """{effect: by how much the skewness of draws moves their quantiles}, by the same draws."""
+    if all(not isinstance(k, FromPseudo) or k.sites.third is None for k in fit.latent.values()):
         return {}
     thirds = lambda draws: [k.sites.third for k in draws.kept.values()]  # noqa: E731
     straight = replace(fit, draws=eqx.tree_at(thirds, fit.draws, replace_fn=np.zeros_like))
@@ -218,7 +214,19 @@ def _rows(name: str, kind: str, *figures) -> dict[str, tuple]:
 
 
 def _quantiles(q: Distribution):
+    """In closed form, else by halving of a distribution function (mixtures), else by draws."""
     try:
         return np.stack([np.asarray(q.icdf(level)) for level in _LEVELS])
     except (NotImplementedError, ImportError):  # some of NumPyro's need TensorFlow's
+        mean, reach = np.asarray(q.mean), 5.0 * np.sqrt(q.variance)  # Cantelli: 4.4 sds hold 95 %
+    try:
+        return np.stack([_halved(q.cdf, p, mean - reach, mean + reach) for p in _LEVELS])
+    except (NotImplementedError, ImportError):
         return np.quantile(q.sample(random.key(0), (_DRAWS,)), _LEVELS, axis=0)
+
+
+def _halved(cdf, level: float, low, high):
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = np.where(cdf(middle) >= level, (low, middle), (middle, high))  # NaN: below
+    return high

@@ -83,7 +83,7 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     _require_few(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
-    if not Press.ended:  # else there is no mode to lay points about
+    if not Press.ended:  # a search that was stopped has no mode to lay points about
         laid, _ = interruptible(_lay(ascent, mode), label, 3, problem.progress)
         if laid is not None:
             return _fit(problem, ascent, mode, laid)
