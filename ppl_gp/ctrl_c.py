@@ -15,12 +15,21 @@ from contextlib import contextmanager, nullcontext
 _AGAIN = 0.01
 
 
-class Press:
-    """Whether Ctrl-C was pressed and nothing has ended by it yet. Of the verb that runs: whether a
-    press has ended a part of it, and whether the next press waits instead of raising.
+class _Press:
+    """Whether Ctrl-C was pressed and nothing has ended by it yet, and whether a hook has it."""
+
+    unanswered, in_hook = False, False
+
+
+class _Verb(threading.local):
+    """Of the verb that runs in this thread: whether a press has ended a part of it, and whether
+    the next press waits instead of raising.
     """
 
-    unanswered, in_hook, ended, waits = False, False, False, False
+    ended, waits = False, False
+
+
+verb = _Verb()
 
 
 @contextmanager
@@ -31,48 +40,48 @@ def heard() -> Iterator[None]:
     Where the program handles the signal in its own way, or in a thread that gets none, nothing is
     changed.
     """
-    handler, outer = signal.getsignal(signal.SIGINT), (Press.ended, Press.waits)
+    handler, outer = signal.getsignal(signal.SIGINT), (verb.ended, verb.waits)
     ours = _in_main_thread() and handler in (signal.default_int_handler, _press)
-    Press.ended = False
+    verb.ended = False
     with _listening(handler) if ours else nullcontext():
         try:
             yield
-            if not Press.waits:
+            if not verb.waits:
                 arrive()
         except (KeyboardInterrupt, Exception) as error:
             if answered(error) and not isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
         finally:
-            Press.ended, Press.waits = outer
+            verb.ended, verb.waits = outer
 
 
 def answered(error: BaseException | None) -> bool:
     """Whether `error` is what became of Ctrl-C, which is then dealt with."""
-    pressed = isinstance(error, KeyboardInterrupt) or (_in_main_thread() and Press.unanswered)
+    pressed = isinstance(error, KeyboardInterrupt) or (_in_main_thread() and _Press.unanswered)
     if pressed:
-        Press.unanswered, Press.ended = False, True
+        _Press.unanswered, verb.ended = False, True
     return pressed
 
 
 def arrive() -> None:
     """Raise the KeyboardInterrupt that has waited, or that something has dropped on its way."""
-    if _in_main_thread() and Press.unanswered:
+    if _in_main_thread() and _Press.unanswered:
         raise KeyboardInterrupt
 
 
 def _press(signum, frame):
-    waits = Press.waits and not (Press.unanswered or Press.ended)
-    Press.unanswered = True
+    waits = verb.waits and not (_Press.unanswered or verb.ended)
+    _Press.unanswered = True
     if not waits:
         raise KeyboardInterrupt
 
 
 def _press_again() -> None:
     """Once the main thread has left the hook, in which another press would be lost as well."""
-    if Press.in_hook:
+    if _Press.in_hook:
         threading.Timer(_AGAIN, _press_again).start()
-    elif Press.unanswered:
+    elif _Press.unanswered:
         _thread.interrupt_main()
 
 
@@ -82,13 +91,13 @@ def _listening(handler):
     if handler is _press:  # inside another verb
         yield
         return
-    Press.unanswered, told = False, sys.unraisablehook
+    _Press.unanswered, verb.waits, told = False, False, sys.unraisablehook
 
     def hook(unraisable):
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            Press.in_hook = True
+            _Press.in_hook = True
             threading.Timer(_AGAIN, _press_again).start()
-            Press.in_hook = False
+            _Press.in_hook = False
         else:
             told(unraisable)
 

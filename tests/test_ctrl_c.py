@@ -16,7 +16,7 @@ import ppl_gp as pg
 from ppl_gp import ctrl_c
 from ppl_gp.ctrl_c import answered, heard
 from ppl_gp.infer.hyper import map as map_run
-from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 
 X, Y, _ = small_fits.classification()
 
@@ -141,6 +141,14 @@ def test_an_answered_press_is_over():
         pass
 
 
+@pytest.mark.parametrize("pressed", [press, dropped, changed, collected])
+def test_a_press_does_not_wait_for_work_of_another_verb(pressed):
+    """Nor for work outside of any verb, which has left a state to keep."""
+    unless_stopped(lambda: None, None)
+    with pytest.raises(KeyboardInterrupt), heard():
+        pressed()
+
+
 def test_a_handler_of_the_program_is_left_alone():
     calls = []
     signal.signal(signal.SIGINT, lambda *_: calls.append(1))
@@ -151,11 +159,14 @@ def test_a_handler_of_the_program_is_left_alone():
 
 
 def test_a_thread_hears_nothing_of_it():
-    """A verb in a thread ends as it would; the press is the main thread's."""
+    """A verb in a thread ends as it would; the press is the main thread's, and waits for that one's
+    work alone.
+    """
     ended = []
 
     def work(begun, go_on):
         with heard():
+            unless_stopped(lambda: None, None)
             begun.set()
             go_on.wait(60)
         ended.append(True)

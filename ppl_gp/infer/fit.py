@@ -7,7 +7,7 @@ from functools import singledispatch
 import jax
 import numpy as np
 
-from ppl_gp.ctrl_c import Press, answered
+from ppl_gp.ctrl_c import answered, verb
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
@@ -100,7 +100,7 @@ def fit(
     result.stats.update(watch)
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
-    if (answered(None) or Press.ended) and result.result is not Result.nonfinite:
+    if (answered(None) or verb.ended) and result.result is not Result.nonfinite:
         result.result = Result.interrupted
     cause = result.stats.pop("stream_error", None)  # an exception, which no file keeps
     if result.result not in (Result.converged, Result.completed, Result.interrupted):

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
-from ppl_gp.ctrl_c import Press, answered, arrive
+from ppl_gp.ctrl_c import answered, arrive, verb
 
 S = TypeVar("S")
 
@@ -65,15 +65,15 @@ def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
     Afterwards there is a state to keep, and a press waits: other work of this kind does not begin,
     and the rest of the fit is completed. A second press raises, as that may take long.
     """
-    Press.waits = False
+    verb.waits = False
     try:
         arrive()
         found = jax.block_until_ready(work())
         arrive()
-        Press.waits = True
+        verb.waits = True
         return found, False
     except (KeyboardInterrupt, Exception) as error:
-        Press.waits = True
+        verb.waits = True
         if not answered(error):
             raise
         return otherwise, True

@@ -63,9 +63,11 @@ class GPEstimator(BaseEstimator, abc.ABC):
         """Set parameters by the names that `get_params` gives. A method's settings are put into a
         new method. Raises `ValueError` for an unknown name.
         """
-        inner = {k: v for k, v in params.items() if k.startswith(_METHOD + "__")}
+        inner = {k: v for k, v in params.items() if k.startswith(_METHOD + _BETWEEN)}
         super().set_params(**{k: v for k, v in params.items() if k not in inner})
-        self.method = with_settings(self.method, _METHOD, inner)
+        for name in sorted(inner, key=lambda name: name.count(_BETWEEN)):  # a whole before its own
+            path = name.split(_BETWEEN)[1:]
+            self.method = _with_one(self.method, _METHOD, path, inner[name])
         return self
 
     def _infer(self, X, y):
@@ -174,17 +176,6 @@ def settings(value: Any, name: str) -> dict[str, Any]:
         inner = name + _BETWEEN + field
         found |= {inner: getattr(value, field), **settings(getattr(value, field), inner)}
     return found
-
-
-def with_settings(value: Any, name: str, changes: Mapping[str, Any]) -> Any:
-    """The configuration with other settings, by names as `settings` gives them: a new one, as
-    configurations are not changed. A whole (`method__hyper`) is set before what is in it.
-
-    Raises `DataError` for a name that it has not.
-    """
-    for path in sorted(changes, key=lambda path: path.count(_BETWEEN)):
-        value = _with_one(value, name, path.split(_BETWEEN)[1:], changes[path])
-    return value
 
 
 def _with_one(value, name: str, path: list[str], new) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import logsumexp
 
-from ppl_gp.ctrl_c import Press
+from ppl_gp.ctrl_c import verb
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Grid
@@ -83,7 +83,7 @@ def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     _require_few(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
-    if not Press.ended:  # a search that was stopped has no mode to lay points about
+    if not verb.ended:  # a search that was stopped has no mode to lay points about
         laid, _ = interruptible(_lay(ascent, mode), label, 3, problem.progress)
         if laid is not None:
             return _fit(problem, ascent, mode, laid)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.ctrl_c import Press
+from ppl_gp.ctrl_c import verb
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
@@ -109,7 +109,7 @@ def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tupl
     runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
     best = _best(ascent, begun, runs, problem.trace)
     look = partial(_elsewhere, ascent, begun, runs, config, problem)
-    there = None if Press.ended else unless_stopped(look, None)[0]
+    there = None if verb.ended else unless_stopped(look, None)[0]
     if there is None:
         return ascent, best
     runs = start(ascent, problem.rng_key, 1, ascent.space.constrain(there))
@@ -174,7 +174,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
         "restart_ended": np.asarray(runs.done),
         "at_bound": [k for k, hit in bounds.items() if bool(hit)],
     }
-    result = Result.interrupted if Press.ended else _result(runs, best)
+    result = Result.interrupted if verb.ended else _result(runs, best)
     if result in (Result.max_steps, Result.nonfinite):
         first, _ = constrained(ascent, runs._replace(point=begun), best)
         if caution := vanishing(trace, first, hyper, slopes):

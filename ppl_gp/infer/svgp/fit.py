@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from ppl_gp.ctrl_c import Press
+from ppl_gp.ctrl_c import verb
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.frames.names import Names
@@ -246,7 +246,7 @@ def _fit_collapsed(
     reached, end = max(runs, key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
     (bound, told), _ = unless_stopped(judge, (None, {}))
     # what a second climb would have reached is not known
-    result = Result.interrupted if Press.ended else reached.result
+    result = Result.interrupted if verb.ended else reached.result
     result, told = (Result.nonfinite, {}) if told is None else (result, told)
     ended = Ended(end, result, reached.bounds, None)
     fit = make_fit(method, subject, problem, ended, bound, told, key)
