@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 # NumPyro puts a distribution's fields into a set of names: in one order for all processes, they share what one has compiled.
 ONE_ORDER := PYTHONHASHSEED=0
-# Tests of one file share what they compile; tests/which_tests.py has the order of the files.
+# Tests of one file share what they compile; tests/support/which_tests.py has the order of the files.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 NOTEBOOKS = $(wildcard notebooks/*.py)
 

@@ -38,7 +38,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_diabetes
 
 import ppl_gp as pg
-from ppl_gp.results.part_plots import plot_components
+from ppl_gp.report.components import plot_components
 
 jax.config.update("jax_enable_x64", True)
 numpyro.set_host_device_count(2)

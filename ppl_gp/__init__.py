@@ -14,9 +14,6 @@ from ppl_gp import kernels, means, observations, priors
 # Compiled functions on disk
 from ppl_gp.cache import cache
 
-# Mean field
-from ppl_gp.conjugate.choose import register_family
-
 # Latents that stand one a datum
 from ppl_gp.deep.latents import Amortised, Free
 
@@ -49,7 +46,6 @@ from ppl_gp.infer.hyper.sample import marginal
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
 from ppl_gp.infer.mcmc.nuts import NUTS
 from ppl_gp.infer.mcmc.sparse_nuts import SparseNUTS
-from ppl_gp.infer.mean_field import MeanField
 from ppl_gp.infer.sources import Stream
 from ppl_gp.infer.svgp import fit as _registers_svgp
 from ppl_gp.infer.svi import SVI
@@ -61,8 +57,12 @@ from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod, log_evidence
 from ppl_gp.local.vi import VI
 
+# Mean field
+from ppl_gp.mean_field.choose import register_family
+from ppl_gp.mean_field.method import MeanField
+
 # Reading a model
-from ppl_gp.model.factors import Factors, LogLikelihood, read
+from ppl_gp.reading.factors import Factors, LogLikelihood, read
 
 # What a fit gives, and how fits compare
 from ppl_gp.results.compare.compare import compare

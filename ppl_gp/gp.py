@@ -1,15 +1,17 @@
 """The site: a Gaussian process as a NumPyro distribution that carries the process, its whitening,
-and what conditioning gives.
+and what conditioning gives; and distributions behind masks, expansions and `to_event`, as the
+entries that they score.
 """
 
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 from numpyro.distributions import constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.infer.reparam import Reparam
@@ -21,7 +23,50 @@ from ppl_gp.kernels.base import jitter_of
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
-from ppl_gp.wrappers import unwrap
+
+_WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
+
+
+def unwrap(fn) -> Any:
+    """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a
+    plate expands it).
+    """
+    while isinstance(fn, _WRAPPERS):
+        fn = fn.base_dist
+    return fn
+
+
+def bare(fn: dist.Distribution) -> dist.Distribution:
+    """The distribution without masks and `to_event`, at its full batch shape."""
+    core = unwrap(fn)
+    return core.expand(bare_shape(fn))
+
+
+def bare_shape(fn: dist.Distribution) -> tuple[int, ...]:
+    """The batch shape of `bare(fn)`: the axes that `to_event` took for events are batch axes
+    again.
+    """
+    shape = fn.shape()
+    return tuple(shape[: len(shape) - unwrap(fn).event_dim])
+
+
+def hidden_axes(fn: dist.Distribution) -> int:
+    """How many axes on the right of `bare_shape(fn)` are events of fn."""
+    return len(bare_shape(fn)) - len(fn.batch_shape)
+
+
+def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
+    """Which entries count, by every mask around a distribution; broadcasts against the batch shape
+    of `bare(fn)`.
+    """
+    mask = jnp.ones((), bool)
+    while fn is not unwrap(fn):
+        if isinstance(fn, dist.MaskedDistribution):
+            mask = mask & fn._mask
+        if isinstance(fn, dist.Independent) and mask.ndim:
+            mask = mask.reshape(mask.shape + (1,) * fn.reinterpreted_batch_ndims)
+        fn = fn.base_dist  # pyright: ignore[reportAttributeAccessIssue]
+    return mask
 
 
 class GP(dist.Distribution):

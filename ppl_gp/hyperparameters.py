@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.fingerprint import digest
 from ppl_gp.option_checks import require_positive, require_settings, require_whole
+from ppl_gp.reading.fingerprint import digest
 
 # `integrate=` of a method: every Gaussian site that the data see through one linear predictor
 GAUSSIAN = "gaussian"

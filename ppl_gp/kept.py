@@ -25,7 +25,6 @@ from ppl_gp.local.condition import prediction_root
 from ppl_gp.local.factor import PredictionRoot
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.local.softmax import SoftmaxRoot
-from ppl_gp.model.predictor_prior import covariance_of, loads_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
@@ -40,6 +39,7 @@ from ppl_gp.posterior import (
     root_of_values,
     unknowns,
 )
+from ppl_gp.reading.predictor.prior import covariance_of, loads_of
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, draw_jointly
 from ppl_gp.sparse.root import Root as SparseRoot

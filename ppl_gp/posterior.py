@@ -25,11 +25,11 @@ from ppl_gp.gp import GP, Conditioned
 from ppl_gp.local.factor import PredictionRoot, Root
 from ppl_gp.local.natural import PseudoLikelihood
 from ppl_gp.local.softmax import SoftmaxRoot
-from ppl_gp.model.predictor_prior import blocks_of, loads_of
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
 from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import LowRank
+from ppl_gp.reading.predictor.prior import blocks_of, loads_of
 
 
 class Posterior(Conditioned):

@@ -40,7 +40,7 @@ ALSO = {
     "local/covariance": ("test_predictor", "test_arrow", "test_gradients"),
     "sparse/": ("test_sparse", "test_sparse_models", "test_options_obeyed"),
     "sparse/features/": ("test_features",),
-    "sparse/arrow": ("test_arrow", "test_sparse_effects"),
+    "sparse/parts": ("test_arrow", "test_sparse_effects"),
     "sparse/families": ("test_arrow", "test_sparse", "test_sparse_models"),
     "sparse/expectation": ("test_sparse_functions", "test_sparse_models"),
     "sparse/own_effects": ("test_sparse_own", "test_sparse_effects"),
@@ -48,13 +48,13 @@ ALSO = {
     "sparse/process": ("test_sparse_functions", "test_part_draws"),
     "deep/": ("test_deep", "test_latent", "test_scales_and_statuses", "test_layer_results"),
     "deep/latents": ("test_latent", "test_elbo", "test_options_obeyed"),
-    "conjugate/": ("test_mean_field", "test_mean_field_steps", "test_conjugacy"),
-    "conjugate/paired": ("test_mean_field", "test_mean_field_steps", "test_mean_field_moments"),
-    "conjugate/discrete": ("test_discrete_factors", "test_mean_field"),
-    "conjugate/structure": ("test_mean_field_structure", "test_mean_field", "test_conjugacy"),
-    "conjugate/moment_rules": ("test_mean_field_moments", "test_mean_field_predictive"),
-    "conjugate/forms": ("test_scales_and_statuses", "test_mean_field_forms"),
-    "conjugate/sweep": ("test_mean_field", "test_mean_field_bad_input"),
+    "mean_field/": ("test_mean_field", "test_mean_field_steps", "test_conjugacy"),
+    "mean_field/paired": ("test_mean_field", "test_mean_field_steps", "test_mean_field_moments"),
+    "mean_field/discrete": ("test_discrete_factors", "test_mean_field"),
+    "mean_field/structure": ("test_mean_field_structure", "test_mean_field", "test_conjugacy"),
+    "mean_field/moment_rules": ("test_mean_field_moments", "test_mean_field_predictive"),
+    "mean_field/forms": ("test_scales_and_statuses", "test_mean_field_forms"),
+    "mean_field/sweep": ("test_mean_field", "test_mean_field_bad_input"),
     "results/": ("test_predict", "test_options_obeyed", "test_layer_results"),
     "results/compare/": ("test_compare", "test_compare_models", "test_truth"),
     "results/query/": ("test_predict", "test_declared", "test_names"),
@@ -70,9 +70,8 @@ ALSO = {
     "results/loo": ("test_loo", "test_loo_labels", "test_loo_sparse"),
     "results/left_out": ("test_loo", "test_loo_sparse", "test_truth"),
     "results/symmetry": ("test_symmetry",),
-    "results/plots": ("test_plots",),
     "results/fit": ("test_points",),
-    "results/panels": ("test_plots", "test_names"),
+    "report/": ("test_plots", "test_names"),
     "results/slice": ("test_plots", "test_names"),
     "infer/": ("test_options_obeyed", "test_bad_input", "test_check"),
     "infer/svgp/": ("test_long_runs", "test_sparse_models", "test_options_obeyed"),
@@ -243,8 +242,8 @@ def tests_for(file: str, most: int = MOST) -> list[str]:
     named = [f"test_{stem.rpartition('/')[2]}"]
     starts = sorted((s for s in ALSO if stem.startswith(s)), key=len, reverse=True)
     wanted = [*named, *(name for s in starts for name in ALSO[s])]
-    there = [f"tests/{n}.py" for n in dict.fromkeys(wanted) if (ROOT / f"tests/{n}.py").is_file()]
-    return there[:most]
+    there = {path.stem: str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    return [there[n] for n in dict.fromkeys(wanted) if n in there][:most]
 
 
 def preload() -> None:
@@ -330,7 +329,7 @@ class Judge:
         self.tree, self.seconds, self.most = tree, seconds, most
         self.sound: set[str] = set()
         self.unsound: set[str] = set()
-        alone = outcome(tree, ["tests/test_import_layers.py"], seconds)
+        alone = outcome(tree, ["tests/edges/test_import_layers.py"], seconds)
         if alone.status != "survived":
             raise SystemExit("the tests do not even start without a mutant: run `make test`")
 

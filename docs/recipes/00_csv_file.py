@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 import pandas as pd
 
 import ppl_gp as pg
-from ppl_gp.results.plots import plot_band
+from ppl_gp.report.pictures import plot_band
 
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)

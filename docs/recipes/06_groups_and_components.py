@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import ppl_gp as pg
-from ppl_gp.results.part_plots import plot_components
+from ppl_gp.report.components import plot_components
 
 jax.config.update("jax_enable_x64", True)
 rng = np.random.default_rng(0)

@@ -33,7 +33,7 @@ from ppl_gp.cli.run import (
 )
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
-from ppl_gp.model.arguments import argument_names
+from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load

@@ -9,10 +9,10 @@ from ppl_gp.cli.data import Preparation
 from ppl_gp.cli.run import Files, Problem, Recorder
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
-from ppl_gp.results import plots
+from ppl_gp.report import pictures as plots
+from ppl_gp.report.slices import plot_slice
 from ppl_gp.results.compare.scores import is_classification
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.slice_plots import plot_slice
 
 
 def write_pictures(

@@ -19,10 +19,10 @@ from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.run import Problem, say
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.arguments import argument_names, as_arrays
-from ppl_gp.model.declared import declare
-from ppl_gp.model.roles import is_factor, is_observed
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.arguments import argument_names, as_arrays
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.roles import is_factor, is_observed
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.store.portrait import site_number
 from ppl_gp.results.store.save import qualified_name
 

@@ -23,8 +23,7 @@ from ppl_gp.local.ep import EP
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.vi import VI
 from ppl_gp.results.compare.compare import Comparison
-from ppl_gp.results.compare.table import WIDTH
-from ppl_gp.results.compare.verdict import verdict
+from ppl_gp.results.compare.table import WIDTH, verdict
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.svgp import SVGP
 

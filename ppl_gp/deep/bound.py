@@ -19,8 +19,8 @@ from jax import lax, random
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.layers import Copies, Moments
 from ppl_gp.deep.structure import Structure
-from ppl_gp.model.factors import shared_log_prob
-from ppl_gp.model.roles import plate_scale
+from ppl_gp.reading.factors import shared_log_prob
+from ppl_gp.reading.roles import plate_scale
 from ppl_gp.sparse.bound import (
     Batch,
     Terms,

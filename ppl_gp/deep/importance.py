@@ -22,7 +22,7 @@ from numpyro.distributions.kl import kl_divergence
 from ppl_gp.deep.latents import latent_form
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import ModelError
-from ppl_gp.model.roles import log_prob_per_datum, plate_scale, sum_per_datum
+from ppl_gp.reading.roles import log_prob_per_datum, plate_scale, sum_per_datum
 
 
 class Sampling(NamedTuple):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from numpyro.distributions.transforms import IdentityTransform, biject_to
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.model.roles import data_axis
+from ppl_gp.reading.roles import data_axis
 
 _DRAWS = 99  # of a prior, which say where q(h) starts
 

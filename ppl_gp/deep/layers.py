@@ -26,10 +26,10 @@ from ppl_gp.deep.importance import Sampling, log_ratio, own_site, per_datum_boun
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP
-from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.roles import plate_scale
-from ppl_gp.model.tracing import annotated, set_gps
 from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky
+from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.roles import plate_scale
+from ppl_gp.reading.tracing import annotated, set_gps
 from ppl_gp.sparse.bound import AtBatch
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.process import SparseProcess

@@ -11,9 +11,9 @@ import numpy as np
 
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.forgotten import observes_nothing
-from ppl_gp.model.roles import Roles, require_gp
-from ppl_gp.proofs.dependence import reached
+from ppl_gp.reading.dependence import reached
+from ppl_gp.reading.missing_observations import observes_nothing
+from ppl_gp.reading.roles import Roles, require_gp
 
 
 class Structure(NamedTuple):

@@ -120,7 +120,7 @@ def _walked(order, args: tuple, kwargs: dict, plain: Callable, tables: Container
 
 def _walk(path: str, value: Any, plain: Callable) -> Any:
     """The same containers with `plain(path, leaf)` in place of each leaf; paths as
-    `model.arguments.Leaves` has them.
+    `reading.arguments.Leaves` has them.
     """
     if type(value) is dict:
         return {k: _walk(f"{path}[{k!r}]", v, plain) for k, v in value.items()}

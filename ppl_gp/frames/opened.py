@@ -193,7 +193,7 @@ def _part(where: str, column, rows) -> np.ndarray | Labelled:
 
 
 def _require_whole(where: str, column, rows) -> None:
-    """NaN of floats is for `model.arguments` to refuse, as of any array."""
+    """NaN of floats is for `reading.arguments` to refuse, as of any array."""
     dtype = getattr(column.to_native(), "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind == "f":
         return

@@ -18,13 +18,13 @@ from ppl_gp.deep.latents import Amortised, Around, Encoded, FreeGaussian, Latent
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, of_site
-from ppl_gp.model.declared import declare
-from ppl_gp.model.reading import Reading
-from ppl_gp.model.roles import is_gp, roles
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import Reading
+from ppl_gp.reading.roles import is_gp, roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 

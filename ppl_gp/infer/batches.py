@@ -11,7 +11,7 @@ import numpy as np
 from ppl_gp.errors import DataError
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.model.arguments import Leaves
+from ppl_gp.reading.arguments import Leaves
 from ppl_gp.sparse.bound import Batch
 
 Source = ArraySource | StreamSource

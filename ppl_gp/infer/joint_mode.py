@@ -27,7 +27,6 @@ from jax import lax, random
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Fixed
@@ -36,12 +35,13 @@ from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.mcmc.sampled_model import require_samplable
-from ppl_gp.infer.probes.maximum import require_bounded
-from ppl_gp.model.roles import is_missing_part, require_gp, roles
-from ppl_gp.model.tracing import run
+from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.proofs.dependence import sources
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.roles import is_missing_part, require_gp, roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
 

@@ -20,12 +20,12 @@ from ppl_gp.infer.probes.joint import probe, probe_predictor
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.factors import read
-from ppl_gp.model.levels import require_levels
-from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import require_no_subsampling, roles
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.factors import read
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.roles import require_no_subsampling, roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 
 

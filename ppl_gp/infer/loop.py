@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
-from ppl_gp.ctrl_c import answered, arrive, verb
+from ppl_gp.runtime import answered, arrive, verb
 
 S = TypeVar("S")
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import wide
+from ppl_gp.reading.arguments import wide
 
 
 class Rows(NamedTuple):

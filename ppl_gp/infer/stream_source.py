@@ -13,7 +13,7 @@ import numpy as np
 from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
-from ppl_gp.model.arguments import argument_names, wide
+from ppl_gp.reading.arguments import argument_names, wide
 
 _INPUTS = "positional argument 0"
 MOST_LOOKED = 2000  # rows that stand for all, or are summed at once

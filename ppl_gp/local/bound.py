@@ -27,7 +27,7 @@ from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import Positive, at_mean
 from ppl_gp.local.tilted import is_affine, line
-from ppl_gp.model.roles import is_observed, sum_per_datum
+from ppl_gp.reading.roles import is_observed, sum_per_datum
 
 _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 

@@ -44,8 +44,8 @@ from ppl_gp.local.natural import (
     site_weights,
 )
 from ppl_gp.local.tilted import tilted
-from ppl_gp.model.factors import functions_of
 from ppl_gp.numerics.low_rank import dense
+from ppl_gp.reading.factors import functions_of
 
 # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
 _HOPELESS = 1e6

@@ -26,11 +26,11 @@ from ppl_gp.local.condition import condition_for_gradients, condition_mean, star
 from ppl_gp.local.covariance import moved, pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
 from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
-from ppl_gp.model.factors import functions_of
-from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, pulled_to, times
 from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.numerics.modes import derivatives
+from ppl_gp.reading.factors import functions_of
+from ppl_gp.reading.predictor.prior import covariance_of
 
 # Steps tried. The finest are for the first steps towards counts of a million, where exp overflows
 # along most of the way.

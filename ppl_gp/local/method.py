@@ -22,11 +22,11 @@ from ppl_gp.local.natural import (
     assembled,
     flat,
 )
-from ppl_gp.model.factors import Factors, LogLikelihood, functions_of
-from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.low_rank import Covariance, LowRank
 from ppl_gp.option_checks import require_positive, require_whole
+from ppl_gp.reading.factors import Factors, LogLikelihood, functions_of
+from ppl_gp.reading.predictor.prior import covariance_of
 
 _SPREAD = 100.0  # measured: a half to ten (tests/test_small_noise.py)
 

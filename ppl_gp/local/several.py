@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from scipy.special import ndtri
 
 from ppl_gp.local.natural import Marginals, PseudoLikelihood, at_mean
-from ppl_gp.numerics import small
+from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
 from ppl_gp.numerics.quadrature import SAFETY, TOLERANCE

@@ -15,14 +15,14 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.model.factors import LogLikelihood, is_concave
-from ppl_gp.model.roles import is_observed
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
 from ppl_gp.observations import BernoulliProbit
-from ppl_gp.proofs.affine import Dependence, dependence
-from ppl_gp.proofs.dependence import decides
+from ppl_gp.reading.affine import Dependence, dependence
+from ppl_gp.reading.dependence import decides
+from ppl_gp.reading.factors import LogLikelihood, is_concave
+from ppl_gp.reading.roles import is_observed
 
 
 class Tilted(NamedTuple):

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product
 from ppl_gp.numerics.loads import ArrowGram, joined
-from ppl_gp.numerics.triangular import product
 
 
 class Arrow(eqx.Module):

@@ -1,16 +1,16 @@
 """Roots, inverses and determinants of batches of symmetric positive definite matrices of any size,
 differentiable.
 
-Up to four rows the loops are written out over the batch (`numerics.small`); above, LAPACK takes one
-matrix after another (`numerics.lapack`). O(D^3) a matrix. Derivatives are written down, products
-with the inverse, so that differentiating traces and compiles no second set of loops.
+Up to four rows the loops are written out over the batch (`numerics.blocks`); above, LAPACK takes
+one matrix after another (`numerics.lapack`). O(D^3) a matrix. Derivatives are written down,
+products with the inverse, so that differentiating traces and compiles no second set of loops.
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics import small
+from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 
 # Rows up to which written-out loops are as fast: of ten rows they compile five times as long as

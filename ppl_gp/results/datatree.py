@@ -14,11 +14,17 @@ from jax import lax, random
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.roles import data_axis, is_factor, is_gp, is_observed
-from ppl_gp.model.tracing import run
+from ppl_gp.gp import bare, bare_shape, mask_of
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.roles import (
+    data_axis,
+    is_factor,
+    is_gp,
+    is_observed,
+)
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
@@ -26,6 +32,7 @@ from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
 from ppl_gp.results.record import Record, feeds_another, prior_at
+from ppl_gp.results.store.archive import package_versions
 from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.tree_dimensions import (
     Part,
@@ -49,8 +56,6 @@ from ppl_gp.results.tree_groups import (
     with_columns,
     without_masked_rows,
 )
-from ppl_gp.storage.archive import package_versions
-from ppl_gp.wrappers import bare, bare_shape, mask_of
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -11,12 +11,12 @@ import numpy as np
 from jax import random
 from numpyro.distributions import Distribution
 
-from ppl_gp.conjugate.discrete import Discrete
 from ppl_gp.errors import FitError, ModelError, Result
 from ppl_gp.kept import FromPseudo
-from ppl_gp.model.arguments import argument_names
-from ppl_gp.model.declared import require_unchanged
-from ppl_gp.model.user_errors import of_the_model
+from ppl_gp.mean_field.discrete import Discrete
+from ppl_gp.reading.arguments import argument_names
+from ppl_gp.reading.declared import require_unchanged
+from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.loo import loo
@@ -26,7 +26,7 @@ from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.save import save
 from ppl_gp.results.symmetry import Symmetry, symmetries
-from ppl_gp.threads import one_at_a_time
+from ppl_gp.runtime import one_at_a_time
 
 if TYPE_CHECKING:
     import pandas as pd

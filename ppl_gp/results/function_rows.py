@@ -8,10 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Weighted
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.parts import Loadings, Weighted
 from ppl_gp.results.record import Record, prior_at
 
 _ROWS = 1000  # of the training inputs, from which coefficients are read

@@ -10,20 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
 
-from ppl_gp.conjugate.log_joint import scored
 from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.gp import GP
 from ppl_gp.kept import BehindSites, FromFunctions, FromInducing, FromPseudo
 from ppl_gp.local.condition import condition, prediction_root
 from ppl_gp.local.natural import MinusRankOne
-from ppl_gp.model.factors import is_concave, read
-from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.model.roles import is_observed
-from ppl_gp.model.tracing import run
-from ppl_gp.numerics import small
+from ppl_gp.mean_field.log_joint import scored
+from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import as_blocks
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.factors import is_concave, read
+from ppl_gp.reading.predictor.prior import covariance_of
+from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
 from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
 from ppl_gp.results.integrals.several import Effort, log_expectation_over

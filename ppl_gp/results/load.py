@@ -9,17 +9,17 @@ import numpy as np
 from numpyro.distributions import biject_to, constraints
 
 from ppl_gp.errors import Result, StoreError, warn
-from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.declared import Declared, own_function
-from ppl_gp.model.fingerprint import keyed, reads
-from ppl_gp.model.forgotten import require_drawn
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.declared import Declared, own_function
+from ppl_gp.reading.fingerprint import keyed, reads
+from ppl_gp.reading.missing_observations import require_drawn
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.store.archive import named, package_versions, read_archive
 from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
 from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, decode, qualified_name
-from ppl_gp.storage.archive import named, package_versions, read_archive
-from ppl_gp.threads import one_at_a_time
+from ppl_gp.runtime import one_at_a_time
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
 

@@ -22,12 +22,13 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
+from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.kept import FromInducing
-from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.roles import data_axis, roles
 from ppl_gp.numerics.blocks import times
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.roles import data_axis, roles
 from ppl_gp.results.datatree import (
     by_chain,
     num_data,
@@ -49,7 +50,6 @@ from ppl_gp.results.part_draws import own_effects
 from ppl_gp.results.record import Record, feeds_another, prior_at
 from ppl_gp.results.tree_dimensions import data_plate, dots, dotted, row_names
 from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
-from ppl_gp.wrappers import bare_shape, mask_of
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData

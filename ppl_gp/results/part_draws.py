@@ -16,21 +16,20 @@ from jax.scipy.linalg import cho_solve
 from numpyro import handlers
 
 from ppl_gp.draws import Draws
-from ppl_gp.gp import GP
+from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import MAX_JOINT, FromInducing
-from ppl_gp.model.collapsed import Collapsed, Moved
-from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.gaussian_sites import root_of
-from ppl_gp.model.predictor_prior import covariance_of
-from ppl_gp.model.tracing import run, set_gps
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.predictor.collapsed import Collapsed, Moved
+from ppl_gp.reading.predictor.prior import covariance_of
+from ppl_gp.reading.predictor.sites import root_of
+from ppl_gp.reading.tracing import run, set_gps
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.own_effects import all_apart, averaged
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, factor_of_v
-from ppl_gp.wrappers import unwrap
 
 
 @full_jit

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Table, Weighted
 from ppl_gp.posterior import OfFunctions, OfSoftmax, OfUnknowns, Posterior, SomeUnknowns, Unknowns
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import reduction_of_some

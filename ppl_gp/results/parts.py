@@ -1,11 +1,11 @@
 """Answers by part: the posterior of each site behind an integrated predictor, and of what it adds
 at new rows.
 
-With eta = offset + sum_k (A_k c_k + t_k) (`model.predictor_parts`), alpha = K^-1 (E[eta] - m) and R
-= (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has posterior
-mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmussen & Williams 2006,
-3.21, 3.24). With inducing variables u of the parts, q(v) = N(m, I - P) of v = R^-1 u: mean c + a^T
-m and variance v - a^T P a, a = R^-1 Cov[u, .].
+With eta = offset + sum_k (A_k c_k + t_k) (`reading.predictor.parts`), alpha = K^-1 (E[eta] - m)
+and R = (K + T^-1)^-1 of the pseudo-likelihood, anything that is jointly Gaussian with eta has
+posterior mean c + Cov[., eta] alpha, and variance v - Cov[., eta] R Cov[eta, .] (Rasmussen &
+Williams 2006, 3.21, 3.24). With inducing variables u of the parts, q(v) = N(m, I - P) of v = R^-1
+u: mean c + a^T m and variance v - a^T P a, a = R^-1 Cov[u, .].
 """
 
 from typing import Any, cast
@@ -18,13 +18,13 @@ from jaxtyping import Array
 from ppl_gp.draws import Draws, mixed_normals
 from ppl_gp.errors import ModelError
 from ppl_gp.kept import FromFunctions, FromInducing, FromPseudo
-from ppl_gp.model.collapse import collapse
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_prior import side_by_side, widest
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.predictor.collapse import collapse
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.parts import Loadings
+from ppl_gp.reading.predictor.prior import side_by_side, widest
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.query.mixture import Moments, over_draws
 from ppl_gp.results.query.query import Case, case_at

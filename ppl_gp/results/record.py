@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ppl_gp.conjugate.family import Family
 from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import feeds
 from ppl_gp.draws import Draws, Mixture
@@ -17,8 +16,12 @@ from ppl_gp.frames.names import Names
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import Kept
 from ppl_gp.kept import Process as OneProcess
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.companions import (
+from ppl_gp.mean_field.family import Family
+from ppl_gp.quick import quick_jit
+from ppl_gp.reading.declared import Declared, declare, require_unchanged
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.levels import tied
+from ppl_gp.reading.row_independence import (
     grown_whole,
     mixing_sites,
     require_none_tied,
@@ -26,13 +29,10 @@ from ppl_gp.model.companions import (
     tied_latents,
     unpaired,
 )
-from ppl_gp.model.declared import Declared, declare, require_unchanged
-from ppl_gp.model.levels import tied
-from ppl_gp.model.tracing import run
-from ppl_gp.quick import quick_jit
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.part_processes import part_processes
+from ppl_gp.runtime import one_at_a_time
 from ppl_gp.sparse.parts import PartsVariables
-from ppl_gp.threads import one_at_a_time
 
 Process = OneProcess | Mixture
 

@@ -20,11 +20,11 @@ import numpy as np
 from jax import random
 from numpyro.distributions import biject_to, constraints
 
-from ppl_gp.conjugate.log_joint import LogJoint, scored
 from ppl_gp.gp import unwrap
-from ppl_gp.model.roles import data_plates, is_missing_part, is_observed
-from ppl_gp.model.tracing import run
+from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
 
 _SPREADS = (0.3, 1.0, 2.0)  # of values, in NumPyro's unconstrained coordinates

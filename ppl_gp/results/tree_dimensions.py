@@ -10,10 +10,10 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
-from ppl_gp.model.arguments import Leaves, argument_names
-from ppl_gp.model.declared import Declared
-from ppl_gp.model.roles import data_plates, is_factor
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.arguments import Leaves, argument_names
+from ppl_gp.reading.declared import Declared
+from ppl_gp.reading.roles import data_plates, is_factor
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
 
 # no chains, no draws

@@ -16,11 +16,18 @@ from numpyro import handlers
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
-from ppl_gp.model.arguments import Leaves, argument_names, is_array
-from ppl_gp.model.roles import data_axis, is_factor, is_missing_part, is_observed, roles
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.dependence import sources
+from ppl_gp.gp import bare, bare_shape, mask_of
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.arguments import Leaves, argument_names, is_array
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.roles import (
+    data_axis,
+    is_factor,
+    is_missing_part,
+    is_observed,
+    roles,
+)
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.compiled import joint_sites
 from ppl_gp.results.query.by_names import named_at
 from ppl_gp.results.query.query import case_at
@@ -38,7 +45,6 @@ from ppl_gp.results.tree_dimensions import (
     sizes_of,
     without_clashes,
 )
-from ppl_gp.wrappers import bare, bare_shape, mask_of
 
 _PRIOR = 1  # folded into the key: other draws than those of the posterior
 

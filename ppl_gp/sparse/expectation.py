@@ -13,8 +13,8 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
+from ppl_gp.numerics.blocks import lower_root
 from ppl_gp.numerics.quadrature import likelihood_nodes
-from ppl_gp.numerics.small import lower_root
 
 MAX_CUBATURE = 3
 NODES = {1: 20, 2: 12, 3: 8}

@@ -20,11 +20,13 @@ from jaxtyping import Array, Bool, Float
 from ppl_gp.numerics.linalg import (
     add_diagonal,
     half_log_det,
+    lower_of_product,
+    product,
     robust_cholesky,
     tril_gram,
     tril_inverse,
+    tril_outer,
 )
-from ppl_gp.numerics.triangular import lower_of_product, product, tril_outer
 from ppl_gp.sparse.root import positive_definite
 
 

@@ -22,14 +22,13 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.model.factors import JointLogLikelihood, is_concave
-from ppl_gp.model.loadings import added
-from ppl_gp.model.predictor_parts import Own
-from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.quadrature import likelihood_nodes
-from ppl_gp.proofs.degree import degree
 from ppl_gp.quick import pruned
+from ppl_gp.reading.degree import degree
+from ppl_gp.reading.factors import JointLogLikelihood, is_concave
+from ppl_gp.reading.predictor.parts import Own, added
+from ppl_gp.reading.predictor.prior import PredictorGP
 
 NODES = 96  # of the integral over one effect
 FINER = 4  # times as many, to tell the error of these

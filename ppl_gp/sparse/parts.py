@@ -1,20 +1,37 @@
-"""Inducing variables of a linear predictor eta = offset + sum_k A_k z_k, of R functions a datum:
+"""Inducing variables of a linear predictor eta = offset + sum_k A_k z_k, of R functions per datum:
 those of each GP, and the effects themselves.
 
 u = (inducing variables of every unit of every GP site; w of every other site, z = c + L w, w ~ N(0,
-I)), sites in alphabetical order. The terms are independent a priori, so that Cov[u] is block
-diagonal, and q(u) is one Gaussian for all of them: a GP and the effects beside it are correlated in
-the posterior. Covariances with the predictor at n rows are (M, R n), functions outermost.
+I)), sites in alphabetical order. The terms are independent a priori, so Cov[u] is block diagonal.
+q(u) is one Gaussian for all of them: a GP and the effects of other sites are correlated in the
+posterior. Covariances with the predictor at n rows are (M, R n), functions outermost.
+
+`ArrowVariables` are for a grouping factor of many levels, if each row is proved to depend on one
+(`predictor.parts.Levels`). The levels of that one site are kept separate: rows of
+Cov[u, f(X)] for them are an index and a weight. Everything else (the GPs' inducing variables,
+coefficients, smaller factors, and further large ones) are the few. For unknowns among which each
+row depends on one of U levels, Cov[v, f(X)] takes V + 2 numbers per row, not V + U.
 """
 
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int
 
-from ppl_gp.model.loadings import Loadings
-from ppl_gp.model.predictor_parts import Table
+from ppl_gp.errors import ModelError
+from ppl_gp.numerics.arrow import Arrow, split
+from ppl_gp.numerics.linalg import product
+from ppl_gp.numerics.loads import ArrowGram, joined
+from ppl_gp.reading.predictor.parts import (
+    Levels,
+    Loadings,
+    Part,
+    Table,
+    Weighted,
+)
+from ppl_gp.reading.predictor.prior import PredictorGP, widest
+from ppl_gp.sparse.families import NaturalGaussian, Whitened
 from ppl_gp.sparse.features.composed import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DiagonalRoot, Root
@@ -113,3 +130,185 @@ class SeveralParts(PartsVariables):
 
 def _at(prior: Any, X) -> Loadings:
     return prior.kernel.at(X)
+
+
+class LevelColumns(eqx.Module):
+    """A (M, B): column n is `few[:, n]`, and `weight[n]` at level `index[n]`. The `num` levels
+    stand at `start` among all M.
+    """
+
+    few: Float[Array, "V B"]
+    index: Int[Array, "B"]
+    weight: Float[Array, "B"]
+    num: int = eqx.field(static=True)
+    start: int = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, B)."""
+        return len(self.few) + self.num, len(self.weight)
+
+    def __rmatmul__(self, v: Float[Array, "... M"]) -> Float[Array, "... B"]:
+        """v A."""
+        few, levels = split(v, self.start, self.num)
+        return few @ self.few + levels[..., self.index] * self.weight
+
+    def array(self) -> Float[Array, "M B"]:
+        """A written out."""
+        levels = (self.index == jnp.arange(self.num)[:, None]) * self.weight
+        return joined(levels, self.few, self.start)
+
+
+class LevelRoot(Root):
+    """K_uu of the few by its own root, and I of the levels."""
+
+    few: Root
+    num: int = eqx.field(static=True)
+    start: int = eqx.field(static=True)
+
+    def whiten(self, C: Any) -> Any:
+        if isinstance(C, LevelColumns):
+            return eqx.tree_at(lambda C: C.few, C, self.few.whiten(C.few))
+        return self._of_few(self.few.whiten, C)
+
+    def color(self, v):
+        return self._of_few(self.few.color, v)
+
+    def _of_few(self, apply, x):
+        few, levels = split(x.T, self.start, self.num)
+        return joined(levels.T, apply(few.T), self.start)
+
+    @property
+    def added(self):
+        return self.few.added
+
+
+MIN_LEVELS = 200  # below, one dense Gaussian is as fast
+
+
+class ArrowVariables(PartsVariables):
+    """As `PartsVariables`, `levels` the site whose unknowns are kept apart. O(V^3 + V^2 B) of V
+    others, nothing of size (levels x B).
+    """
+
+    levels: str = eqx.field(static=True)
+
+    @property
+    def few(self) -> list[str]:
+        """The other sites, in the order of u."""
+        return [k for k in self.names if k != self.levels]
+
+    def root(self, prior):
+        blocks = self._blocks(prior, self.few)
+        return LevelRoot(blocks, self.tables[self.levels], self.start(self.levels))
+
+    def cross(self, prior, X):
+        parts = prior.kernel.at(X).parts
+        return self._joined({k: self._cross(k, parts[k]) for k in self.few}, parts[self.levels])
+
+    def cross_of_part(self, site, part):
+        if site == self.levels:
+            return self._joined({}, part)
+        if site not in self.names:
+            none = self.few[0]
+            return self._joined({none: jnp.zeros((self.size(none), part.mean.size))}, None)
+        return self._joined({site: self._cross(site, part)}, None)
+
+    def cross_of_effects(self, loads):
+        levels = loads.get(self.levels)
+        if isinstance(levels, Levels | None):
+            few = {k: part.flat.T for k, part in loads.items() if k != self.levels}
+            return self._joined(few, levels)
+        return super().cross_of_effects(loads)
+
+    def _joined(self, rows: dict[str, Array], levels: Part | None) -> LevelColumns:
+        """Of the few, zero where `rows` lacks them, and what each row sees of the levels."""
+        num, start = self.tables[self.levels], self.start(self.levels)
+        if not isinstance(levels, Levels | None):
+            raise ModelError(
+                f"rows of the data see one level of site '{self.levels}' each, and those here are "
+                "not seen to: q(u) of a fit by SVGP() has a form for the former alone. Compute the "
+                "linear predictor in the same way for any number of rows."
+            )
+        n = next(iter(rows.values())).shape[1] if levels is None else len(levels.weight)
+        blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.few]
+        few = jnp.concatenate(blocks)
+        if levels is None:
+            return LevelColumns(few, jnp.zeros(n, int), jnp.zeros(n), num, start)
+        return LevelColumns(few, levels.index, levels.weight, num, start)
+
+
+def parts_variables(
+    prior: PredictorGP, gps: dict[str, InducingVariables], arrow: bool
+) -> PartsVariables:
+    """Of a predictor's prior, with the inducing variables of its GPs at the data's inputs.
+
+    `arrow`: whether q(u) may have a precision of that form: then the largest site of `MIN_LEVELS`
+    or more unknowns of which each row is proved to see one is kept apart.
+    """
+    parts = prior.kernel.at(prior.X[:2]).parts
+    units = {k: p.weights.shape[1] for k, p in parts.items() if isinstance(p, Weighted)}
+    tables = {k: p.flat.shape[1] for k, p in parts.items() if isinstance(p, Table)}
+    levels = widest(parts)
+    if prior.kernel.functions > 1:
+        return SeveralParts(gps, units, tables, prior.kernel.functions)
+    if arrow and levels is not None and tables[levels] >= MIN_LEVELS:
+        return ArrowVariables(gps, units, tables, levels)
+    return PartsVariables(gps, units, tables)
+
+
+def natural_prior(variables: InducingVariables, shape, dtype) -> NaturalGaussian:
+    """q(v) = p(v), in the form that the variables have; `shape` (*F, M)."""
+    nat1 = jnp.zeros(shape, dtype)
+    if not isinstance(variables, ArrowVariables):
+        return NaturalGaussian(nat1, jnp.zeros((*shape, shape[-1]), dtype))
+    num = variables.tables[variables.levels]
+    start = variables.start(variables.levels)
+    return ArrowGaussian(nat1, Arrow.zeros(shape[-1] - num, num, start, dtype))
+
+
+class ArrowGaussian(NaturalGaussian):
+    """As `NaturalGaussian`, with an arrow nat2, of one function, in whitened coordinates."""
+
+    nat2: Arrow
+
+    def whitened(self):
+        gram = self._precision()
+        m, trace = gram.solve(self.nat1), jnp.trace(gram.block) + jnp.sum(gram.own)
+        kl = 0.5 * (trace + jnp.sum(m**2) - m.size) + gram.half_log_det()
+        S = Arrow(gram.block, gram.across, gram.own, gram.start)
+        return Whitened(m, S.times(-1.0).plus_diagonal(1.0), kl)
+
+    def _precision(self) -> ArrowGram:
+        return self.nat2.symmetric().plus_diagonal(1.0).factored()
+
+    def narrowed(self, scale):
+        nat2 = self.nat2.plus_diagonal(1.0).times(1.0 / scale**2).plus_diagonal(-1.0)
+        return ArrowGaussian(self.nat1 / scale**2, nat2)
+
+    def target(self, q, gradient, weight):
+        """As there. An entry of `across` stands for two of the matrix: its derivative is twice the
+        matrix's.
+        """
+        share = (1.0 / jnp.asarray(weight)).astype(gradient.mean.dtype)
+        bar = gradient.reduction.symmetric()
+        nat2 = Arrow(2.0 * bar.block, bar.across, 2.0 * bar.own, bar.start).times(share)
+        return ArrowGaussian(share * gradient.mean + nat2 @ q.mean, nat2)
+
+    def expected_gain(self, q, target, weight):
+        """As there, O(U V^2): S = E + W B W^T with E = diag(1 / d) at the levels, W = (I; C) and B
+        the few's block, so that tr((S D)^2) = tr((E D)^2) + 2 tr(B Y^T E Y) + tr((B W^T D W)^2), Y
+        = D W at the levels.
+        """
+        gram, D = self._precision(), target.nat2 + self.nat2.times(-1.0)
+        r = target.nat1 - self.nat1 - D @ q.mean
+        C, d, B = -gram.cross / gram.d[:, None], gram.d, gram.block
+        Y = D.across + D.own[:, None] * C
+        inside = D.block + product(D.across.T, C) + product(C.T, Y)
+        own = jnp.sum((D.own / d) ** 2) + 2.0 * jnp.sum(B * product(Y.T, Y / d[:, None]))
+        BD = product(B, inside)
+        return weight * (0.5 * r @ gram.solve(r) + 0.25 * (own + jnp.sum(BD * BD.T)))
+
+    def is_proper(self):
+        gram = self._precision()
+        return jnp.isfinite(gram.half_log_det())

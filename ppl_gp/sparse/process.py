@@ -9,9 +9,9 @@ from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
-from ppl_gp.model.predictor_prior import blocks_of
 from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, half_log_det, robust_cholesky
+from ppl_gp.reading.predictor.prior import blocks_of
 from ppl_gp.sparse.families import Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.projection import (

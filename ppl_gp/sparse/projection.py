@@ -15,13 +15,13 @@ from jaxtyping import Array, Float
 
 from ppl_gp.numerics.arrow import Arrow, ArrowCovariance
 from ppl_gp.numerics.blocks import product_blocks
-from ppl_gp.numerics.triangular import (
+from ppl_gp.numerics.linalg import (
     lower_of_product,
     product,
     symmetric_product,
     tril_transpose_product,
 )
-from ppl_gp.sparse.arrow_parts import LevelColumns
+from ppl_gp.sparse.parts import LevelColumns
 from ppl_gp.sparse.root import DenseRoot, Root
 
 

@@ -17,8 +17,14 @@ from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Bool, Float
 
 from ppl_gp.numerics.lapack import cholesky
-from ppl_gp.numerics.linalg import add_diagonal, robust_cholesky, tril_inverse
-from ppl_gp.numerics.triangular import product, tril_transpose_product, tril_tril_product
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    product,
+    robust_cholesky,
+    tril_inverse,
+    tril_transpose_product,
+    tril_tril_product,
+)
 
 
 class Root(eqx.Module):

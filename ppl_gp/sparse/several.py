@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
-from ppl_gp.model.predictor_prior import PredictorGP, blocks_of
+from ppl_gp.reading.predictor.prior import PredictorGP, blocks_of
 
 
 def is_coupled(prior: GP) -> bool:

@@ -12,7 +12,7 @@ import scipy.linalg
 
 import ppl_gp as pg
 from ppl_gp.local.method import log_evidence
-from ppl_gp.model.factors import read
+from ppl_gp.reading.factors import read
 
 
 class Row(NamedTuple):

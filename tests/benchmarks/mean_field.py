@@ -19,13 +19,13 @@ from sklearn.mixture import BayesianGaussianMixture
 
 import ppl_gp as pg
 from models.mixture import mixture
-from ppl_gp.conjugate.forms import with_forms
-from ppl_gp.conjugate.structure import find_structure
-from ppl_gp.conjugate.sweep import begin
-from ppl_gp.infer.mean_field import _climb
-from ppl_gp.infer.mean_field_parts import log_joint_of, start_of
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.model.declared import declare
+from ppl_gp.mean_field.assembly import log_joint_of, start_of
+from ppl_gp.mean_field.forms import with_forms
+from ppl_gp.mean_field.method import _climb
+from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.sweep import begin
+from ppl_gp.reading.declared import declare
 from tests.benchmarks.common import Row, ratio, seconds
 from tests.benchmarks.fresh import fresh
 

@@ -28,17 +28,22 @@ from ppl_gp.infer.checklist.sites import (
 )
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
-from ppl_gp.model.arguments import Leaves, as_arrays, named_arrays
-from ppl_gp.model.collapse import collapse
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.companions import mixing_sites, require_none_tied, require_pairs, unpaired
-from ppl_gp.model.declared import Declared, declare, own_function
-from ppl_gp.model.forgotten import require_drawn
-from ppl_gp.model.levels import tied
-from ppl_gp.model.roles import is_factor, roles
-from ppl_gp.model.tracing import run
-from ppl_gp.model.user_errors import of_the_model
-from ppl_gp.threads import one_at_a_time
+from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
+from ppl_gp.reading.declared import Declared, declare, own_function
+from ppl_gp.reading.missing_observations import require_drawn
+from ppl_gp.reading.predictor.collapse import collapse
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.levels import tied
+from ppl_gp.reading.roles import is_factor, roles
+from ppl_gp.reading.row_independence import (
+    mixing_sites,
+    require_none_tied,
+    require_pairs,
+    unpaired,
+)
+from ppl_gp.reading.tracing import run
+from ppl_gp.reading.user_errors import of_the_model
+from ppl_gp.runtime import one_at_a_time
 
 
 class Item(NamedTuple):

@@ -20,17 +20,16 @@ from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
 from ppl_gp.infer.local import local_methods
 from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
-from ppl_gp.infer.mean_field import is_conjugate
 from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.joint import probe, probe_predictor
-from ppl_gp.infer.probes.layers import probe_layers
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.joint import probe, probe_layers, probe_predictor
+from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.infer.svgp.look import look_at
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.factors import read
-from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import run
+from ppl_gp.mean_field.method import is_conjugate
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.factors import read
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.svgp import SVGP
 

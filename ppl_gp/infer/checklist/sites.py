@@ -16,14 +16,14 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.kernels.stationary import Isotropic
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.declared import Declared
-from ppl_gp.model.forgotten import require_observations
-from ppl_gp.model.levels import require_levels
-from ppl_gp.model.roles import Roles, is_factor, require_gp
-from ppl_gp.model.tracing import run
 from ppl_gp.priors import distances
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.declared import Declared
+from ppl_gp.reading.missing_observations import require_observations
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.roles import Roles, is_factor, require_gp
+from ppl_gp.reading.tracing import run
 
 
 class Subject(NamedTuple):

@@ -16,12 +16,11 @@ from numpyro.infer.elbo import ELBO as NumPyroELBO
 
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.infer.elbo.densities import OverRows, auxiliary, scaled
-from ppl_gp.infer.elbo.particle import Particle
+from ppl_gp.infer.elbo.particle import OverRows, Particle, auxiliary, scaled
 from ppl_gp.infer.probes.guides import require_guide
-from ppl_gp.model.declared import declare
-from ppl_gp.model.roles import plate_scale
-from ppl_gp.model.tracing import bare_trace
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.roles import plate_scale
+from ppl_gp.reading.tracing import bare_trace
 from ppl_gp.sparse.expectation import Expectation
 
 

@@ -18,10 +18,10 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.probes.guides import is_auxiliary, require_guide
-from ppl_gp.model.fingerprint import digest
-from ppl_gp.model.roles import roles
-from ppl_gp.model.tracing import run, sample_hyper
-from ppl_gp.proofs.dependence import reached
+from ppl_gp.reading.dependence import reached
+from ppl_gp.reading.fingerprint import digest
+from ppl_gp.reading.roles import roles
+from ppl_gp.reading.tracing import run, sample_hyper
 
 
 @lru_cache(maxsize=64)

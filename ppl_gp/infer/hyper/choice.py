@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from ppl_gp.errors import DataError
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.model.roles import Roles, roles
+from ppl_gp.reading.roles import Roles, roles
 from ppl_gp.results.fit import Fit
 
 

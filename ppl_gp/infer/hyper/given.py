@@ -13,8 +13,8 @@ from numpyro import handlers
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.space import inside, support
-from ppl_gp.model.roles import cannot_be_drawn, roles
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.roles import cannot_be_drawn, roles
+from ppl_gp.reading.tracing import run
 
 
 def given(hyper) -> tuple[str, Mapping]:

@@ -22,7 +22,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import logsumexp
 
-from ppl_gp.ctrl_c import verb
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Grid
@@ -34,10 +33,11 @@ from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
 from ppl_gp.infer.hyper.width import tell_of_width
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import verb
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
 # the points that one would use, and the mass that a lattice leaves out.

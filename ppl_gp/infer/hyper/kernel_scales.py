@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.gp import unwrap
-from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import roles
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.dependence import sources
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.roles import roles
+from ppl_gp.reading.tracing import run
 
 _REACH = 3  # powers of ten
 

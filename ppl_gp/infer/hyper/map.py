@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.ctrl_c import verb
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
@@ -35,13 +34,14 @@ from ppl_gp.infer.hyper.restarts import (
 )
 from ppl_gp.infer.hyper.space import space, support
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.infer.probes.maximum import perhaps_unbounded, require_bounded
-from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.roles import cannot_be_drawn, roles
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.dependence import sources
+from ppl_gp.infer.probes.points import perhaps_unbounded, require_bounded
 from ppl_gp.quick import entry
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.roles import cannot_be_drawn, roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
+from ppl_gp.runtime import verb
 
 _AGAIN = 8  # starts where none of those that were asked for has a value
 # sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of

@@ -29,12 +29,12 @@ from ppl_gp.local.method import (
     log_evidence,
 )
 from ppl_gp.local.natural import Positive, as_kept
-from ppl_gp.model.factors import read
-from ppl_gp.model.predictor_prior import covariance_of
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Independent, LowRank
 from ppl_gp.quick import FEW_DATA, quick_jit
+from ppl_gp.reading.factors import read
+from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.results.fit import Fit
 
 

@@ -22,8 +22,8 @@ from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
 from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general
-from ppl_gp.model.factors import read
 from ppl_gp.quick import FEW_DATA, entry, quick_jit
+from ppl_gp.reading.factors import read
 
 FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 # loss where the density cannot be evaluated: finite, so that the line search backs off

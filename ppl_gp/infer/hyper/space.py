@@ -17,8 +17,8 @@ from numpyro.distributions.transforms import Transform, biject_to
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.model.roles import cannot_be_drawn, roles
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.roles import cannot_be_drawn, roles
+from ppl_gp.reading.tracing import run
 
 _MEDIAN_DRAWS = 101
 _AT_BOUND = 1e-3

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import warn
 from ppl_gp.gp import GP
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.model.predictor_parts import Table
-from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.numerics.blocks import diagonal_of
+from ppl_gp.reading.predictor.parts import Table
+from ppl_gp.reading.predictor.prior import PredictorGP
 
 WIDE = 2.0  # standard deviations of q(f_n), in prior ones, that no mode away from a saddle has
 _APART = 1e3

@@ -14,11 +14,11 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import Whiten, unwrap
-from ppl_gp.model.factors import depends
-from ppl_gp.model.opened import arrays_of
-from ppl_gp.model.roles import is_observed, require_no_subsampling, roles
-from ppl_gp.model.tracing import run
 from ppl_gp.numerics.linalg import half_log_det
+from ppl_gp.reading.digest import arrays_of
+from ppl_gp.reading.factors import depends
+from ppl_gp.reading.roles import is_observed, require_no_subsampling, roles
+from ppl_gp.reading.tracing import run
 
 
 def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -> None:

@@ -29,10 +29,10 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
-from ppl_gp.model.declared import declare
-from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.tracing import run, sample_hyper, set_gps
 from ppl_gp.option_checks import require_settings
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.tracing import run, sample_hyper, set_gps
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.bound import Variational, processes
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik

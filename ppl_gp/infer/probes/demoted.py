@@ -15,21 +15,25 @@ from jax.extend.core import Literal
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
-from ppl_gp.infer.probes.maximum import remedies
-from ppl_gp.infer.probes.points import effects, flows, is_floating, tell_of_points
-from ppl_gp.model.collapse import collapse
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.declared import Declared
-from ppl_gp.model.fingerprint import keyed
-from ppl_gp.model.gaussian_sites import mean_of
-from ppl_gp.model.opened import arrays_of
-from ppl_gp.model.predictor import is_gaussian
-from ppl_gp.model.roles import is_observed, is_whole, roles
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.affine import Dependence
-from ppl_gp.proofs.cut import at_places, dependences, evaluated, needed
-from ppl_gp.proofs.dependence import sources
-from ppl_gp.wrappers import bare, unwrap
+from ppl_gp.gp import bare, unwrap
+from ppl_gp.infer.probes.points import effects, flows, is_floating, remedies, tell_of_points
+from ppl_gp.reading.affine import Dependence
+from ppl_gp.reading.declared import Declared
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.digest import arrays_of
+from ppl_gp.reading.fingerprint import keyed
+from ppl_gp.reading.predictor.collapse import collapse
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.cut import (
+    at_places,
+    dependences,
+    evaluated,
+    needed,
+)
+from ppl_gp.reading.predictor.predictor import is_gaussian
+from ppl_gp.reading.predictor.sites import mean_of
+from ppl_gp.reading.roles import is_observed, is_whole, roles
+from ppl_gp.reading.tracing import run
 
 # of a distribution that keeps another's: what it was declared by
 _DECLARED = {
@@ -217,7 +221,7 @@ def _why(seeing: list[str], demoted: list[str], bared: tuple[str, ...]) -> str:
 
 def unproved(function: Callable, x) -> str | None:
     """The first operation of function(x), a tree of arrays, that is not on the list of
-    `proofs.affine` and whose outputs look affine; `None` where there is none.
+    `reading.affine` and whose outputs look affine; `None` where there is none.
 
     A look is not a proof, and nothing is built on it: it tells a caller whose proof has failed that
     the failure is likely the list's, and where. One trace, and a dozen evaluations of what leads to

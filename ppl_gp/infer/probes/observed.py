@@ -16,13 +16,19 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.probes.joint import listed, require_finite
-from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.declared import declare
-from ppl_gp.model.forgotten import require_dtype, require_observations
-from ppl_gp.model.roles import cannot_be_drawn, is_factor, log_prob_per_datum, roles, sum_per_datum
-from ppl_gp.model.tracing import reading_of, run
-from ppl_gp.model.user_errors import VALUE_WANTED
-from ppl_gp.proofs.dependence import depends
+from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.dependence import depends
+from ppl_gp.reading.missing_observations import require_dtype, require_observations
+from ppl_gp.reading.roles import (
+    cannot_be_drawn,
+    is_factor,
+    log_prob_per_datum,
+    roles,
+    sum_per_datum,
+)
+from ppl_gp.reading.tracing import reading_of, run
+from ppl_gp.reading.user_errors import VALUE_WANTED
 
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import StoreError, warn
-from ppl_gp.model.fingerprint import digest, fingerprint
+from ppl_gp.reading.fingerprint import digest, fingerprint
+from ppl_gp.results.store.archive import read_archive, write_archive
 from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import Checkpoint
-from ppl_gp.storage.archive import read_archive, write_archive
 
 FORMAT, FORMAT_VERSION = "ppl_gp.checkpoint", 5
 

@@ -15,11 +15,9 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.svgp.objective import hyper_at
-from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.quick import full_jit, quick_jit
-from ppl_gp.sparse.bound import Batch, Variational
-from ppl_gp.sparse.collapsed import collapsed
+from ppl_gp.sparse.bound import Batch, Variational, collapsed
 
 CHUNK = 5
 _PATIENT = 3  # chunks without a gain after which the run is over

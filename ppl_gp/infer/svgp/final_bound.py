@@ -19,8 +19,7 @@ from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
-from ppl_gp.infer.svgp.objective import hyper_at, terms_at
-from ppl_gp.infer.svgp.problem import Plan, Problem
+from ppl_gp.infer.svgp.problem import Plan, Problem, hyper_at, terms_at
 from ppl_gp.infer.svgp.step import State
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, at_batch, inducing_gap, quadrature_gap

@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax, random
 from jax.flatten_util import ravel_pytree
 
-from ppl_gp.ctrl_c import verb
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
 from ppl_gp.frames.names import Names
@@ -24,7 +23,7 @@ from ppl_gp.infer.hyper.map import tell_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
@@ -32,18 +31,17 @@ from ppl_gp.infer.svgp.collapsed import best_sites, climb
 from ppl_gp.infer.svgp.devices import Placement, placement
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
-from ppl_gp.infer.svgp.objective import hyper_at
 from ppl_gp.infer.svgp.prepare import prepare
-from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.run import Ended, LongRun, chunk_size
 from ppl_gp.infer.svgp.start import other_length_scales, starts_elsewhere
 from ppl_gp.infer.svgp.step import State, advance_whole, begin
 from ppl_gp.kept import FromInducing
-from ppl_gp.model.roles import roles
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.roles import roles
 from ppl_gp.results.fit import Fit
-from ppl_gp.sparse.bound import Batch, priors_at
-from ppl_gp.sparse.collapsed import require_gaussian
+from ppl_gp.runtime import verb
+from ppl_gp.sparse.bound import Batch, priors_at, require_gaussian
 from ppl_gp.sparse.svgp import SVGP
 
 STEP = 0.1  # of differences in unconstrained values

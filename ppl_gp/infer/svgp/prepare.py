@@ -17,11 +17,10 @@ from ppl_gp.gp import GP
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name, is_point
-from ppl_gp.infer.probes.maximum import require_bounded
+from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
-from ppl_gp.infer.svgp.objective import hyper_at
-from ppl_gp.infer.svgp.problem import Plan, Problem, Rates
+from ppl_gp.infer.svgp.problem import Plan, Problem, Rates, hyper_at
 from ppl_gp.infer.svgp.start import (
     initial_latents,
     initial_point,
@@ -31,10 +30,10 @@ from ppl_gp.infer.svgp.start import (
     units,
 )
 from ppl_gp.infer.svgp.step import State, begin
-from ppl_gp.model.factors import JointLogLikelihood
-from ppl_gp.model.roles import roles
-from ppl_gp.model.tracing import run
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.roles import roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family

@@ -30,18 +30,16 @@ from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.kernel_scales import other_scales
 from ppl_gp.infer.hyper.space import Space, space, starts
 from ppl_gp.infer.svgp.look import Subject
-from ppl_gp.infer.svgp.objective import hyper_at
-from ppl_gp.infer.svgp.problem import Problem
+from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.step import State, begin
-from ppl_gp.model.factors import JointLogLikelihood, LogLikelihood
-from ppl_gp.model.predictor_parts import Weighted
-from ppl_gp.model.predictor_prior import PredictorGP
 from ppl_gp.quick import quick_jit
-from ppl_gp.sparse.arrow_parts import natural_prior, parts_variables
+from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood
+from ppl_gp.reading.predictor.parts import Weighted
+from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.sparse.bound import Variational
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
-from ppl_gp.sparse.parts import PartsVariables
+from ppl_gp.sparse.parts import PartsVariables, natural_prior, parts_variables
 from ppl_gp.sparse.select import select
 from ppl_gp.sparse.several import batch_of
 from ppl_gp.sparse.svgp import SVGP

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from ppl_gp.infer.svgp.objective import objective
-from ppl_gp.infer.svgp.problem import Problem, is_trained
+from ppl_gp.infer.svgp.problem import Problem, is_trained, objective
 from ppl_gp.quick import full_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge

@@ -14,11 +14,11 @@ from jax import random
 from rich.console import Group
 
 from ppl_gp.errors import DataError, ModelError, PplGpError
-from ppl_gp.model.arguments import as_array
-from ppl_gp.model.collapsed import Collapsed
+from ppl_gp.reading.arguments import as_array
+from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.results.compare import scores, table
+from ppl_gp.results.compare.table import verdict
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
-from ppl_gp.results.compare.verdict import verdict
 from ppl_gp.results.datatree import draws_with_parts, require_same_stream, training_moments
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects

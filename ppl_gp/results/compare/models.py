@@ -18,12 +18,12 @@ from rich.table import Table
 from scipy.special import logsumexp
 
 from ppl_gp.errors import DataError
+from ppl_gp.gp import bare_shape, mask_of, unwrap
 from ppl_gp.hyperparameters import MAP
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.table import WIDTH
 from ppl_gp.results.datatree import observed_names, require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
-from ppl_gp.wrappers import bare_shape, mask_of, unwrap
 
 
 @dataclasses.dataclass(frozen=True)

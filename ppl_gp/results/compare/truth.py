@@ -27,13 +27,13 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.model.factors import functions_of, read
 from ppl_gp.numerics.blocks import positive_part, times
 from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
 from ppl_gp.numerics.modes import derivatives
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.factors import functions_of, read
 from ppl_gp.results.datatree import observed_names, training_sites
 from ppl_gp.results.left_out import khats
 from ppl_gp.results.record import Record

@@ -9,7 +9,7 @@ from jax import random
 
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.several import Effort
 from ppl_gp.results.query.mixture import JointMoments, Moments, mixture

@@ -12,8 +12,9 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
-from ppl_gp.model.arguments import is_array
+from ppl_gp.gp import bare
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.reading.arguments import is_array
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.averages import (
     LAYER_NODES,
@@ -42,7 +43,6 @@ from ppl_gp.results.integrals.likelihood import (
 from ppl_gp.results.integrals.several import Effort, stacked
 from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
-from ppl_gp.wrappers import bare
 
 
 def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Any], effort: Effort):

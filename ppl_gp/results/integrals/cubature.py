@@ -19,7 +19,7 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics import small
+from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.quadrature import nodes_around
 from ppl_gp.quick import pruned
 from ppl_gp.results.integrals.likelihood import log_expectation

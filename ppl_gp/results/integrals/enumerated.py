@@ -17,9 +17,9 @@ from jax.scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
-from ppl_gp.model.roles import log_prob_per_datum, roles
-from ppl_gp.model.tracing import run
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.reading.roles import log_prob_per_datum, roles
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.query.query import Case

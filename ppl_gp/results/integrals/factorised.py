@@ -22,12 +22,12 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
-from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.model.arguments import Leaves, argument_of
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.dependence import sources
+from ppl_gp.mean_field.discrete import Discrete
+from ppl_gp.mean_field.family import Family, Values
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.enumerated import log_density_of_labels
 from ppl_gp.results.query.query import Case
 

@@ -3,8 +3,8 @@ exactly: E[y] = E_q[m(z)] and Var[y] = E_q[v(z) + (m(z) - E[y])^2], m and v of y
 labels of a row summed with their probabilities.
 
 Where m, and v + m^2, are proved affine in statistics of each block that have nodes
-(`conjugate.moment_rules`), their means are sums over the product of the blocks' nodes. The proof is
-one for all rows: of random combinations of all entries, each scaled to one. Where it fails (a
+(`mean_field.moment_rules`), their means are sums over the product of the blocks' nodes. The proof
+is one for all rows: of random combinations of all entries, each scaled to one. Where it fails (a
 sigmoid, a latent of the row that is continuous, a GP, moments that do not exist), q is drawn.
 """
 
@@ -16,22 +16,27 @@ import jax.numpy as jnp
 from jax import lax, random
 from jaxtyping import Array
 
-from ppl_gp.conjugate.conjugacy import affine_in, quadratic_in
-from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.conjugate.family import Family, Values
-from ppl_gp.conjugate.moment_rules import Rule, Squares, lacks_variances, moment_rules
 from ppl_gp.errors import warn
-from ppl_gp.model.roles import log_prob_per_datum
-from ppl_gp.model.tracing import run
-from ppl_gp.proofs.dependence import sources
+from ppl_gp.gp import bare
+from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
+from ppl_gp.mean_field.discrete import Discrete
+from ppl_gp.mean_field.family import Family, Values
+from ppl_gp.mean_field.moment_rules import (
+    Rule,
+    Squares,
+    lacks_variances,
+    moment_rules,
+)
 from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.roles import log_prob_per_datum
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.compiled import outcome_moments
 from ppl_gp.results.integrals.enumerated import all_labels
 from ppl_gp.results.integrals.factorised import anywhere, centre_of
 from ppl_gp.results.integrals.likelihood import moments_shape
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Case
-from ppl_gp.wrappers import bare
 
 MAX_NODES = 10_000  # runs of the model at all rows, labels included
 _SURROUNDINGS = 3

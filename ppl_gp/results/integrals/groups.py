@@ -1,5 +1,5 @@
 """Which of a datum's functions are integrated together: those that meet in a nonlinear operation of
-the likelihood, as `proofs.meeting` proves, or are correlated.
+the likelihood, as `reading.interactions` proves, or are correlated.
 """
 
 import math
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.proofs import affine
-from ppl_gp.proofs.affine import Dependence
-from ppl_gp.proofs.meeting import dependence
+from ppl_gp.gp import bare
+from ppl_gp.reading import affine
+from ppl_gp.reading.affine import Dependence
+from ppl_gp.reading.interactions import dependence
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
-from ppl_gp.wrappers import bare
 
 
 def outer_sites(case: Case) -> list[str]:

@@ -10,15 +10,14 @@ import numpyro.distributions as dist
 from jax import lax, random
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.tilted import line
-from ppl_gp.model.roles import log_prob_per_datum, without_wrappers
-from ppl_gp.proofs.affine import Dependence, dependence
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.affine import Dependence, dependence
+from ppl_gp.reading.roles import log_prob_per_datum, without_wrappers
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Case
 from ppl_gp.sparse.expectation import flatten
-from ppl_gp.wrappers import bare
 
 
 class Integration(Enum):

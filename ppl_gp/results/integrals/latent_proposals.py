@@ -19,8 +19,8 @@ from numpyro.distributions.transforms import biject_to
 
 from ppl_gp.deep.latents import FreeGaussian, LatentGuide, latent_form, latent_size
 from ppl_gp.draws import Draws
-from ppl_gp.model.roles import log_prob_per_datum
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.roles import log_prob_per_datum
+from ppl_gp.reading.tracing import run
 from ppl_gp.results.query.query import Case, drawn_trace
 
 STEPS, RATE, DRAWS = 300, 0.05, 4  # of Adam, for the Gaussians

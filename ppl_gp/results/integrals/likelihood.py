@@ -16,11 +16,11 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.model.roles import log_prob_per_datum
+from ppl_gp.gp import bare, unwrap
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
+from ppl_gp.reading.roles import log_prob_per_datum
 from ppl_gp.results.query.layout import Layout, ObservedSite
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.wrappers import bare, unwrap
 
 
 def log_expectation(

@@ -20,9 +20,10 @@ from numpyro.distributions import constraints
 from numpyro.distributions.discrete import ZeroInflatedLogits, ZeroInflatedProbs
 from numpyro.distributions.transforms import AffineTransform
 
-from ppl_gp.model.opened import Bones
+from ppl_gp.gp import bare, bare_shape, unwrap
 from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.digest import Bones
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.averages import (
     LATENT_DRAWS,
@@ -38,7 +39,6 @@ from ppl_gp.results.integrals.several import stacked
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.mixture import Moments, plain
 from ppl_gp.results.query.query import Case, drawn_trace
-from ppl_gp.wrappers import bare, bare_shape, unwrap
 
 _BY_DRAWS = (Integration.layers, Integration.joint_draws)
 

@@ -10,10 +10,10 @@ from jax import random
 from jaxtyping import Array, Float
 from numpy import ndarray
 
-from ppl_gp.conjugate.family import Family
 from ppl_gp.errors import DataError
-from ppl_gp.model.factors import is_concave
+from ppl_gp.mean_field.family import Family
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.factors import is_concave
 from ppl_gp.results.integrals.averages import (
     LATENT_DRAWS,
     LAYER_NODES,

@@ -19,11 +19,11 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.model.arguments import Leaves
-from ppl_gp.model.declared import Declared
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.observations import OrdinalProbit
 from ppl_gp.option_checks import as_key
+from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.declared import Declared
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments, tell_of_infinite

@@ -10,14 +10,18 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
-from ppl_gp.gp import unwrap
-from ppl_gp.model.arguments import argument_names, argument_of, as_arrays, parameters_of
-from ppl_gp.model.forgotten import require_dtype
-from ppl_gp.model.roles import is_factor, is_observed
+from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.quick import full_jit
+from ppl_gp.reading.arguments import (
+    argument_names,
+    argument_of,
+    as_arrays,
+    parameters_of,
+)
+from ppl_gp.reading.missing_observations import require_dtype
+from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.results.query.query import Case
 from ppl_gp.results.record import Record
-from ppl_gp.wrappers import mask_of
 
 
 def by_names(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:

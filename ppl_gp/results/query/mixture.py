@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics import small
+from ppl_gp.numerics import blocks as small
 
 
 class Moments(NamedTuple):

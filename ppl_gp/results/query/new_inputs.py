@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.model.arguments import (
+from ppl_gp.reading.arguments import (
     Leaves,
     argument_names,
     argument_of,

@@ -18,12 +18,12 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.kernels.pairs import kernels_differ
-from ppl_gp.model.arguments import Leaves, argument_of
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.levels import require_levels
-from ppl_gp.model.predictor_prior import PredictorGP
-from ppl_gp.model.tracing import annotated, run, set_gps
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
+from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.tracing import annotated, run, set_gps
 from ppl_gp.results.query.layout import Layout, layout
 from ppl_gp.results.query.mixture import JointMoments, Moments, mixture, plain
 from ppl_gp.results.query.new_inputs import (

@@ -18,8 +18,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.model.collapsed import Collapsed
-from ppl_gp.model.tracing import run
+from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.tracing import run
 
 _ROWS = 5  # of the inputs at which a kernel is compared
 _CLOSE = 1e-4  # of float32

@@ -14,12 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.conjugate.discrete import Discrete
-from ppl_gp.conjugate.gaussian import Gaussian
-from ppl_gp.conjugate.paired import NormalGamma, NormalWishart
-from ppl_gp.conjugate.positive import Gamma
-from ppl_gp.conjugate.simplex import Dirichlet
-from ppl_gp.conjugate.wishart import Wishart
 from ppl_gp.deep.latents import Around, Encoded, Forgotten, MLPEncoder, encoder_of
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, StoreError
@@ -27,17 +21,26 @@ from ppl_gp.frames.names import Names
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.kept import Kept
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.model.arguments import Leaves, argument_names, argument_of, optional_arguments
-from ppl_gp.model.collapsed import Collapsed, Observed, Plan
-from ppl_gp.model.declared import own_function
-from ppl_gp.model.fingerprint import reads
-from ppl_gp.model.reading import Reading
-from ppl_gp.model.skeleton import Skeleton
+from ppl_gp.mean_field.discrete import Dirichlet, Discrete
+from ppl_gp.mean_field.gaussian import Gaussian
+from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
+from ppl_gp.mean_field.positive import Gamma, Wishart
 from ppl_gp.numerics.arrow import Arrow
+from ppl_gp.reading.arguments import (
+    Leaves,
+    argument_names,
+    argument_of,
+    optional_arguments,
+)
+from ppl_gp.reading.declared import own_function
+from ppl_gp.reading.fingerprint import reads
+from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
+from ppl_gp.reading.predictor.skeleton import Skeleton
+from ppl_gp.reading.reading import Reading
 from ppl_gp.results.record import Record
+from ppl_gp.results.store.archive import NUMBER_KINDS, write_archive
 from ppl_gp.results.store.portrait import portrait
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.storage.archive import NUMBER_KINDS, write_archive
 
 # The classes that files name, with their subclasses in this package, and no others.
 _FACTORS = (Gaussian, Gamma, Wishart, Dirichlet, Discrete, NormalGamma, NormalWishart)

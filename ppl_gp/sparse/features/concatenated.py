@@ -12,8 +12,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
 from ppl_gp.kernels.distance import safe_sqrt
-from ppl_gp.numerics.linalg import add_diagonal, default_jitter
-from ppl_gp.numerics.triangular import product
+from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.root import DenseRoot, Root, dense_root
 

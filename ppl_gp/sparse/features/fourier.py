@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels import Matern12, Matern32, Matern52
-from ppl_gp.numerics.triangular import product
+from ppl_gp.numerics.linalg import product
 from ppl_gp.sparse.features.indices import as_num, as_numbers, check_box
 from ppl_gp.sparse.features.structure import columns, fitting
 from ppl_gp.sparse.inducing import InducingVariables

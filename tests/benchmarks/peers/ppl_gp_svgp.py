@@ -22,8 +22,8 @@ from ppl_gp.infer.loop import one_blas_thread  # noqa: E402
 from ppl_gp.infer.svgp.devices import Placement  # noqa: E402
 from ppl_gp.infer.svgp.final_bound import total_bound  # noqa: E402
 from ppl_gp.infer.svgp.look import look_at  # noqa: E402
-from ppl_gp.infer.svgp.objective import hyper_at  # noqa: E402
 from ppl_gp.infer.svgp.prepare import prepare  # noqa: E402
+from ppl_gp.infer.svgp.problem import hyper_at  # noqa: E402
 from ppl_gp.infer.svgp.step import advance, advance_whole, begin  # noqa: E402
 from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402

@@ -1,0 +1,152 @@
+"""The family of a site's factor, by the support of its prior; the start of its q."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.gp import unwrap
+from ppl_gp.mean_field.discrete import Dirichlet, discrete
+from ppl_gp.mean_field.family import Family
+from ppl_gp.mean_field.gaussian import gaussian
+from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
+from ppl_gp.mean_field.positive import gamma, wishart
+
+Make = Callable[[str, dict], Family]
+_OWN: list[tuple[Callable[[Any], bool], Make]] = []
+
+
+def register_family(fits: Callable[[Any], bool], make: Make) -> None:
+    """Add a family: `fits(support)` says whether a site's support is its own, `make(name, site)`
+    gives its first q. Later ones come first. Conjugacy is proved all the same.
+    """
+    _OWN.insert(0, (fits, make))
+
+
+def single(name: str, site: dict) -> Family:
+    """The family of one site, q about where the trace is; `ModelError` where no family has its
+    support.
+    """
+    fn: Any = unwrap(site["fn"])
+    support = fn.support
+    for fits, make in _OWN:
+        if fits(support):
+            return make(name, site)
+    if support.is_discrete:
+        return _discrete(name, site)
+    inner = _elementwise(support)
+    shape = tuple(site["fn"].shape())
+    if inner in (constraints.real, constraints.real_vector, constraints.real_matrix):
+        return gaussian_of([name], {name: site}, len(site["fn"].batch_shape))
+    if inner == constraints.positive:
+        inverted = isinstance(fn, dist.InverseGamma)
+        mean = _middle(site)
+        return gamma((name,), shape, 1.0 / mean if inverted else mean, inverted)
+    if inner == constraints.unit_interval:
+        return Dirichlet((name,), shape, True, jnp.ones((*shape, 2)))
+    if inner == constraints.simplex:
+        return Dirichlet((name,), shape[:-1], False, jnp.ones(shape))
+    if inner == constraints.positive_definite:
+        inverted = isinstance(fn, dist.InverseWishart)
+        value = jnp.asarray(site["value"])
+        mean = jnp.linalg.inv(value) if inverted else _mean_or(fn, value)
+        return wishart((name,), shape[:-2], jnp.broadcast_to(mean, shape), inverted)
+    raise ModelError(
+        f"MeanField() has no family for site '{name}' ({type(fn).__name__} on {support}): it has "
+        "Gaussian, gamma, inverse gamma, beta, Dirichlet, Wishart, inverse Wishart and discrete "
+        f"factors. Give it one by register_family(...), or use another method. {LISTED}"
+    )
+
+
+def _elementwise(support):
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return constraints.real if support == constraints.real_vector else support
+
+
+def _middle(site: dict):
+    """The prior mean where there is one and it is finite, else the value drawn."""
+    value = jnp.asarray(site["value"], jnp.result_type(float))
+    mean = jnp.broadcast_to(_mean_or(unwrap(site["fn"]), value), site["fn"].shape())
+    return jnp.where(jnp.isfinite(mean) & (mean > 0), mean, value)
+
+
+def _mean_or(fn, value):
+    """The mean of a distribution that has one; else, as of an improper one, the value."""
+    try:
+        return fn.mean
+    except (NotImplementedError, ArithmeticError):  # `InverseGamma(1.0, 1.0)` divides by zero
+        return value
+
+
+def _discrete(name: str, site: dict) -> Family:
+    fn: Any = unwrap(site["fn"])
+    if not fn.has_enumerate_support or fn.event_shape:
+        raise ModelError(
+            f"MeanField() sums discrete sites over their categories, and those of '{name}' "
+            f"({type(fn).__name__}) cannot be listed. {LISTED}"
+        )
+    try:
+        values = np.asarray(fn.enumerate_support(expand=False)).ravel()
+    except (NotImplementedError, ValueError) as error:
+        raise ModelError(f"the categories of site '{name}' cannot be listed: {error}") from error
+    shape = tuple(site["fn"].shape())
+    probs = jnp.full((*shape, len(values)), 1.0 / len(values))
+    return discrete((name,), shape, [int(v) for v in values], probs)
+
+
+def gaussian_of(names: list[str], trace: dict, apart: int) -> Family:
+    """A Gaussian of these sites together, whose first `apart` axes hold independent elements: mean
+    at the trace's values, the prior's variance up to one.
+    """
+    first = trace[names[0]]
+    batch = tuple(first["fn"].batch_shape[:apart])
+    shapes = [tuple(trace[k]["fn"].shape())[apart:] for k in names]
+    means, variances = [], []
+    for name in names:
+        site = trace[name]
+        mean = jnp.asarray(site["value"], jnp.result_type(float))
+        means.append(mean.reshape(*batch, -1))
+        variances.append(_variance(site, mean).reshape(*batch, -1))
+    mean, variance = jnp.concatenate(means, -1), jnp.concatenate(variances, -1)
+    return gaussian(names, batch, shapes, mean, variance)
+
+
+def _variance(site: dict, like):
+    try:
+        found = jnp.broadcast_to(unwrap(site["fn"]).variance, like.shape)
+    except (NotImplementedError, AttributeError, ValueError, TypeError, ArithmeticError):
+        return jnp.ones_like(like)
+    return jnp.where(jnp.isfinite(found) & (found > 0), jnp.minimum(found, 1.0), 1.0)
+
+
+def paired(mean: str, precision: str, trace: dict) -> Family | None:
+    """A mean and its precision as one block, where their shapes fit; `None` where they do not."""
+    m, w = trace[mean], trace[precision]
+    whole, support = tuple(m["fn"].shape()), unwrap(w["fn"]).support
+    shape = tuple(w["fn"].shape())
+    value = jnp.asarray(m["value"], jnp.result_type(float))
+    if support == constraints.positive_definite and not isinstance(
+        unwrap(w["fn"]), dist.InverseWishart
+    ):
+        batch, D = shape[:-2], shape[-1]
+        if whole != (*batch, D):
+            return None
+        q: Any = single(precision, w)
+        ones = jnp.ones(batch)
+        return NormalWishart((mean, precision), batch, q.df, q.rate, ones, value)
+    if _elementwise(support) == constraints.positive and not isinstance(
+        unwrap(w["fn"]), dist.InverseGamma
+    ):
+        if whole[: len(shape)] != shape:
+            return None
+        q = single(precision, w)
+        flat = value.reshape(*shape, -1)
+        P = jnp.broadcast_to(jnp.eye(flat.shape[-1]), (*shape, flat.shape[-1], flat.shape[-1]))
+        tail = whole[len(shape) :]
+        return NormalGamma((mean, precision), shape, tail, q.shape, q.rate, flat, P)
+    return None

@@ -1,0 +1,325 @@
+"""The proof, at values far apart, that a term's log density is affine in a block's statistics.
+
+With g(theta) = log p at unconstrained coordinates theta, affine means dg/dtheta = J(theta)' c with
+one c at every theta, and g(theta) - g(theta') = c . (t(theta) - t(theta')). Elements of a plate
+move together and have a c each, so that a term which couples two elements fails as well.
+
+What is looked at is a random combination of a term's entries, each scaled to a size of one: rows of
+small noise would hide the others. A density that decides by its values (a comparison, a clip:
+`reading.dependence`) is held to it at many values, as few far apart say nothing about those
+between; any other one at as many as are cheap.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, random
+
+from ppl_gp.mean_field.discrete import Discrete
+from ppl_gp.mean_field.family import Family, Values
+from ppl_gp.mean_field.gaussian import Gaussian
+from ppl_gp.mean_field.log_joint import LogJoint
+from ppl_gp.quick import quick_jit
+from ppl_gp.reading.dependence import decides, num_entries
+
+_SPREADS = (0.3, 1.0, 3.0, 6.0)
+_SCALES = (1e-3, 1.0, 1e2, 1e4, 1e6)  # of a Gaussian: a clip far out is seen
+_NEAR = (0.03, 0.1, 0.3, 1.0)  # about a fitted q, and of a Gaussian its standard deviations:
+_NEAR_SCALES = (0.5, 1.0, 1.0, 1.0, 2.0)
+_SURROUNDINGS, _NEARBY = 3, 4
+_TOLERANCE = 1e-8  # of the largest contribution: false conjugacy is an error of order one
+_NEAR_TOLERANCE = 1e-5  # where contributions are small, and rounding is not
+# values where a density decides, and the evaluations of entries that they may take
+_MANY, _FEWEST, _WORK = 2000, 100, 10**8
+_AT_ONCE = 20
+
+
+def conjugate_terms(
+    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list[Family], seed: int = 0
+) -> np.ndarray:
+    """(terms,): whether each is affine in the statistics of `family`, the other sites anywhere in
+    the supports of `all_sites`.
+
+    Some twenty gradients of the terms, and values of those that decide; O(d T^2) an element for T
+    statistics of d values.
+    """
+    return _checked(joint, names, family, all_sites, seed, False)
+
+
+def conjugate_nearby(
+    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list[Family]
+) -> np.ndarray:
+    """The same about a fitted q, where an error would count: with what is compiled already."""
+    return _checked(joint, names, family, all_sites, 1, True)
+
+
+def conjugate_again(
+    joint: LogJoint,
+    names: tuple[str, ...],
+    families: tuple[Family, Family],
+    all_sites: tuple[list[Family], list[Family]],
+    seed: int,
+    many: int,
+) -> np.ndarray:
+    """The same of other rows than those of the proof, in one surrounding anywhere, by the first of
+    each pair, and one about a fitted q; `many`: `num_values`.
+    """
+    keys = random.split(random.key(seed))
+    found = [
+        _looked_at(joint, names, f, sites, k, near, many)
+        for f, sites, k, near in zip(families, all_sites, keys, (False, True), strict=True)
+    ]
+    return np.all(jax.device_get(found), 0)
+
+
+def _checked(joint: LogJoint, names, family: Family, all_sites, seed: int, near: bool):
+    if not names:  # an improper prior that nothing is seen through
+        return np.ones(0, bool)
+    keys = random.split(random.key(seed), _NEARBY if near else _SURROUNDINGS)
+    many = num_values(joint, names, family, all_sites)
+    found = [_looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
+    return np.all(jax.device_get(found), 0)
+
+
+def _looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int):
+    """In one surrounding."""
+    gaussian = isinstance(family, Gaussian)
+    check = _gaussian if gaussian else _general
+    spreads = (_NEAR_SCALES if near else _SCALES) if gaussian else (_NEAR if near else _SPREADS)
+    tolerance = jnp.asarray(_NEAR_TOLERANCE if near else _TOLERANCE)
+    how, around = jnp.asarray(spreads), somewhere(all_sites, key)
+    return check(joint, names, family, around, key, how, tolerance, many)
+
+
+def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) -> int:
+    """At how many values terms are looked at besides: where no step of theirs decides, as many as
+    are cheap (a narrow bump is analytic, and lies between few values all the same).
+    """
+    values = jax.eval_shape(lambda: somewhere(all_sites, random.key(0)))
+    own = {k: values[k] for k in family.sites}
+
+    def entries(own: Values, around: Values):
+        return joint.entries(names, {**around, **own})
+
+    if not decides(entries, own, values):
+        return min(_WORK // num_entries(entries, own, values), _MANY)
+    size = sum(math.prod(x.shape) for x in jax.eval_shape(entries, own, values))
+    return int(np.clip(_WORK // max(size, 1), _FEWEST, _MANY))
+
+
+@quick_jit
+def somewhere(families: list[Family], key) -> Values:
+    """Values of every site, far apart."""
+    found: Values = {}
+    for family, k in zip(families, random.split(key, len(families)), strict=True):
+        found |= family.somewhere(k)
+    return found
+
+
+def _weights(values: list, key) -> list:
+    """Of a term's entries, whose values at some points are (points, ...), about one over the
+    largest: none is close to zero, or an entry would be left out of their sum.
+    """
+    sizes = [jnp.max(jnp.abs(x), 0) for x in values]
+    keys = random.split(key, len(sizes))
+    return [
+        random.uniform(k, x.shape, minval=0.5, maxval=1.5) / jnp.where(x > 0, x, 1.0)
+        for k, x in zip(keys, sizes, strict=True)
+    ]
+
+
+def _evened(entries, points: list[Values], key):
+    """The terms (terms,) as random combinations of their entries, each scaled by its values at
+    `points`.
+    """
+    weights = _weights([jnp.stack(x) for x in zip(*map(entries, points), strict=True)], key)
+
+    def terms(values: Values):
+        return jnp.stack([jnp.sum(w * x) for w, x in zip(weights, entries(values), strict=True)])
+
+    return terms
+
+
+@quick_jit
+def _general(joint: LogJoint, names, family: Family, around: Values, key, spreads, tolerance, many):
+    def entries(own: Values):
+        return joint.entries(names, {**around, **own})
+
+    keys = random.split(random.fold_in(key, 2), len(_SPREADS))
+    points = [family.at(family.free(k, s)) for k, s in zip(keys, spreads, strict=True)]
+    log_p = _evened(entries, points, key)
+    return affine_in(log_p, family, family.statistics, key, spreads, tolerance, many)
+
+
+def affine_in(
+    function,
+    family: Family,
+    statistics_of,
+    key,
+    spreads=_SPREADS,
+    tolerance=_TOLERANCE,
+    many: int = 0,
+):
+    """(terms,): whether function(values of the family's sites), (terms,), is affine in
+    `statistics_of`(unconstrained coordinates of an element), with a coefficient an element; at
+    `many` further values the function alone, without its slopes.
+    """
+    spreads, key_own = jnp.asarray(spreads), random.fold_in(key, 1)
+    first = family.free(key_own, 0.0)
+    T = statistics_of(first[0]).shape[0]
+    num = 3 + -(-T // first.shape[1])  # equations: at least two more points than unknowns need
+    spread = jnp.asarray([spreads[i % len(_SPREADS)] for i in range(num)])
+    keys = random.split(key_own, num)
+    theta = jax.vmap(family.free)(keys, spread)  # (points, E, d)
+
+    def at(theta):
+        return function(family.at(theta))
+
+    def known(theta):
+        return at(theta), jax.vmap(statistics_of)(theta)
+
+    values, statistics = jax.vmap(known)(theta)  # (points, terms), (points, E, T)
+    slopes = jax.vmap(jax.jacrev(at))(theta)  # (points, terms, E, d)
+    jacobians = jax.vmap(jax.vmap(jax.jacfwd(statistics_of)))(theta)  # (points, E, T, d)
+    if many:
+        further = jnp.resize(0.5 * spreads, (many,))  # rounding of 1 - p grows with distance
+        keys = random.split(random.fold_in(key, 3), many)
+        more = lax.map(lambda k: known(family.free(*k)), (keys, further), batch_size=_AT_ONCE)
+        values = jnp.concatenate([values, more[0]])
+        statistics = jnp.concatenate([statistics, more[1]])
+    return jax.vmap(
+        lambda g, G: _fits(g, G, statistics, jacobians, tolerance), in_axes=1, out_axes=0
+    )(values, slopes)
+
+
+def _fits(values, slopes, statistics, jacobians, tolerance):
+    """Whether one c an element explains the slopes and the values."""
+
+    def of_element(G, J):  # (points, d), (points, T, d)
+        rows, right = jnp.swapaxes(J, 1, 2).reshape(-1, J.shape[1]), G.reshape(-1)
+        size = jnp.max(jnp.abs(rows), 1)
+        size = jnp.where(size > 0, size, 1.0)
+        rows, right = rows / size[:, None], right / size
+        columns = jnp.max(jnp.abs(rows), 0)
+        columns = jnp.where(columns > 0, columns, 1.0)
+        c = jnp.linalg.lstsq(rows / columns, right)[0] / columns
+        most = jnp.max(jnp.abs(rows) @ jnp.abs(c) + jnp.abs(right))
+        return c, jnp.all(jnp.abs(rows @ c - right) <= tolerance * most)
+
+    c, explained = jax.vmap(of_element, in_axes=(1, 1))(slopes, jacobians)
+    parts = jnp.sum(c * statistics, (1, 2))
+    scale = jnp.max(jnp.abs(values)) + jnp.max(jnp.sum(jnp.abs(c * statistics), (1, 2)))
+    level = jnp.abs((values - values[0]) - (parts - parts[0])) <= tolerance * scale
+    finite = jnp.all(jnp.isfinite(values)) & jnp.all(jnp.isfinite(slopes))
+    return finite & jnp.all(explained) & jnp.all(level)
+
+
+@quick_jit
+def _gaussian(
+    joint: LogJoint, names, family: Gaussian, around: Values, key, scales, tolerance, many
+):
+    def entries(own: Values):
+        return joint.entries(names, {**around, **own})
+
+    return quadratic_in(entries, family, key, scales, tolerance, many)
+
+
+def quadratic_in(
+    entries, family: Gaussian, key, scales=_SCALES, tolerance=_TOLERANCE, many: int = 0
+):
+    """(terms,): whether each of entries(values of the family's sites), a list of arrays, is
+    quadratic, and its Hessian has no entry between two elements of the batch; along `many` further
+    lines the values alone.
+    """
+
+    def at_scale(scale, key):
+        keys = random.split(key, 4)
+        z, other = (family.free(k, scale) for k in keys[:2])
+        v = other - family.free(keys[1], 0.0)
+        apart = v * random.normal(keys[2], (len(v), 1), v.dtype)
+        points = jnp.stack([z - v, z, z + v, z + 2.0 * v, z + apart])
+        terms = _evened(entries, [family.at(x) for x in points], keys[3])
+
+        def log_p(z):
+            return terms(family.at(z))
+
+        g, G = jax.vmap(lambda x: (log_p(x), jax.jacrev(log_p)(x)))(points)
+        most = jnp.max(jnp.abs(G), 0)  # (terms, E, D)
+        limit = tolerance * most + 1e-4 * tolerance * jnp.max(most, (-1, -2), keepdims=True)
+        bent = jnp.abs(G[0] - 2.0 * G[1] + G[2]) + jnp.abs(G[1] - 2.0 * G[2] + G[3])
+        ratio = jnp.sum(apart * v, 1, keepdims=True) / jnp.sum(v * v, 1, keepdims=True)
+        coupled = jnp.abs((G[4] - G[1]) - ratio * (G[2] - G[1]))
+        affine = jnp.all(bent <= limit, (-1, -2)) & jnp.all(
+            coupled <= limit * (1.0 + jnp.abs(ratio)), (-1, -2)
+        )
+        rise = 0.5 * jnp.sum(v * (G[1] + G[2]), (-1, -2))
+        size = jnp.max(jnp.abs(g), 0) + jnp.sum(jnp.abs(v) * most, (-1, -2))
+        level = jnp.abs(g[2] - g[1] - rise) <= tolerance * size
+        return affine & level & jnp.all(jnp.isfinite(g), 0)
+
+    def along(scale, key):
+        """Third differences on a line, none of a quadratic."""
+        z, other = (family.free(k, scale) for k in random.split(key))
+        v = other - z
+        points = jnp.stack([z, z + v / 3.0, z + v / 1.5, other])
+        values = jax.vmap(lambda x: entries(family.at(x)))(points)
+        weights = _weights(values, key)
+        sums = zip(weights, values, strict=True)
+        g = jnp.stack([jnp.sum((w * x).reshape(4, -1), 1) for w, x in sums], 1)
+        bent = jnp.abs(g[0] - 3.0 * g[1] + 3.0 * g[2] - g[3])
+        return bent <= tolerance * jnp.max(jnp.abs(g), 0)
+
+    scales, keys = jnp.asarray(scales), random.split(random.fold_in(key, 1), len(_SCALES))
+    found = jnp.all(jax.vmap(at_scale)(scales, keys), 0)
+    if many:
+        keys = random.split(random.fold_in(key, 2), many)
+        lines = (jnp.resize(scales[:3], (many,)), keys)
+        more = lax.map(lambda line: along(*line), lines, batch_size=_AT_ONCE)
+        found &= jnp.all(more, 0)
+    return found
+
+
+def coupled_rows(
+    joint: LogJoint, name: str, family: Discrete, all_sites: list[Family]
+) -> str | None:
+    """Why a term does not see the elements of a discrete site one by one, or `None`: its entry n at
+    random categories must be that with all elements at the category of n.
+    """
+    around = somewhere(all_sites, random.key(0))
+    shape = jax.eval_shape(lambda v: joint.term(name, v), around).shape
+    if not _holds(shape, family.batch):
+        if len(shape) >= len(family.batch) and _holds(shape, family.batch, within=True):
+            return (
+                "it stands in plates to the right of its plate. Give that plate dim=-1, and the "
+                "others dimensions to the left of it"
+            )
+        return "it stands outside its plate. Declare both in one plate"
+    if not bool(_rows_apart(joint, name, family, around, random.key(1))):
+        return "one of its entries sees several elements. Declare both in one plate"
+    return None
+
+
+def _holds(shape, batch, within: bool = False) -> bool:
+    """Whether a shape ends in this batch, `within` as what its single entries broadcast to."""
+    tail = shape[len(shape) - len(batch) :] if batch else ()
+    return len(tail) == len(batch) and all(
+        n == m or (within and m == 1) for n, m in zip(tail, batch, strict=True)
+    )
+
+
+@quick_jit
+def _rows_apart(joint, name, family: Discrete, around: Values, key):
+    every = family.nodes(family.coordinates()).values[family.sites[0]]
+    table = jax.vmap(lambda z: joint.term(name, {**around, family.sites[0]: z}))(every)
+
+    def agrees(key):
+        k = random.randint(key, family.batch, 0, len(family.categories))
+        z = jnp.asarray(family.categories)[k]
+        found = joint.term(name, {**around, family.sites[0]: z})
+        wanted = jnp.take_along_axis(table, jnp.broadcast_to(k, table.shape[1:])[None], 0)[0]
+        size = 1.0 + jnp.abs(wanted)
+        return jnp.all((found == wanted) | (jnp.abs(found - wanted) <= _TOLERANCE * size))
+
+    return jnp.all(jax.vmap(agrees)(random.split(key, 4)))

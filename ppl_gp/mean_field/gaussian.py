@@ -1,0 +1,176 @@
+"""Gaussian factors: one site's elements apart, or the values of one or more sites together."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.mean_field.family import (
+    Family,
+    Nodes,
+    Values,
+    by_element,
+    lower,
+    symmetric,
+)
+from ppl_gp.numerics.roots import inverse, log_det, root
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+class Gaussian(Family):
+    """N(m, P^-1) of D values, for each element of `batch`; t = (z, z z').
+
+    `shapes`: the sites' shapes behind the batch; what D counts, one site after another. Nodes: m
+    +- sqrt(D) times a column of the covariance's root, 2 D of them. O(D^3) an element.
+    """
+
+    sites: tuple[str, ...] = eqx.field(static=True)
+    batch: tuple[int, ...] = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    linear: Float[Array, "*batch D"]  # P m
+    precision: Float[Array, "*batch D D"]
+
+    @property
+    def size(self) -> int:
+        """D."""
+        return self.linear.shape[-1]
+
+    def coordinates(self):
+        """(m, covariance)."""
+        covariance = inverse(self.precision)
+        return jnp.einsum("...ij,...j->...i", covariance, self.linear), covariance
+
+    def nodes(self, coordinates):
+        """2 D of them, of equal weights."""
+        mean, covariance = coordinates
+        columns = jnp.moveaxis(root(covariance), -1, 0) * math.sqrt(self.size)
+        z = jnp.concatenate([mean + columns, mean - columns])
+        return Nodes(self.apart(z), jnp.full(len(z), 1.0 / len(z), z.dtype))
+
+    def natural(self, coordinates, gradient):
+        """P = -2 dL/dS, P m + dL/dm at the old m (Opper & Archambeau 2009, eq. 3, 4)."""
+        mean, _ = coordinates
+        by_mean, by_covariance = gradient
+        precision = -2.0 * symmetric(by_covariance)
+        linear = by_mean + jnp.einsum("...ij,...j->...i", precision, mean)
+        return Gaussian(self.sites, self.batch, self.shapes, linear, precision)
+
+    def entropy(self):
+        """(D (1 + log 2 pi) - log |P|) / 2."""
+        elements = math.prod(self.batch) * self.size
+        return 0.5 * (elements * (1.0 + LOG_2PI) - jnp.sum(log_det(self.precision)))
+
+    def distributions(self):
+        """`Normal` of a site without event axes where values are apart, `MultivariateNormal` of one
+        with one, else `GaussianArray`.
+        """
+        mean, covariance = self.coordinates()
+        found, start = {}, 0
+        for site, shape in zip(self.sites, self.shapes, strict=True):
+            part = slice(start, start + (size := math.prod(shape)))
+            start += size
+            m, S = mean[..., part], covariance[..., part, part]
+            if shape == ():
+                found[site] = dist.Normal(m[..., 0], jnp.sqrt(S[..., 0, 0]))
+            else:
+                kind = dist.MultivariateNormal if len(shape) == 1 else GaussianArray.of(shape)
+                found[site] = kind(m, S)
+        return found
+
+    def log_prob(self, values):
+        """Of all sites together."""
+        mean, _ = self.coordinates()
+        apart = self.together(values) - mean
+        distance = jnp.einsum("...i,...ij,...j->...", apart, self.precision, apart)
+        return 0.5 * jnp.sum(log_det(self.precision) - self.size * LOG_2PI - distance)
+
+    def draw(self, key, num):
+        """By the root of the precision."""
+        mean, covariance = self.coordinates()
+        eps = random.normal(key, (num, *mean.shape), mean.dtype)
+        return self.apart(mean + jnp.einsum("...ij,n...j->n...i", root(covariance), eps))
+
+    def free(self, key, spread):
+        """Standard deviations of q, times `spread`, about its mean."""
+        mean, covariance = self.coordinates()
+        scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
+        z = mean + spread * scale * random.normal(key, mean.shape, mean.dtype)
+        return z.reshape(-1, self.size)
+
+    def at(self, free):
+        """The values themselves."""
+        return self.apart(free.reshape(*self.batch, self.size))
+
+    def statistics(self, row):
+        """(z, z z')."""
+        return jnp.concatenate([row, jnp.outer(row, row)[jnp.tril_indices(len(row))]])
+
+    def expectations(self, coordinates):
+        """(m, S + m m')."""
+        mean, covariance = coordinates
+        square = covariance + mean[..., :, None] * mean[..., None, :]
+        return by_element(self.batch, mean, lower(square))
+
+    def whole(self) -> "Gaussian":
+        """The same q of one site as one Gaussian of all elements' values. O((E D)^2) memory."""
+        P = self.precision.reshape(-1, self.size, self.size)
+        blocks = jnp.einsum("eij,ef->eifj", P, jnp.eye(len(P), dtype=P.dtype))
+        n = len(P) * self.size
+        shapes = ((*self.batch, *self.shapes[0]),)
+        return Gaussian(self.sites, (), shapes, self.linear.reshape(n), blocks.reshape(n, n))
+
+    def apart(self, z: Array) -> Values:
+        """{site: value} of (..., batch, D)."""
+        found, start = {}, 0
+        lead = z.shape[:-1]
+        for site, shape in zip(self.sites, self.shapes, strict=True):
+            size = math.prod(shape)
+            found[site] = z[..., start : start + size].reshape(*lead, *shape)
+            start += size
+        return found
+
+    def together(self, values: Values) -> Array:
+        """(batch, D) of {site: value}."""
+        flat = [jnp.reshape(values[k], (*self.batch, -1)) for k in self.sites]
+        return jnp.concatenate(flat, -1)
+
+
+class GaussianArray(dist.TransformedDistribution):
+    """A multivariate normal of the flattened values of an array with several axes, (K, D)."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]):
+        """What makes one of a mean (..., K D) and a covariance (..., K D, K D)."""
+
+        def made(mean, covariance) -> "GaussianArray":
+            flat = dist.MultivariateNormal(mean, covariance)
+            return cls(flat, dist.transforms.ReshapeTransform(shape, (math.prod(shape),)))
+
+        return made
+
+    @property
+    def mean(self):
+        """(..., K, D)."""
+        return jnp.reshape(self.base_dist.mean, self.shape())
+
+    @property
+    def variance(self):
+        """(..., K, D)."""
+        return jnp.reshape(self.base_dist.variance, self.shape())
+
+    @property
+    def covariance_matrix(self):
+        """(..., K D, K D), of the flattened values."""
+        return self.base_dist.covariance_matrix  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def gaussian(sites, batch, shapes, mean, variance) -> Gaussian:
+    """With independent values."""
+    precision = jax.vmap(jnp.diag)(1.0 / variance.reshape(-1, variance.shape[-1]))
+    precision = precision.reshape(*variance.shape, variance.shape[-1])
+    return Gaussian(tuple(sites), tuple(batch), tuple(shapes), mean / variance, precision)

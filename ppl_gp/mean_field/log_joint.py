@@ -1,0 +1,123 @@
+"""The model's log joint, one term a site, as a function of the values of its latent sites."""
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array
+from numpyro.distributions.distribution import validation_enabled
+
+from ppl_gp.gp import mask_of, unwrap
+from ppl_gp.mean_field.family import Values
+from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.tracing import bare_trace
+
+LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
+
+
+class LogJoint(NamedTuple):
+    """`latents`: what is inferred. `terms`: the sites that have a density: latents and
+    observations. `bounded`: logistic ones that the local bound stands for.
+
+    `weights`: how often each row counts, (B,), where not once. `axes`: (site, axis of the rows in
+    its batch shape, negative) of terms that have one.
+    """
+
+    model: Any
+    args: tuple
+    kwargs: dict
+    latents: tuple[str, ...]
+    terms: tuple[str, ...]
+    bounded: tuple[str, ...] = ()
+    weights: Any = None
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def trace(self, values: Values) -> dict:
+        """One run of the model."""
+        return bare_trace(self.model, self.args, self.kwargs, values, values)
+
+    def term(self, name: str, values: Values) -> Array:
+        """log p of a site given all latents, of its batch shape, nats; rows by their weights."""
+        return self._weighed(name, scored(self.trace(values)[name]))
+
+    def logistic(self, name: str, values: Values) -> "Logistic":
+        """A bounded site's logits, rows by their weights."""
+        form = logistic(self.trace(values)[name])
+        return form._replace(weight=self._weighed(name, form.weight))
+
+    def _weighed(self, name: str, x: Array) -> Array:
+        axis = dict(self.axes).get(name)
+        if self.weights is None or axis is None:
+            return x
+        return self.weights.reshape(-1, *(1 for _ in range(-axis - 1))) * x
+
+    def entries(self, names: tuple[str, ...], values: Values) -> list[Array]:
+        """The terms, entry by entry, events that `to_event` made of many taken apart; of bounded
+        ones the quadratic in the logits that takes their place, at some xi.
+        """
+        trace = self.trace(values)
+        return [self._probed(k, trace[k]) for k in names]
+
+    def _probed(self, name: str, site: dict) -> Array:
+        if name not in self.bounded:
+            return _apart(site)
+        form = logistic(site)
+        return form.weight * (
+            (form.y - 0.5 * form.total) * form.eta - 0.1 * form.total * form.eta**2
+        )
+
+
+def _apart(site: dict) -> Array:
+    """`scored`, before the entries of an event are summed."""
+    fn: Any = site["fn"]
+    if not isinstance(fn, dist.Independent):
+        return scored(site)
+    with _inside(site):
+        log_prob: Any = fn.base_dist.log_prob(site["value"])
+    if site["scale"] is None:
+        return log_prob
+    scale = jnp.asarray(site["scale"])
+    return scale.reshape(*scale.shape, *(1,) * fn.reinterpreted_batch_ndims) * log_prob
+
+
+def scored(site: dict) -> Array:
+    """A site's log density with masks and scale."""
+    with _inside(site):
+        log_prob = site["fn"].log_prob(site["value"])
+    return log_prob if site["scale"] is None else site["scale"] * log_prob
+
+
+def _inside(site: dict):
+    """Where a latent's density is computed: without NumPyro's question whether the value is in its
+    support, where that is the same set whatever the parameters, as families have no others. It
+    costs eigenvalues of a Wishart site, and looks like a density that decides by its values.
+    """
+    known = not is_observed(site) and not jax.tree.leaves(site["fn"].support)
+    return validation_enabled(False) if known else nullcontext()
+
+
+class Logistic(NamedTuple):
+    """y eta - total log(1 + e^eta) of each logit, times its weight."""
+
+    eta: Array
+    y: Array
+    total: Array
+    weight: Array
+
+
+def logistic(site: dict) -> Logistic:
+    """Of a Bernoulli or binomial site that observes, by its logits."""
+    fn: Any = unwrap(site["fn"])
+    weight = jnp.where(mask_of(site["fn"]), 1.0, 0.0)
+    if site["scale"] is not None:
+        weight = weight * site["scale"]
+    total = jnp.asarray(getattr(fn, "total_count", 1.0), fn.logits.dtype)
+    return Logistic(fn.logits, jnp.asarray(site["value"], fn.logits.dtype), total, weight)
+
+
+def is_logistic(site: dict) -> bool:
+    """Whether the local bound of Jaakkola and Jordan is for it: scalar events, apart from masks."""
+    fn = site["fn"]
+    return is_observed(site) and type(unwrap(fn)) in LOGISTIC and not fn.event_shape

@@ -1,0 +1,221 @@
+"""`MeanField`: variational message passing on a declared model, by coordinate ascent."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import random
+
+from ppl_gp.errors import DataError, ModelError, Result
+from ppl_gp.infer.chains import over_leading_axis
+from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.sources import Stream
+from ppl_gp.mean_field.assembly import (
+    caution_of,
+    fit_of,
+    log_joint_of,
+    start_of,
+)
+from ppl_gp.mean_field.batches import fit_by_steps
+from ppl_gp.mean_field.forms import with_forms
+from ppl_gp.mean_field.log_joint import LogJoint
+from ppl_gp.mean_field.structure import Structure, find_structure, require_conjugate_nearby
+from ppl_gp.mean_field.sweep import (
+    Progress,
+    begin,
+    climb,
+    is_open,
+)
+from ppl_gp.quick import FEW_DATA, quick_jit
+from ppl_gp.reading.roles import require_no_subsampling
+from ppl_gp.results.fit import Fit
+from ppl_gp.sparse.svgp import Checkpoint
+
+CHUNK = 10  # sweeps between two looks at Ctrl-C
+
+
+@dataclass(frozen=True)
+class MeanField:
+    """q(z) = prod_j q_j(z_j), each q_j of an exponential family, by coordinate ascent: log q_j =
+    E_{q without j}[log p(y, z)] + const (Bishop 2006, eq. 10.9; Winn & Bishop 2005).
+
+    Latent sites are Gaussian (normal, multivariate normal, GP sites with fixed kernels), gamma,
+    inverse gamma, beta, Dirichlet, Wishart, inverse Wishart, or discrete with few categories, which
+    are summed. That every density is affine in the statistics of the sites that it sees is proved
+    before the first sweep, at values over orders of magnitude; expectations are then exact sums
+    over a few nodes, of the model's own densities, so that any link may be written.
+
+    - `factors`: names of sites that share a block, `[["mean", "precision"]]`; default: each site
+      alone, but for a mean with the precision that scales its prior, where both are conjugate
+      together. Elements of a plate are apart where no density couples them.
+    - `init`: {site: value to start from}, labels or probabilities of discrete sites. By default
+      labels by k-means++ of the observed rows, and draws of the prior.
+    - `restarts`: starts that are climbed in one compiled call; the best bound is kept,
+      `stats["restart_bounds"]` has all.
+    - `bounds`: Bernoulli and binomial sites with logits affine in Gaussian sites take the local
+      bound of Jaakkola and Jordan, `stats["local_bounds"]` says which.
+    - `tol`: nats that a sweep must gain to go on; `max_steps`: sweeps, or steps on batches.
+      `num_draws`: of q, kept for predictions.
+    - `batch_size`: rows a step, of arrays in memory or memory maps; a `Stream` has batches of its
+      own. Stochastic variational inference (Hoffman et al. 2013): the factors of a batch's rows are
+      brought to their optimum, then each other block goes a step rho from its natural parameters
+      towards its maximum, rows counted N / B times. `natural_rate`: rho, a number in (0, 1] or a
+      function of the step, counted from 0 as optax's schedules count; `None`: (t +
+      delay)^-forgetting at step number t = 1, 2, ... `checkpoint`: a `Checkpoint`. Rows must be
+      independent given the sites that stand in none of them, whatever their number, which is
+      checked on the first batch. Conjugacy is proved on the first batch, and of the other rows in
+      the last pass (of a stream that is read but once, as they come) where its steps depend on
+      them: some fifty gradients of a batch.
+
+    `log_evidence` is the bound, nats, exact in every constant, of steps on batches too: all data
+    are read once at their end (`None` for a stream that cannot be read again). Then
+    `stats["bounds"]` has each batch's estimate of it, and `fit.sites` the factors of all rows, of a
+    stream those of its first batch. `fit.sites` are NumPyro distributions, `fit.factors` the
+    blocks. Results: converged; max_steps; nonfinite; interrupted; of steps on batches completed
+    (all made), stream_ended, nonfinite, interrupted.
+    A bound has several maxima where labels can be exchanged (`fit.symmetries`), and others: take
+    restarts. `fit.log_density` integrates q exactly where its blocks stand apart in a row's
+    density, and else takes draws. A sweep costs, for each block, a gradient of the densities it
+    sees at the product of the other blocks' nodes (2 D of a Gaussian of D values, two of a gamma or
+    Wishart, three of a Dirichlet, the categories of a discrete site).
+
+    Raises `NotConjugateError` naming both sites; `ModelError` for params, plates that subsample,
+    and supports without a family; `DataError` for arguments, and in float32, where nothing can be
+    proved.
+    """
+
+    evidence_is: ClassVar[str] = "lower bound"
+
+    factors: Any = None
+    init: Any = field(default_factory=dict)
+    restarts: int = 1
+    bounds: bool = True
+    tol: float = 1e-11
+    max_steps: int = 1000
+    num_draws: int = 1000
+    batch_size: int | None = None
+    natural_rate: float | Callable | None = None
+    delay: float = 1.0
+    forgetting: float = 0.7
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self):
+        for name in ("restarts", "max_steps", "num_draws", "batch_size"):
+            value = getattr(self, name)
+            if name == "batch_size" and value is None:
+                continue
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise DataError(f"MeanField({name}={value!r}): give a whole number of at least 1.")
+        if not self.tol > 0:
+            raise DataError(f"MeanField(tol={self.tol!r}): give a positive number of nats.")
+        if isinstance(self.factors, str) or any(isinstance(g, str) for g in self.factors or ()):
+            raise DataError(
+                f"MeanField(factors={self.factors!r}): give lists of names, "
+                "[['mean', 'precision']]."
+            )
+        if self.init is not None and not isinstance(self.init, dict):
+            raise DataError(f"MeanField(init={self.init!r}): give {{site: value}}.")
+        if not (self.delay >= 0.0 and 0.5 < self.forgetting <= 1.0):
+            raise DataError(
+                f"MeanField(delay={self.delay!r}, forgetting={self.forgetting!r}): the steps (t + "
+                "delay)^-forgetting settle for a delay of at least 0 and a forgetting in (0.5, 1]."
+            )
+        rate = self.natural_rate
+        if not (rate is None or callable(rate) or 0.0 < rate <= 1.0):
+            raise DataError(
+                f"MeanField(natural_rate={rate!r}): give a number in (0, 1], or a function of the "
+                "step."
+            )
+
+    def rate(self, step: int) -> float:
+        """rho of a step, counted from 0. `DataError` where a schedule leaves (0, 1]."""
+        given = self.natural_rate
+        if given is None:
+            return (step + 1.0 + self.delay) ** -self.forgetting
+        rate = float(given(step) if callable(given) else given)
+        if not 0.0 < rate <= 1.0:
+            raise DataError(
+                f"MeanField(natural_rate=...) is {rate} at step {step}; it has to be in (0, 1]."
+            )
+        return rate
+
+
+@run_method.register
+def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -> Fit:
+    if jnp.result_type(float) != jnp.float64:
+        raise DataError(
+            "MeanField() proves conjugacy to rounding, which float32 has too much of: switch "
+            'float64 on, jax.config.update("jax_enable_x64", True).'
+        )
+    if method.batch_size is not None or (args and isinstance(args[0], Stream)):
+        return fit_by_steps(method, model, rng_key, args, kwargs, progress)
+    trace = first_trace(model, args, kwargs)
+    require_no_subsampling(trace, "MeanField()")
+    joint = log_joint_of(model, trace, args, kwargs)
+    structure = find_structure(joint, trace, method.factors, method.bounds)
+    structure = with_forms(structure, trace)
+    keys = random.split(rng_key, method.restarts + 1)
+    starts = [start_of(method.init, structure, trace, key) for key in keys[1:]]
+    stages = _stages(structure, starts, method)
+    (state, bounds), stopped = interruptible(stages, "MeanField", method.max_steps, progress)
+    best = int(np.argmax(np.where(np.isnan(state.bound), -np.inf, np.asarray(state.bound))))
+    q = jax.tree.map(lambda x: x[best], state.q)
+    stats = {
+        "bounds": bounds[best][~np.isnan(bounds[best])],
+        "steps": int(state.sweeps[best]),
+        "restart_bounds": np.asarray(state.bound),
+        "local_bounds": list(structure.joint.bounded),
+    }
+    value = float(state.bound[best])
+    stats |= {} if np.isfinite(value) else caution_of(q)
+    if np.isfinite(value) and not stopped:
+        require_conjugate_nearby(structure, q)
+    ended = _result(value, bool(is_open(state, method.tol)[best])), stats
+    return fit_of(method, model, args, kwargs, trace, keys[0], q, value, ended)
+
+
+def is_conjugate(model, trace: dict, args, kwargs) -> bool:
+    """Whether `MeanField()` fits a model; its proof is run, some seconds of compiling."""
+    try:
+        require_no_subsampling(trace, "MeanField()")
+        find_structure(log_joint_of(model, trace, args, kwargs), trace, None, True)
+    except ModelError:
+        return False
+    return jnp.result_type(float) == jnp.float64
+
+
+def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
+    """Chunks of sweeps of all starts."""
+    state = jax.vmap(begin)(jax.tree.map(lambda *x: jnp.stack(x), *starts))
+    bounds = np.zeros((len(starts), 0))
+    yield Stage((state, bounds), 0, keep=False)
+    done = 0
+    few = max(math.prod(q.batch) for q in structure.blocks) <= FEW_DATA
+    run = _climb if few else _climb.full  # good code pays where a sweep is long
+    while done < method.max_steps:
+        num = min(CHUNK, method.max_steps - done)
+        state, new = run(structure.joint, structure.terms, state, method.tol, num)
+        bounds = np.concatenate([bounds, np.asarray(new)], 1)
+        done += num
+        yield Stage((state, bounds), done, f"bound {float(jnp.nanmax(state.bound)):.4f}")
+        if not np.any(np.asarray(is_open(state, method.tol))):
+            return
+
+
+@quick_jit
+def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
+    # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
+    # over starts, can wait for each other for ever (`numerics.lapack`).
+    return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
+
+
+def _result(bound: float, still_open: bool) -> Result:
+    if not np.isfinite(bound):
+        return Result.nonfinite
+    return Result.max_steps if still_open else Result.converged

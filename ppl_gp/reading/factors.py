@@ -1,0 +1,310 @@
+"""Reading a model: `read(model, *args, hyper=...)` gives its GP priors and its pointwise
+log-likelihood.
+
+The model itself is the likelihood: it is run under `substitute` and `trace` with f given, and every
+observed site counts, with its mask and scale. A probe at the boundary proves that datum n sees only
+its own f_n.
+
+A likelihood is proved log-concave and smooth in f by its family, and a parameter that is affine in
+f or c exp(affine). Then every integral has one mode, and no scan for others is compiled. The proof
+is read off the jaxpr while tracing; whatever is not on the list takes the general way.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float
+
+from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
+from ppl_gp.gp import GP, mask_of, unwrap
+from ppl_gp.observations import BernoulliProbit
+from ppl_gp.reading.affine import Dependence, dependence
+from ppl_gp.reading.arguments import as_arrays, named_arrays
+from ppl_gp.reading.declared import declare
+from ppl_gp.reading.dependence import depends
+from ppl_gp.reading.missing_observations import observes_nothing
+from ppl_gp.reading.predictor.collapse import collapse
+from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.roles import (
+    Roles,
+    is_factor,
+    is_observed,
+    is_whole,
+    log_prob_per_datum,
+    require_gp,
+    roles,
+    without_wrappers,
+)
+from ppl_gp.reading.tracing import run
+
+# {family: ({parameter that may see f: how}, other parameters, which may not)}.
+_FAMILIES = {
+    dist.BernoulliLogits: ({"logits": Dependence.affine}, ()),
+    dist.BinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
+    BernoulliProbit: ({"f": Dependence.affine}, ()),
+    dist.CategoricalLogits: ({"logits": Dependence.affine}, ()),
+    dist.MultinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
+    dist.Normal: ({"loc": Dependence.affine}, ("scale",)),
+    dist.Poisson: ({"rate": Dependence.exponential}, ()),
+    dist.NegativeBinomial2: ({"mean": Dependence.exponential}, ("concentration",)),
+}
+
+
+def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> bool:
+    """Whether the terms of `sites` (`None`: of all that is observed) in `trace_at(f)`, f (num,),
+    are log-concave and smooth in f.
+
+    Decided while tracing; nothing is computed. Cost: two abstract traces.
+    """
+    zero = jnp.zeros((num,))
+    found = trace_at(zero)
+    names = [k for k, s in found.items() if is_observed(s)] if sites is None else list(sites)
+    if any(is_factor(found[k]) or type(unwrap(found[k]["fn"])) not in _FAMILIES for k in names):
+        return False
+    wanted = [(k, *_FAMILIES[type(unwrap(found[k]["fn"]))]) for k in names]
+
+    def parameters(f):
+        trace = {k: unwrap(s["fn"]) for k, s in trace_at(f).items() if k in names}
+        return [[getattr(trace[k], p) for p in (*seeing, *others)] for k, seeing, others in wanted]
+
+    allowed = [
+        how
+        for _, seeing, others in wanted
+        for how in (*seeing.values(), *[Dependence.constant] * len(others))
+    ]
+    ways = dependence(lambda f: [jnp.asarray(x) for x in sum(parameters(f), [])], zero)
+    return all(
+        way is how or way is Dependence.constant for way, how in zip(ways, allowed, strict=True)
+    )
+
+
+class JointLogLikelihood(eqx.Module):
+    """{GP site: f (N,) or (C, N)} -> log p(y_n | all functions at n), (N,), nats. A pytree:
+    hyperparameters are leaves.
+    """
+
+    model: Callable = eqx.field(static=True)
+    num: int = eqx.field(static=True)
+    hyper: dict[str, Any]
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def trace(self, latent: dict | None) -> dict:
+        """The model's trace with GP sites given."""
+        return run(
+            declare(self.model, self.args, self.kwargs), self.args, self.kwargs, self.hyper, latent
+        )
+
+    def __call__(self, latent: dict) -> Float[Array, "N"]:
+        return _per_datum(self, latent)
+
+    def shared(self, latent: dict | None = None) -> Float[Array, ""]:
+        """As `shared_log_prob`, with GP sites given."""
+        return shared_log_prob(self.trace(latent))
+
+
+def shared_log_prob(trace: dict) -> Float[Array, ""]:
+    """Log-probability of observed sites that have no data axis (an observed hyperparameter, a
+    factor), nats.
+    """
+    terms = [log_prob_per_datum(s) for s in trace.values() if is_observed(s)]
+    return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
+
+
+class OfRows(JointLogLikelihood):
+    """The same of the data that `keep` names; that of the others is 0."""
+
+    keep: Bool[Array, "N"]
+
+    def trace(self, latent):
+        return {k: self._masked(site) for k, site in super().trace(latent).items()}
+
+    def _masked(self, site: dict) -> dict:
+        if not is_observed(site) or site["data_axis"] is None:
+            return site
+        mask, site = mask_of(site["fn"]), without_wrappers(site)
+        shape = (-1,) + (1,) * (-1 - site["data_axis"])
+        return {**site, "fn": site["fn"].mask(mask & jnp.reshape(self.keep, shape))}
+
+
+class LogLikelihood(eqx.Module):
+    """f (N,) -> log p(y_n | f_n), (N,), nats: the likelihood of the one GP site. Where it has R
+    functions, f is (R N,), one function after another.
+    """
+
+    joint: JointLogLikelihood
+    site: str = eqx.field(static=True)
+    functions: int = eqx.field(default=1, static=True)
+    # which function each score of a categorical site is, where that is how all data see f
+    softmax: tuple[int, ...] = eqx.field(default=(), static=True)
+
+    @property
+    def num(self) -> int:
+        """N."""
+        return self.joint.num
+
+    def trace(self, f) -> dict:
+        """The model's trace with f given."""
+        return self.joint.trace({self.site: self._shaped(f)})
+
+    def __call__(self, f: Float[Array, "RN"]) -> Float[Array, "N"]:
+        return self.joint({self.site: self._shaped(f)})
+
+    def _shaped(self, f):
+        return f if self.functions == 1 else jnp.reshape(f, (self.functions, -1))
+
+    def softmax_weights(self, f) -> Float[Array, "R N"]:
+        """d with -Hessian = diag(d) - d d^T / sum d (R&W 3.38): the classes' probabilities, times
+        what masks and scales make a datum count.
+        """
+        (site,) = (s for s in self.trace(f).values() if is_observed(s))
+        counted = jnp.broadcast_to(mask_of(site["fn"]), (self.num,))
+        weight = jnp.where(counted, 1.0 if site["scale"] is None else site["scale"], 0.0)
+        p = jax.nn.softmax(unwrap(site["fn"]).logits, -1)
+        return p.T[jnp.argsort(jnp.asarray(self.softmax))] * weight
+
+    def of_rows(self, keep: Bool[Array, "N"]) -> "LogLikelihood":
+        """Of some of the data alone."""
+        whole = self.joint
+        joint = OfRows(whole.model, whole.num, whole.hyper, whole.args, whole.kwargs, keep)
+        return dataclasses.replace(self, joint=joint)
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether two abstract traces prove it to be log-concave and smooth in f."""
+        return is_concave(self.trace, None, self.functions * self.num)
+
+    def shared(self, f=None) -> Float[Array, ""]:
+        """As `JointLogLikelihood.shared`."""
+        return self.joint.shared(None if f is None else {self.site: self._shaped(f)})
+
+
+def functions_of(log_lik: Callable) -> int:
+    """How many functions a datum sees; one of a plain function of f."""
+    return log_lik.functions if isinstance(log_lik, LogLikelihood) else 1
+
+
+@eqx.filter_jit
+def _per_datum(log_lik: JointLogLikelihood, latent):
+    """Compiled on its own: a method calls it in tens of places, and traces the model once."""
+    total = jnp.zeros((log_lik.num,), jnp.result_type(*latent.values()))
+    for site in log_lik.trace(latent).values():
+        if is_observed(site):
+            per_datum = log_prob_per_datum(site)
+            if per_datum.ndim:
+                require_equal_rows(list(latent), log_lik.num, per_datum.shape[0])
+            total = total + per_datum if per_datum.ndim else total
+    return total
+
+
+def require_equal_rows(gps: list[str], num_rows: int, num_data: int) -> None:
+    """Raise `NotPointwiseError` where GP sites have other rows than there are data."""
+    if num_data != num_rows:
+        raise NotPointwiseError(
+            f"GP site(s) {gps} have {num_rows} rows, and there are {num_data} data: each sees a "
+            "row that the model chooses. Give the GP the data's inputs (GP(kernel, X[i]) in a "
+            f"plate that subsamples). {IN_ORDER} {LISTED}"
+        )
+
+
+class Factors(eqx.Module):
+    """p(y, f | hyperparameters) = prod of `priors` x exp(sum_n log_lik(f)_n + shared)."""
+
+    priors: dict[str, GP]
+    log_lik: LogLikelihood
+
+    @property
+    def prior(self) -> GP:
+        """The model's one GP prior."""
+        (prior,) = self.priors.values()
+        return prior
+
+
+def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors:
+    """Read a model with one GP site at given hyperparameters (constrained values, sample and param
+    sites alike).
+
+    **Returns:** `Factors(priors, log_lik)`. Works under jit, grad and vmap with respect to `hyper`
+    and arrays in args.
+
+    **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
+    that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
+    from `hyper`. The likelihood's
+    pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
+    model, O(N), no factorisation.
+    """
+    args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
+    model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
+    trace = run(model, args, kwargs, hyper)
+    found = roles(trace)
+    require_one_latent_function(
+        found, trace, lambda latent: run(model, args, kwargs, hyper, latent)
+    )
+    missing = [k for k in found.hyper if k not in (hyper or {})]
+    if missing:
+        raise ModelError(
+            f"read(hyper=...) lacks a value for {missing}; it has {sorted(hyper or {})}. Give "
+            "every site."
+        )
+    (name,) = found.gps
+    require_whole_prior(name, trace[name])
+    prior = unwrap(trace[name]["fn"])
+    params = {k: trace[k]["value"] for k in found.params}
+    joint = JointLogLikelihood(
+        model, prior.event_shape[0], {**params, **(hyper or {})}, args, kwargs
+    )
+    plan = prior.kernel.model.plan if isinstance(prior, PredictorGP) else None
+    seen = (plan.functions, plan.softmax) if plan is not None else (1, ())
+    return Factors({name: prior}, LogLikelihood(joint, name, *seen))
+
+
+def require_whole_prior(name: str, site: dict) -> None:
+    """Raise `ModelError` where a `scale` or `mask` handler stands around a GP site: then its prior
+    is not the Gaussian that is read.
+    """
+    if not is_whole(site):
+        raise ModelError(
+            f"a scale or mask handler stands around the GP site '{name}', whose prior Laplace, "
+            f"EP, VI and LocalBound take whole; move the handler to the observed sites. {LISTED}"
+        )
+
+
+def require_one_latent_function(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> None:
+    """Raise `ModelError` unless the model has one GP site of shape (N,) and no local latent.
+
+    `rerun({site: f})` traces the model again with GP sites given.
+    """
+
+    def feeds_another():
+        def inputs(values):
+            again = rerun(values)
+            return [unwrap(again[g]["fn"]).X for g in found.gps]
+
+        return depends(inputs, {g: trace[g]["value"] for g in found.gps})
+
+    require_gp(found, trace)
+    if not found.observed:
+        raise ModelError(observes_nothing(None, found))
+    if len(found.gps) > 1:
+        kind = "a GP fed by another GP" if feeds_another() else "several latent functions"
+        raise ModelError(
+            f"the model has {kind} (GP sites {list(found.gps)}); Laplace, EP, VI and LocalBound "
+            f"read one. {LISTED}"
+        )
+    (name,) = found.gps
+    fn = trace[name]["fn"]
+    if len(fn.shape()) > 1 and not isinstance(unwrap(fn), PredictorGP):
+        raise ModelError(
+            f"GP site '{name}' has shape {fn.shape()}: several latent functions, where Laplace, "
+            f"EP, VI and LocalBound read one of shape (N,). {LISTED}"
+        )
+    if found.local_latents:
+        raise ModelError(
+            f"latent sites {list(found.local_latents)} stand in the data's plate, one a datum. "
+            f"{LISTED}"
+        )

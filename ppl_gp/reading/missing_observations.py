@@ -1,0 +1,203 @@
+"""Whether a model was given its observations, in a dtype that their density takes, and whether
+handlers around it substitute or hide latents: such a site is still random, and whatever value an
+inference gives it the model ignores.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+from numpyro import handlers
+from numpyro.primitives import Messenger
+
+from ppl_gp.errors import DataError, ModelError
+from ppl_gp.gp import unwrap
+from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.roles import (
+    Roles,
+    is_factor,
+    is_observed,
+    roles,
+)
+from ppl_gp.reading.tracing import bare_trace
+
+
+def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict) -> None:
+    """Raise `ModelError` where no site observes data, and some would if an argument that is `None`
+    were given, or the model has a GP: no method has anything to learn from.
+
+    What is left is a model without a GP that is a density of its own (a funnel, latents and a
+    `numpyro.factor`), which samplers draw from. A trace for each argument and site, and only where
+    nothing is observed.
+    """
+    found = roles(trace)
+    if any(trace[k]["is_scored"] for k in found.observed):
+        return
+    left_out = _left_out(model, args, kwargs, trace)
+    if left_out is None and (found.observed or not found.gps):
+        return
+    raise ModelError(observes_nothing(left_out, found))
+
+
+def observes_nothing(left_out: str | None, found: Roles) -> str:
+    """What is said of a model without observations."""
+    if left_out is None:
+        return (
+            "the model observes nothing; pass the observations by keyword, y=..., and `obs=y` in "
+            "the model. For draws of the prior there is numpyro.infer.Predictive."
+        )
+    sites = [*found.gps, *found.hyper, *found.local_latents]
+    return (
+        f"the model observes nothing: its argument '{left_out}' was not given, so that all of its "
+        f"sites {sites} are latent; pass {left_out}=..., the observations, by keyword. For draws "
+        "of the prior there is numpyro.infer.Predictive."
+    )
+
+
+def _left_out(model: Callable, args: tuple, kwargs: dict, trace: dict) -> str | None:
+    """The argument that is `None` and would be observed, shown by a run with it given; `y`, as
+    observations are called by convention, where that cannot be shown and there is no factor.
+    """
+    while isinstance(model, Messenger):
+        model = model.fn
+    try:
+        bound = inspect.signature(model).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return None
+    bound.apply_defaults()
+    absent = [p for p, value in bound.arguments.items() if value is None]
+    found = roles(trace)
+    free = (*found.local_latents, *found.hyper)
+    shown = (p for p in absent for k in free if _is_observed_as(k, p, model, bound, trace))
+    return next(shown, "y" if "y" in absent and not found.observed else None)
+
+
+def _is_observed_as(site: str, argument: str, model, bound: Any, trace: dict) -> bool:
+    """Whether the site observes the argument, where its own value is passed for that."""
+    given = inspect.BoundArguments(
+        bound.signature, {**bound.arguments, argument: trace[site]["value"]}
+    )
+    try:
+        again = bare_trace(model, given.args, given.kwargs)
+    except Exception:  # noqa: BLE001 - an option that is no array may raise anything
+        return False
+    return any(k in again and is_observed(again[k]) for k in (site, f"{site}_observed"))
+
+
+_OTHER = {"integers": int, "floats": float}
+
+
+def require_dtype(name: str, site: dict, given: Leaves | str) -> None:
+    """Raise `DataError` where log p of an observed site, or its gradient, exists for observations
+    of another dtype alone: class labels that are floats, proportions that are integers.
+
+    `given`: the arguments, one of which may be the observations, or how these are called. Abstract
+    traces alone.
+    """
+    fn, value = site["fn"], site["value"]
+    dtype = jnp.asarray(value).dtype
+    why = None if is_factor(site) else _refusal(fn, jnp.shape(value), dtype)
+    kind = "floats" if jnp.issubdtype(dtype, jnp.integer) else "integers"
+    if not isinstance(why, TypeError) or _refusal(fn, jnp.shape(value), _OTHER[kind]) is not None:
+        return  # the dtype is not at fault
+    path = given if isinstance(given, str) else given.path_of(value) or "values"
+    raise DataError(
+        f"site '{name}' observes {path} of dtype {dtype}, and the density of "
+        f"{type(unwrap(fn)).__name__} takes {kind}; convert: "
+        f"{path}.astype({_OTHER[kind].__name__})."
+    ) from why
+
+
+def _refusal(fn, shape: tuple, dtype) -> Exception | None:
+    """What log p raises at observations of this dtype, differentiated in its parameters."""
+    leaves, structure = jax.tree.flatten(fn)
+    moving = {i: x for i, x in enumerate(leaves) if eqx.is_inexact_array(x)}
+
+    def total(parameters, value):
+        entries = [parameters.get(i, x) for i, x in enumerate(leaves)]
+        return jnp.sum(jax.tree.unflatten(structure, entries).log_prob(value))
+
+    try:
+        value = jax.ShapeDtypeStruct(shape, jnp.zeros((), dtype).dtype)
+        jax.eval_shape(jax.grad(total), moving, value)
+    except Exception as error:  # noqa: BLE001 - a user's own distribution may raise anything
+        return error
+    return None
+
+
+class _Named(Messenger):
+    """Notes the unobserved sites that have a value already, before anybody draws one, and "" where
+    `block` asks for the key of a site that it hides.
+    """
+
+    def __init__(self, fn, found: list[str]):
+        self.found = found
+        super().__init__(fn)
+
+    def process_message(self, msg):
+        """Inside of the seed, which draws."""
+        if msg["type"] == "sample" and msg["value"] is not None and not msg["is_observed"]:
+            self.found.append(msg["name"])
+        elif msg["type"] == "prng_key":
+            self.found.append("")
+
+
+def require_drawn(model, leaves: Leaves) -> None:
+    """Raise `ModelError` where handlers around the model hide a site that is drawn, or substitute
+    or replay its value; values of params are theirs to give. One abstract trace, where there is a
+    handler. Those that are entered inside the model's function are not seen.
+    """
+    kinds = (handlers.substitute, handlers.replay, handlers.block)
+    if not any(isinstance(h, kinds) for h in _handlers(model)):
+        return
+    given = _with_values(model, leaves)
+    if "" in given:
+        raise ModelError(
+            "handlers.block around the model hides sites that are drawn: a fit would hold each at "
+            "one random value. Take the block off, and hold sites by hyper=Fixed({...})."
+        )
+    around = [h for h in _handlers(model) if isinstance(h, kinds[:2])]
+    is_replay = lambda h: isinstance(h, handlers.replay)  # noqa: E731
+    named = frozenset().union(*(h.trace if is_replay(h) else h.data or () for h in around))
+    every = any(getattr(h, "substitute_fn", None) is not None for h in around)
+    # a scope around a handler puts its own name before the site's
+    found = [k for k in given if every or k.split("/")[-1] in named]
+    if found:
+        raise ModelError(
+            f"sites {found} have their values from handlers.{type(around[0]).__name__} around the "
+            "model, and are random all the same: what is inferred of them would be ignored. Hold "
+            "them by hyper=Fixed({...}), or make data of them by handlers.condition."
+        )
+
+
+def _handlers(model) -> list:
+    """Around a function, the outermost first."""
+    found = []
+    while True:
+        inner = model.func if isinstance(model, functools.partial) else getattr(model, "fn", None)
+        if inner is None:
+            return found
+        found.append(model)
+        model = inner
+
+
+def _with_values(model, leaves: Leaves) -> list[str]:
+    """Unobserved sites that have a value before one is drawn, those of a scan included."""
+    found: list[str] = []
+
+    def trace(arrays):
+        found.clear()
+        with handlers.block():
+            args, kwargs = leaves.replaced(arrays)
+            handlers.seed(_Named(model, found), random.key(0))(*args, **kwargs)
+
+    try:
+        jax.eval_shape(trace, leaves.arrays)
+    except jax.errors.JAXTypeError:  # the model looks at values
+        trace(leaves.arrays)
+    return found

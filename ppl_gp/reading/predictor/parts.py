@@ -1,0 +1,322 @@
+"""The parts of a linear predictor eta = offset + sum_k A_k z_k of R functions per datum (what one
+site adds at n rows), and how they are found: A is never formed, columns of L are pushed through the
+model's own operations.
+
+- `Table`: a site that belongs to no datum (coefficients, groups, a GP at a table of places):
+  F = A L, C = L L^T, a column per unknown; by `Columns`, or by `Levels` if each row is proved to
+  depend on one of them;
+- `Weighted`: a GP at the data's inputs: a number a_rn for each of its units, and its own kernel;
+- `Own`: effects with one value per datum: a covariance within the row.
+"""
+
+import functools
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax import random
+from jaxtyping import Array, Float, Int
+
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.numerics.blocks import diagonal_of
+from ppl_gp.reading.predictor.cut import entries_seen
+from ppl_gp.reading.predictor.single_lookup import OneEach
+from ppl_gp.reading.predictor.sites import root_of
+
+
+class Part(eqx.Module):
+    """What one site adds to the R functions of the predictor at n rows: A c at its own mean c, and
+    a covariance. Rows of matrices are (function, row), functions outermost.
+    """
+
+    mean: Float[Array, "R n"]
+
+    @abstractmethod
+    def cross(self, other: Any) -> Float[Array, "Rn Rm"]:
+        """Covariances with the same part at other rows."""
+
+    @abstractmethod
+    def blocks(self) -> Float[Array, "R R n"]:
+        """Covariances within a row, without `jitter`."""
+
+    @abstractmethod
+    def first_row(self) -> "Part":
+        """Of the first row alone."""
+
+    def diag(self) -> Float[Array, "Rn"]:
+        """Variances, without `jitter`."""
+        return diagonal_of(self.blocks())
+
+    def jitter(self) -> Float[Array, "R R n"]:
+        """Covariances that a row shares with no other row, not even one of the same arguments."""
+        R, n = self.mean.shape
+        return jnp.zeros((R, R, n), self.mean.dtype)
+
+
+class Table(Part):
+    """F w, w ~ N(0, I), of unknowns that belong to no datum."""
+
+    @property
+    @abstractmethod
+    def flat(self) -> Float[Array, "Rn U"]:
+        """F."""
+
+    @property
+    def num_unknowns(self) -> int:
+        """U."""
+        return self.flat.shape[1]
+
+    def cross(self, other):
+        return self.flat @ other.flat.T
+
+
+class Columns(Table):
+    """F by its columns."""
+
+    columns: Float[Array, "R n U"]
+
+    @property
+    def flat(self):
+        return jnp.reshape(self.columns, (-1, self.columns.shape[-1]))
+
+    def blocks(self):
+        return jnp.einsum("anu,bnu->abn", self.columns, self.columns)
+
+    def first_row(self):
+        return Columns(self.mean[:, :1], self.columns[:, :1])
+
+
+class Levels(Table):
+    """F with one entry per row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
+    function.
+    """
+
+    index: Int[Array, "n"]
+    weight: Float[Array, "n"]
+    num: int = eqx.field(static=True)
+
+    @property
+    def flat(self):
+        return (self.index[:, None] == jnp.arange(self.num)) * self.weight[:, None]
+
+    @property
+    def num_unknowns(self):
+        return self.num
+
+    def cross(self, other):
+        if not isinstance(other, Levels):
+            return self.flat @ other.flat.T
+        same = self.index[:, None] == other.index
+        return jnp.where(same, self.weight[:, None] * other.weight, 0.0)
+
+    def blocks(self):
+        return (self.weight**2)[None, None]
+
+    def first_row(self):
+        return Levels(self.mean[:, :1], self.index[:1], self.weight[:1], self.num)
+
+
+class Weighted(Part):
+    """sum_p a_rpn f_p(x_n), f_p independent draws of one GP."""
+
+    weights: Float[Array, "R P n"]
+    prior: GP
+
+    def cross(self, other):
+        k = other.prior.kernel(self.prior.X, other.prior.X)
+        if self.weights.shape[:2] == (1, 1):
+            return self.weights[0, 0][:, None] * k * other.weights[0, 0]
+        same = jnp.einsum("apn,bpm->anbm", self.weights, other.weights)
+        rows, columns = (w.shape[0] * w.shape[2] for w in (self.weights, other.weights))
+        return jnp.reshape(same * k[:, None, :], (rows, columns))
+
+    def separate(self, other: "Weighted") -> Float[Array, "R n m"]:
+        """Covariances of each function with itself, at these rows and at others."""
+        k = self.prior.kernel(self.prior.X, other.prior.X)
+        return jnp.einsum("rpn,rpm->rnm", self.weights, other.weights) * k
+
+    def blocks(self):
+        return self._same() * self.prior.kernel.diag(self.prior.X)
+
+    def jitter(self):
+        return self._same() * (self.prior.variance - self.prior.kernel.diag(self.prior.X))
+
+    def _same(self):
+        return jnp.einsum("apn,bpn->abn", self.weights, self.weights)
+
+    def first_row(self):
+        prior = GP(self.prior.kernel, self.prior.X[:1], self.prior.mean_function, self.prior.jitter)
+        return Weighted(self.mean[:, :1], self.weights[..., :1], prior)
+
+
+class Own(Part):
+    """An effect of each datum."""
+
+    covariance: Float[Array, "R R n"]
+
+    def cross(self, other):
+        return jnp.zeros((self.mean.size, other.mean.size), self.mean.dtype)
+
+    def blocks(self):
+        return jnp.zeros_like(self.covariance)
+
+    def jitter(self):
+        return self.covariance
+
+    def first_row(self):
+        return Own(self.mean[:, :1], self.covariance[..., :1])
+
+
+FEW_LEVELS = 16  # unknowns of a site below which its columns are as fast as what each row sees
+
+
+class Loadings(eqx.Module):
+    """A predictor at n rows, by what it is made of."""
+
+    offset: Float[Array, "R n"]
+    parts: dict[str, Part]
+
+    def first_row(self) -> "Loadings":
+        """Of the first row alone."""
+        return Loadings(self.offset[:, :1], {k: p.first_row() for k, p in self.parts.items()})
+
+    def without_own(self) -> "Loadings":
+        """Without effects that stand one a datum, but for their means."""
+        own = {k: p for k, p in self.parts.items() if isinstance(p, Own)}
+        left = {k: p for k, p in self.parts.items() if k not in own}
+        return Loadings(self.offset + sum(p.mean for p in own.values()), left)
+
+    @property
+    def mean(self) -> Float[Array, "R n"]:
+        return sum([p.mean for p in self.parts.values()], self.offset)
+
+    def jitter(self) -> Float[Array, "R R n"]:
+        return added([p.jitter() for p in self.parts.values()])
+
+    def diag(self) -> Float[Array, "Rn"]:
+        return added([p.diag() for p in self.parts.values()])
+
+    def blocks(self) -> Float[Array, "R R n"]:
+        """Covariances within a row, `jitter` included."""
+        return added([p.blocks() + p.jitter() for p in self.parts.values()])
+
+    def cross(self, other: "Loadings") -> Float[Array, "Rn Rm"]:
+        return added([p.cross(other.parts[k]) for k, p in self.parts.items()])
+
+
+def added(terms: list[Array]) -> Array:
+    """The sum of one array or more."""
+    return functools.reduce(jnp.add, terms)
+
+
+def loadings(
+    eta: Callable, fns: dict, centres: dict, axes: dict[str, int], one_each: Callable
+) -> Loadings:
+    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine.
+
+    `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
+    sites are zero. `axes`: {site with one entry per datum: the axis of the data in its value, from
+    the right}. `one_each(site)`: what each row sees of it, where that is one entry, else `None`.
+    """
+    zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
+
+    def pushed(site):
+        """A e of one site's innovations e."""
+        return lambda e: jax.jvp(lambda x: eta({**zero, site: x}), (zero[site],), (e,))[1]
+
+    def part(site, fn):
+        seen = one_each(site) if site not in axes and _has_scales(fn) else None
+        return _part(fn, pushed(site), centres[site], axes.get(site), seen)
+
+    parts = {k: part(k, fn) for k, fn in fns.items()}
+    return Loadings(eta(zero) - sum(p.mean for p in parts.values()), parts)
+
+
+def _has_scales(fn) -> bool:
+    """Whether a Gaussian site's entries are independent, and enough that it matters."""
+    return isinstance(unwrap(fn), dist.Normal) and math.prod(fn.shape()) >= FEW_LEVELS
+
+
+def _part(fn, pushed: Callable, centre, axis: int | None, seen: OneEach | None) -> Part:
+    centre = jnp.asarray(centre, jnp.result_type(float))  # Normal(0, 1) has integers
+    mean, root = pushed(jnp.broadcast_to(centre, fn.shape())), root_of(fn)
+    if seen is not None:
+        return _levels(mean, seen, fn)
+    if axis is None:
+        return Columns(mean, jnp.moveaxis(columns(fn, pushed), 0, -1))
+    if isinstance(unwrap(fn), GP):
+        return Weighted(mean, of_units(fn.shape(), axis, pushed), unwrap(fn))
+    own = of_units(fn.shape(), axis, lambda e: pushed(root(e)))
+    return Own(mean, jnp.einsum("apn,bpn->abn", own, own))
+
+
+def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
+    """What each unit of a site with one entry per datum gives, alone and alike in all rows."""
+    units = list(shape)
+    num = units.pop(axis)
+
+    def alike(unit):
+        rows = jnp.broadcast_to(unit[..., None], (*unit.shape, num))
+        return jnp.moveaxis(rows, -1, axis)
+
+    return jnp.moveaxis(jax.vmap(lambda b: pushed(alike(b)))(_basis(units)), 0, 1)
+
+
+def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], key) -> Array:
+    """Whether row n of the predictor sees row n alone of the sites with one entry per datum, (n,).
+
+    A = diag(a) for a unit and a function if and only if A v = a v for a random v, with probability
+    one.
+    """
+    zero = {k: jnp.zeros(shape) for k, shape in shapes.items()}
+    found = []
+    for i, (site, axis) in enumerate(axes.items()):
+        v = random.normal(random.fold_in(key, i), shapes[site])
+        pushed = lambda e, k=site: jax.jvp(lambda x: eta({**zero, k: x}), (zero[k],), (e,))[1]  # noqa: E731
+        rows = jnp.reshape(jnp.moveaxis(v, axis, -1), (-1, v.shape[axis]))
+        terms = of_units(v.shape, axis, pushed) * rows
+        size = 1.0 + jnp.sum(jnp.abs(terms), 1)
+        found.append(
+            jnp.abs(pushed(v) - jnp.sum(terms, 1)) <= 1e3 * jnp.finfo(size.dtype).eps * size
+        )
+    return jnp.all(jnp.stack(found), (0, 1)) if found else jnp.ones((), bool)
+
+
+def columns(fn, pushed: Callable):
+    """(U, ...): `pushed` at the innovations L e_1, ..., L e_U of a site."""
+    root = root_of(fn)
+    return jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
+
+
+def loads_behind(values: Callable, fn, zero) -> dict[str, Table]:
+    """What stands between w, z = c + L w, and each array of `values(innovations of z)`, which are
+    affine: a row an entry.
+
+    Where each entry is proved to see one of a site of independent entries, by that one. O(entries).
+    """
+    seen = entries_seen(values, zero) if _has_scales(fn) else {}
+    rest = {k for k in jax.eval_shape(values, zero) if seen.get(k) is None}
+    slope = lambda e: jax.jvp(lambda x: {k: values(x)[k] for k in rest}, (zero,), (e,))[1]  # noqa: E731
+    dense = columns(fn, slope) if rest else {}
+    flat = {k: jnp.reshape(D, (len(D), -1)).T[None] for k, D in dense.items()}
+    found: dict[str, Table] = {k: Columns(jnp.zeros(D.shape[:2]), D) for k, D in flat.items()}
+    for k, one in seen.items():
+        if one is not None:
+            found[k] = _levels(jnp.zeros((1, one.index.size)), one, fn)
+    return found
+
+
+def _levels(mean, seen: OneEach, fn) -> Levels:
+    index, weight = jnp.ravel(seen.index), jnp.ravel(seen.weight)
+    scale = jnp.ravel(jnp.broadcast_to(unwrap(fn).scale, fn.shape()))
+    return Levels(mean, index, weight * scale[index], scale.size)
+
+
+def _basis(shape):
+    """One unit after another, (U, *shape)."""
+    return jnp.reshape(jnp.eye(math.prod(shape)), (-1, *shape))

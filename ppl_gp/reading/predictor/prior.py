@@ -1,0 +1,207 @@
+"""The prior of a linear predictor eta = offset + sum_k A_k z_k, of R functions a datum, as a GP
+over rows of a model's arguments.
+
+eta_n is computed from z by the arguments of row n alone, so that cov(eta(r), eta(r')) is a function
+of two rows: the sum over the sites of a(r) C a(r')^T, each a part (`predictor_parts`).
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import random
+from jaxtyping import Array, Float
+
+from ppl_gp.gp import GP
+from ppl_gp.kernels.base import Kernel
+from ppl_gp.numerics.blocks import diagonal_of, matrix_of
+from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.numerics.loads import Dense, Loads, OneAndOthers
+from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank
+from ppl_gp.reading.predictor.parts import FEW_LEVELS, Levels, Loadings, Table, Weighted, added
+
+
+class RowsKernel(Kernel):
+    """cov(eta(r), eta(r')) of rows r, r' of a model's arguments, as columns of numbers (N, D)."""
+
+    model: Any = eqx.field(static=True)  # a `Collapsed`
+    tables: dict[str, Any]  # arguments that belong to no datum
+    hyper: dict[str, Any]
+    own: bool = eqx.field(default=True, static=True)  # whether effects of each row count
+
+    @property
+    def functions(self) -> int:
+        """R."""
+        return self.model.plan.functions
+
+    def at(self, X) -> Loadings:
+        """The predictor at rows."""
+        whole = self.model.loadings(X, self.tables, self.hyper)
+        return whole if self.own else whole.without_own()
+
+    def __call__(self, X1, X2):
+        return _cross(self, X1, None if X2 is X1 else X2)
+
+    def diag(self, X):
+        return _asked(self, X, "diag")
+
+    def separate(self, X) -> Float[Array, "R N N"]:
+        """k(X, X) of functions that are independent a priori, jitter included."""
+        return _separate(self, X)
+
+    def separate_cross(self, X1, X2) -> Float[Array, "R N M"]:
+        """k(X1, X2) of such functions, a block each."""
+        return _separate_cross(self, X1, None if X2 is X1 else X2)
+
+
+class PredictorGP(GP):
+    """The prior of eta at rows of a model's arguments, (N,), or (R, N) where a datum sees R
+    functions. What a row shares with no other (a GP's jitter, effects that stand one a datum) is on
+    the diagonal of the covariance, as jitter is.
+
+    The R functions stand where those of any GP site do, in the batch shape, and are correlated:
+    moments are of all (R N,) values, functions outermost, and there is no density of one function.
+    """
+
+    def __init__(self, kernel: RowsKernel, X):
+        super().__init__(kernel, X)
+        R = kernel.functions
+        self._batch_shape = () if R == 1 else (R,)
+
+    def without_own(self) -> "PredictorGP":
+        """The same without effects that stand one a datum: they are held at their means."""
+        return PredictorGP(dataclasses.replace(self.kernel, own=False), self.X)
+
+    @property
+    def mean(self):
+        """The predictor at the sites' means, (N,) or (R, N)."""
+        mean = _mean(self.kernel, self.X)
+        return mean[0] if self.kernel.functions == 1 else mean
+
+    @property
+    def variance(self):
+        """Variances, (R N,)."""
+        return diagonal_of(_asked(self.kernel, self.X, "blocks"))
+
+    @property
+    def covariance_matrix(self):
+        """(R N, R N)."""
+        return self.kernel(self.X, self.X) + matrix_of(_asked(self.kernel, self.X, "jitter"))
+
+    def sample(self, key, sample_shape=()):
+        """Draws of all functions, sample_shape + (N,) or (R, N)."""
+        white = random.normal(key, (*sample_shape, self.mean.size), self.X.dtype)
+        return self.mean + jnp.reshape(white @ self.scale_tril.T, sample_shape + self.shape())
+
+    def log_prob(self, value):
+        """log N(value; m, K), nats, of one function; several have no density each."""
+        if self.kernel.functions > 1:
+            raise NotImplementedError("the functions of a predictor are correlated.")
+        return super().log_prob(value)
+
+
+# What is asked for in tens of places: compiled as functions of their own, the model is traced once.
+@eqx.filter_jit
+def _cross(kernel: RowsKernel, X1, X2):
+    first = kernel.at(X1)
+    return first.cross(first if X2 is None else kernel.at(X2))
+
+
+@eqx.filter_jit
+def _separate(kernel: RowsKernel, X):
+    whole = kernel.at(X)
+    return jax.vmap(add_diagonal)(_each(whole, whole), jnp.einsum("rrn->rn", whole.jitter()))
+
+
+@eqx.filter_jit
+def _separate_cross(kernel: RowsKernel, X1, X2):
+    first = kernel.at(X1)
+    return _each(first, first if X2 is None else kernel.at(X2))
+
+
+def _each(first: Loadings, second: Loadings) -> Float[Array, "R n m"]:
+    """Covariances of each function with itself, without `jitter`."""
+    parts = {k: p for k, p in first.parts.items() if isinstance(p, Weighted)}
+    return added([p.separate(second.parts[k]) for k, p in parts.items()])  # pyright: ignore[reportArgumentType]
+
+
+@eqx.filter_jit
+def _asked(kernel: RowsKernel, X, what: str):
+    """`diag`, `blocks` or `jitter` of the loadings at X."""
+    return getattr(kernel.at(X), what)()
+
+
+@eqx.filter_jit
+def _mean(kernel: RowsKernel, X):
+    return kernel.model.mean(X, kernel.tables, kernel.hyper)
+
+
+@eqx.filter_jit
+def _loads(kernel: RowsKernel, X) -> Loads:
+    parts = kernel.at(X).parts
+    return side_by_side(parts, widest(parts))
+
+
+def widest(parts: dict) -> str | None:
+    """The site of most unknowns of which each row is proved to see one; of equal ones the first."""
+    sizes = {k: parts[k].num for k in sorted(parts) if isinstance(parts[k], Levels)}
+    return max(sizes, key=sizes.__getitem__) if sizes else None
+
+
+def side_by_side(parts: dict, levels: str | None) -> Loads:
+    """F of the tables among the parts, the sites in alphabetical order; `levels`: the one by what
+    each row sees of it, where that is known.
+    """
+    tables: dict[str, Table] = {k: parts[k] for k in sorted(parts) if isinstance(parts[k], Table)}
+    most = tables.get(levels) if levels is not None else None
+    if levels is None or not isinstance(most, Levels):
+        return Dense(jnp.concatenate([part.flat for part in tables.values()], 1))
+    flat = {k: part.flat for k, part in tables.items() if k != levels}
+    start = sum(F.shape[1] for k, F in flat.items() if k < levels)
+    others = jnp.concatenate([jnp.zeros((len(most.weight), 0)), *flat.values()], 1)
+    return OneAndOthers(most.index, most.weight, others, most.num, start)
+
+
+def loads_of(prior: Any) -> Loads:
+    """F at the rows of a predictor's prior, the sites in alphabetical order."""
+    return _loads(prior.kernel, prior.X)
+
+
+def blocks_of(prior: Any) -> Float[Array, "R R n"]:
+    """Covariances of the functions within a row."""
+    return _asked(prior.kernel, prior.X, "blocks")
+
+
+def covariance_of(prior: GP) -> Covariance:
+    """Cov[f] at a prior's inputs in the form that fits: columns of unknowns where a predictor sees
+    fewer of them than there are data, and nothing that has one entry per datum; a matrix a function
+    where several are independent; else an array, with few columns beside it where there are any.
+    """
+    if isinstance(prior, PredictorGP) and not prior.kernel.model.plan.axes:
+        F = loads_of(prior)
+        if F.shape[1] < F.shape[0]:
+            return LowRank(F)
+    if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
+        if prior.kernel.functions > 1:
+            return Independent(prior.kernel.separate(prior.X))
+    beside = _beside(prior.kernel, prior.X) if isinstance(prior, PredictorGP) else None
+    return prior.covariance_matrix if beside is None else beside
+
+
+@eqx.filter_jit
+def _beside(kernel: RowsKernel, X) -> LowRank | None:
+    """The covariance with the columns of the smallest tables beside all else, if there are any."""
+    here = kernel.at(X)
+    tables = sorted((p.num_unknowns, k) for k, p in here.parts.items() if isinstance(p, Table))
+    few: list[Table] = []
+    others, left = dict(here.parts), max(FEW_LEVELS, len(X) // 8)
+    for size, k in tables:
+        if size <= left and len(others) > 1:
+            few, left = [*few, others.pop(k)], left - size
+    if not few:
+        return None
+    rest = Loadings(here.offset, others)
+    flat = jnp.concatenate([part.flat for part in few], 1)
+    return LowRank(Dense(flat), rest.cross(rest) + matrix_of(rest.jitter()))

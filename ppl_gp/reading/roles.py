@@ -1,0 +1,178 @@
+"""The sites of a trace by the role they play, what is asked of them and of its plates, and what a
+site says of each datum: where its axis of the data is, and sums of all other axes.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.gp import GP, bare, hidden_axes, mask_of, unwrap
+
+
+def is_gp(site) -> bool:
+    """Whether a site is an unobserved Gaussian process."""
+    return (
+        site["type"] == "sample" and not site["is_observed"] and isinstance(unwrap(site["fn"]), GP)
+    )
+
+
+def is_observed(site) -> bool:
+    """Whether a site is part of the likelihood. A `numpyro.factor` is, though it holds no data
+    (`is_factor`).
+    """
+    return site["type"] == "sample" and site["is_observed"]
+
+
+def cannot_be_drawn(site: dict) -> bool:
+    """Whether a site's distribution has no draws, such as `ImproperUniform`."""
+    return (
+        site["type"] == "sample"
+        and not is_gp(site)
+        and type(unwrap(site["fn"])).sample is dist.Distribution.sample
+    )
+
+
+def is_factor(site) -> bool:
+    """Whether a site is a `numpyro.factor`: a term of the log density that observes nothing."""
+    return is_observed(site) and isinstance(unwrap(site["fn"]), dist.Unit)
+
+
+def is_missing_part(name: str, trace: dict) -> bool:
+    """Whether a site stands for the observations that an `obs_mask` leaves out."""
+    return name.endswith("_unobserved") and name.removesuffix("_unobserved") + "_observed" in trace
+
+
+def is_whole(site: dict) -> bool:
+    """Whether no `scale` or `mask` handler stands around a site, so that its distribution is all of
+    its prior.
+    """
+    scale, fn = site["scale"], site["fn"]
+    while fn is not unwrap(fn):
+        masked = isinstance(fn, dist.MaskedDistribution)
+        if masked and not (isinstance(fn._mask, bool) and fn._mask):
+            return False
+        fn = fn.base_dist
+    return scale is None or (jnp.ndim(scale) == 0 and scale == 1)
+
+
+class Roles(NamedTuple):
+    """Names of a trace's sites by role."""
+
+    gps: tuple[str, ...]
+    observed: tuple[str, ...]
+    hyper: tuple[str, ...]
+    params: tuple[str, ...]
+    local_latents: tuple[str, ...]
+
+
+def roles(trace: dict) -> Roles:
+    """Sort the sites of a declared model: GP sites, observed sites, hyperparameters,
+    `numpyro.param`s, latents one a datum.
+
+    `<y>_unobserved` of NumPyro's `obs_mask` is a prediction that integrates to one: it has no role.
+    """
+    free = [
+        k for k, s in trace.items() if s["type"] == "sample" and not (s["is_observed"] or is_gp(s))
+    ]
+    free = [k for k in free if not is_missing_part(k, trace)]
+    return Roles(
+        tuple(k for k, s in trace.items() if is_gp(s)),
+        tuple(k for k, s in trace.items() if is_observed(s)),
+        tuple(k for k in free if trace[k]["data_axis"] is None),
+        tuple(k for k, s in trace.items() if s["type"] == "param"),
+        tuple(k for k in free if trace[k]["data_axis"] is not None),
+    )
+
+
+def require_gp(found: Roles, trace: dict) -> None:
+    """Raise `ModelError` for a model without a GP site that could be inferred."""
+    if found.gps:
+        return
+    observed = [k for k in found.observed if isinstance(unwrap(trace[k]["fn"]), GP)]
+    if observed:
+        raise ModelError(
+            f"the GP site '{observed[0]}' is observed itself, so that no function is left to "
+            "infer. Leave f unobserved, f = numpyro.sample('f', pg.GP(kernel, X)), and observe "
+            f"it with some noise in the data's plate: numpyro.sample('{observed[0]}', "
+            "dist.Normal(f, 0.001), obs=y), or an unknown noise scale."
+        )
+    raise ModelError(
+        "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
+        "methods also integrate Gaussian sites (Normal, MultivariateNormal, GaussianRandomWalk, "
+        "CAR, ZeroSumNormal, ...) that enter one linear predictor; steps that numpyro's scan draws "
+        f"are not read as such. {LISTED}"
+    )
+
+
+def data_plates(trace: dict) -> set[str]:
+    """Names of the plates of the data in the trace of a declared model."""
+    sites = [s for s in trace.values() if s["type"] == "sample" and s["data_axis"] is not None]
+    return {f.name for s in sites for f in s["cond_indep_stack"] if f.dim == s["data_axis"]}
+
+
+def plate_scale(trace: dict) -> float:
+    """N / B of the plates that subsample in the model itself; 1 where none does."""
+    plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
+    return float(math.prod(size / (subsample or size) for size, subsample in plates))
+
+
+def require_no_subsampling(trace: dict, method: str) -> None:
+    """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch
+    of the data.
+    """
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            size, batch = site["args"]
+            raise ModelError(
+                f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
+                "in every step; leave subsample_size out, or fit by SVGP()."
+            )
+
+
+def log_prob_per_datum(site):
+    """A site's log-probability with `scale` and `mask`, summed to one number per datum; to () where
+    it has no axis of data, nats.
+    """
+    fn, value = site["fn"], site["value"]
+    # `to_event` took the data axis
+    hidden = site["data_axis"] is not None and site["data_axis"] >= 0
+    log_prob = (
+        jnp.where(mask_of(fn), bare(fn).log_prob(value), 0.0) if hidden else fn.log_prob(value)
+    )
+    if site["scale"] is not None:
+        log_prob = site["scale"] * log_prob
+    return sum_per_datum(site, log_prob)
+
+
+def sum_per_datum(site, values):
+    """Values of a site's batch shape (with or without what `to_event` took) summed to (N,); to ()
+    where there is no axis of data.
+    """
+    axis = data_axis(site, jnp.ndim(values))
+    if axis is None:
+        return jnp.sum(values)
+    return jnp.sum(
+        values, tuple(i for i in range(jnp.ndim(values)) if i != axis + jnp.ndim(values))
+    )
+
+
+def data_axis(site, ndim: int) -> int | None:
+    """The axis of the data, negative, in an array of the site's batch shape, without or with what
+    `to_event` took.
+    """
+    axis, hidden = site["data_axis"], hidden_axes(site["fn"])
+    if axis is None:
+        return None
+    if ndim == len(site["fn"].batch_shape):
+        return axis if axis < 0 else None
+    return axis - hidden
+
+
+def without_wrappers(site: dict) -> dict:
+    """The site with its distribution without masks and `to_event`, at its full batch shape."""
+    axis = site["data_axis"]
+    moved = axis if axis is None else axis - hidden_axes(site["fn"])
+    return {**site, "fn": bare(site["fn"]), "data_axis": moved}

@@ -1,0 +1,114 @@
+"""Pictures of an additive predictor: each term along a variable, with its band."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_gp.errors import DataError
+from ppl_gp.report.panels import Variable, variable
+from ppl_gp.report.slices import inputs_in_columns, slice_through
+from ppl_gp.results.fit import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PANEL = (3.4, 2.8)  # inches
+
+
+def plot_components(
+    fit: Fit,
+    X_new,
+    *args,
+    along: Mapping[str, object],
+    at: Mapping[Any, Any] | None = None,
+    num: int = 100,
+    labels: Mapping[str, str] | None = None,
+    response: Callable | None = None,
+    **kwargs,
+) -> "Figure":
+    """What each term of a fit's predictor adds at new rows, mean and +-2 standard deviations, one
+    panel a term.
+
+    **Arguments:** `X_new`, `args`, `kwargs` as for `fit.components`. `along`: {term: (M,) values of
+    the variable that it is drawn along}, `"total"` and `"offset"` included if they are wanted; only
+    these terms are drawn, in this order. A column's name in place of the values, {"f": "age"}, is a
+    slice through the rows of X_new: that column varies (`num` values, or its labels), the others
+    are held at `at`, {column: value or label}, by default at their medians and most frequent labels
+    (`slice_plots.plot_slice`), which the panel's title tells. `labels`: {term: what to call its
+    variable}, by default the name of a frame's column. `response`: the inverse of the link, applied
+    to the mean and to the band's edges (`jnp.exp` of a log rate: what a term multiplies the rate
+    by); `None` draws on the link's scale.
+
+    A variable with fewer than ten different values (groups, levels) gets points with bars. Raises
+    `DataError` for a term that the predictor does not have, for columns and labels that are not
+    there, and where a datum sees several functions.
+    """
+    import matplotlib.pyplot as plt
+
+    terms = _terms(fit, X_new, args, kwargs, along, at or {}, num)
+    lines = max((len(held.splitlines()) for *_, held in terms.values()), default=0)
+    change = (lambda x: x) if response is None else (lambda x: np.asarray(response(x)))
+    figure, axes = plt.subplots(
+        1,
+        len(along),
+        figsize=(_PANEL[0] * len(along), _PANEL[1] + 0.2 * lines),
+        squeeze=False,
+        layout="constrained",
+    )
+    for ax, (term, (found, along_it, held)) in zip(axes[0], terms.items(), strict=True):
+        mean, sd = np.asarray(found.mean), np.sqrt(np.asarray(found.variance))
+        if mean.ndim > 1:
+            raise DataError(
+                f"term '{term}' has {mean.shape[0]} functions; draw each by matplotlib from "
+                "fit.components(...)."
+            )
+        edges = change(mean - 2.0 * sd), change(mean), change(mean + 2.0 * sd)
+        _draw(ax, along_it, edges)
+        ax.set_title(f"{term}\n{held}", fontsize="medium") if held else ax.set_title(term)
+        ax.set(xlabel=(labels or {}).get(term, along_it.name))
+    axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
+    figure.suptitle("Terms of the predictor, mean and ±2 standard deviations")
+    return figure
+
+
+def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
+    """{term: (its distribution, the variable that it is drawn along, what is held, in words)}."""
+    whole = [k for k, v in along.items() if not isinstance(v, str)]
+    there = fit.components(X_new, *args, **kwargs) if whole else {}
+    found = {}
+    for term, values in along.items():
+        if isinstance(values, str):
+            inputs = inputs_in_columns(fit, X_new)
+            held = {
+                k: v
+                for k, v in at.items()
+                if inputs.place("at", k) != inputs.place("along", values)
+            }
+            cut = slice_through(inputs, values, held, num, {})
+            terms, along_it = fit.components(cut.X, *args, **kwargs), cut.along
+            told = cut.title(cut.held, 36)
+        else:
+            along_it = variable(f"plot_components(along={{{term!r}: ...}})", values)
+            terms, told = there, ""
+        if term not in terms:
+            raise DataError(
+                f"plot_components(along=...) names {term!r}; the terms are {list(terms)}."
+            )
+        found[term] = terms[term], along_it, told
+    return found
+
+
+def _draw(ax, along: Variable, edges) -> None:
+    x, (low, mean, high) = along.values, edges
+    if len(np.unique(x)) < 10 or along.labels is not None:
+        first = np.unique(x, return_index=True)[1]
+        bars = np.abs(np.stack([mean - low, high - mean]))[:, first]
+        ax.errorbar(x[first], mean[first], bars, fmt="o", color="black", capsize=3)
+        ax.set_xticks(
+            x[first], None if along.labels is None else [along.labels[i] for i in x[first]]
+        )
+        return
+    order = np.argsort(x)
+    ax.plot(x[order], mean[order], color="black")
+    ax.fill_between(x[order], low[order], high[order], color="black", alpha=0.15, linewidth=0)

@@ -1,0 +1,138 @@
+"""The site's recipes run, each with its picture and its last assertion; every public name has its
+place in the reference, every error and every result a heading that it names, every link a target.
+"""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import ppl_gp as pg
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ERRORS = [getattr(pg, name) for name in pg.__all__ if name.endswith("Error")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs(path, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_is_a_page_with_a_picture_and_a_test(path):
+    text = path.read_text()
+    assert len(text.splitlines()) < 85 and text.startswith("# %% [markdown]\n# # ")
+    assert re.search(r"title=|plot_components|plot_band", text)
+    assert "\nplt.show()\n" in text  # a page has the picture, not what its last line returns
+    assert re.search(r"^assert ", text, re.MULTILINE)
+
+
+def ours(page):
+    """(what stands before, [our half of every pair]) of the page on other libraries."""
+    first, *blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return first, [block for block in blocks if block.startswith("# ppl_gp\n")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", range(6))
+def test_our_half_of_a_pair_is_a_model_that_its_methods_take(pair):
+    first, blocks = ours(ROOT / "docs" / "coming-from.md")
+    assert len(blocks) == 6
+    model, uses = blocks[pair].split("\n\n\n")
+    names = {"__name__": "pair"}
+    exec(first + model, names)
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 20)
+    more = (rng.normal(size=20), rng.integers(0, 8, 20)) if "group" in model else ()
+    found = pg.check(names["model"], np.linspace(0.0, 3.0, 20), *more, y=y)
+    (methods,) = [item.message for item in found.items if item.name == "methods"]
+    used = re.findall(r"pg\.fit\(model, pg\.(\w+)", uses)
+    assert found.ok and used and all(method in methods for method in used), found
+    compile(uses, "uses", "exec")
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_on_guides_runs_and_prints_what_it_shows(capsys):
+    """Words as they are there, numbers within 2 %: they differ a little from one JAX to another."""
+    names, number = {"__name__": "page"}, re.compile(r"-?\d+(?:\.\d+)?")
+    blocks = r"```python\n(.*?)```\n(?:\n```text\n(.*?)```)?"
+    for code, shown in re.findall(blocks, (ROOT / "docs" / "guides.md").read_text(), re.DOTALL):
+        exec(code, names)
+        printed = capsys.readouterr().out
+        assert number.sub("#", printed) == number.sub("#", shown)
+        found, wanted = ([float(x) for x in number.findall(text)] for text in (printed, shown))
+        np.testing.assert_allclose(found, wanted, rtol=0.02)
+
+
+def test_every_recipe_and_every_notebook_is_a_page():
+    nav, gallery = (ROOT / "mkdocs.yml").read_text(), (ROOT / "docs" / "gallery.md").read_text()
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert all(f": recipes/{path.name}\n" in nav for path in RECIPES)
+    assert all(f": notebooks/{path.name}\n" in nav for path in notebooks)
+    linked = re.findall(r"^## \[.+\]\(\.\./notebooks/(.+)\)$", gallery, re.MULTILINE)
+    assert linked == [path.name for path in notebooks]
+
+
+def test_every_public_name_is_in_the_reference_once():
+    pages = [path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md"))]
+    found = re.findall(r"^::: ppl_gp\.(\w+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(found) == sorted(pg.__all__)
+
+
+def anchors(page):
+    """Of a page's headings, as the forge and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    shown = [re.sub(r"\[(.+?)\]\(.*?\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in shown}
+
+
+def reaches(place, start=ROOT):
+    """Whether a relative link, from a folder, ends at a file, and at a heading where it names
+    one.
+    """
+    path, _, anchor = place.partition("#")
+    target = start / path
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_have_targets(page):
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in (link for link in links if not link.startswith(("http", "#"))):
+        assert reaches(link, page.parent), link
+    assert {link[1:] for link in links if link.startswith("#")} <= anchors(page)
+
+
+def test_every_typed_error_and_every_result_names_its_place():
+    named = [thing.help for thing in (*ERRORS, *pg.Result)]
+    assert all(reaches(place) for place in named)
+    assert len(set(named)) == len(ERRORS) + len(pg.Result)
+    error = pg.ModelError("what is wrong")
+    assert str(error) == "what is wrong" and error.__notes__ == [f"See {pg.ModelError.help}"]
+
+
+def test_a_fit_that_failed_names_the_place_of_its_result():
+    fit = SimpleNamespace(result=pg.Result.not_mixed)
+    error = pickle.loads(pickle.dumps(pg.FitError("what is wrong", fit)))
+    assert error.help == pg.Result.not_mixed.help and error.__notes__ == [f"See {error.help}"]
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
