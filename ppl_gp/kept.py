@@ -29,11 +29,11 @@ from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.posterior import (
-    OfFunctions,
-    OfSoftmax,
-    OfUnknowns,
+    FunctionsProcess,
     Posterior,
+    SoftmaxProcess,
     Unknowns,
+    UnknownsProcess,
     coloured,
     condition_on_values,
     root_of_values,
@@ -44,7 +44,7 @@ from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, draw_jointly
 from ppl_gp.sparse.root import Root as SparseRoot
 
-Process = Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess
+Process = Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess
 
 
 class Kept(eqx.Module):
@@ -177,7 +177,7 @@ class FromPseudo(BehindSites):
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
         if isinstance(root, Unknowns):
-            return OfUnknowns(prior, root)
+            return UnknownsProcess(prior, root)
         return Posterior(prior, self.alpha, root)
 
 
@@ -192,7 +192,7 @@ class FromFunctions(BehindSites):
 
     def process(self, prior, root=None):
         root = self.root(prior) if root is None else root
-        kind = OfSoftmax if isinstance(root, SoftmaxRoot) else OfFunctions
+        kind = SoftmaxProcess if isinstance(root, SoftmaxRoot) else FunctionsProcess
         return kind(prior, self.alpha, root)  # pyright: ignore[reportArgumentType]
 
 

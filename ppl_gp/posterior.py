@@ -112,7 +112,7 @@ def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
     return Unknowns(gram.solve(pulled), gram)
 
 
-class OfUnknowns(Conditioned):
+class UnknownsProcess(Conditioned):
     """A predictor eta = m + F w at new rows, from q(w). O(M U^2)."""
 
     root: Unknowns
@@ -129,9 +129,9 @@ class OfUnknowns(Conditioned):
         return new.mean + F @ self.root.mean, half.T @ half
 
 
-class OfFunctions(Conditioned):
+class FunctionsProcess(Conditioned):
     """The R functions of a predictor at new rows, correlated within a row and between rows: as
-    `Posterior`, or `OfUnknowns`, by what its `root` is. Matrices have rows (function, row),
+    `Posterior`, or `UnknownsProcess`, by what its `root` is. Matrices have rows (function, row),
     functions outermost.
 
     Marginals are `Normal` (R, M); `joint=True` a `MultivariateNormal` of all (R M,) values.
@@ -198,8 +198,8 @@ def root_of_values(prior: GP) -> Root:
     return Root(inverse, jnp.zeros(inverse.shape[-1], inverse.dtype), jnp.ones((), inverse.dtype))
 
 
-class OfSoftmax(Conditioned):
-    """As `posterior.OfFunctions`, of the scores of a softmax.
+class SoftmaxProcess(Conditioned):
+    """As `posterior.FunctionsProcess`, of the scores of a softmax.
 
     Marginals are `Normal` (R, M); `joint=True` a `MultivariateNormal` of all (R M,) values. O(R
     N^2 M), and (R M)^2 numbers of `joint` alone.

@@ -163,16 +163,16 @@ def heard() -> Iterator[None]:
         try:
             yield
             if not verb.waits:
-                arrive()
+                check_interrupt()
         except (KeyboardInterrupt, Exception) as error:
-            if answered(error) and not isinstance(error, KeyboardInterrupt):
+            if was_interrupt(error) and not isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
         finally:
             verb.ended, verb.waits = outer
 
 
-def answered(error: BaseException | None) -> bool:
+def was_interrupt(error: BaseException | None) -> bool:
     """Whether `error` is what became of Ctrl-C, which is then dealt with."""
     pressed = isinstance(error, KeyboardInterrupt) or (_in_main_thread() and _Press.unanswered)
     if pressed:
@@ -180,7 +180,7 @@ def answered(error: BaseException | None) -> bool:
     return pressed
 
 
-def arrive() -> None:
+def check_interrupt() -> None:
     """Raise the KeyboardInterrupt that has waited, or that something has dropped on its way."""
     if _in_main_thread() and _Press.unanswered:
         raise KeyboardInterrupt

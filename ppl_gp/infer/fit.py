@@ -22,7 +22,7 @@ from ppl_gp.reading.fingerprint import settle
 from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.results.fit import Fit
-from ppl_gp.runtime import answered, one_at_a_time, stopwatch, verb
+from ppl_gp.runtime import one_at_a_time, stopwatch, verb, was_interrupt
 
 _APART = 1e3  # scales of two columns that a fit that failed names
 
@@ -103,7 +103,7 @@ def fit(
     result.stats.update(watch)
     result.names = Names((*result.names.arguments, *names.arguments))  # a stream has its own
     settle(result.model.function)
-    if (answered(None) or verb.ended) and result.result is not Result.nonfinite:
+    if (was_interrupt(None) or verb.ended) and result.result is not Result.nonfinite:
         result.result = Result.interrupted
     cause = result.stats.pop("stream_error", None)  # an exception, which no file keeps
     if result.result not in (Result.converged, Result.completed, Result.interrupted):

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from threadpoolctl import threadpool_limits
 
-from ppl_gp.runtime import answered, arrive, verb
+from ppl_gp.runtime import check_interrupt, verb, was_interrupt
 
 S = TypeVar("S")
 
@@ -51,7 +51,7 @@ def interruptible(
                 # at once: arrays that are still being computed are no state to keep
                 last = jax.block_until_ready(stage)
                 update(last.done, last.text)
-                arrive()
+                check_interrupt()
 
         _, stopped = unless_stopped(advance, None)
         if stopped and not last.keep:
@@ -67,14 +67,14 @@ def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
     """
     verb.waits = False
     try:
-        arrive()
+        check_interrupt()
         found = jax.block_until_ready(work())
-        arrive()
+        check_interrupt()
         verb.waits = True
         return found, False
     except (KeyboardInterrupt, Exception) as error:
         verb.waits = True
-        if not answered(error):
+        if not was_interrupt(error):
             raise
         return otherwise, True
 

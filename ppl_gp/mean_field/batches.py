@@ -37,7 +37,7 @@ from ppl_gp.mean_field.assembly import (
     number_of,
     start_of,
 )
-from ppl_gp.mean_field.conjugacy import somewhere
+from ppl_gp.mean_field.conjugacy import random_values
 from ppl_gp.mean_field.family import Family, Values
 from ppl_gp.mean_field.log_joint import LogJoint
 from ppl_gp.mean_field.stochastic import (
@@ -97,7 +97,7 @@ def require_rows_apart(problem: Problem, first: Rows) -> None:
     rows drawn anew, with repetitions, as many and half as many, have to keep theirs.
     """
     joint, num = problem.at(first), len(first.weights)
-    values = dict(somewhere(problem.begin, random.key(4)))
+    values = dict(random_values(problem.begin, random.key(4)))
     before = _by_row(joint, values)
     rng = np.random.default_rng(3)
     for size in sorted({num, -(-num // 2)}, reverse=True):

@@ -89,7 +89,7 @@ def _looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: boo
     check = _gaussian if gaussian else _general
     spreads = (_NEAR_SCALES if near else _SCALES) if gaussian else (_NEAR if near else _SPREADS)
     tolerance = jnp.asarray(_NEAR_TOLERANCE if near else _TOLERANCE)
-    how, around = jnp.asarray(spreads), somewhere(all_sites, key)
+    how, around = jnp.asarray(spreads), random_values(all_sites, key)
     return check(joint, names, family, around, key, how, tolerance, many)
 
 
@@ -97,7 +97,7 @@ def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) 
     """At how many values terms are looked at besides: where no step of theirs decides, as many as
     are cheap (a narrow bump is analytic, and lies between few values all the same).
     """
-    values = jax.eval_shape(lambda: somewhere(all_sites, random.key(0)))
+    values = jax.eval_shape(lambda: random_values(all_sites, random.key(0)))
     own = {k: values[k] for k in family.sites}
 
     def entries(own: Values, around: Values):
@@ -110,11 +110,11 @@ def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) 
 
 
 @quick_jit
-def somewhere(families: list[Family], key) -> Values:
+def random_values(families: list[Family], key) -> Values:
     """Values of every site, far apart."""
     found: Values = {}
     for family, k in zip(families, random.split(key, len(families)), strict=True):
-        found |= family.somewhere(k)
+        found |= family.random_values(k)
     return found
 
 
@@ -287,7 +287,7 @@ def coupled_rows(
     """Why a term does not see the elements of a discrete site one by one, or `None`: its entry n at
     random categories must be that with all elements at the category of n.
     """
-    around = somewhere(all_sites, random.key(0))
+    around = random_values(all_sites, random.key(0))
     shape = jax.eval_shape(lambda v: joint.term(name, v), around).shape
     if not _holds(shape, family.batch):
         if len(shape) >= len(family.batch) and _holds(shape, family.batch, within=True):

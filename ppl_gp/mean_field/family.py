@@ -106,7 +106,7 @@ class Family(eqx.Module):
         """
         return None
 
-    def somewhere(self, key, spread=1.0) -> Values:
+    def random_values(self, key, spread=1.0) -> Values:
         """Values far apart, anywhere in the support."""
         return self.at(self.free(key, spread))
 

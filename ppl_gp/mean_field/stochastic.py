@@ -251,7 +251,7 @@ def rows_decide(joint: LogJoint, axes, families: list[Family]) -> bool:
         args, kwargs = jax.tree.unflatten(structure, full)
         return joint._replace(args=args, kwargs=kwargs).entries(joint.terms, values)
 
-    values = {k: x for f in families for k, x in f.somewhere(jax.random.key(0)).items()}
+    values = {k: x for f in families for k, x in f.random_values(jax.random.key(0)).items()}
     return decides(entries, rows, values)
 
 

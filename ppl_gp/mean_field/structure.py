@@ -20,7 +20,7 @@ from ppl_gp.mean_field.conjugacy import (
     conjugate_nearby,
     conjugate_terms,
     coupled_rows,
-    somewhere,
+    random_values,
 )
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.expected import Term, require_few_nodes
@@ -156,7 +156,7 @@ class _Finder:
     def _require_finite(self, names: list[str]) -> None:
         """A density that is not finite at some values cannot be looked at there."""
         for key in random.split(random.key(0), 4):
-            values = somewhere(list(self.alone.values()), key)
+            values = random_values(list(self.alone.values()), key)
             for name, x in zip(names, self.joint.entries(tuple(names), values), strict=True):
                 if not np.all(np.isfinite(x)):
                     raise NotConjugateError(

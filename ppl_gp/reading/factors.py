@@ -116,7 +116,7 @@ def shared_log_prob(trace: dict) -> Float[Array, ""]:
     return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
 
 
-class OfRows(JointLogLikelihood):
+class RowsLogLikelihood(JointLogLikelihood):
     """The same of the data that `keep` names; that of the others is 0."""
 
     keep: Bool[Array, "N"]
@@ -171,7 +171,9 @@ class LogLikelihood(eqx.Module):
     def of_rows(self, keep: Bool[Array, "N"]) -> "LogLikelihood":
         """Of some of the data alone."""
         whole = self.joint
-        joint = OfRows(whole.model, whole.num, whole.hyper, whole.args, whole.kwargs, keep)
+        joint = RowsLogLikelihood(
+            whole.model, whole.num, whole.hyper, whole.args, whole.kwargs, keep
+        )
         return dataclasses.replace(self, joint=joint)
 
     @property

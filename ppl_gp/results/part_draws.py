@@ -28,7 +28,7 @@ from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.predictor.sites import root_of
 from ppl_gp.reading.tracing import run, set_gps
 from ppl_gp.results.record import Record, prior_at
-from ppl_gp.sparse.own_effects import all_apart, averaged
+from ppl_gp.sparse.own_effects import averaged, split_effects
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, factor_of_v
 
 
@@ -46,7 +46,7 @@ def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
         e = _innovations(kept, prior, here, key, repeats)
         if any(k not in e for k in here.fns):
             joint = JointLogLikelihood(model, len(prior.X), draw.known, args, kwargs)
-            e |= _given_functions(averaged(joint, all_apart({name: prior})[1]), here, e, key)
+            e |= _given_functions(averaged(joint, split_effects({name: prior})[1]), here, e, key)
         eta = jax.vmap(lambda e: jnp.reshape(here.eta(e), prior.mean.shape))(e)
         return jax.vmap(here.values)(e), eta
 

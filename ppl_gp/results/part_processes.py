@@ -6,7 +6,14 @@ import jax.numpy as jnp
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
-from ppl_gp.posterior import OfFunctions, OfSoftmax, OfUnknowns, Posterior, SomeUnknowns, Unknowns
+from ppl_gp.posterior import (
+    FunctionsProcess,
+    Posterior,
+    SoftmaxProcess,
+    SomeUnknowns,
+    Unknowns,
+    UnknownsProcess,
+)
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
@@ -15,7 +22,8 @@ from ppl_gp.sparse.projection import reduction_of_some
 
 
 def part_processes(
-    model: Collapsed, process: Posterior | OfUnknowns | OfFunctions | OfSoftmax | SparseProcess
+    model: Collapsed,
+    process: Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess,
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ...
 

@@ -27,7 +27,7 @@ from ppl_gp.reading.predictor.parts import Loadings
 from ppl_gp.reading.predictor.prior import side_by_side, widest
 from ppl_gp.results.query.by_names import by_names
 from ppl_gp.results.query.mixture import Moments, over_draws
-from ppl_gp.results.query.query import Case, case_at
+from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.projection import explained
@@ -48,8 +48,8 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
     Raises `ModelError` for a fit whose functions were drawn, or have inducing variables each, and
     for sites that are called as its own two entries.
     """
-    case = case_at(record, *by_names(record, X_new, args, kwargs))
-    (kept,) = [*case.draws.kept.values()] if len(case.draws.kept) == 1 else [None]
+    query = query_at(record, *by_names(record, X_new, args, kwargs))
+    (kept,) = [*query.draws.kept.values()] if len(query.draws.kept) == 1 else [None]
     of_parts = isinstance(kept, FromInducing) and isinstance(kept.inducing, PartsVariables)
     if not (isinstance(kept, FromPseudo | FromFunctions) or of_parts):
         raise ModelError(
@@ -58,7 +58,7 @@ def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distrib
             f"{type(record.method).__name__} keeps the sites of this model themselves, in "
             "fit.hyper and fit.latent."
         )
-    found, offset = _components(case, _predictor_of_one(record))
+    found, offset = _components(query, _predictor_of_one(record))
     known = {OFFSET: _known(record, offset)} if bool(jnp.any(offset != 0)) else {}
     return {**known, **{k: _distribution(record, m) for k, m in found.items()}}
 
@@ -92,29 +92,29 @@ def _predictor_of_one(record: Record) -> Collapsed | None:
 
 
 @quick_jit
-def _components(case: Case, seen: Collapsed | None):
+def _components(query: Query, seen: Collapsed | None):
     """({part: Moments}, the offset), each with a leading axis of the draws; `seen`: the predictor
     of a model of one GP.
     """
-    (site,) = case.draws.kept
+    (site,) = query.draws.kept
 
     def one(draw: Draws):
         kept: Any = draw.kept[site]
-        prior = prior_at(case.model, site, draw.known, case.args, case.kwargs)
-        new = prior_at(case.model, site, draw.known, case.new_args, case.new_kwargs)
-        root = kept.root(prior) if case.root is None else case.root
+        prior = prior_at(query.model, site, draw.known, query.args, query.kwargs)
+        new = prior_at(query.model, site, draw.known, query.new_args, query.new_kwargs)
+        root = kept.root(prior) if query.root is None else query.root
         total = Moments(*kept.process(prior, root).marginals(new))
         if seen is not None:
-            new = prior_at(seen, seen.plan.name, draw.known, case.new_args, case.new_kwargs)
+            new = prior_at(seen, seen.plan.name, draw.known, query.new_args, query.new_kwargs)
             there = new.kernel.at(new.X)
             return _of_one(site, total, there.parts[site].weights[0, 0], there.offset[0])
-        if not isinstance(case.model, Collapsed):
+        if not isinstance(query.model, Collapsed):
             return _and_total({site: total}, total), jnp.zeros_like(total.mean)
         there = new.kernel.at(new.X)
         parts = _part_moments(prior.kernel.at(prior.X), there, root, kept)
         return _and_total(parts, total), jnp.reshape(there.offset, total.mean.shape)
 
-    return over_draws(one, case.draws)
+    return over_draws(one, query.draws)
 
 
 def _and_total(parts: dict[str, Moments], total: Moments) -> dict[str, Moments]:

@@ -30,7 +30,7 @@ from ppl_gp.reading.roles import (
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.compiled import joint_sites
 from ppl_gp.results.query.by_names import named_at
-from ppl_gp.results.query.query import case_at
+from ppl_gp.results.query.query import query_at
 from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import (
     DATA,
@@ -274,12 +274,12 @@ def predicted_groups(
     """
     X_new, kwargs = _arguments(fit, predictions)
     X_new, args, kwargs, names = named_at(fit, X_new, (), kwargs)
-    case = case_at(fit, X_new, args, kwargs)
-    f, y, further = joint_sites(case, key, num)
-    inputs = inputs_of(fit.model, case.new_args, case.new_kwargs)
-    trace = case.trace(case.draws.at(0), {})
+    query = query_at(fit, X_new, args, kwargs)
+    f, y, further = joint_sites(query, key, num)
+    inputs = inputs_of(fit.model, query.new_args, query.new_kwargs)
+    trace = query.trace(query.draws.at(0), {})
     plate = data_plate(trace)
-    labels = {s.name: s.label for s in case.layout.sites} | {k: k for k in f}
+    labels = {s.name: s.label for s in query.layout.sites} | {k: k for k in f}
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
     dims |= deterministic_dimensions(fit, {k: np.shape(v)[1:] for k, v in further.items()}, plate)
     along = input_dimensions(fit.model, inputs, plate)

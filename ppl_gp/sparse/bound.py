@@ -37,7 +37,7 @@ from ppl_gp.sparse.expectation import (
 )
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.own_effects import Averaged, all_apart, averaged, quadratic
+from ppl_gp.sparse.own_effects import Averaged, averaged, quadratic, split_effects
 from ppl_gp.sparse.process import SparseProcess
 from ppl_gp.sparse.projection import gram
 from ppl_gp.sparse.several import is_coupled
@@ -135,7 +135,7 @@ def at_batch(
     """Run the model on a batch. O(M^3) a GP site."""
     model, given = declare(model, batch.args, batch.kwargs), {**hyper, **batch.given}
     trace = run(model, batch.args, batch.kwargs, given)
-    priors, own = all_apart({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
+    priors, own = split_effects({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps})
     found = processes(priors, variational, nudge)
     return AtBatch(model, batch, given, trace, priors, *found, own)
 
@@ -235,7 +235,7 @@ def collapsed(
     One latent function, all data in the batch. O(N M^2). `require_gaussian` says whether the
     likelihood allows it.
     """
-    priors, own = all_apart(priors_at(model, batch, hyper))
+    priors, own = split_effects(priors_at(model, batch, hyper))
     ((name, prior),) = priors.items()
     joint = JointLogLikelihood(model, batch.weights.shape[0], hyper, batch.args, batch.kwargs)
     log_lik = averaged(joint, own)

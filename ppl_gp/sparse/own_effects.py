@@ -50,7 +50,7 @@ def _own_of(prior: PredictorGP, X) -> list[Array]:
     return [part.covariance for part in parts if isinstance(part, Own)]
 
 
-def all_apart(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
+def split_effects(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
     """({GP site: prior without them}, {GP site that has such effects: their variances})."""
     found = {k: apart(prior) for k, prior in priors.items()}
     own = {k: variance for k, (_, variance) in found.items() if variance is not None}

@@ -16,7 +16,7 @@ import ppl_gp as pg
 from ppl_gp import runtime as ctrl_c
 from ppl_gp.infer.hyper import map as map_run
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.runtime import answered, heard
+from ppl_gp.runtime import heard, was_interrupt
 
 X, Y, _ = small_fits.classification()
 
@@ -133,8 +133,8 @@ def test_an_answered_press_is_over():
         try:
             changed()
         except RuntimeError as error:
-            assert answered(error)
-        assert not answered(ValueError())
+            assert was_interrupt(error)
+        assert not was_interrupt(ValueError())
     with pytest.raises(KeyboardInterrupt), heard():
         press()
     with heard():

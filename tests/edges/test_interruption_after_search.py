@@ -65,7 +65,7 @@ CASES = {
 PLACES = {  # of default runs
     "svi": ("_judged",),
     "mean_field": ("require_conjugate_nearby", "fit_of"),
-    "grid": ("_scales", "tell_of_tails"),
+    "grid": ("_scales", "warn_if_tails"),
     "svgp": ("errors_of", "_stats", "_tell_end"),
 }
 SLOW_CASES = {

@@ -153,7 +153,7 @@ def test_factors_of_mean_field_have_their_density_and_entropy(name):
     over nodes, which are exact for statistics, as log q is affine in them.
     """
     q = families(np.random.default_rng(2))[name]
-    z, nodes = q.somewhere(jax.random.key(2)), q.nodes(q.coordinates())
+    z, nodes = q.random_values(jax.random.key(2)), q.nodes(q.coordinates())
     if len(q.sites) == 1:
         ((site, d),) = q.distributions().items()
         np.testing.assert_allclose(q.log_prob(z), jnp.sum(d.log_prob(z[site])), rtol=1e-9)
@@ -218,7 +218,7 @@ def test_weights_of_a_grid_are_those_of_its_design(monkeypatch):
     monkeypatch.setattr(grid, "Fit", SimpleNamespace)
     kept = FromDraws(jnp.zeros((25, 1))), None, np.ones(25, bool)
     monkeypatch.setattr(grid, "kept_of_draws", lambda *_: kept)
-    monkeypatch.setattr(grid, "tell_of_width", lambda *_: {})
+    monkeypatch.setattr(grid, "warn_if_wide", lambda *_: {})
     S, (points, log_design) = np.diag([0.5, 2.0, 1.0, 3.0]), composite(4)
     loss = 0.5 * np.sum(points**2, 1) - 4.0
     rebuilt = SimpleNamespace(unconstrain=lambda x: x, constrain=lambda x: x)

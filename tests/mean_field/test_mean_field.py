@@ -325,7 +325,7 @@ def test_nodes_have_the_statistics_of_q(name):
     np.testing.assert_allclose(energy(c), -q.entropy(), rtol=1e-9)  # H = -E[log q]
     if len(q.sites) == 1:
         ((site, d),) = q.distributions().items()
-        z = q.somewhere(random.key(2))
+        z = q.random_values(random.key(2))
         np.testing.assert_allclose(q.log_prob(z), jnp.sum(d.log_prob(z[site])), rtol=1e-9)
 
 

@@ -48,7 +48,7 @@ def test_a_blend_is_of_natural_parameters(name):
     """log q of a blend is that blend of the two log q, up to a constant, anywhere."""
     rng = np.random.default_rng(4)
     old, new = families(rng)[name], families(rng)[name]
-    z = jax.vmap(old.somewhere)(random.split(random.key(1), 8))
+    z = jax.vmap(old.random_values)(random.split(random.key(1), 8))
     for rate in (0.0, 0.3, 1.0):
         mixed = blend(old, new, rate)
         a, b, found = (np.asarray(jax.vmap(q.log_prob)(z)) for q in (old, new, mixed))

@@ -6,7 +6,7 @@ import pytest
 from test_saved_files import encoded
 
 from ppl_gp.results.integrals import compiled
-from ppl_gp.results.predict.predict import case_at
+from ppl_gp.results.predict.predict import query_at
 
 NUM, EACH = 150, 40
 X_NEW = np.random.default_rng(0).normal(size=(NUM, 2))
@@ -14,7 +14,7 @@ X_NEW = np.random.default_rng(0).normal(size=(NUM, 2))
 
 @pytest.fixture(scope="module")
 def case():
-    return case_at(encoded(), X_NEW, (), {})
+    return query_at(encoded(), X_NEW, (), {})
 
 
 def drawn(case, monkeypatch, room):

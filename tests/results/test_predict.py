@@ -21,7 +21,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.fit import stopwatch
 from ppl_gp.results.integrals.integration import Integration, plan_integration
-from ppl_gp.results.query.query import case_at
+from ppl_gp.results.query.query import query_at
 
 X, Y, X_NEW = classification()
 
@@ -262,7 +262,7 @@ def exact_mixture(fit, weights):
     """Mean and variance of y = sum of weights x functions + noise 0.3, from the conditionals of
     each posterior draw.
     """
-    case = case_at(fit, X_NEW, (), {})
+    case = query_at(fit, X_NEW, (), {})
     means, variances = [], []
 
     @eqx.filter_jit
@@ -305,7 +305,7 @@ def test_a_log_density_that_rests_on_few_draws_is_warned_of():
 @pytest.mark.slow
 def test_several_gp_sites_and_several_functions_at_a_site():
     fit = made_fit(additive, {}, X, num_draws=4)
-    assert plan_integration(case_at(fit, X_NEW, (), {})) is Integration.functions
+    assert plan_integration(query_at(fit, X_NEW, (), {})) is Integration.functions
     p = fit.predict(X_NEW)
     assert p.f_mean["f"].shape == (NUM_NEW,) and p.f_variance["g"].shape == (2, NUM_NEW)
     mean, variance = exact_mixture(fit, {"f": np.array([1.0]), "g": np.array([1.0, -2.0])})
@@ -362,7 +362,7 @@ def cumulative(X, y=None):
 
 def test_a_likelihood_that_couples_rows_is_predicted_from_joint_draws():
     fit = made_fit(cumulative, {}, X, num_draws=2)
-    assert plan_integration(case_at(fit, X_NEW, (), {})) is Integration.joint_draws
+    assert plan_integration(query_at(fit, X_NEW, (), {})) is Integration.joint_draws
     p = fit.predict(X_NEW)
     means, variances = [], []
     sums = np.tril(np.ones((NUM_NEW, NUM_NEW)))

@@ -48,7 +48,7 @@ def latents_inferred(t):
     """Numbers and key are those of the compiled draw."""
     module = sys.modules["ppl_gp.results.predict.infer_latents"]
     with t.patch.context() as patch:
-        for name in ("case_at", "plan_integration", "groups_above"):
+        for name in ("query_at", "plan_integration", "groups_above"):
             patch.setattr(module, name, lambda *_: None)
         patch.setattr(module, "observations_at", lambda *_: {})
         patch.setattr(module.dataclasses, "replace", lambda case, **_: case)

@@ -79,7 +79,7 @@ def auxiliary(drawn, trace, of=lambda fn: fn):
     return sum([jnp.sum(scaled(s, log_q(s))) for s in sites], jnp.zeros(()))
 
 
-class OfCopy(Messenger):
+class CopyMessenger(Messenger):
     """In copy k of K: latents of the data are drawn by a key of its own, q(f) jointly with its
     sisters, the rest as in all.
     """
@@ -174,7 +174,7 @@ class Particle(NamedTuple):
         key_guide, key_model = random.split(self.key)
         axis = COPIES if self.sampling.num_importance > 1 else None
         seeded = self._seeded(self.guide, self.params, key_guide)
-        drawn = q = self._traced(OfCopy(seeded, given.plates, given.structure, k, axis))
+        drawn = q = self._traced(CopyMessenger(seeded, given.plates, given.structure, k, axis))
         if share is not None:
             drawn, q = self._doubly(given, drawn, share, key_guide)
         seeded = self._seeded(self.model, self.params, key_model)

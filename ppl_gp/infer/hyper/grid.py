@@ -31,7 +31,7 @@ from ppl_gp.infer.hyper.point import Point, fit_at, without_values
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
-from ppl_gp.infer.hyper.width import tell_of_width
+from ppl_gp.infer.hyper.width import warn_if_wide
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
@@ -219,7 +219,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
         "grid_effective": effective(log_weights),
         "grid_effective_gaussian": effective(log_design - 0.5 * np.sum(points**2, 1)),
         **({} if stretch is None else {"grid_stretch": stretch}),
-        **tell_of_tails(beyond, names),
+        **warn_if_tails(beyond, names),
     }
     hyper = jax.vmap(lambda z: ascent.space.constrain(rebuild(centre + scales @ z)))(points)
     site, sites = problem.site, at.solution.sites
@@ -237,7 +237,7 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
         result=_ended(result, reach, total) if np.all(sound[solved]) else Result.nonfinite,
         stats={
             **mode.stats,
-            **tell_of_width(problem.method, ratios, np.exp(log_weights)),
+            **warn_if_wide(problem.method, ratios, np.exp(log_weights)),
             **reach,
             # log p(y), the hyperparameters integrated too
             "log_marginal_likelihood": float(total + half),
@@ -363,7 +363,7 @@ def compared(ask: Callable, values: Callable, points, log_design, scales: np.nda
     return Lattice(points, log_design, fall, np.nan, max(float(left[worst]), 0.0), worst)
 
 
-def tell_of_tails(found: Lattice, names: list[str]) -> dict[str, float]:
+def warn_if_tails(found: Lattice, names: list[str]) -> dict[str, float]:
     """The shares that are left out, and a warning where they matter."""
     mass, share, name = found.mass, found.spread, names[found.worst]
     lost = "" if np.isnan(mass) else f" and {mass:.1%} of the mass"

@@ -183,11 +183,11 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
         sds, _ = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
-        tell_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
+        warn_if_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
     return Point(hyper, result, stats, value, solution)
 
 
-def tell_weakly_known(model, args, kwargs, trace: dict, hyper: dict, sds: dict | None) -> None:
+def warn_if_weakly_known(model, args, kwargs, trace: dict, hyper: dict, sds: dict | None) -> None:
     """A warning where `weakly_known` has something to say."""
     scales = _scales_of_effects(model, args, kwargs, trace, hyper) if sds else frozenset()
     if text := weakly_known(trace, hyper, sds or {}, scales):

@@ -17,7 +17,7 @@ from ppl_gp.errors import Result, warn
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.width import tell_of_width, widest
+from ppl_gp.infer.hyper.width import warn_if_wide, widest
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
 from ppl_gp.local.method import (
@@ -61,7 +61,7 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
     )
     stats = {**stats, **_quadrature_error(solution, code, problem.method)}
     if int(code) == Result.converged.code:
-        stats |= tell_of_width(problem.method, figures[-1])
+        stats |= warn_if_wide(problem.method, figures[-1])
     return Fit(
         model=problem.model,
         method=problem.method,

@@ -17,7 +17,7 @@ from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_f
 from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.point import without_values
 from ppl_gp.infer.hyper.space import require_draws
-from ppl_gp.infer.hyper.width import tell_of_width, widest
+from ppl_gp.infer.hyper.width import warn_if_wide, widest
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
@@ -103,7 +103,7 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     hyper = {k: values[k] for k in found.hyper}
     sites = of_arrays(values[f"{name}_nat1"], values[f"{name}_nat2"])
     kept, ratios, sound = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
-    stats |= tell_of_width(method, ratios)
+    stats |= warn_if_wide(method, ratios)
     result = result if np.all(sound) else Result.nonfinite
     return sampled_fit(config, method, model, args, kwargs, hyper, {name: kept}, (result, stats))
 

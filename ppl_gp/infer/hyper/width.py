@@ -49,7 +49,7 @@ def wide_column(prior: GP) -> str | None:
     )
 
 
-def tell_of_width(method, ratios, weights=None) -> dict[str, float]:
+def warn_if_wide(method, ratios, weights=None) -> dict[str, float]:
     """{"widest": the largest ratio}, and a warning where `Laplace` is wide at over a hundredth of
     the draws of the hyperparameters.
     """

@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 
 from ppl_gp.errors import ModelError, warn
 from ppl_gp.gp import bare, unwrap
-from ppl_gp.infer.probes.points import effects, flows, is_floating, remedies, tell_of_points
+from ppl_gp.infer.probes.points import effects, flows, is_floating, remedies, warn_if_points
 from ppl_gp.reading.affine import Dependence
 from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.dependence import sources
@@ -105,7 +105,7 @@ def require_none_demoted(
     others = _reached(wide, trace, [k for k in many if k not in left])
     points = [k for k in hyper if k in many and k in (*gaussians, *others) and k not in known]
     points = effects(wide, trace, points, functions)
-    tell_of_points(wide, trace, source.reading, points, functions, named, method)
+    warn_if_points(wide, trace, source.reading, points, functions, named, method)
 
 
 def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str]) -> tuple:

@@ -61,7 +61,7 @@ def _places(trace: dict, functions: list[str]) -> tuple[dict, dict]:
     return {k: jnp.zeros_like(x) for k, x in at.items()}, away
 
 
-def tell_of_points(
+def warn_if_points(
     seen: Callable,
     trace: dict,
     reading: Reading,

@@ -19,7 +19,7 @@ from ppl_gp.frames.names import Names
 from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.hyper.map import tell_weakly_known
+from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.probes.demoted import require_none_demoted
@@ -153,7 +153,7 @@ def _tell_end(fit: Fit, subject: Subject, free: dict, settled: Callable[[dict], 
     # where a neighbour of a zero has no value, no curvature holds it
     held = np.maximum(np.where(np.isfinite(bends), bends, 0.0), 1e-300)
     sds = back(1.0 / np.sqrt(held))
-    tell_weakly_known(subject.model, *subject.data, subject.trace, fit.hyper, sds)
+    warn_if_weakly_known(subject.model, *subject.data, subject.trace, fit.hyper, sds)
 
 
 def _tell_unsettled(fit: Fit) -> bool:

@@ -37,7 +37,7 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family
-from ppl_gp.sparse.own_effects import all_apart, averaged
+from ppl_gp.sparse.own_effects import averaged, split_effects
 from ppl_gp.sparse.several import num_values, prior_moments
 from ppl_gp.sparse.svgp import SVGP
 
@@ -193,7 +193,7 @@ def _narrowed(
 ) -> dict[str, Family]:
     widths, weights = jnp.asarray(WIDTHS), batch.weights
     joint = JointLogLikelihood(plan.model, batch.num, given, batch.args, batch.kwargs)
-    priors, own = all_apart(priors)
+    priors, own = split_effects(priors)
     log_lik = averaged(joint, own)
     moments = {k: prior_moments(p, shapes[k]) for k, p in priors.items()}
     mean, variance = ({k: x[i] for k, x in moments.items()} for i in (0, 1))

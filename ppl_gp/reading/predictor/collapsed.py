@@ -31,8 +31,8 @@ from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.predictor.parts import (
     Loadings,
     columns,
+    factor_of,
     loadings,
-    loads_behind,
     rows_apart,
 )
 from ppl_gp.reading.predictor.predictor import (
@@ -310,7 +310,7 @@ class Collapsed(Declared):
 
         def behind(j, fn):
             values = lambda x: {k: here.values({j: x})[k] for k in wanted}  # noqa: E731
-            return loads_behind(values, fn, here.zero[j])
+            return factor_of(values, fn, here.zero[j])
 
         mean = here.values({})
         seen = {j: behind(j, fn) for j, fn in tables.items()}

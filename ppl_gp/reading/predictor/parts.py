@@ -293,7 +293,7 @@ def columns(fn, pushed: Callable):
     return jax.vmap(lambda b: pushed(root(b)))(_basis(fn.shape()))
 
 
-def loads_behind(values: Callable, fn, zero) -> dict[str, Table]:
+def factor_of(values: Callable, fn, zero) -> dict[str, Table]:
     """What stands between w, z = c + L w, and each array of `values(innovations of z)`, which are
     affine: a row an entry.
 

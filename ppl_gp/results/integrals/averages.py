@@ -13,7 +13,7 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.several import Effort
 from ppl_gp.results.query.mixture import JointMoments, Moments, mixture
-from ppl_gp.results.query.query import Case, drawn_trace
+from ppl_gp.results.query.query import Query, drawn_trace
 
 # by "many draws": what a mixture averages away need not be resolved
 NODES = {True: 192, False: 384}
@@ -26,50 +26,50 @@ MANY = 30
 SEVERAL_NODES = {True: 64, False: 192}
 
 
-def num_nodes(case: Case) -> int:
-    return NODES[case.draws.num > 1]
+def num_nodes(query: Query) -> int:
+    return NODES[query.draws.num > 1]
 
 
-def effort_of(case: Case, num_draws: int) -> Effort:
+def effort_of(query: Query, num_draws: int) -> Effort:
     """For several functions at each draw of the hyperparameters."""
-    many = case.draws.num >= MANY
-    return Effort(SEVERAL_NODES[many], many, repeats(case, num_draws))
+    many = query.draws.num >= MANY
+    return Effort(SEVERAL_NODES[many], many, repeats(query, num_draws))
 
 
-def repeats(case: Case, num_draws: int) -> int:
+def repeats(query: Query, num_draws: int) -> int:
     """Draws of f, and of what lies below, a posterior draw."""
-    return math.ceil(num_draws / case.draws.num)
+    return math.ceil(num_draws / query.draws.num)
 
 
-def marginals(case: Case, draw: Draws) -> Moments:
+def marginals(query: Query, draw: Draws) -> Moments:
     """f at the new inputs of the one GP site."""
-    return all_marginals(case, draw)[case.site]  # pyright: ignore[reportArgumentType, reportReturnType]
+    return all_marginals(query, draw)[query.site]  # pyright: ignore[reportArgumentType, reportReturnType]
 
 
-def all_marginals(case: Case, draw: Draws) -> dict[str, Moments | JointMoments]:
+def all_marginals(query: Query, draw: Draws) -> dict[str, Moments | JointMoments]:
     """f at the new inputs of every GP site, none of which depends on another."""
-    new = case.trace(draw, {})
-    return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in case.conditionals(draw).items()}
+    new = query.trace(draw, {})
+    return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in query.conditionals(draw).items()}
 
 
-def below_outer(case: Case, trace) -> dict:
+def below_outer(query: Query, trace) -> dict:
     """Everything of a run that the last layer and the likelihood are given: hyperparameters,
     latents, inner layers.
     """
-    known = (*case.draws.hyper, *case.layout.local_latents, *case.layout.inner)
+    known = (*query.draws.hyper, *query.layout.local_latents, *query.layout.inner)
     return {k: trace[k]["value"] for k in known if k in trace}
 
 
-def trace_above(case: Case, below: dict, f, **observations) -> dict:
+def trace_above(query: Query, below: dict, f, **observations) -> dict:
     """The model given what lies below the outer GP sites: f is their one function, or {site:
     values}.
     """
-    values = f if isinstance(f, dict) else {case.site: f}
-    return run(case.model, case.new_args, {**case.new_kwargs, **observations}, below, values)
+    values = f if isinstance(f, dict) else {query.site: f}
+    return run(query.model, query.new_args, {**query.new_kwargs, **observations}, below, values)
 
 
 def average(
-    case: Case,
+    query: Query,
     integration: Integration,
     quantity,
     num_draws: int,
@@ -84,16 +84,16 @@ def average(
     joint = integration is Integration.joint_draws
 
     def component(draw, keys):
-        conditionals = case.conditionals(draw)
+        conditionals = query.conditionals(draw)
         # once for all draws of f
-        known = all_marginals(case, draw) if integration is Integration.functions else None
+        known = all_marginals(query, draw) if integration is Integration.functions else None
         how: dict[str, Any] = {"joint": joint, "marginals": known, **observations}
 
-        given_f = lambda key: quantity(*drawn_trace(case, draw, conditionals, key, **how))  # noqa: E731
+        given_f = lambda key: quantity(*drawn_trace(query, draw, conditionals, key, **how))  # noqa: E731
         return finish(mixture(given_f, keys))
 
-    return case.mixture(component, keys_of(case, num_draws))
+    return query.mixture(component, keys_of(query, num_draws))
 
 
-def keys_of(case: Case, num_draws: int):
-    return random.split(random.key(0), (case.draws.num, repeats(case, num_draws)))
+def keys_of(query: Query, num_draws: int):
+    return random.split(random.key(0), (query.draws.num, repeats(query, num_draws)))

@@ -42,7 +42,7 @@ from ppl_gp.results.integrals.likelihood import (
 )
 from ppl_gp.results.integrals.several import Effort, stacked
 from ppl_gp.results.query.mixture import Moments, plain
-from ppl_gp.results.query.query import Case, drawn_trace
+from ppl_gp.results.query.query import Query, drawn_trace
 
 
 def outcomes_over(sites, entries: dict[str, Entries], trace_at, f: dict[str, Any], effort: Effort):
@@ -146,7 +146,7 @@ class OverDraws(NamedTuple):
 
 
 def predictive(
-    case: Case, integration: Integration, link_approximation: str | None, judged: bool = False
+    query: Query, integration: Integration, link_approximation: str | None, judged: bool = False
 ):
     """({GP site: Moments}, {label: Moments or None}, {label: log p (K, ...)}, {label: standard
     errors, `OverDraws`}).
@@ -154,69 +154,69 @@ def predictive(
     Mixed over draws. Errors are of labels whose y was averaged over draws of f or of what lies
     below it; `judged`: of all, the draws of the posterior, which are independent, included.
     """
-    entries = entries_of(case) if integration is Integration.functions else {}
+    entries = entries_of(query) if integration is Integration.functions else {}
     drawn = tuple(k for k, v in entries.items() if v.are_drawn)
-    little = integration is Integration.quadrature and case.draws.num * case.layout.num <= _LITTLE
+    little = integration is Integration.quadrature and query.draws.num * query.layout.num <= _LITTLE
     compiled = _predictive if little else _predictive.full
-    return compiled(case, integration, link_approximation, tuple(entries.items()), drawn, judged)
+    return compiled(query, integration, link_approximation, tuple(entries.items()), drawn, judged)
 
 
 @quick_jit
-def _predictive(case: Case, integration: Integration, link_approximation, entries, drawn, judged):
+def _predictive(query: Query, integration: Integration, link_approximation, entries, drawn, judged):
     # what is drawn several times for a draw of the posterior counts as often as that, at the least
-    num = case.draws.effective * (1 if judged else repeats(case, MIN_DRAWS))
+    num = query.draws.effective * (1 if judged else repeats(query, MIN_DRAWS))
 
     def judge(predicted):  # what is exact given a draw
-        return _with_moments(case, predicted) if judged else (*predicted, {})
+        return _with_moments(query, predicted) if judged else (*predicted, {})
 
     if integration is Integration.given:
-        f, y, log_probs, between = case.mixture(
-            lambda draw: judge(_predict_given_draw(case, case.trace(draw, {}), {}))
+        f, y, log_probs, between = query.mixture(
+            lambda draw: judge(_predict_given_draw(query, query.trace(draw, {}), {}))
         )
     elif integration is Integration.quadrature:
-        f, y, log_probs, between = case.mixture(
-            lambda draw: judge(_predict_by_quadrature(case, draw, link_approximation))
+        f, y, log_probs, between = query.mixture(
+            lambda draw: judge(_predict_by_quadrature(query, draw, link_approximation))
         )
     elif integration is Integration.functions:
 
         def component(draw):
-            f = all_marginals(case, draw)
-            effort = effort_of(case, MIN_DRAWS)
+            f = all_marginals(query, draw)
+            effort = effort_of(query, MIN_DRAWS)
             y, log_probs = outcomes_over(
-                case.layout.sites, dict(entries), lambda f: case.trace(draw, f), f, effort
+                query.layout.sites, dict(entries), lambda f: query.trace(draw, f), f, effort
             )
             return judge(({k: plain(v) for k, v in f.items()}, y, log_probs))
 
-        f, y, log_probs, exact = case.mixture(component)
+        f, y, log_probs, exact = query.mixture(component)
         between = {}
         if drawn:
-            given_draw = lambda trace, f: _with_moments(case, _predict_given_draw(case, trace, f))  # noqa: E731
-            _, more, more_probs, between = average(case, integration, given_draw, MIN_DRAWS)
+            given_draw = lambda trace, f: _with_moments(query, _predict_given_draw(query, trace, f))  # noqa: E731
+            _, more, more_probs, between = average(query, integration, given_draw, MIN_DRAWS)
             between = {k: between[k] for k in drawn if k in between}
             y |= {k: more[k] for k in drawn if k in more}
             log_probs |= {k: more_probs[k] for k in drawn if k in more_probs}
         between = {**exact, **between}
-    elif integration is Integration.layers and case.site is not None:
+    elif integration is Integration.layers and query.site is not None:
 
         def given_below(trace, f):
-            below = below_outer(case, trace)
+            below = below_outer(query, trace)
             y, log_probs = _outcomes(
-                case, lambda x: trace_above(case, below, x), f[case.site], LAYER_NODES
+                query, lambda x: trace_above(query, below, x), f[query.site], LAYER_NODES
             )
-            return _with_moments(case, (f, y, log_probs))
+            return _with_moments(query, (f, y, log_probs))
 
-        f, y, log_probs, between = average(case, integration, given_below, MIN_DRAWS)
+        f, y, log_probs, between = average(query, integration, given_below, MIN_DRAWS)
     else:
         f, y, log_probs, between = average(
-            case,
+            query,
             integration,
-            lambda trace, f: _with_moments(case, _predict_given_draw(case, trace, f)),
+            lambda trace, f: _with_moments(query, _predict_given_draw(query, trace, f)),
             MIN_DRAWS,
         )
-    missing = {site.label: None for site in case.layout.sites}
+    missing = {site.label: None for site in query.layout.sites}
     moments = {
         s.label: outcome_moments(s.support, log_probs[s.label])
-        for s in case.layout.sites
+        for s in query.layout.sites
         if s.label in log_probs
     }
     errors = jax.tree.map(
@@ -225,12 +225,12 @@ def _predictive(case: Case, integration: Integration, link_approximation, entrie
     return f, {**missing, **y, **moments}, log_probs, errors
 
 
-def _with_moments(case: Case, predicted):
+def _with_moments(query: Query, predicted):
     """What was predicted from one draw, and what y is given it, `OverDraws`, whose variance over
     draws is the squared error of one.
     """
     f, y, log_probs = predicted
-    supports = {s.label: s.support for s in case.layout.sites}
+    supports = {s.label: s.support for s in query.layout.sites}
     found = {k: OverDraws(_known(v.mean)) for k, v in y.items()}
     for k, log_p in log_probs.items():
         below = jnp.cumsum(jnp.exp(log_p), 0)
@@ -242,18 +242,18 @@ def _known(value) -> Moments:
     return Moments(value, jnp.zeros_like(value))
 
 
-def _predict_by_quadrature(case: Case, draw: Draws, link_approximation):
-    f = marginals(case, draw)
+def _predict_by_quadrature(query: Query, draw: Draws, link_approximation):
+    f = marginals(query, draw)
     y, log_probs = _outcomes(
-        case, lambda x: case.trace(draw, {case.site: x}), f, num_nodes(case), link_approximation
+        query, lambda x: query.trace(draw, {query.site: x}), f, num_nodes(query), link_approximation
     )
-    return {case.site: f}, y, log_probs
+    return {query.site: f}, y, log_probs
 
 
-def _outcomes(case: Case, trace_at, f: Moments, num_nodes: int, link_approximation=None):
+def _outcomes(query: Query, trace_at, f: Moments, num_nodes: int, link_approximation=None):
     """({label: Moments of y}, {label: log p (K, ...)}) for f_n with these moments."""
     y, log_probs = {}, {}
-    for site in case.layout.sites:
+    for site in query.layout.sites:
         fn = fn_at(trace_at, site)
         if link_approximation is not None:
             log_probs[site.label] = mackay_log_probs(fn, f)
@@ -264,9 +264,9 @@ def _outcomes(case: Case, trace_at, f: Moments, num_nodes: int, link_approximati
     return y, log_probs
 
 
-def _predict_given_draw(case: Case, trace, f):
+def _predict_given_draw(query: Query, trace, f):
     y, log_probs = {}, {}
-    for site in case.layout.sites:
+    for site in query.layout.sites:
         fn = bare(trace[site.name]["fn"])
         if site.support is not None:
             values = jnp.asarray(site.support).reshape((-1,) + (1,) * len(fn.batch_shape))
@@ -290,32 +290,32 @@ def outcome_moments(support, log_probs) -> Moments:
     return Moments(mean, jnp.sum(p * (values - mean) ** 2, 0))
 
 
-def joint_draws(case: Case, key, num_samples: int):
+def joint_draws(query: Query, key, num_samples: int):
     """({GP site: (num_samples, ...)}, {label: (num_samples, ...)}), in proportion to the draws'
     weights.
     """
-    return _in_batches(case, key, num_samples, False)[:2]
+    return _in_batches(query, key, num_samples, False)[:2]
 
 
-def joint_sites(case: Case, key, num_samples: int):
+def joint_sites(query: Query, key, num_samples: int):
     """As `joint_draws`, and {deterministic site: (num_samples, ...)}."""
-    return _in_batches(case, key, num_samples, True)
+    return _in_batches(query, key, num_samples, True)
 
 
-def _in_batches(case: Case, key, num_samples: int, further: bool):
+def _in_batches(query: Query, key, num_samples: int, further: bool):
     """The samples of a draw at once, or as many as `_ROOM` has covariances for where each has
     inputs, and so a covariance, of its own.
     """
-    chosen, place, each = _places(case, num_samples)
+    chosen, place, each = _places(query, num_samples)
     at_once = each
-    if case.layout.local_latents or case.layout.inner:
-        at_once = max(1, int(_ROOM / (_COPIES * 8 * case.layout.num**2)))
-    return _joint_draws(case, key, chosen, place, each, min(at_once, each), further)
+    if query.layout.local_latents or query.layout.inner:
+        at_once = max(1, int(_ROOM / (_COPIES * 8 * query.layout.num**2)))
+    return _joint_draws(query, key, chosen, place, each, min(at_once, each), further)
 
 
-def _places(case: Case, num_samples: int):
+def _places(query: Query, num_samples: int):
     """(the draws that are used, the places of the samples among `each` samples of them, each)."""
-    of_sample = case.draws.resampled(num_samples)
+    of_sample = query.draws.resampled(num_samples)
     chosen, which, counts = np.unique(of_sample, return_inverse=True, return_counts=True)
     # Of every posterior draw the first sample, then the second: a part of the samples is spread
     # over the draws too.
@@ -327,24 +327,24 @@ def _places(case: Case, num_samples: int):
 
 
 @full_jit
-def _joint_draws(case: Case, key, chosen, place, each: int, at_once: int, further: bool):
+def _joint_draws(query: Query, key, chosen, place, each: int, at_once: int, further: bool):
     """`each` samples of the draws `chosen`, of which those at `place` = (which draw, which sample)
     are kept; `further`: deterministic sites too.
     """
 
     def component(entry):
         draw, keys = entry
-        conditionals = case.conditionals(draw)
+        conditionals = query.conditionals(draw)
 
         def one(key):
-            trace, _ = drawn_trace(case, draw, conditionals, key, joint=True)
+            trace, _ = drawn_trace(query, draw, conditionals, key, joint=True)
             f = {k: trace[k]["value"] for k in draw.kept}
             known = {k: s["value"] for k, s in trace.items() if s["type"] == "deterministic"}
-            y = {s.label: trace[s.name]["value"] for s in case.layout.sites}
+            y = {s.label: trace[s.name]["value"] for s in query.layout.sites}
             return f, y, {k: v for k, v in known.items() if further and is_array(v)}
 
         return jax.vmap(one)(keys) if at_once == each else lax.map(one, keys, batch_size=at_once)
 
     keys = random.split(key, (chosen.shape[0], each))
-    found = lax.map(component, (case.draws.part(chosen), keys))
+    found = lax.map(component, (query.draws.part(chosen), keys))
     return jax.tree.map(lambda x: x[place], found)

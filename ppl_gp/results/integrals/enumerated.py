@@ -22,32 +22,32 @@ from ppl_gp.reading.roles import log_prob_per_datum, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.query.layout import Layout
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record
 
 MAX_COMBINATIONS = 512
 _PROBES = 3  # random labellings of all rows
 
 
-def combinations(case: Case, observations: dict) -> np.ndarray | None:
-    """(K, sites) labels of the latents, `case.layout.local_latents` in order, where they can be
+def combinations(query: Query, observations: dict) -> np.ndarray | None:
+    """(K, sites) labels of the latents, `query.layout.local_latents` in order, where they can be
     summed.
     """
-    if case.draws.kept or case.local or not case.layout.local_latents:
+    if query.draws.kept or query.local or not query.layout.local_latents:
         return None
-    found = all_labels(case)
-    if found is None or not bool(_apart(case, case.draws.at(0), observations, found)):
+    found = all_labels(query)
+    if found is None or not bool(_apart(query, query.draws.at(0), observations, found)):
         return None
     return found
 
 
-def all_labels(case: Case) -> np.ndarray | None:
+def all_labels(query: Query) -> np.ndarray | None:
     """(K, sites) labels of the rows' latents, (1, 0) where there are none; `None` where some latent
     has no short list of categories.
     """
-    names, hyper = case.layout.local_latents, case.draws.at(0).hyper
-    trace = run(case.model, case.new_args, case.new_kwargs, hyper) if names else {}
-    supports = [_support(trace[k], case.layout.num) for k in names]
+    names, hyper = query.layout.local_latents, query.draws.at(0).hyper
+    trace = run(query.model, query.new_args, query.new_kwargs, hyper) if names else {}
+    supports = [_support(trace[k], query.layout.num) for k in names]
     if any(s is None for s in supports) or np.prod([len(s) for s in supports]) > MAX_COMBINATIONS:  # pyright: ignore[reportArgumentType]
         return None
     found = list(itertools.product(*supports))  # pyright: ignore[reportArgumentType]
@@ -62,34 +62,34 @@ def _support(site: dict, num: int) -> list[int] | None:
     return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
 
 
-def log_density_of_labels(case: Case, hyper: dict, observations: dict, labels):
+def log_density_of_labels(query: Query, hyper: dict, observations: dict, labels):
     """log p(y_n, z_n = labels) of every row, (M,), `labels` (sites,) the same in all rows or
     (sites, M); `hyper`: {site: value} of what stands in no row.
     """
-    names, num = case.layout.local_latents, case.layout.num
+    names, num = query.layout.local_latents, query.layout.num
     z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, labels, strict=True)}
-    trace = run(case.model, case.new_args, {**case.new_kwargs, **observations}, {**hyper, **z})
+    trace = run(query.model, query.new_args, {**query.new_kwargs, **observations}, {**hyper, **z})
     prior = sum(log_prob_per_datum({**trace[k], "scale": None}) for k in names)
-    return prior + log_density_per_datum(trace, case.layout)
+    return prior + log_density_per_datum(trace, query.layout)
 
 
-def summed_log_density(case: Case, draw: Draws, observations: dict, labels):
+def summed_log_density(query: Query, draw: Draws, observations: dict, labels):
     """log p(y_n) at one draw, (M,). K runs of the model."""
     return logsumexp(
-        lax.map(lambda z: log_density_of_labels(case, draw.hyper, observations, z), labels), 0
+        lax.map(lambda z: log_density_of_labels(query, draw.hyper, observations, z), labels), 0
     )
 
 
 @quick_jit
-def _apart(case: Case, draw: Draws, observations: dict, labels):
-    rng, K, num = np.random.default_rng(0), len(labels), case.layout.num
+def _apart(query: Query, draw: Draws, observations: dict, labels):
+    rng, K, num = np.random.default_rng(0), len(labels), query.layout.num
     alone = lax.map(
-        lambda z: log_density_of_labels(case, draw.hyper, observations, z), jnp.asarray(labels)
+        lambda z: log_density_of_labels(query, draw.hyper, observations, z), jnp.asarray(labels)
     )
     same = jnp.ones((), bool)
     for _ in range(_PROBES):
         which = rng.integers(0, K, num)
-        mixed = log_density_of_labels(case, draw.hyper, observations, jnp.asarray(labels)[which].T)
+        mixed = log_density_of_labels(query, draw.hyper, observations, jnp.asarray(labels)[which].T)
         own = alone[which, np.arange(num)]
         close = jnp.abs(mixed - own) <= 1e-9 * (1.0 + jnp.abs(own))
         same &= jnp.all(close | (mixed == own))
@@ -108,7 +108,7 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     if not labels or fit.latent:
         return None
     theta = {k: x for k, x in draws.items() if k not in labels}
-    case = Case(
+    query = Query(
         fit.model,
         Layout((), labels, num),
         Draws.equal(theta, {}),
@@ -119,12 +119,12 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
         fit.kwargs,
         {},
     )
-    every = combinations(case, {})
+    every = combinations(query, {})
     if every is None:
         return None
-    return _summed(case, jnp.asarray(every)), theta
+    return _summed(query, jnp.asarray(every)), theta
 
 
 @full_jit
-def _summed(case: Case, labels):
-    return lax.map(lambda draw: summed_log_density(case, draw, {}, labels), case.draws)
+def _summed(query: Query, labels):
+    return lax.map(lambda draw: summed_log_density(query, draw, {}, labels), query.draws)

@@ -29,7 +29,7 @@ from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.enumerated import log_density_of_labels
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 
 _SURROUNDINGS = 3
 _TOLERANCE = 1e-9  # of the terms' sizes
@@ -37,59 +37,61 @@ _NUMBERS = 10**7  # that rows worked on side by side may hold
 
 
 def integrated_log_density(
-    case: Case, blocks: tuple[Family, ...], observations: dict, labels: np.ndarray | None
+    query: Query, blocks: tuple[Family, ...], observations: dict, labels: np.ndarray | None
 ) -> Float[Array, "M"] | None:
     """log p(y*_n | x*_n, data), (M,), nats, `labels` (L, sites) of the rows' discrete latents
     summed; `None` where it is not proved exact.
 
     For each row and labels a gradient of the row's density at the nodes of each block.
     """
-    seen = tuple(q for q in blocks if set(q.sites) <= set(case.draws.hyper))
+    seen = tuple(q for q in blocks if set(q.sites) <= set(query.draws.hyper))
     known = {k for q in seen for k in q.sites}
-    if case.draws.kept or known != set(case.draws.hyper) or not case.model.reading.grows:  # pyright: ignore[reportFunctionMemberAccess]
+    if query.draws.kept or known != set(query.draws.hyper) or not query.model.reading.grows:  # pyright: ignore[reportFunctionMemberAccess]
         return None
-    if any(isinstance(q, Discrete) for q in seen) or (labels is None and case.layout.local_latents):
+    if any(isinstance(q, Discrete) for q in seen) or (
+        labels is None and query.layout.local_latents
+    ):
         return None
     every = jnp.zeros((1, 0), int) if labels is None else jnp.asarray(labels)
-    given = dataclasses.replace(case, new_kwargs={**case.new_kwargs, **observations})
+    given = dataclasses.replace(query, new_kwargs={**query.new_kwargs, **observations})
     if not (_has_rows(given, observations) and _stand_apart(given, seen, every[0])):
         return None
     found, proved = _integrated(given, seen, every)
     return found if bool(jnp.all(proved)) else None
 
 
-def _has_rows(case: Case, observations: dict) -> bool:
+def _has_rows(query: Query, observations: dict) -> bool:
     """Whether some argument, and every observation, has a known axis of the rows."""
-    axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
-    paths = Leaves(case.model, case.new_args, case.new_kwargs).arrays
+    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    paths = Leaves(query.model, query.new_args, query.new_kwargs).arrays
     observed = {p for p in paths if argument_of(p) in observations}
     return not axes.keys().isdisjoint(paths) and observed <= axes.keys()
 
 
-def _stand_apart(case: Case, blocks, labels) -> bool:
+def _stand_apart(query: Query, blocks, labels) -> bool:
     """Whether no density of a row is computed from two blocks: read off the jaxpr, before anything
     is compiled.
     """
-    local, num = case.layout.local_latents, case.layout.num
+    local, num = query.layout.local_latents, query.layout.num
     z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(local, labels, strict=True)}
 
     def densities(hyper):
-        trace = run(case.model, case.new_args, case.new_kwargs, {**hyper, **z})
+        trace = run(query.model, query.new_args, query.new_kwargs, {**hyper, **z})
         rows = {k: s for k, s in trace.items() if s["type"] == "sample"}
         own = {k: s for k, s in rows.items() if s["is_scored"] or k in local}
         return {k: s["fn"].log_prob(s["value"]) for k, s in own.items()}
 
-    seen = sources(densities, dict(case.draws.at(0).hyper))
+    seen = sources(densities, dict(query.draws.at(0).hyper))
     return all(sum(not s.isdisjoint(q.sites) for q in blocks) <= 1 for s in seen.values())
 
 
 @full_jit
-def _integrated(case: Case, blocks: tuple[Family, ...], labels):
+def _integrated(query: Query, blocks: tuple[Family, ...], labels):
     around = [centre_of(blocks)]
     around += [anywhere(blocks, key) for key in random.split(random.key(0), _SURROUNDINGS)]
 
     def of_row(row):
-        one = _one_row(case, row)
+        one = _one_row(query, row)
 
         def log_p(values: Values, z):
             return log_density_of_labels(one, values, {}, z)[0]
@@ -98,7 +100,7 @@ def _integrated(case: Case, blocks: tuple[Family, ...], labels):
         values, proved = lax.map(of_labels, labels)
         return logsumexp(values), jnp.all(proved)
 
-    return lax.map(of_row, _rows(case), batch_size=_side_by_side(blocks))
+    return lax.map(of_row, _rows(query), batch_size=_side_by_side(blocks))
 
 
 def _by_bayes(log_p, blocks, around: list[Values]):
@@ -148,24 +150,24 @@ def anywhere(blocks, key) -> Values:
     """Values of all sites, far apart, anywhere in their supports."""
     found: Values = {}
     for q, k in zip(blocks, random.split(key, len(blocks)), strict=True):
-        found |= q.somewhere(k)
+        found |= q.random_values(k)
     return found
 
 
-def _rows(case: Case) -> dict[str, Array]:
+def _rows(query: Query) -> dict[str, Array]:
     """{path: (M, ...)} of the arguments, observations among them, with one entry per row."""
-    axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
-    arrays = Leaves(case.model, case.new_args, case.new_kwargs).arrays
+    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    arrays = Leaves(query.model, query.new_args, query.new_kwargs).arrays
     return {p: jnp.moveaxis(x, axes[p], 0) for p, x in arrays.items() if p in axes}
 
 
-def _one_row(case: Case, arguments: dict[str, Array]) -> Case:
-    """The case at one row."""
-    axes = case.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+def _one_row(query: Query, arguments: dict[str, Array]) -> Query:
+    """The query at one row."""
+    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
     own = {p: jnp.expand_dims(x, axes[p]) for p, x in arguments.items()}
-    args, kwargs = Leaves(case.model, case.new_args, case.new_kwargs).replaced(own)
-    plan = dataclasses.replace(case.layout, num=1)
-    return dataclasses.replace(case, layout=plan, new_args=args, new_kwargs=kwargs)
+    args, kwargs = Leaves(query.model, query.new_args, query.new_kwargs).replaced(own)
+    plan = dataclasses.replace(query.layout, num=1)
+    return dataclasses.replace(query, layout=plan, new_args=args, new_kwargs=kwargs)
 
 
 def _side_by_side(blocks) -> int:

@@ -36,7 +36,7 @@ from ppl_gp.results.integrals.enumerated import all_labels
 from ppl_gp.results.integrals.factorised import anywhere, centre_of
 from ppl_gp.results.integrals.likelihood import moments_shape
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 
 MAX_NODES = 10_000  # runs of the model at all rows, labels included
 _SURROUNDINGS = 3
@@ -44,7 +44,7 @@ _COMBINATIONS = 4  # of all entries, that the proof is of
 _TOLERANCE = 1e-9
 
 
-def integrated_moments(case: Case, blocks: tuple[Family, ...]):
+def integrated_moments(query: Query, blocks: tuple[Family, ...]):
     """What `compiled.predictive` gives, without draws and errors: ({}, {label: Moments of y, or
     `None` where there are none}, {label: log p of its outcomes, (K, ...)}, {}); `None` where it is
     not proved exact.
@@ -52,24 +52,24 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
     A proof of some gradients for each block that y sees; the model at all rows at the product of
     the blocks' nodes and the labels, twice.
     """
-    seen = tuple(q for q in blocks if set(q.sites) <= set(case.draws.hyper))
+    seen = tuple(q for q in blocks if set(q.sites) <= set(query.draws.hyper))
     known = {k for q in seen for k in q.sites}
-    sites = case.layout.sites
+    sites = query.layout.sites
     if not sites or any(s.axis is None for s in sites):
         return None
-    if case.draws.kept or case.local or known != set(case.draws.hyper):
+    if query.draws.kept or query.local or known != set(query.draws.hyper):
         return None
-    labels = all_labels(case)
+    labels = all_labels(query)
     if labels is None:
         return None
     labels = jnp.asarray(labels)
-    if case.layout.local_latents and not bool(_labels_apart(case, seen, labels)):
+    if query.layout.local_latents and not bool(_labels_apart(query, seen, labels)):
         return None
-    rules = _proved_rules(case, seen, labels)
+    rules = _proved_rules(query, seen, labels)
     nodes = [jax.eval_shape(r.nodes).weights.shape[0] for r in rules or ()]
     if rules is None or len(labels) * math.prod(nodes) > MAX_NODES:
         return None
-    first, second = _integrated(case, seen, rules, labels)
+    first, second = _integrated(query, seen, rules, labels)
     y: dict[str, Moments | None] = {}
     log_probs = {}
     for site in sites:
@@ -82,13 +82,13 @@ def integrated_moments(case: Case, blocks: tuple[Family, ...]):
     return {}, y, log_probs, {}
 
 
-def tell_of_infinite(case: Case, blocks: tuple[Family, ...]) -> None:
+def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
     """Warn where draws of q are averaged, and a precision that y sees has no mean of its inverse:
     averages over draws are finite, whatever they stand for.
     """
-    seen = [q for q in blocks if set(q.sites) <= set(case.draws.hyper) and lacks_variances(q)]
-    if seen and (labels := all_labels(case)) is not None and not case.draws.kept:
-        named = {k for q in _seen(case, tuple(seen), jnp.asarray(labels)) for k in q.sites}
+    seen = [q for q in blocks if set(q.sites) <= set(query.draws.hyper) and lacks_variances(q)]
+    if seen and (labels := all_labels(query)) is not None and not query.draws.kept:
+        named = {k for q in _seen(query, tuple(seen), jnp.asarray(labels)) for k in q.sites}
         seen = [q for q in seen if not named.isdisjoint(q.sites)]
     if seen:
         warn(
@@ -99,16 +99,16 @@ def tell_of_infinite(case: Case, blocks: tuple[Family, ...]) -> None:
         )
 
 
-def _given(case: Case, values: Values, z) -> tuple[dict, dict, Array]:
+def _given(query: Query, values: Values, z) -> tuple[dict, dict, Array]:
     """({label: E[y], or p of the outcomes with these first}, {label: Var[y]}, log p of the labels
     (M,)), given all sites.
     """
-    names, num = case.layout.local_latents, case.layout.num
+    names, num = query.layout.local_latents, query.layout.num
     own = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, z, strict=True)}
-    trace = run(case.model, case.new_args, case.new_kwargs, {**values, **own})
+    trace = run(query.model, query.new_args, query.new_kwargs, {**values, **own})
     log_p = sum((log_prob_per_datum({**trace[k], "scale": None}) for k in names), jnp.zeros(num))
     first, second = {}, {}
-    for site in case.layout.sites:
+    for site in query.layout.sites:
         fn = bare(trace[site.name]["fn"])
         if site.support is not None:
             values_of = jnp.asarray(site.support).reshape((-1,) + (1,) * len(fn.batch_shape))
@@ -121,43 +121,43 @@ def _given(case: Case, values: Values, z) -> tuple[dict, dict, Array]:
     return first, second, log_p
 
 
-def _summed(case: Case, values: Values, labels, centre: dict | None) -> tuple[dict, dict]:
+def _summed(query: Query, values: Values, labels, centre: dict | None) -> tuple[dict, dict]:
     """(E[first], E[v + (m - centre)^2]) over the labels of a row, given all sites in no row."""
 
     def one(total, z):
-        first, second, log_p = _given(case, values, z)
+        first, second, log_p = _given(query, values, z)
         about = {k: v + (first[k] - (centre or {}).get(k, 0.0)) ** 2 for k, v in second.items()}
         here = tuple(
-            {k: _along_rows(case, k, jnp.exp(log_p), x) * x for k, x in part.items()}
+            {k: _along_rows(query, k, jnp.exp(log_p), x) * x for k, x in part.items()}
             for part in (first, about)
         )
         return jax.tree.map(jnp.add, total, here), None
 
-    first, second, _ = jax.eval_shape(lambda z: _given(case, values, z), labels[0])
+    first, second, _ = jax.eval_shape(lambda z: _given(query, values, z), labels[0])
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (first, second))
     return lax.scan(one, zero, labels)[0]
 
 
-def _along_rows(case: Case, label: str, p, x):
+def _along_rows(query: Query, label: str, p, x):
     """p (M,) in the axes of a site's values, outcomes before them."""
-    (site,) = (s for s in case.layout.sites if s.label == label)
+    (site,) = (s for s in query.layout.sites if s.label == label)
     axis = site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
     return p.reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
 
 
 @quick_jit
-def _labels_apart(case: Case, blocks, labels):
+def _labels_apart(query: Query, blocks, labels):
     """Whether a row sees its own labels alone: what it has under random labels of all rows is what
     it has where all rows have its own.
     """
-    values, num = anywhere(blocks, random.key(5)), case.layout.num
-    alone = lax.map(lambda z: _given(case, values, z), labels)
+    values, num = anywhere(blocks, random.key(5)), query.layout.num
+    alone = lax.map(lambda z: _given(query, values, z), labels)
     which = random.randint(random.key(6), (num,), 0, len(labels))
-    mixed = _given(case, values, labels[which].T)
+    mixed = _given(query, values, labels[which].T)
     same = jnp.ones((), bool)
     for part, every in zip(mixed[:2], alone[:2], strict=True):
         for label, x in part.items():
-            (site,) = (s for s in case.layout.sites if s.label == label)
+            (site,) = (s for s in query.layout.sites if s.label == label)
             axis = site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
             rows = jnp.moveaxis(every[label], axis + 1, 1)[which, jnp.arange(num)]
             same &= _close(jnp.moveaxis(x, axis, 0), rows)
@@ -168,33 +168,33 @@ def _close(a, b):
     return jnp.all((a == b) | (jnp.abs(a - b) <= _TOLERANCE * (1.0 + jnp.abs(b))))
 
 
-def _proved_rules(case: Case, blocks, labels) -> tuple[Rule, ...] | None:
+def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
     """A rule of each block that the moments of y are computed from."""
     found = []
-    for q in _seen(case, blocks, labels):
+    for q in _seen(query, blocks, labels):
         if isinstance(q, Discrete):
             return None
-        proved = (r for r in moment_rules(q) if bool(jnp.all(_is_affine(case, blocks, r, labels))))
+        proved = (r for r in moment_rules(q) if bool(jnp.all(_is_affine(query, blocks, r, labels))))
         if (rule := next(proved, None)) is None:
             return None
         found.append(rule)
     return tuple(found)
 
 
-def _seen(case: Case, blocks, labels) -> list[Family]:
+def _seen(query: Query, blocks, labels) -> list[Family]:
     """Blocks that what is integrated is computed from, by the jaxpr."""
-    values = dict(case.draws.at(0).hyper)
-    from_sites = sources(lambda v: _given(case, v, labels[0]), values)
+    values = dict(query.draws.at(0).hyper)
+    from_sites = sources(lambda v: _given(query, v, labels[0]), values)
     names = frozenset().union(*jax.tree.leaves(from_sites))
     return [q for q in blocks if not names.isdisjoint(q.sites)]
 
 
 @quick_jit
-def _is_affine(case: Case, blocks, rule: Rule, labels):
+def _is_affine(query: Query, blocks, rule: Rule, labels):
     """Whether the entries' first and second moments are affine in a rule's statistics, the other
     blocks anywhere.
     """
-    at_centre = _entries(case, centre_of(blocks), labels)
+    at_centre = _entries(query, centre_of(blocks), labels)
     size = jnp.abs(at_centre)
     size = jnp.where(jnp.isfinite(size) & (size > 0), size, 1.0)
     # every weight is away from zero, or an entry would be left out
@@ -205,7 +205,7 @@ def _is_affine(case: Case, blocks, rule: Rule, labels):
         around = anywhere(blocks, random.fold_in(key, 1))
 
         def combined(own: Values):
-            return signs @ (_entries(case, {**around, **own}, labels) / size)
+            return signs @ (_entries(query, {**around, **own}, labels) / size)
 
         if isinstance(rule, Squares):
             return quadratic_in(lambda own: list(combined(own)), rule.q, key)
@@ -214,16 +214,16 @@ def _is_affine(case: Case, blocks, rule: Rule, labels):
     return lax.map(in_surroundings, random.split(random.key(9), _SURROUNDINGS))
 
 
-def _entries(case: Case, values: Values, labels):
-    parts = jax.tree.leaves(_summed(case, values, labels, None))
+def _entries(query: Query, values: Values, labels):
+    parts = jax.tree.leaves(_summed(query, values, labels, None))
     return jnp.concatenate([jnp.ravel(x) for x in parts])
 
 
 @full_jit
-def _integrated(case: Case, blocks, rules: tuple[Rule, ...], labels) -> tuple[dict, dict]:
+def _integrated(query: Query, blocks, rules: tuple[Rule, ...], labels) -> tuple[dict, dict]:
     rest = centre_of(blocks)
-    first, _ = _over_nodes(lambda v: _summed(case, v, labels, None), rules, rest)
-    _, second = _over_nodes(lambda v: _summed(case, v, labels, first), rules, rest)
+    first, _ = _over_nodes(lambda v: _summed(query, v, labels, None), rules, rest)
+    _, second = _over_nodes(lambda v: _summed(query, v, labels, first), rules, rest)
     return first, second
 
 

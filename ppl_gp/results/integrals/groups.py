@@ -15,24 +15,24 @@ from ppl_gp.reading.interactions import dependence
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
 from ppl_gp.results.query.layout import ObservedSite
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 from ppl_gp.sparse.expectation import flatten
 
 
-def outer_sites(case: Case) -> list[str]:
+def outer_sites(query: Query) -> list[str]:
     """GP sites that no other GP sees."""
-    return [k for k in case.draws.kept if k not in case.layout.inner]
+    return [k for k in query.draws.kept if k not in query.layout.inner]
 
 
-def coupled_groups(case: Case, observations: dict) -> tuple[tuple[int, ...], ...]:
+def coupled_groups(query: Query, observations: dict) -> tuple[tuple[int, ...], ...]:
     """Groups of functions (rows of `flatten`) between which log p(y_n | f) is a sum; functions that
     it does not see are in none.
     """
-    trace_at, rows = _rows_at(case, **observations)
+    trace_at, rows = _rows_at(query, **observations)
     found = dependence(
-        lambda f: log_density_per_datum(trace_at(f), case.layout), rows.shape[0], rows
+        lambda f: log_density_per_datum(trace_at(f), query.layout), rows.shape[0], rows
     )
-    correlated = _correlated(case)
+    correlated = _correlated(query)
     # those that are seen, and those that are correlated with them
     seen = (correlated.astype(int) @ np.asarray(found.on[0].any(1)).astype(int)) > 0
     reach = (found.coupled | correlated) & seen[:, None] & seen
@@ -57,11 +57,11 @@ class Entries:
         return self.functions is None and not self.is_affine
 
 
-def entries_of(case: Case) -> dict[str, Entries]:
+def entries_of(query: Query) -> dict[str, Entries]:
     """{label: Entries} of the observed sites that are predicted."""
-    trace_at, rows = _rows_at(case)
-    companions = _correlated(case)
-    return {site.label: _entries(trace_at, site, rows, companions) for site in case.layout.sites}
+    trace_at, rows = _rows_at(query)
+    companions = _correlated(query)
+    return {site.label: _entries(trace_at, site, rows, companions) for site in query.layout.sites}
 
 
 def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
@@ -118,21 +118,21 @@ def _is_affine(moments, points) -> bool:
     return mean <= Dependence.affine and variance is Dependence.constant
 
 
-def _rows_at(case: Case, **observations):
+def _rows_at(query: Query, **observations):
     """(a trace as a function of rows (F, M) of the outer functions, an array of that shape) at the
     first draw.
 
     What lies below them does not matter here, and is at its prior mean.
     """
-    first = case.draws.at(0)
-    declared = case.trace(first, {}, **observations)
-    rows, rebuild = flatten({k: jnp.zeros(declared[k]["fn"].shape()) for k in outer_sites(case)})
-    return lambda f: case.trace(first, rebuild(f), **observations), rows
+    first = query.draws.at(0)
+    declared = query.trace(first, {}, **observations)
+    rows, rebuild = flatten({k: jnp.zeros(declared[k]["fn"].shape()) for k in outer_sites(query)})
+    return lambda f: query.trace(first, rebuild(f), **observations), rows
 
 
-def _correlated(case: Case) -> np.ndarray:
+def _correlated(query: Query) -> np.ndarray:
     """(F, F): which functions are correlated within a row, given the data."""
-    kept = {k: case.draws.kept[k] for k in outer_sites(case)}
+    kept = {k: query.draws.kept[k] for k in outer_sites(query)}
     owners = [
         (k, 0 if v.coupled else i)
         for k, v in kept.items()

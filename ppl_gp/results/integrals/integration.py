@@ -16,7 +16,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.roles import log_prob_per_datum, without_wrappers
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 from ppl_gp.sparse.expectation import flatten
 
 
@@ -30,34 +30,34 @@ class Integration(Enum):
     joint_draws = "rows of y depend on several rows of f"
 
 
-def plan_integration(case: Case) -> Integration:
+def plan_integration(query: Query) -> Integration:
     """The cheapest way that is right for this model."""
-    pointwise = all(site.axis is not None for site in case.layout.sites)
-    if not case.draws.kept and pointwise:
-        return Integration.layers if case.layout.local_latents else Integration.given
-    pointwise = pointwise and (case.is_approximation or bool(_is_pointwise(case)))
+    pointwise = all(site.axis is not None for site in query.layout.sites)
+    if not query.draws.kept and pointwise:
+        return Integration.layers if query.layout.local_latents else Integration.given
+    pointwise = pointwise and (query.is_approximation or bool(_is_pointwise(query)))
     if not pointwise:
         return Integration.joint_draws
-    if case.layout.local_latents or case.layout.inner:
+    if query.layout.local_latents or query.layout.inner:
         return Integration.layers
-    return Integration.functions if case.site is None else Integration.quadrature
+    return Integration.functions if query.site is None else Integration.quadrature
 
 
 @quick_jit
-def _is_pointwise(case: Case):
+def _is_pointwise(query: Query):
     """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one
     function at a time.
     """
-    first = case.draws.at(0)
-    num, names = case.layout.num, [site.name for site in case.layout.sites]
-    declared = case.trace(first, {})
+    first = query.draws.at(0)
+    num, names = query.layout.num, [site.name for site in query.layout.sites]
+    declared = query.trace(first, {})
     f = {k: random.normal(random.key(3), declared[k]["fn"].shape()) for k in first.kept}
     if any(x.shape[-1] != num for x in f.values()):
         return jnp.zeros((), bool)
-    y = case.trace(first, f)
+    y = query.trace(first, f)
 
     def log_lik(f):
-        trace = case.trace(first, f)
+        trace = query.trace(first, f)
         sites = [
             {**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names
         ]
@@ -93,7 +93,7 @@ def mackay_log_probs(fn_at, f: Moments):
     return jax.nn.log_sigmoid(jnp.stack([-eta, eta]))
 
 
-def check_link_approximation(case: Case, integration: Integration, name: str | None) -> None:
+def check_link_approximation(query: Query, integration: Integration, name: str | None) -> None:
     """Raise `DataError` for an unknown name, `ModelError` for a model that it does not fit."""
     if name is None:
         return
@@ -102,23 +102,23 @@ def check_link_approximation(case: Case, integration: Integration, name: str | N
             f"link_approximation={name!r}: give 'mackay', or None for quadrature of the model's "
             "likelihood."
         )
-    if integration is not Integration.quadrature or not _logits_are_affine(case):
+    if integration is not Integration.quadrature or not _logits_are_affine(query):
         raise ModelError(
             "link_approximation='mackay' needs one GP site and Bernoulli(logits=...) with logits "
-            f"affine in f; the observed sites are {[s.label for s in case.layout.sites]}. Leave "
+            f"affine in f; the observed sites are {[s.label for s in query.layout.sites]}. Leave "
             "it out: quadrature fits every likelihood."
         )
 
 
-def _logits_are_affine(case: Case) -> bool:
+def _logits_are_affine(query: Query) -> bool:
     """Whether every observed site is a Bernoulli whose logits are proved affine in f. Traces,
     computes nothing.
     """
-    first = case.draws.at(0)
-    zero = jnp.zeros(case.layout.num)
+    first = query.draws.at(0)
+    zero = jnp.zeros(query.layout.num)
     return all(
-        _has_line(lambda x, s=site: case.trace(first, {case.site: x})[s.name]["fn"], zero)
-        for site in case.layout.sites
+        _has_line(lambda x, s=site: query.trace(first, {query.site: x})[s.name]["fn"], zero)
+        for site in query.layout.sites
     )
 
 

@@ -38,7 +38,7 @@ from ppl_gp.results.integrals.likelihood import by_datum, floored, from_by_datum
 from ppl_gp.results.integrals.several import stacked
 from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.mixture import Moments, plain
-from ppl_gp.results.query.query import Case, drawn_trace
+from ppl_gp.results.query.query import Query, drawn_trace
 
 _BY_DRAWS = (Integration.layers, Integration.joint_draws)
 
@@ -62,12 +62,12 @@ class Kind:
         return self.low + (self.high - self.low) * jax.nn.sigmoid(u) if self.map == "between" else u
 
 
-def kind_of(case: Case, site: ObservedSite) -> Kind | None:
+def kind_of(query: Query, site: ObservedSite) -> Kind | None:
     """`None` where an event is a vector."""
     found = []
 
     def look(draw):
-        fn = case.trace(draw, {})[site.name]["fn"]
+        fn = query.trace(draw, {})[site.name]["fn"]
         core = unwrap(fn)
         if core.event_dim:
             return 0
@@ -79,7 +79,7 @@ def kind_of(case: Case, site: ObservedSite) -> Kind | None:
             found.append(_kind(core.support, True))
         return 0
 
-    jax.eval_shape(look, case.draws.at(0))
+    jax.eval_shape(look, query.draws.at(0))
     return found[0] if found else None
 
 
@@ -102,31 +102,33 @@ def _number(bound) -> float | None:
     return float(bound)
 
 
-def shape_of(case: Case, site: ObservedSite) -> tuple[int, ...]:
+def shape_of(query: Query, site: ObservedSite) -> tuple[int, ...]:
     """Of the site's values."""
     found = []
 
     def look(draw):
-        found.append(bare_shape(case.trace(draw, {})[site.name]["fn"]))
+        found.append(bare_shape(query.trace(draw, {})[site.name]["fn"]))
         return 0
 
-    jax.eval_shape(look, case.draws.at(0))
+    jax.eval_shape(look, query.draws.at(0))
     return found[0]
 
 
 @full_jit
-def marginals_of_draws(case: Case, integration: Integration) -> tuple[dict[str, Any], Any]:
+def marginals_of_draws(query: Query, integration: Integration) -> tuple[dict[str, Any], Any]:
     """({GP site: moments of f with a leading axis of T draws}, their log weights (T,))."""
     if integration not in _BY_DRAWS:
-        return lax.map(lambda draw: all_marginals(case, draw), case.draws), case.draws.log_weights
+        return lax.map(
+            lambda draw: all_marginals(query, draw), query.draws
+        ), query.draws.log_weights
     joint = integration is Integration.joint_draws
     found = _each_draw(
-        case, lambda *a: {k: plain(v) for k, v in drawn_trace(case, *a, joint=joint)[1].items()}
+        query, lambda *a: {k: plain(v) for k, v in drawn_trace(query, *a, joint=joint)[1].items()}
     )
-    return found, _log_weights(case)
+    return found, _log_weights(query)
 
 
-def by_nodes(case: Case, site: ObservedSite, functions, f: dict[str, Any]) -> Callable:
+def by_nodes(query: Query, site: ObservedSite, functions, f: dict[str, Any]) -> Callable:
     """t -> p(y <= t) of entries that see one to three functions, f their moments at each draw.
     `functions`: which ones (rows of `flatten`), `None` where there is one in all.
     """
@@ -134,10 +136,10 @@ def by_nodes(case: Case, site: ObservedSite, functions, f: dict[str, Any]) -> Ca
     def at(t):
         def component(draw, f):
             if functions is None:
-                return jnp.log(_of_one(case, site, draw, f[case.site], t))
-            return jnp.log(_of_several(case, site, draw, jnp.asarray(functions), f, t))
+                return jnp.log(_of_one(query, site, draw, f[query.site], t))
+            return jnp.log(_of_several(query, site, draw, jnp.asarray(functions), f, t))
 
-        return jnp.exp(case.mixture(component, f))
+        return jnp.exp(query.mixture(component, f))
 
     return lambda t: lax.map(at, t)
 
@@ -154,15 +156,15 @@ def _reader(site: ObservedSite, fn_at: Callable, t):
     return log_p, below
 
 
-def _of_one(case: Case, site: ObservedSite, draw, f: Moments, t):
-    log_p, below = _reader(site, lambda x: case.trace(draw, {case.site: x})[site.name]["fn"], t)
+def _of_one(query: Query, site: ObservedSite, draw, f: Moments, t):
+    log_p, below = _reader(site, lambda x: query.trace(draw, {query.site: x})[site.name]["fn"], t)
 
     def entry(e):
         nodes, log_w = likelihood_nodes(
             lambda x: log_p(x, e),
             f.mean,
             floored(f).variance,
-            num=num_nodes(case),
+            num=num_nodes(query),
             concave=site.concave,
         )
         w = jnp.exp(log_w)
@@ -171,11 +173,11 @@ def _of_one(case: Case, site: ObservedSite, draw, f: Moments, t):
     return _entries(entry, site, t)
 
 
-def _of_several(case: Case, site: ObservedSite, draw, functions, f: dict[str, Any], t):
+def _of_several(query: Query, site: ObservedSite, draw, functions, f: dict[str, Any], t):
     mean, variance, rebuild = stacked(f)
     sd, dims = jnp.sqrt(variance), functions.shape[1]
-    log_p, below = _reader(site, lambda rows: case.trace(draw, rebuild(rows))[site.name]["fn"], t)
-    many = effort_of(case, 1).many
+    log_p, below = _reader(site, lambda rows: query.trace(draw, rebuild(rows))[site.name]["fn"], t)
+    many = effort_of(query, 1).many
     num = (cubature.PAIR_NODES if dims == 2 else cubature.TRIPLE_NODES)[many]
 
     def entry(e):
@@ -185,7 +187,7 @@ def _of_several(case: Case, site: ObservedSite, draw, functions, f: dict[str, An
             one = Moments(mean[i[0]], sd[i[0]] ** 2)
             at = lambda x: mean.at[i].set(x[None])  # noqa: E731
             nodes, log_w = likelihood_nodes(
-                lambda x: log_p(at(x), e), one.mean, one.variance, num=num_nodes(case)
+                lambda x: log_p(at(x), e), one.mean, one.variance, num=num_nodes(query)
             )
             w = jnp.exp(log_w)
             return jnp.sum(w * jax.vmap(lambda x: below(at(x), e))(nodes), 0) / jnp.sum(w, 0)
@@ -207,7 +209,7 @@ def _entries(entry: Callable, site: ObservedSite, t):
     return from_by_datum(found, site, t.shape)
 
 
-def of_draws(case: Case, integration: Integration, site: ObservedSite, kind: Kind):
+def of_draws(query: Query, integration: Integration, site: ObservedSite, kind: Kind):
     """(t -> p(y <= t | draw), (T, ...), log weights (T,), how many independent draws they are
     worth); of drawn values 0 or 1 where y has no distribution function.
     """
@@ -219,39 +221,39 @@ def of_draws(case: Case, integration: Integration, site: ObservedSite, kind: Kin
         return found
 
     if integration is Integration.given and kind.has_cdf:
-        found = lax.map(lambda draw: arrays(case.trace(draw, {})[site.name]), case.draws)
-        return _below(bones, found), case.draws.log_weights, case.draws.effective
+        found = lax.map(lambda draw: arrays(query.trace(draw, {})[site.name]), query.draws)
+        return _below(bones, found), query.draws.log_weights, query.draws.effective
     joint, name = integration is Integration.joint_draws, site.name
 
     def one(*a):
-        drawn = drawn_trace(case, *a, joint=joint)[0][name]
+        drawn = drawn_trace(query, *a, joint=joint)[0][name]
         return arrays(drawn) if kind.has_cdf else drawn["value"]
 
-    found, num = _each_draw(case, one), case.draws.effective * repeats(case, LATENT_DRAWS)
+    found, num = _each_draw(query, one), query.draws.effective * repeats(query, LATENT_DRAWS)
     if kind.has_cdf:
-        return _below(bones, found), _log_weights(case), num
-    return lambda t: jnp.where(found <= t, 1.0, 0.0), _log_weights(case), num
+        return _below(bones, found), _log_weights(query), num
+    return lambda t: jnp.where(found <= t, 1.0, 0.0), _log_weights(query), num
 
 
 def _below(bones, arrays) -> Callable:
     return lambda t: jax.vmap(lambda x: cumulative(bones[-1].with_arrays(x), t))(arrays)
 
 
-def _each_draw(case: Case, function: Callable):
+def _each_draw(query: Query, function: Callable):
     """function(draw, conditionals, key) for `LATENT_DRAWS` keys in all, in a leading axis."""
 
     def component(entry):
         draw, keys = entry
-        conditionals = case.conditionals(draw)
+        conditionals = query.conditionals(draw)
         return lax.map(lambda key: function(draw, conditionals, key), keys)
 
-    found = lax.map(component, (case.draws, keys_of(case, LATENT_DRAWS)))
+    found = lax.map(component, (query.draws, keys_of(query, LATENT_DRAWS)))
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), found)
 
 
-def _log_weights(case: Case):
-    each = repeats(case, LATENT_DRAWS)
-    return jnp.repeat(case.draws.log_weights, each) - jnp.log(each)
+def _log_weights(query: Query):
+    each = repeats(query, LATENT_DRAWS)
+    return jnp.repeat(query.draws.log_weights, each) - jnp.log(each)
 
 
 def cumulative(fn: dist.Distribution, value) -> Float[Array, "..."]:

@@ -20,7 +20,7 @@ from ppl_gp.results.integrals.groups import entries_of
 from ppl_gp.results.integrals.integration import Integration
 from ppl_gp.results.integrals.predictive_cdf import Kind
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 
 _WIDE = 2.0  # standard errors of p(y <= v): the interval that holds a quantile with 95 %
 _FEWEST = 10.0  # draws beyond a level, from which how far they scatter is known
@@ -38,7 +38,7 @@ class Quantiles(NamedTuple):
 
 
 def quantiles_at(
-    case: Case,
+    query: Query,
     integration: Integration,
     levels: tuple[float, ...],
     y: dict,
@@ -49,10 +49,10 @@ def quantiles_at(
     found.
     """
     p = jnp.asarray(levels)
-    seen = _functions(case, integration)
-    f, log_weights = predictive_cdf.marginals_of_draws(case, integration)
+    seen = _functions(query, integration)
+    f, log_weights = predictive_cdf.marginals_of_draws(query, integration)
     found, error = {}, {}
-    for site in case.layout.sites:
+    for site in query.layout.sites:
         label = site.label
         if label in log_probs:
             found[label] = of_outcomes(site.support, log_probs[label], p)
@@ -60,7 +60,7 @@ def quantiles_at(
                 spread = below_errors[label]
                 error[label] = error_of_outcomes(site.support, log_probs[label], spread, p)
             continue
-        kind = predictive_cdf.kind_of(case, site)
+        kind = predictive_cdf.kind_of(query, site)
         if kind is None:
             found[label] = None
             continue
@@ -68,47 +68,47 @@ def quantiles_at(
         functions = seen.get(label)
         by_nodes = integration is Integration.quadrature or functions is not None
         if kind.has_cdf and by_nodes:
-            found[label] = _by_nodes(case, site, kind, functions, f, p, start)
+            found[label] = _by_nodes(query, site, kind, functions, f, p, start)
         else:
-            found[label], spread = _over_draws(case, integration, site, kind, p, start)
+            found[label], spread = _over_draws(query, integration, site, kind, p, start)
             if integration is not Integration.given or not kind.has_cdf:
                 error[label] = spread
     of_f = {k: _of_gaussians(v.mean, v.variance, log_weights, p) for k, v in f.items()}
     return Quantiles(of_f, found, error)
 
 
-def cdf_at(case: Case, integration: Integration, site, t):
+def cdf_at(query: Query, integration: Integration, site, t):
     """(p(y < t), p(y <= t)) of a site without finitely many outcomes, in the shape of t; `None`
     where an event is a vector.
     """
-    kind = predictive_cdf.kind_of(case, site)
+    kind = predictive_cdf.kind_of(query, site)
     if kind is None:
         return None
-    functions = _functions(case, integration).get(site.label)
+    functions = _functions(query, integration).get(site.label)
     t = jnp.stack([t - 1.0, t] if kind.integers else [t]).astype(float)
     if kind.has_cdf and (integration is Integration.quadrature or functions is not None):
-        f, _ = predictive_cdf.marginals_of_draws(case, integration)
-        found = _cdf_by_nodes(case, site, functions, f, t)
+        f, _ = predictive_cdf.marginals_of_draws(query, integration)
+        found = _cdf_by_nodes(query, site, functions, f, t)
     else:
-        found = _cdf_over_draws(case, integration, site, kind, t)
+        found = _cdf_over_draws(query, integration, site, kind, t)
     return found[0], found[-1]
 
 
-def _functions(case: Case, integration: Integration) -> dict[str, Any]:
+def _functions(query: Query, integration: Integration) -> dict[str, Any]:
     """{label: which functions each entry sees}, `None` above three."""
     if integration is not Integration.functions:
         return {}
-    return {k: v.functions for k, v in entries_of(case).items()}
+    return {k: v.functions for k, v in entries_of(query).items()}
 
 
 @full_jit
-def _cdf_by_nodes(case: Case, site, functions, f, t):
-    return predictive_cdf.by_nodes(case, site, functions, f)(t)
+def _cdf_by_nodes(query: Query, site, functions, f, t):
+    return predictive_cdf.by_nodes(query, site, functions, f)(t)
 
 
 @full_jit
-def _cdf_over_draws(case: Case, integration, site, kind: Kind, t):
-    parts, log_weights, _ = predictive_cdf.of_draws(case, integration, site, kind)
+def _cdf_over_draws(query: Query, integration, site, kind: Kind, t):
+    parts, log_weights, _ = predictive_cdf.of_draws(query, integration, site, kind)
     return _mixed(parts, log_weights)(t)
 
 
@@ -191,15 +191,15 @@ def _search(kind: Kind, F, p, start) -> Float[Array, "Q ..."]:
 
 
 @full_jit
-def _by_nodes(case: Case, site, kind: Kind, functions, f, p, start):
-    p = _levels(p, predictive_cdf.shape_of(case, site))
-    return _search(kind, predictive_cdf.by_nodes(case, site, functions, f), p, start)
+def _by_nodes(query: Query, site, kind: Kind, functions, f, p, start):
+    p = _levels(p, predictive_cdf.shape_of(query, site))
+    return _search(kind, predictive_cdf.by_nodes(query, site, functions, f), p, start)
 
 
 @full_jit
-def _over_draws(case: Case, integration, site, kind: Kind, p, start):
-    draws = predictive_cdf.of_draws(case, integration, site, kind)
-    return of_draws(kind, *draws, _levels(p, predictive_cdf.shape_of(case, site)), start)
+def _over_draws(query: Query, integration, site, kind: Kind, p, start):
+    draws = predictive_cdf.of_draws(query, integration, site, kind)
+    return of_draws(kind, *draws, _levels(p, predictive_cdf.shape_of(query, site)), start)
 
 
 def of_draws(kind: Kind, parts, log_weights, num, p, start):

@@ -19,7 +19,7 @@ from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
 from ppl_gp.results.query.by_names import observations_at, with_observations
-from ppl_gp.results.query.query import Case, case_at, drawn_trace
+from ppl_gp.results.query.query import Query, drawn_trace, query_at
 from ppl_gp.results.record import Record
 
 
@@ -64,52 +64,52 @@ def infer_latents(
             "latents by SVGP()."
         )
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
-    case = case_at(fit, X_new, args, kwargs)
-    observations = {} if y_new is None else observations_at(case, y_new)
+    query = query_at(fit, X_new, args, kwargs)
+    observations = {} if y_new is None else observations_at(query, y_new)
     key = as_key(rng_key, "fit.infer_latents(0, X_new, y_new)")
     encoders = {k: q for k, q in fit.local.items() if encoder_of(q) is not None}
-    groups = groups_above(case, plan_integration(case), observations)
+    groups = groups_above(query, plan_integration(query), observations)
     # the model's prior is what h* has, not an encoder's guess
-    case = dataclasses.replace(case, local={})
+    query = dataclasses.replace(query, local={})
     return LatentDraws(
-        *_infer(case, groups, encoders, observations, key, num_samples, num_proposals)
+        *_infer(query, groups, encoders, observations, key, num_samples, num_proposals)
     )
 
 
 @full_jit
-def _infer(case: Case, groups, encoders, observations, key, num_samples: int, num_proposals: int):
+def _infer(query: Query, groups, encoders, observations, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
     proposals = Proposals.fitted(
-        case, observations, quick_log_lik(case, observations, groups), encoders, key_fit
+        query, observations, quick_log_lik(query, observations, groups), encoders, key_fit
     )
 
     def component(entry):
         draw, keys, which = entry
-        conditionals = case.conditionals(draw)
+        conditionals = query.conditionals(draw)
 
         def one(entry):
             key, which = entry
-            h, log_ratio = proposals.draw(case, draw, {}, key, which)
+            h, log_ratio = proposals.draw(query, draw, {}, key, which)
             # Layers below are drawn anew for each proposal: weights that are right on average are
             # right (Andrieu & Roberts 2009).
             trace, f = drawn_trace(
-                case, draw, conditionals, key, joint=False, latents=h, **observations
+                query, draw, conditionals, key, joint=False, latents=h, **observations
             )
-            log_w = log_lik_above(case, trace, f, observations, groups, key) + log_ratio
+            log_w = log_lik_above(query, trace, f, observations, groups, key) + log_ratio
             return h, log_w + draw.log_weights
 
         return lax.map(one, (keys, which))
 
-    each = -(-num_proposals // case.draws.num)
-    keys = random.split(key_propose, (case.draws.num, each))
+    each = -(-num_proposals // query.draws.num)
+    keys = random.split(key_propose, (query.draws.num, each))
     which = jnp.arange(keys.size).reshape(keys.shape)
     together = lambda x: jnp.reshape(x, (-1, *x.shape[2:]))  # noqa: E731
-    h, log_w = jax.tree.map(together, lax.map(component, (case.draws, keys, which)))
+    h, log_w = jax.tree.map(together, lax.map(component, (query.draws, keys, which)))
     log_w = log_w - logsumexp(log_w, 0)
-    chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, case.layout.num))
-    sites = case.trace(case.draws.at(0), {}, **observations)
+    chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, query.layout.num))
+    sites = query.trace(query.draws.at(0), {}, **observations)
     picked = {
-        k: _choose(v, chosen, latent_form(sites[k], case.layout.num)[0]) for k, v in h.items()
+        k: _choose(v, chosen, latent_form(sites[k], query.layout.num)[0]) for k, v in h.items()
     }
     return picked, jnp.exp(-logsumexp(2 * log_w, 0))
 

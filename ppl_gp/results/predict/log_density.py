@@ -43,7 +43,7 @@ from ppl_gp.results.integrals.quantiles import cdf_at
 from ppl_gp.results.integrals.several import Effort, log_expectation_over, quadratic_log_expectation
 from ppl_gp.results.query.by_names import observations_at, with_observations
 from ppl_gp.results.query.mixture import mixture
-from ppl_gp.results.query.query import Case, case_at, drawn_trace
+from ppl_gp.results.query.query import Query, drawn_trace, query_at
 from ppl_gp.results.record import Record
 
 
@@ -58,7 +58,7 @@ class LogDensity(NamedTuple):
 
 
 def log_density_at(
-    case: Case,
+    query: Query,
     integration: Integration,
     observations: dict,
     num_draws: int | None,
@@ -72,104 +72,110 @@ def log_density_at(
     ones; where they are not (one setting, or weighted points) only what is drawn within each counts
     as an error.
     """
-    groups = groups_above(case, integration, observations)
+    groups = groups_above(query, integration, observations)
     least = (
         LATENT_DRAWS
-        if case.layout.local_latents and integration is Integration.layers
+        if query.layout.local_latents and integration is Integration.layers
         else MIN_DRAWS
     )
-    labels = combinations(case, observations) if integration is Integration.layers else None
+    labels = combinations(query, observations) if integration is Integration.layers else None
     if blocks:
-        exact = integrated_log_density(case, blocks, observations, labels)
+        exact = integrated_log_density(query, blocks, observations, labels)
         if exact is not None:
             return LogDensity(exact, jnp.zeros_like(exact), jnp.zeros_like(exact))
     log_p, nodes, within, between = (
-        _log_density(case, integration, groups, observations, num_draws or least)
+        _log_density(query, integration, groups, observations, num_draws or least)
         if labels is None
-        else _of_labels(case, observations, jnp.asarray(labels))
+        else _of_labels(query, observations, jnp.asarray(labels))
     )
     square = within if effective is None else between / effective
     return LogDensity(log_p, nodes, jnp.sqrt(square))
 
 
 def groups_above(
-    case: Case, integration: Integration, observations: dict
+    query: Query, integration: Integration, observations: dict
 ) -> tuple[tuple[int, ...], ...]:
     """Groups of outer functions that the likelihood couples; none where it is not proved that rows
     are apart, or for one function.
     """
     alone = (Integration.given, Integration.quadrature, Integration.joint_draws)
-    if integration in alone or case.site is not None or not case.draws.kept:
+    if integration in alone or query.site is not None or not query.draws.kept:
         return ()
-    return coupled_groups(case, observations)
+    return coupled_groups(query, observations)
 
 
 @full_jit
-def _log_density(case: Case, integration: Integration, groups, observations: dict, num_draws: int):
+def _log_density(
+    query: Query, integration: Integration, groups, observations: dict, num_draws: int
+):
     if integration is Integration.quadrature:
 
         def by_quadrature(draw):
             def log_lik(f):
                 return log_density_per_datum(
-                    case.trace(draw, {case.site: f}, **observations), case.layout
+                    query.trace(draw, {query.site: f}, **observations), query.layout
                 )
 
             concave = is_concave(
-                lambda f: case.trace(draw, {case.site: f}, **observations), None, case.layout.num
+                lambda f: query.trace(draw, {query.site: f}, **observations), None, query.layout.num
             )
             log_p, log_error = log_expectation_and_error(
-                log_lik, marginals(case, draw), num_nodes(case), concave
+                log_lik, marginals(query, draw), num_nodes(query), concave
             )
             return log_p, log_error, 2.0 * log_p
 
-        first, log_error, second = case.mixture(by_quadrature)
-        _, between = _squared_errors(case, first, second, second, 1)
+        first, log_error, second = query.mixture(by_quadrature)
+        _, between = _squared_errors(query, first, second, second, 1)
         return first, jnp.exp(log_error), jnp.zeros_like(first), between
     if integration is Integration.given:
 
         def at_draw(draw):
-            trace = case.trace(draw, {}, **observations)
-            log_p = log_density_per_datum(trace, case.layout)
+            trace = query.trace(draw, {}, **observations)
+            log_p = log_density_per_datum(trace, query.layout)
             return log_p, 2.0 * log_p, 2.0 * log_p
 
-        sums = case.mixture(at_draw)
-        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
+        sums = query.mixture(at_draw)
+        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(query, *sums, 1)
     if integration is Integration.functions:
 
         def over_functions(draw, key):
             def log_lik(f):
-                return log_density_per_datum(case.trace(draw, f, **observations), case.layout)
+                return log_density_per_datum(query.trace(draw, f, **observations), query.layout)
 
-            f, effort = all_marginals(case, draw), effort_of(case, num_draws)
+            f, effort = all_marginals(query, draw), effort_of(query, num_draws)
             log_p, error = log_expectation_over(log_lik, f, groups, effort, key)
             return log_p, 2.0 * log_p + jnp.log1p(error), 2.0 * log_p
 
-        sums = case.mixture(over_functions, random.split(random.key(0), case.draws.num))
-        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
-    if case.layout.local_latents and integration is Integration.layers:
-        sums = _over_latents(case, groups, observations, num_draws)
+        sums = query.mixture(over_functions, random.split(random.key(0), query.draws.num))
+        return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(query, *sums, 1)
+    if query.layout.local_latents and integration is Integration.layers:
+        sums = _over_latents(query, groups, observations, num_draws)
     else:
 
         def weight(trace, f):
-            log_p = log_density_per_datum(trace, case.layout)
+            log_p = log_density_per_datum(trace, query.layout)
             if integration is Integration.layers:
-                log_p = log_lik_above(case, trace, f, observations, groups, random.key(1))
+                log_p = log_lik_above(query, trace, f, observations, groups, random.key(1))
             return log_p, 2.0 * log_p
 
-        sums = average(case, integration, weight, num_draws, _with_square, **observations)
-    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, repeats(case, num_draws))
+        sums = average(query, integration, weight, num_draws, _with_square, **observations)
+    return (
+        sums[0],
+        jnp.zeros_like(sums[0]),
+        *_squared_errors(query, *sums, repeats(query, num_draws)),
+    )
 
 
 @full_jit
-def _of_labels(case: Case, observations: dict, labels):
+def _of_labels(query: Query, observations: dict, labels):
     """As `_log_density`, discrete latents of new rows summed: exact at each draw."""
 
     def at_draw(draw):
-        log_p = summed_log_density(case, draw, observations, labels)
+        log_p = summed_log_density(query, draw, observations, labels)
         return log_p, 2.0 * log_p, 2.0 * log_p
 
-    sums = case.mixture(at_draw)
-    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(case, *sums, 1)
+    sums = query.mixture(at_draw)
+    return sums[0], jnp.zeros_like(sums[0]), *_squared_errors(query, *sums, 1)
 
 
 def _with_square(sums):
@@ -179,7 +185,7 @@ def _with_square(sums):
     return *sums, 2.0 * sums[0]
 
 
-def _squared_errors(case: Case, first, second, square, each: int):
+def _squared_errors(query: Query, first, second, square, each: int):
     """Squared relative errors of E[w]: (of what is drawn within a posterior draw, `each` times; the
     variance between draws).
 
@@ -187,74 +193,74 @@ def _squared_errors(case: Case, first, second, square, each: int):
     """
     ratio, between = jnp.exp(second - 2.0 * first), jnp.exp(square - 2.0 * first)
     known = jnp.isfinite(first)
-    within = jnp.maximum(ratio - between, 0.0) / (each * case.draws.effective)
+    within = jnp.maximum(ratio - between, 0.0) / (each * query.draws.effective)
     return jnp.where(known, within, jnp.inf), jnp.where(
         known, jnp.maximum(between - 1.0, 0.0), jnp.inf
     )
 
 
-def _over_latents(case: Case, groups, observations: dict, num_draws: int):
+def _over_latents(query: Query, groups, observations: dict, num_draws: int):
     """(log E[w], log E[w^2], log E[E[w | draw]^2]) of importance weights over the latents of new
     data (`latent_proposals`).
     """
 
     def log_lik(trace, f, key):
-        return log_lik_above(case, trace, f, observations, groups, key)
+        return log_lik_above(query, trace, f, observations, groups, key)
 
     proposals = Proposals.fitted(
-        case, observations, quick_log_lik(case, observations, groups), {}, random.key(2)
+        query, observations, quick_log_lik(query, observations, groups), {}, random.key(2)
     )
 
     def component(draw, entries):
-        conditionals, base = case.conditionals(draw), proposals.base(case, draw)
+        conditionals, base = query.conditionals(draw), proposals.base(query, draw)
 
         def one(entry):
             key, which = entry
-            h, log_ratio = proposals.draw(case, draw, base, key, which)
+            h, log_ratio = proposals.draw(query, draw, base, key, which)
             trace, f = drawn_trace(
-                case, draw, conditionals, key, joint=False, latents=h, **observations
+                query, draw, conditionals, key, joint=False, latents=h, **observations
             )
             log_w = log_lik(trace, f, key) + log_ratio
             return log_w, 2.0 * log_w
 
         return _with_square(mixture(one, entries))
 
-    keys = keys_of(case, num_draws)
+    keys = keys_of(query, num_draws)
     which = jnp.arange(keys.size).reshape(keys.shape)
-    return case.mixture(component, (keys, which))
+    return query.mixture(component, (keys, which))
 
 
-def log_lik_above(case: Case, trace: dict, f: dict, observations: dict, groups, key):
+def log_lik_above(query: Query, trace: dict, f: dict, observations: dict, groups, key):
     """log p(y*_n | what was drawn below the outer GP sites), (M,): these are integrated."""
-    below = below_outer(case, trace)
+    below = below_outer(query, trace)
 
     def log_lik(x):
-        return log_density_per_datum(trace_above(case, below, x, **observations), case.layout)
+        return log_density_per_datum(trace_above(query, below, x, **observations), query.layout)
 
-    if not case.draws.kept:
+    if not query.draws.kept:
         return log_lik({})
-    if case.site is not None:
-        return log_expectation(log_lik, f[case.site], LAYER_NODES)
-    outer = {k: f[k] for k in outer_sites(case)}
+    if query.site is not None:
+        return log_expectation(log_lik, f[query.site], LAYER_NODES)
+    outer = {k: f[k] for k in outer_sites(query)}
     return log_expectation_over(
         log_lik, outer, groups, Effort(LAYER_NODES, True, LAYER_NODES), key
     )[0]
 
 
-def quick_log_lik(case: Case, observations: dict, groups):
+def quick_log_lik(query: Query, observations: dict, groups):
     """(trace, f, key) -> nearly log p(y*_n | what was drawn below), (M,), for fitting proposals.
 
     Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
     noise, and costs two gradients.
     """
-    if case.site is not None or not case.draws.kept:
-        return lambda trace, f, key: log_lik_above(case, trace, f, observations, groups, key)
+    if query.site is not None or not query.draws.kept:
+        return lambda trace, f, key: log_lik_above(query, trace, f, observations, groups, key)
 
     def log_lik(trace, f, key):
-        below, outer = below_outer(case, trace), {k: f[k] for k in outer_sites(case)}
+        below, outer = below_outer(query, trace), {k: f[k] for k in outer_sites(query)}
         return quadratic_log_expectation(
             lambda x: log_density_per_datum(
-                trace_above(case, below, x, **observations), case.layout
+                trace_above(query, below, x, **observations), query.layout
             ),
             outer,
         )
@@ -278,15 +284,15 @@ def pit(fit: Record, X_new, y_new, *args, **kwargs) -> Pit | None:
     vector or several sites are observed. Arguments, errors and cost as for `predict`.
     """
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
-    case = case_at(fit, X_new, args, kwargs)
-    if len(case.layout.sites) != 1:
+    query = query_at(fit, X_new, args, kwargs)
+    if len(query.layout.sites) != 1:
         return None
-    observations_at(case, y_new)
-    integration, (site,) = plan_integration(case), case.layout.sites
+    observations_at(query, y_new)
+    integration, (site,) = plan_integration(query), query.layout.sites
     if site.support is None:
-        found = cdf_at(case, integration, site, jnp.asarray(y_new))
+        found = cdf_at(query, integration, site, jnp.asarray(y_new))
         return None if found is None else Pit(*(np.asarray(x) for x in found))
-    _, _, log_probs, _ = predictive(case, integration, None)
+    _, _, log_probs, _ = predictive(query, integration, None)
     p = np.exp(np.asarray(log_probs[site.label]))
     if p.shape[1:] != np.shape(y_new):
         raise DataError(f"y_new has shape {np.shape(y_new)}, and predictions of it {p.shape[1:]}.")

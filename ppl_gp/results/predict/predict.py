@@ -26,7 +26,7 @@ from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import Declared
 from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.compiled import joint_draws, predictive
-from ppl_gp.results.integrals.factorised_moments import integrated_moments, tell_of_infinite
+from ppl_gp.results.integrals.factorised_moments import integrated_moments, warn_if_infinite
 from ppl_gp.results.integrals.integration import (
     Integration,
     check_link_approximation,
@@ -40,7 +40,7 @@ from ppl_gp.results.query.by_names import (
     require_no_such_argument,
     with_observations,
 )
-from ppl_gp.results.query.query import Case, case_at
+from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
@@ -158,20 +158,20 @@ def predict(
         return by_rows(
             lambda X, a, k: predict(fit, X, *a, **options, **k), fit.model, X_new, args, kwargs
         )
-    case = case_at(fit, X_new, args, kwargs)
-    integration = plan_integration(case)
-    check_link_approximation(case, integration, link_approximation)
-    exact = integrated_moments(case, fit.blocks) if fit.blocks else None
+    query = query_at(fit, X_new, args, kwargs)
+    integration = plan_integration(query)
+    check_link_approximation(query, integration, link_approximation)
+    exact = integrated_moments(query, fit.blocks) if fit.blocks else None
     if fit.blocks and exact is None:
-        tell_of_infinite(case, fit.blocks)
+        warn_if_infinite(query, fit.blocks)
     f, y, log_probs, errors = exact or predictive(
-        case, integration, link_approximation, judged=bool(fit.blocks)
+        query, integration, link_approximation, judged=bool(fit.blocks)
     )
     _require_any(f, y, "predict")
     means = {k: v.mean for k, v in errors.items()}
     below = {k: v.below for k, v in errors.items() if v.below is not None}
-    found = quantiles_at(case, integration, levels, y, log_probs, below) if levels else None
-    sites = {site.label: site for site in case.layout.sites}
+    found = quantiles_at(query, integration, levels, y, log_probs, below) if levels else None
+    sites = {site.label: site for site in query.layout.sites}
     probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
     return Prediction(
         _one_or_all({k: v.mean for k, v in f.items()}),
@@ -183,7 +183,7 @@ def predict(
         _one_or_all(found.f) if found else None,
         _one_or_all(found.y) if found else None,
         _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
-        len(y) == 1 and observes_counts(case),
+        len(y) == 1 and observes_counts(query),
         function_rows(fit),
     )
 
@@ -208,7 +208,7 @@ def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
     return (
-        plan_integration(case_at(fit, *rows_from(0, fit.model, X_new, args, kwargs)))
+        plan_integration(query_at(fit, *rows_from(0, fit.model, X_new, args, kwargs)))
         is not Integration.joint_draws
     )
 
@@ -272,11 +272,11 @@ def log_density(
         options = {"num_draws": num_draws, "with_error": with_error}
         score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
         return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
-    case = case_at(fit, X_new, args, kwargs)
-    observations = {} if y_new is None else observations_at(case, y_new)
-    integration = plan_integration(case)
+    query = query_at(fit, X_new, args, kwargs)
+    observations = {} if y_new is None else observations_at(query, y_new)
+    integration = plan_integration(query)
     found = log_density_at(
-        case, integration, observations, num_draws, fit.independent_draws, fit.blocks
+        query, integration, observations, num_draws, fit.independent_draws, fit.blocks
     )
     log_p, error = found.value, jnp.sqrt(found.nodes**2 + found.draws**2)
     if not with_error:
@@ -320,7 +320,7 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
         )
     key = as_key(rng_key, "fit.sample(0, X_new, 100)")
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
-    f, y = joint_draws(case_at(fit, X_new, args, kwargs), key, int(num_samples))
+    f, y = joint_draws(query_at(fit, X_new, args, kwargs), key, int(num_samples))
     _require_any(f, y, "sample")
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))
 
@@ -334,20 +334,20 @@ def _require_any(f, y, verb: str) -> None:
         )
 
 
-def observes_counts(case: Case) -> bool:
+def observes_counts(query: Query) -> bool:
     """Whether the outcomes of the one observed site are numbers: neither true or false, nor one of
     named or ordered classes.
     """
-    (site,) = case.layout.sites
+    (site,) = query.layout.sites
     if site.support is None or site.boolean:
         return False
     found = []
 
     def look(draw):  # abstract values suffice
-        found.append(unwrap(case.trace(draw, {})[site.name]["fn"]))
+        found.append(unwrap(query.trace(draw, {})[site.name]["fn"]))
         return 0
 
-    jax.eval_shape(look, case.draws.at(0))
+    jax.eval_shape(look, query.draws.at(0))
     return not (isinstance(found[0], OrdinalProbit) or type(found[0]).__name__ in _CLASSES)
 
 

@@ -20,7 +20,7 @@ from ppl_gp.reading.arguments import (
 )
 from ppl_gp.reading.missing_observations import require_dtype
 from ppl_gp.reading.roles import is_factor, is_observed
-from ppl_gp.results.query.query import Case
+from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record
 
 
@@ -95,13 +95,13 @@ def require_no_such_argument(fit: Record, call: str, options: Iterable[str]) -> 
         )
 
 
-def observations_at(case: Case, y_new) -> dict:
+def observations_at(query: Query, y_new) -> dict:
     """{argument: y_new} as an array. Raises `DataError`: NaN, not the observed site's shape or
     dtype, outside its support.
     """
-    observations = {observed_argument(case.model): as_arrays((), {"y": y_new})[1]["y"]}
+    observations = {observed_argument(query.model): as_arrays((), {"y": y_new})[1]["y"]}
     try:
-        checked = _inside(case, observations)
+        checked = _inside(query, observations)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
             f"y_new does not hold what the model observes ({error!r}); give it in the form of the "
@@ -118,10 +118,10 @@ def observations_at(case: Case, y_new) -> dict:
 
 
 @full_jit
-def _inside(case: Case, observations: dict) -> dict:
-    trace = case.trace(case.draws.at(0), {}, **observations)
+def _inside(query: Query, observations: dict) -> dict:
+    trace = query.trace(query.draws.at(0), {}, **observations)
     return {
-        k: _check(k, site, case.layout.num)
+        k: _check(k, site, query.layout.num)
         for k, site in trace.items()
         if is_observed(site) and not is_factor(site)
     }

@@ -35,7 +35,7 @@ from ppl_gp.results.query.new_inputs import (
 from ppl_gp.results.record import Record
 
 
-class Case(eqx.Module):
+class Query(eqx.Module):
     """Weighted draws with a leading axis S, the training arguments and the new ones.
 
     `root`: the posterior process's factor of the one GP site, made already, where the
@@ -105,7 +105,7 @@ class Case(eqx.Module):
         return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in draw.kept.items()}
 
 
-def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
+def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     """Check the arguments of a prediction and lay it out."""
     fit.require_pairs()
     if fit.mixing:
@@ -128,7 +128,7 @@ def case_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Case:
         require_levels(fit.model, new_args, new_kwargs, draws.at(0).hyper)
     root = None if fit.sampled or len(fit.latent) > 1 else fit.process.root  # pyright: ignore[reportAttributeAccessIssue]
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
-    return Case(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)
+    return Query(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)
 
 
 class Conditional(eqx.Module):
@@ -177,7 +177,7 @@ def _draw_rows(found: Moments | JointMoments, key):
 
 
 def drawn_trace(
-    case: Case,
+    query: Query,
     draw: Draws,
     conditionals,
     key,
@@ -202,12 +202,12 @@ def drawn_trace(
         return conditionals[name].draw(own, new) if joint else _draw_rows(found, own)
 
     with handlers.block():
-        known = draw.hyper | (case.draw_latents(draw, key_rest) if latents is None else latents)
-        given = handlers.substitute(handlers.seed(case.model, key_rest), data=known)
+        known = draw.hyper | (query.draw_latents(draw, key_rest) if latents is None else latents)
+        given = handlers.substitute(handlers.seed(query.model, key_rest), data=known)
         trace = handlers.trace(set_gps(given, value)).get_trace(
-            *case.new_args, **{**case.new_kwargs, **observations}
+            *query.new_args, **{**query.new_kwargs, **observations}
         )
-    return annotated(trace, case.model), moments
+    return annotated(trace, query.model), moments
 
 
 def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> None:
