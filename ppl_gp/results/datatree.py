@@ -107,11 +107,11 @@ def to_datatree(
     these groups, whose axis of the data has the row labels of the new inputs.
 
     Where hyperparameters are one value (`MAP`, `Fixed`), f is drawn `num_draws` times from the
-    approximation q(f), jointly. With `Sample` f is drawn once
-    from q(f) at each draw of theirs; draws that have weights are first resampled to `num_draws` of
-    equal weight.
-    `rng_key`: key or seed of these draws. A loaded fit has no observations: its tree lacks
-    `log_likelihood` and `observed_data`.
+    approximation q(f), jointly; draws that have weights are resampled to `num_draws` of equal
+    weight. `num_draws` changes nothing for fits that keep draws of equal weight (`Sample`, the
+    samplers, `MeanField`, `SVI`): f is drawn once from q(f) at each of them. `rng_key`: key or
+    seed of these draws. A loaded fit has no observations: its tree lacks `log_likelihood` and
+    `observed_data`.
 
     Cost: O(S N^3) for draws of f, S evaluations of the model; `whole` draws f from the prior as
     often; `predictions` of M rows O(S (M^3 + M N^2)). Raises `DataError` for num_draws < 1, for
