@@ -20,8 +20,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE)
 
+# Hours: a run that was cut goes on where it was, as long as no source has changed.
 test-slow: $(VENV)/.installed
-	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m slow
+	$(ONE_ORDER) $(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m slow --resume
 
 # Random edits of the package, one at a time, and whether `make test` would notice: hours for a hundred.
 # What survives is printed; `make mutants MUTANTS=20 SEED=3` takes twenty others.
@@ -81,5 +82,5 @@ $(VENV)/.installed-%: pyproject.toml | $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf .venv-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site .cache
+	rm -rf .venv-* .passed-* .jax_cache .pytest_cache .ruff_cache demo_out benchmark_history.png dist site .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -42,9 +42,15 @@ import gc  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from resumed import pytest_addoption, pytest_configure  # noqa: E402
 from which_tests import optimised_where_long, pytest_collection_modifyitems  # noqa: E402
 
-__all__ = ["optimised_where_long", "pytest_collection_modifyitems"]
+__all__ = [
+    "optimised_where_long",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+]
 
 _MEMORY_MAPS, _STATUS = Path("/proc/self/maps"), Path("/proc/self/statm")
 # Linux ends a process that has over 65 530; XLA holds some for each compiled function
