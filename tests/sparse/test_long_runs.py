@@ -675,7 +675,8 @@ def test_resumed_run_has_the_numbers_of_an_uninterrupted_one(settings, tmp_path)
 def test_run_that_was_killed_is_resumed(tmp_path):
     """SIGKILL in the middle of a run in another process."""
     code = (
-        "import sys, time; sys.path.insert(0, 'tests')\nimport test_long_runs as t, ppl_gp as "
+        "import sys, time; sys.path[:0] = ['tests/support', 'tests/sparse']\n"
+        "import test_long_runs as t, ppl_gp as "
         "pg; from ppl_gp.infer.svgp import run as long_run; long_run.CHUNK = t.CHUNK\ndef "
         "slow():\n    for batch in t.batches(3):\n        yield batch; "
         "time.sleep(0.3)\nt.fitted(t.Stream(slow, t.N), method=t.with_checkpoints(sys.argv[1]))\n"
