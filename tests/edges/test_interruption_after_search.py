@@ -116,7 +116,9 @@ def fitted(case, monkeypatch, profiler):
     with monkeypatch.context() as patched, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for name, module in tuple(sys.modules.items()):
-            if name.startswith("ppl_gp.infer.") and hasattr(module, "interruptible"):
+            if name.startswith(("ppl_gp.infer.", "ppl_gp.mean_field.")) and hasattr(
+                module, "interruptible"
+            ):
                 patched.setattr(module, "interruptible", followed)
         try:
             fit = pg.fit(model, method, 0, inputs, y=outputs, throw=False)
