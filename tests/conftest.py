@@ -26,7 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from jaxtyping import install_import_hook  # noqa: E402
 
 # Shapes and types stand in every signature; they are checked here and cost nothing to a user. What
-# reads a model's constants takes any value, and is called a hundred thousand times per test.
+# reads a model's constants takes any value, and is called 160 000 times per generated model.
 _ANY = ("ppl_gp.reading.digest", "ppl_gp.reading.fingerprint")
 _ROOT = Path(__file__).parents[1]
 _MODULES = (
