@@ -2,6 +2,8 @@
 hyperparameters.
 """
 
+from typing import cast
+
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP
 from ppl_gp.infer.fit import run_method
@@ -14,13 +16,14 @@ from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.joint import probe
+from ppl_gp.infer.probes.joint import probe, probe_predictor
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.factors import read
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
@@ -56,6 +59,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
         require_levels(model, args, kwargs, factors.log_lik.joint.hyper)
+        probe_predictor(model, cast(PredictorGP, factors.prior))
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)

@@ -5,31 +5,34 @@ The first half follows the jaxpr: which sites' distributions are computed from w
 which other sites' values.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ppl_gp.errors import IN_ORDER, LISTED, ModelError, NotPointwiseError
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, mask_of, unwrap
 from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.data_axis_by_probe import acting_by_row, by_moving
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of, own_density, own_kinds
-from ppl_gp.reading.roles import is_factor
-from ppl_gp.reading.rows import Rows, rows_of
-from ppl_gp.reading.shapes import (
+from ppl_gp.reading.equal_lengths import tied
+from ppl_gp.reading.growth import (
     ARGUMENT,
     SITE,
+    Axes,
     Look,
+    grow,
+    lengths,
     look_at,
     named_trace,
 )
-from ppl_gp.reading.walk import line_of
+from ppl_gp.reading.roles import is_factor
 
 # What spreads a distribution: where it is random itself, the density has no upper bound.
 _SPREADS = (
@@ -199,12 +202,6 @@ def _told(flow: list[frozenset]) -> Seen:
     return Seen(arguments, frozenset(n.removeprefix(SITE) for n in names if n.startswith(SITE)))
 
 
-_MORE = {
-    "mixes": "other rows",
-    "unknown": "all rows by an operation that is not known to keep them apart",
-    "number": "the row's number",
-    "count": "the number of rows",
-}
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 
 
@@ -215,7 +212,8 @@ class Reading:
     - `axes`: (site, axis of the data) of every sample site that holds data, as `tracing.annotated`
       counts them.
     - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data);
-      `square`: those with several, an adjacency of the rows.
+      `acting`: those among them that need not grow with the inputs, and belong to the rows by what
+      they do (y[rows]).
     - `grows`: whether another number of rows could be traced; where not, arrays of N rows are
       caught in a closure.
     - `observed`: sites with observations. `predicted`: those that a prediction is made of: they
@@ -229,16 +227,12 @@ class Reading:
     - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
       from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
       from: a median of distances, say).
-    - `mixing`: (site, what of it, how) where row n is computed from more than row n; `shared`: of
-      sites without rows that see them (a prior at their mean); `coupled`: those that see values of
-      other rows, and `lines` of the model that say so. `looked_up`: GP sites at other rows than the
-      observations that see them. `whole`: sites of the rows without an axis of theirs, one event.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
     plates: tuple[str, ...] = ()
     rows: tuple[tuple[str, int], ...] = ()
-    square: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    acting: tuple[str, ...] = ()
     grows: bool = True
     observed: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
@@ -250,12 +244,6 @@ class Reading:
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    mixing: tuple[tuple[str, str, str], ...] = ()
-    shared: tuple[tuple[str, str, str], ...] = ()
-    coupled: tuple[str, ...] = ()
-    looked_up: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
-    lines: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def axis(self, site: str) -> int | None:
         """Of a site, also where an `obs_mask` is there now and was not, or the other way round."""
@@ -267,67 +255,6 @@ class Reading:
     def row_axes(self) -> dict[str, int]:
         """{path of an array argument with one entry per datum: its axis of the data}."""
         return dict(self.rows)
-
-    @property
-    def mixed(self) -> list[str]:
-        """Sites whose row n sees more than its own arguments, so that it has no prediction of its
-        own.
-        """
-        return list(dict.fromkeys(k for k, *_ in self._refused))
-
-    @property
-    def _refused(self) -> tuple[tuple[str, str, str], ...]:
-        """Without arrays that a model holds, if no other rows than training's can meet them."""
-        return tuple(x for x in self.mixing if self.grows or x[-1] != "number")
-
-    @property
-    def held(self) -> str | None:
-        """Why no other number of rows can be traced, and what to do."""
-        if self.grows:
-            return None
-        if any(how == "number" for *_, how in self.mixing):
-            return (
-                "the model holds arrays of its own with one entry per datum (in a closure, a "
-                "partial, a global or handlers.condition), which new inputs would be paired with. "
-                "Make them arguments of the model."
-            )
-        sizes = ", ".join(f"numpyro.plate({p!r}, ...)" for p in self.plates)
-        return (
-            f"the model writes the number of rows down, {sizes or 'or holds it'}, as no other one "
-            "could be traced. Take it from an argument, X.shape[0]."
-        )
-
-    def why_mixed(self, in_batches: bool = False) -> str:
-        """What `mixed` sites see, and the user's line, for a message."""
-        (site, what, how), *_ = (*self._refused, *(self.shared if in_batches else ()))
-        line = dict(self.lines).get(site)
-        told = f"a row sees more than its own arguments: the {what} of '{site}' sees {_MORE[how]}"
-        return f"{told} ({line})" if line else told
-
-    def require_pointwise(self, who: str, gps: Iterable[str]) -> None:
-        """Raise `NotPointwiseError` where the density of a datum, or an input of it, depends on
-        random values of other rows, or on one of these functions at no row of its own.
-        """
-        bad = self.coupled or tuple(k for k in gps if k in self.looked_up)
-        if not bad:
-            return
-        lines = ", ".join(filter(None, (dict(self.lines).get(k) for k in self.coupled)))
-        sites = list(self.coupled or self.observed)
-        raise NotPointwiseError(
-            f"the likelihood of site {sites} couples values of latent functions: the density of a "
-            f"datum depends on values at other rows than its own{lines and f' ({lines})'}, and "
-            f"{who} needs log p(y|f) = sum_n log p(y_n|f_n). {IN_ORDER} {LISTED}"
-        )
-
-    def require_apart(self, whole: str) -> None:
-        """Raise `NotPointwiseError` where a density depends on which rows, or how many, are in a
-        batch. `whole`: the method that takes all of them.
-        """
-        if self._refused or self.shared:
-            raise NotPointwiseError(
-                f"minibatches would read wrong rows: {self.why_mixed(True)}. Compute it before the "
-                f"fit and pass the result to fit, or take all data in a step, {whole}."
-            )
 
     def axis_of(self, path: str) -> int | None:
         """The axis of the data of an array argument."""
@@ -349,46 +276,46 @@ class Reading:
 
 
 def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
-    """The reading of `model(*args, **kwargs)`. Abstract traces only, five as a rule."""
+    """The reading of `model(*args, **kwargs)`. Abstract traces only, a few more than there are
+    arrays of N rows.
+
+    Raises `ModelError` where neither growing nor moving tells one axis from another.
+    """
     leaves = Leaves(model, args, kwargs)
-    base = look_at(model, leaves)
+    base = look_at(model, leaves, {})
     seen, factors = graph(model, leaves, base)
-    found = rows_of(model, leaves, base)
-    rows = {p: a[0] for p, a in found.rows.items() if len(a) == 1}
+    options = frozenset().union(*(s.arguments for s in seen.kernels.values()))
+    together = tied(model, leaves, base)
+    trials = (grow(model, leaves, base, num, options, together) for num in lengths(leaves))
+    grown = next((a for a in trials if a is not None), None)
+    axes = by_moving(model, leaves, base) if grown is None else grown
+    acting = acting_by_row(model, leaves, axes)
+    axes = axes._replace(rows=axes.rows | acting)
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
-    mixing = [(k, "density" if k in observed else "prior", c) for k, c in found.mixing.items()]
-    mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
-    causes = {**found.shared, **found.coupled, **{k: c for k, _, c in mixing}}
-    predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
+    predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
     return Reading(
-        axes=tuple(found.axes.items()),
-        plates=found.plates,
-        rows=tuple(rows.items()),
-        square=tuple((p, a) for p, a in found.rows.items() if p not in rows),
-        grows=found.grows,
+        axes=tuple(axes.sites.items()),
+        plates=axes.plates,
+        rows=tuple(axes.rows.items()),
+        acting=tuple(acting),
+        grows=grown is not None,
         observed=observed,
         predicted=predicted,
         scored=tuple(k for k, s in factors.items() if s.arguments - seen.shaping),
         shaping=tuple(sorted(seen.shaping)),
         masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
-        needed=_needed(leaves, found, seen, predicted),
+        needed=_needed(leaves, axes if grown is not None else None, seen, predicted),
         factored=tuple(
             sorted(frozenset().union(*(s.arguments for s in factors.values())) - seen.shaping)
         ),
         spread=_from_random(seen.spreads, base),
         variance=_from_random(seen.variances, base),
-        kernels=_kernels_of_data(seen, rows),
-        mixing=tuple((k, what, c.kind) for k, what, c in mixing),
-        shared=tuple((k, "density", c.kind) for k, c in found.shared.items()),
-        coupled=tuple(found.coupled),
-        looked_up=found.looked_up,
-        whole=found.whole,
-        lines=tuple((k, line_of(c.source)) for k, c in causes.items()),
+        kernels=_kernels_of_data(seen, axes),
     )
 
 
 def _needed(
-    leaves: Leaves, found: Rows, seen: Graph, predicted: tuple[str, ...]
+    leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Shaping arrays with one entry per datum, and those of sites whose own data axis is not known
     (f[idx]: idx belongs to the new data).
@@ -398,12 +325,12 @@ def _needed(
         for p, x in leaves.arrays.items()
         if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs
     ]
-    if not found.grows:
+    if axes is None:
         return tuple(arrays)
     loose = frozenset().union(
-        *(seen.distributions[k].arguments for k in predicted if k not in found.axes)
+        *(seen.distributions[k].arguments for k in predicted if k not in axes.sites)
     )
-    return tuple(p for p in arrays if len(found.rows.get(p, ())) == 1 or p in loose)
+    return tuple(p for p in arrays if p in axes.rows or p in loose)
 
 
 def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
@@ -416,8 +343,8 @@ def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
     return any(base.sites[k].is_gp for k in known if k in base.sites)
 
 
-def _kernels_of_data(seen: Graph, rows: Mapping) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    found = {k: tuple(sorted(s.arguments & {*rows, "y"})) for k, s in seen.kernels.items()}
+def _kernels_of_data(seen: Graph, axes: Axes) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found = {k: tuple(sorted(s.arguments & {*axes.rows, "y"})) for k, s in seen.kernels.items()}
     return tuple((k, paths) for k, paths in found.items() if paths)
 
 

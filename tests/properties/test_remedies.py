@@ -812,8 +812,8 @@ ROWS = {
         slow=True,
     ),
     "a column that is standardised in minibatches": row(
-        r"rows: .* the prior of 'f' sees other rows "
-        r"\(test_remedies.py, line \d+: .*X.std.*before the fit.*SVGP\(batch_size=6\)",
+        r"rows: the model computes the inputs of 'f' from all rows of a batch "
+        r"\(standardised, line \d+\).*before the fit.*SVGP\(batch_size=6\)",
         lambda: fit(standardised, X, method=sparse(batch_size=3)),
         lambda: fit(plain, (X - X.mean()) / X.std(), method=sparse(batch_size=3), throw=False),
         lambda: fit(standardised, X, method=sparse(batch_size=6), throw=False),

@@ -450,8 +450,8 @@ def test_observations_with_the_data_last_are_split_along_the_data():
             {"order": np.arange(32)[::-1].copy()},
             "depends on values at other rows than its own",
         ),
-        ({"scaled": "inputs"}, "the prior of 'f' sees other rows"),
-        ({"scaled": "kernel"}, "the kernel of 'f' sees other rows"),
+        ({"scaled": "inputs"}, "computes the inputs of 'f' from all rows"),
+        ({"scaled": "kernel"}, "computes the kernel of 'f' from all rows"),
     ],
     ids=["lookup", "normalised", "heuristic"],
 )
