@@ -474,10 +474,13 @@ ROWS = {
         slow=True,
     ),
     "an effect beside a factor": row(
-        r"hyper=Fixed\(\{\.\.\.\}\); or say which sites to integrate",
+        r"Sample\(\), or hyper=Fixed\(\{'u': \.\.\.\}\); hyper=MAP\(maximise=\('u',\)\)",
         lambda: fit(constrained, X, GROUP, method=pg.Laplace()),
         lambda: fit(constrained, X, GROUP, method=pg.Laplace(hyper=pg.Fixed({"u": [0.0, 0.0]}))),
-        lambda: fit(constrained, X, GROUP, method=pg.Laplace(integrate=("f",))),
+        lambda: fit(constrained, X, GROUP, method=pg.Laplace(hyper=pg.MAP(maximise=("u",)))),
+        lambda: fit(
+            constrained, X, GROUP, method=pg.Laplace(hyper=pg.Sample(**_CHAIN)), throw=False
+        ),
         lambda: fit(constrained, X, GROUP, method=pg.NUTS(**_CHAIN), throw=False),
         slow=True,
     ),
