@@ -32,7 +32,6 @@ _RESERVED = (
     "rng_key",
     "throw",
     "progress",
-    "tables",
     "X_new",
     "y_new",
     "num_samples",

@@ -2,8 +2,6 @@
 broken there.
 """
 
-import re
-
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -99,16 +97,14 @@ def picked_rows(X, y=None):
 
 @pytest.mark.one_case
 @pytest.mark.parametrize(
-    "model, words, methods",
-    [
-        (more_rows, "depends on values at other rows than its own", (pg.Laplace(), pg.EP())),
-        (picked_rows, r"GP site\(s\) \['f'\] have .* rows, and there are", (pg.SVGP(),)),
-    ],
+    "model, methods",
+    [(more_rows, (pg.Laplace(), pg.EP())), (picked_rows, (pg.SVGP(num_inducing=4),))],
 )
-def test_other_rows_of_f_than_data_are_refused_by_name(model, words, methods):
-    assert re.search(words, item(check(model, X, y=y), "likelihood").message)
+def test_other_rows_of_f_than_data_are_refused_by_name(model, methods):
+    message = item(check(model, X, y=y), "likelihood").message
+    assert "GP site(s) ['f'] have" in message
     for method in methods:
-        with pytest.raises(NotPointwiseError, match=words):
+        with pytest.raises(NotPointwiseError, match="rows, and there are"):
             pg.fit(model, method, 0, X, y=y)
 
 
