@@ -196,7 +196,9 @@ def test_a_map_fit_keeps_its_point_where_xla_changed_the_error(monkeypatch):
 
 @pytest.mark.slow
 def test_chains_end_by_a_press_at_any_moment_of_compiling():
-    """Forty moments of tracing and compiling; one in ten was lost."""
+    """Forty moments of tracing and compiling; one in ten was lost. Where the chains are whole
+    already, which a machine that has become quicker reaches sooner, they are kept as they are.
+    """
     nuts = pg.NUTS(num_warmup=20, num_samples=25, num_chains=2)
 
     def run():
@@ -208,17 +210,17 @@ def test_chains_end_by_a_press_at_any_moment_of_compiling():
     run()
     whole = time.perf_counter() - start
     rng = np.random.default_rng(0)
-    fired = []
+    presses = []
 
     def alarm(*_):
-        fired.append(True)
+        presses.append("late" if ctrl_c.verb.waits else "on time")
         press()
 
     before = signal.signal(signal.SIGALRM, alarm)
     try:
         for moment in rng.uniform(0.02, 0.8 * whole, 40):
             jax.clear_caches()
-            fired.clear()
+            before_this = len(presses)
             signal.setitimer(signal.ITIMER_REAL, moment)
             try:
                 fit = run()
@@ -226,6 +228,8 @@ def test_chains_end_by_a_press_at_any_moment_of_compiling():
                 continue
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            assert not fired or fit.result == "interrupted"
+            if presses[before_this:] == ["on time"]:
+                assert fit.result == "interrupted"
     finally:
         signal.signal(signal.SIGALRM, before)
+    assert presses.count("on time") > 20

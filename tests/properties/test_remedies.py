@@ -398,7 +398,7 @@ ROWS = {
         slow=True,
     ),
     "an effect with an unknown scale": row(
-        r"hyper=Sample\(\), or hyper=Fixed\({'tau': \.\.\., 'u': \.\.\.}\); or .*e=\('u',\)\)",
+        r"hyper=Sample\(\), or hyper=Fixed\({'tau': \.\.\., 'u': \.\.\.}\); .*e=\('u',\)\)",
         lambda: fit(STUDENT, X, GROUP, method=pg.Laplace(), scale=True),
         lambda: fit(
             STUDENT,
