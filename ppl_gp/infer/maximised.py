@@ -188,7 +188,8 @@ def _joined(
     alone = [k for k in gaussians if k not in many] if len(gaussians) > 1 else []
     wanted = [k for k in alone if {*named([k])} - {*inside, k}]
     wanted = [k for k in gaussians if k in many or k in wanted]
-    return named(wanted) if wanted else ()
+    found = named(wanted) if wanted else ()
+    return () if {*found}.isdisjoint(wanted) else found
 
 
 def _causes(source: Declared, args, kwargs, trace: dict, sites) -> dict[str, str]:
