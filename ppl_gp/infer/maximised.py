@@ -79,7 +79,8 @@ def require_no_maximised_effects(
             f"{causes[site]}."
         )
     if points:
-        require_bounded(trace, source.reading, method, points, integrated=functions)
+        if causes.keys().isdisjoint(points):
+            require_bounded(trace, source.reading, method, points, integrated=functions)
         beside = seen.beside(points)
         why = _why(trace, seen, points, joined, causes)
         use = remedies(trace, source.reading, functions, beside)

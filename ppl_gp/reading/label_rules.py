@@ -315,7 +315,8 @@ def is_entry_by_entry(function: Callable, x) -> bool:
     there = [None if a is None else labels.group(a) for a in out.axes[len(out.axes) - len(own) :]]
     meets = len(own) == len(there) and len(set(own)) == len(own)  # not x + x.T
     meets &= all(n == 1 or a == b for n, a, b in zip(jnp.shape(x), own, there, strict=False))
-    return meets and {labels.group(a) for a, _ in out.across}.isdisjoint(own)
+    several = {a for n, a in zip(jnp.shape(x), own, strict=False) if n > 1}
+    return meets and {labels.group(a) for a, free in out.across if free}.isdisjoint(several)
 
 
 def _shape(v) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ contraction, are one label: their axes have one length and one order, a proof wh
 are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,12 +52,15 @@ class Labels:
         self.counts = counts  # identities of the numbers that change with that of rows
         self.source: Any = None  # of the equation that is followed: the walk sets it
         self._above: list[int] = []
+        self._next = 0
         self.rows = self.new()
 
     def new(self) -> int:
-        """A label of its own."""
-        self._above.append(len(self._above))
-        return len(self._above) - 1
+        """A label of its own; in a further round of a loop the one of the round before."""
+        if self._next == len(self._above):
+            self._above.append(self._next)
+        self._next += 1
+        return self._next - 1
 
     def group(self, label: int) -> int:
         """What stands for all labels that have met this one."""
@@ -147,6 +150,17 @@ class Labels:
         return Seen(tuple(axes), across, each, None, free)
 
     # Branches and loops, as a walk asks for them.
+
+    def rounds(self) -> Callable[[], None]:
+        """What to call before each round of a loop: its labels are those of the first one, as
+        otherwise each round would differ from the last by new ones.
+        """
+        first = self._next
+
+        def begin() -> None:
+            self._next = first
+
+        return begin
 
     def either(self, values: Sequence[Seen]) -> Seen:
         """Entry by entry, with all that any of them sees."""

@@ -5,7 +5,15 @@ data, roles of sites.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ppl_gp.errors import IN_ORDER, LISTED, ONE_TABLE, DataError, ModelError, NotPointwiseError
+from ppl_gp.errors import (
+    IN_ORDER,
+    LISTED,
+    ONE_SITE,
+    ONE_TABLE,
+    DataError,
+    ModelError,
+    NotPointwiseError,
+)
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.graph import NOTHING, Graph, Seen, graph
 from ppl_gp.reading.rows import Rows, rows_of
@@ -116,7 +124,8 @@ class Reading:
         """What `mixed` sites see, and the user's line, for a message."""
         (site, what, how), *_ = (*self._refused, *(self.shared if in_batches else ()))
         line = dict(self.lines).get(site)
-        told = f"a row sees more than its own arguments: the {what} of '{site}' sees {_MORE[how]}"
+        verb = "see" if what == "inputs" else "sees"
+        told = f"a row sees more than its own arguments: the {what} of '{site}' {verb} {_MORE[how]}"
         return f"{told} ({line})" if line else told
 
     def require_pointwise(self, who: str, gps: Iterable[str]) -> None:
@@ -127,7 +136,7 @@ class Reading:
         if not bad:
             return
         how = dict(self.coupled)
-        lines = ", ".join(filter(None, (dict(self.lines).get(k) for k in how)))
+        lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in how))))
         sees = _MORE["unknown"] if {*how.values()} == {"unknown"} else "other rows than its own"
         raise NotPointwiseError(
             f"the likelihood of site {list(how or self.observed)} couples values of latent "
@@ -144,7 +153,10 @@ class Reading:
     @property
     def in_order(self) -> str:
         """How each datum sees functions at a row of its own."""
-        return f"{ONE_TABLE}." if self.without_rows and self.axes else IN_ORDER
+        by_row = any(self.axis(k) is not None for k in self.observed)
+        if self.without_rows and not by_row:
+            return f"{ONE_SITE} {IN_ORDER}"
+        return f"{ONE_TABLE}." if self.without_rows else IN_ORDER
 
     def require_apart(self, whole: str) -> None:
         """Raise `NotPointwiseError` where a density depends on which rows, or how many, are in a
@@ -184,7 +196,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     _require_tables(tables, leaves, found)
     rows = {p: a[0] for p, a in found.rows.items() if len(a) == 1}
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
-    mixing = [(k, "density" if k in observed else "prior", c) for k, c in found.mixing.items()]
+    part = {k: "inputs" if s.is_gp else "prior" for k, s in base.sites.items() if not s.observed}
+    mixing = [(k, part.get(k, "density"), c) for k, c in found.mixing.items()]
     mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
     causes = {**found.shared, **found.coupled, **{k: c for k, _, c in mixing}}
     predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))

@@ -81,7 +81,7 @@ def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str]
     reader.walk()
     row = reader.rows_label(subsampling)
     if row is None:
-        return Rows({}, (), {}, {}, {}, {}, {}, (), {}, (), False)
+        return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
     grown = reader.grown(row)
     if grown is not None:
         reader.confirm(grown)
@@ -167,7 +167,8 @@ class _Reader:
 
     def _own_rows(self, name: str, subsampling, gps, first) -> int | None:
         """Of an observed site: a plate's that subsamples, the axis with the rows of a GP or of the
-        first argument, its only plate's, or the one of as many members as the inputs have rows.
+        first argument, its only plate's, the one of as many members as the inputs have rows, its
+        only one.
         """
         site = self.base.sites[name]
         if not site.observed or name in self.gps:
@@ -178,7 +179,8 @@ class _Reader:
         framed = [axes[a] for _, a in site.frames if axes[a] is not None]
         inputs = {x.shape[0] for p, x in self.arrays.items() if self._is_first(p) and x.shape}
         alike = [axes[a] for _, a in site.frames if site.shape[a] in inputs]
-        for known in (self._met(axes, gps), self._met(axes, first), framed, alike):
+        own = [a for a in axes if a is not None]
+        for known in (self._met(axes, gps), self._met(axes, first), framed, alike, own):
             if len(found := {self.labels.group(a) for a in known}) == 1:
                 return found.pop()
         return None

@@ -6,7 +6,7 @@ here, once for all tables. Nothing is computed and nothing compiled.
 
 import linecache
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
@@ -69,6 +69,10 @@ class Rules(Protocol[V]):
         """What one step hands to the next."""
         ...
 
+    def rounds(self) -> Callable[[], None]:
+        """What to call before each round of a loop."""
+        ...
+
 
 class WholeArrays:
     """Rules for values of whole arrays, whatever their axes; `none` is that of a constant."""
@@ -94,6 +98,10 @@ class WholeArrays:
     def carried(self, value, primitive: str):
         """From one step of a loop to the next."""
         return value
+
+    def rounds(self):
+        """Each is like the first."""
+        return lambda: None
 
 
 class Walk(Generic[V]):
@@ -152,8 +160,9 @@ class Walk(Generic[V]):
         """Round until the carry stays as it is."""
         closed, num = equation.params["jaxpr"], _scanned(equation)
         consts, carry, arrays = into[: num[0]], into[num[0] : num[1]], into[num[1] :]
-        entries = self.rules.entry(arrays)
+        entries, begin = self.rules.entry(arrays), self.rules.rounds()
         while True:
+            begin()
             out = self.closed(closed, [*consts, *carry, *entries])
             after = [self.rules.carried(v, "scan") for v in out[: len(carry)]]
             joined = [self.rules.either(pair) for pair in zip(carry, after, strict=True)]
@@ -167,8 +176,9 @@ class Walk(Generic[V]):
         """
         p, num = equation.params, equation.params["cond_nconsts"]
         asked, consts = into[:num], into[num : num + p["body_nconsts"]]
-        carry = into[num + p["body_nconsts"] :]
+        carry, begin = into[num + p["body_nconsts"] :], self.rules.rounds()
         while True:
+            begin()
             (goes_on,) = self.closed(p["cond_jaxpr"], [*asked, *carry])
             out = self.closed(p["body_jaxpr"], [*consts, *carry])
             out = [self.rules.carried(self.rules.chosen(goes_on, v), "while") for v in out]

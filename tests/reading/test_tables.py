@@ -1,10 +1,13 @@
 """`fit(..., tables=...)`: the user says that an array is looked up, where no proof does."""
 
+from contextlib import nullcontext
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
 from ppl_gp.reading.declared import declare
@@ -39,6 +42,35 @@ def test_a_table_is_remembered_where_the_user_says_so():
     np.testing.assert_array_equal(
         said.predict(PLACES, IDX).mean, asked.predict(PLACES, IDX, HEIGHT).mean
     )
+
+
+def at_places(places, idx, group, y=None, plate=True, levels=False):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), places))
+    u = numpyro.sample("u", dist.Normal(0.0, 1.5).expand([2]).to_event(1)) if levels else None
+    mean = f[idx] if u is None else f[idx] + u[group]
+    with numpyro.plate("rows", idx.shape[0]) if plate else nullcontext():
+        numpyro.sample("y", dist.Normal(mean, 0.3), obs=y)
+
+
+@pytest.mark.parametrize("method", [pg.Laplace(), pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("options", [{}, {"plate": False}, {"levels": True}])
+@pytest.mark.parametrize("num", [5, 12])  # as many places as rows, too
+def test_a_function_of_places_is_exact(method, options, num):
+    rng = np.random.default_rng(num)
+    places, idx, group = rng.normal(size=(num, 2)), rng.integers(0, num, 12), rng.integers(0, 2, 12)
+    fit = pg.fit(at_places, method, 0, places, idx, group, y=Y, **options)
+
+    def between(i, g):
+        distances = ((places[i][:, None] - places[idx][None]) ** 2).sum(-1)
+        return np.exp(-0.5 * distances) + 2.25 * (g[:, None] == group) * ("levels" in options)
+
+    cov = between(idx, group) + 0.09 * np.eye(12)
+    truth = multivariate_normal(np.zeros(12), cov).logpdf(Y)
+    assert abs(fit.log_evidence - truth) < 1e-5  # the default jitter of f moves it by 3e-6
+    new, their = np.array([3, 0]), np.array([1, 0])
+    mean = between(new, their) @ np.linalg.solve(cov, Y)
+    found = fit.predict(places, new, their, **options).mean
+    np.testing.assert_allclose(found, mean, atol=1e-6)
 
 
 def test_a_proved_table_needs_no_word():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 
 from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
@@ -144,6 +145,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         names.require_same_rows(model.reading.row_axes)
         trace = checked_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.JAXTypeError):
+            raise  # NumPy on a traced value: `of_the_model` has the line of the model
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     subject = _subject(model, args, kwargs, trace)
     items = [
