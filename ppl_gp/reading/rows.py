@@ -8,7 +8,7 @@ number) is no operation: the second trace shows what it made longer, and which n
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -84,8 +84,8 @@ def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str]
         return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
     grown = reader.grown(row)
     if grown is not None:
-        reader.confirm(grown)
-    return reader.told(grown and grown[1])
+        reader.confirm(*grown)
+    return reader.told(grown and grown[0])
 
 
 class _Reader:
@@ -194,8 +194,8 @@ class _Reader:
 
     # More rows.
 
-    def grown(self, row: int) -> tuple[Mapping, Look] | None:
-        """(arguments, what they give) with a few rows more: of what meets the rows, of the first
+    def grown(self, row: int) -> tuple[Look, Any] | None:
+        """What a few rows more give, and the jaxpr of it: of what meets the rows, of the first
         argument too, of all that have as many rows. The first where the values of sites that meet
         the rows grow as well, or else the first.
         """
@@ -218,16 +218,15 @@ class _Reader:
         sets = ({own}, {own, *inputs}, {own, *inputs, *alike.values()})
         for labels in dict.fromkeys(map(frozenset, sets)):
             arrays = {p: self._longer(p, labels, more) for p in self.arrays}
-            look = self._look(arrays)
-            if look is not None:
-                found.append((labels, arrays, look))
-                if self._values_grew(look):
+            if (given := self._look(arrays)) is not None:
+                found.append((labels, *given))
+                if self._values_grew(given[0]):
                     break
         if not found:
             return None
-        labels, arrays, look = found[-1] if self._values_grew(found[-1][2]) else found[0]
+        labels, look, closed = found[-1] if self._values_grew(found[-1][1]) else found[0]
         self.labels.join(labels)
-        return arrays, look
+        return look, closed
 
     def _longer(self, path: str, labels: Collection[int], more: int):
         x, axes = self.arrays[path], self.given[path][0].axes
@@ -235,8 +234,8 @@ class _Reader:
         shape = tuple(n + more * g for n, g in zip(x.shape, grows, strict=True))
         return jax.ShapeDtypeStruct(shape, x.dtype)
 
-    def _look(self, arrays) -> Look | None:
-        """None where these arguments do not fit together."""
+    def _look(self, arrays) -> tuple[Look, Any] | None:
+        """What these arguments give, and the jaxpr of it; None where they do not fit together."""
         try:
             look = look_at(self.model, self.leaves, arrays)
         except Exception:  # noqa: BLE001 - whatever the model's functions raise
@@ -247,7 +246,10 @@ class _Reader:
         grew = any(
             (s.shape, s.event) != (t.shape, t.event) for s, t in pairs if s.observed or s.is_gp
         )
-        return look if fits and grew else None
+        if fits and grew:
+            with suppress(Exception):  # of a kernel that holds an array of the rows, say
+                return look, self.traced(arrays, look)[0]
+        return None
 
     def _lengths(self, look: Look) -> Iterator[tuple]:
         """(label, length, length with more rows) of each axis of sites' values."""
@@ -260,15 +262,13 @@ class _Reader:
     def _values_grew(self, look: Look) -> bool:
         return not any(self.is_row(a) and n == m for a, n, m in self._lengths(look))
 
-    def confirm(self, grown: tuple[Mapping, Look]) -> None:
+    def confirm(self, look: Look, closed) -> None:
         """What grew has an entry per row by its size, though it met none. And once more, where
         numbers in the model change with that of rows.
         """
-        arrays, look = grown
         joined = [a for a, n, m in self._lengths(look) if n != m]
         self.labels.join((self.labels.rows, *joined))
-        there, _ = self.traced(arrays, look)
-        self.counts = changed_numbers(self.jaxpr, there)
+        self.counts = changed_numbers(self.jaxpr, closed)
         if self.counts:
             before = {
                 (p, i)
@@ -300,8 +300,10 @@ class _Reader:
             plates = tuple(k for k, s in self.base.plates.items() if look.plates.get(k, s) != s)
         else:
             plates = tuple(dict.fromkeys(self._framing()))
-        # latents of rows that no other number can be traced of are effects like others
-        asked = self.sites if look is not None else filter(self._is_asked, self.sites)
+        framed = (k for k, s in self.base.sites.items() if any(p in plates for p, _ in s.frames))
+        # other latents that no more rows can be traced of are effects of what there is
+        known = {*framed, *filter(self._is_asked, self.sites)}
+        asked = self.sites if look is not None else (k for k in self.sites if k in known)
         axes = {k: a for k in asked if (a := self._axis(k, plates, look)) is not None}
         sees = {k: c for k, v in self.sites.items() if (c := self._cause(v.own)) is not None}
         mixing = {k: c for k, c in sees.items() if k in axes}
