@@ -103,6 +103,10 @@ def test_functions_agree_with_long_nuts(name, method):
         # Where f interpolates the data VI takes hundreds of steps and EP may not converge: of two
         # chains by EP one took a minute, and one none of its 800 steps within forty minutes.
         hyper = pg.Grid()
+    if name == "ordinal" and isinstance(method, pg.VI):
+        # Where a chain tries values far away VI takes its 200 steps, each of up to .8 seconds: 350
+        # draws did not end within an hour.
+        hyper = pg.Grid()
     if name == "outputs" and not isinstance(method, pg.Laplace):
         hyper = pg.Sample(num_warmup=150, num_samples=250, num_chains=1)
     local = dataclasses.replace(method, hyper=hyper)
