@@ -21,6 +21,12 @@ IN_ORDER = (
     "Where the model looks f up, f[index], pass X[index] to fit in place of X, and write f instead "
     "of f[index]."
 )
+ONE_SITE = "Declare one observed site in a plate of the rows, not a site for each datum."
+ONE_TABLE = (
+    "Give all observations as rows of one table, with a flag that says which they are: eta = "
+    "jnp.where(is_z, eta_z, eta_y), and in the plate of the rows each observed site under its own "
+    "numpyro.handlers.mask(mask=is_z), with any value where it is masked"
+)
 
 HERE = os.path.join(os.path.dirname(__file__), "")
 _AROUND = ("contextlib", "jaxtyping", "beartype", "equinox", "jax", "numpyro", "sklearn")

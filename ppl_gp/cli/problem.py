@@ -32,6 +32,7 @@ _RESERVED = (
     "rng_key",
     "throw",
     "progress",
+    "tables",
     "X_new",
     "y_new",
     "num_samples",

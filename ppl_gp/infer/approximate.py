@@ -18,7 +18,7 @@ from ppl_gp.deep.latents import Amortised, Around, Encoded, FreeGaussian, Latent
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
-from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.svgp.look import uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, of_site
 from ppl_gp.reading.declared import declare

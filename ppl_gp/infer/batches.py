@@ -30,11 +30,9 @@ def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Sour
             f"{name}() takes batches of rows and needs inputs as the first positional argument: an "
             "array with one row per datum, or a Stream."
         )
-    if not model.reading.grows and size(num) < num:
+    if size(num) < num and (why := model.reading.held) is not None:
         raise DataError(
-            "minibatches need every array with one entry per datum as an argument of the model, "
-            "which holds arrays of its own (in a closure, a partial or a global); pass them, or "
-            f"take all data in a step, {name}(batch_size={num})."
+            f"no minibatches: {why} Or take all data in a step, {name}(batch_size={num})."
         )
     # the axis of the data of each array that has one
     axes = Leaves(model, args, kwargs).replaced(model.reading.row_axes, others=None)

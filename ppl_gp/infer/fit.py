@@ -63,7 +63,14 @@ def run_method(method, model, rng_key, args, kwargs, progress: bool) -> Fit:
 @one_at_a_time
 @of_the_model
 def fit(
-    model: Callable, method, rng_key, *args, throw: bool = True, progress: bool = False, **kwargs
+    model: Callable,
+    method,
+    rng_key,
+    *args,
+    throw: bool = True,
+    progress: bool = False,
+    tables=(),
+    **kwargs,
 ) -> Fit:
     """Infer `model(*args, **kwargs)` by `method`, which is configuration only.
 
@@ -73,6 +80,8 @@ def fit(
     `progress=True` draws a bar. Ctrl-C returns what was reached, with `result` interrupted. It
     raises `KeyboardInterrupt` until the first step is done, in the warm-up of a sampler, and with
     `hyper=Fixed`, which has no search; and if pressed twice after the search.
+    `tables=("Z",)`: array arguments that are looked up and hold no rows; they are remembered at new
+    inputs. Which those are is read off the model: this overrides it where that asks for more.
 
     **Raises** `DataError` (arguments), `ModelError` (the model does not fit the method) before any
     work; `FitError` at the end where the method did not succeed, with the fit in `error.fit`;
@@ -89,13 +98,15 @@ def fit(
             f"{type(method).__name__}() was given a Stream and takes all data at once: give "
             "arrays. The methods that take streams are SVGP() and MeanField()."
         )
+    if _is_stream(args) and tables:
+        raise DataError(f"tables={tables!r}: of a Stream, what its batches hold are the rows.")
     args, kwargs, names = named_arrays(model, args, kwargs)
     args, kwargs = as_arrays(args, kwargs)
     arrays = Leaves(model, args, kwargs).arrays
     with stopwatch() as watch, explained(names, arrays, argument_names(model, 1)[0]):
         if not _is_stream(args):
             require_drawn(own_function(model), Leaves(model, args, kwargs))
-            model = declare(own_function(model), args, kwargs)
+            model = declare(own_function(model), args, kwargs, tables)
             names.require_same_rows(model.reading.row_axes)
         with _listing(model, args, kwargs):
             result = run_method(method, model, key, args, kwargs, progress)

@@ -34,8 +34,8 @@ from ppl_gp.infer.hyper.choice import LocalProblem
 from ppl_gp.infer.hyper.given import fixed_values
 from ppl_gp.infer.hyper.space import Space, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.mcmc.sampled_model import require_samplable
-from ppl_gp.infer.probes.points import require_bounded
 from ppl_gp.mean_field.log_joint import scored
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.quick import quick_jit

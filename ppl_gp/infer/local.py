@@ -2,8 +2,6 @@
 hyperparameters.
 """
 
-from typing import cast
-
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP
 from ppl_gp.infer.fit import run_method
@@ -15,15 +13,14 @@ from ppl_gp.infer.hyper.given import given, held, holding
 from ppl_gp.infer.hyper.width import wide_column
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
-from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.joint import probe, probe_predictor
+from ppl_gp.infer.maximised import require_no_maximised_effects
+from ppl_gp.infer.probes.joint import probe
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.factors import read
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
-from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
@@ -50,7 +47,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         return fit_joint(LocalProblem(method, model, trace, rng_key, args, kwargs, progress))
     if isinstance(method.hyper, MAP) and method.integrate == GAUSSIAN:
         label = f"{type(method).__name__}(hyper=MAP())"
-        require_none_demoted(model, args, kwargs, label, method.hyper.maximise)
+        require_no_maximised_effects(model, args, kwargs, label, method.hyper.maximise)
     if model is not whole:
         trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)
@@ -59,7 +56,6 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
         require_levels(model, args, kwargs, factors.log_lik.joint.hyper)
-        probe_predictor(model, cast(PredictorGP, factors.prior))
     probe(log_lik)
     if (why := method.refuses(log_lik)) is not None:
         raise ModelError(why)

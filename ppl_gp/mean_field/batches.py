@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import random
-from jaxtyping import Array
 
-from ppl_gp.errors import DataError, NotPointwiseError, Result
+from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.batches import (
     Source,
     as_batch,
@@ -26,7 +25,7 @@ from ppl_gp.infer.batches import (
 )
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.infer.sources import ArraySource, Rows, take
+from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.final_bound import mean_and_error, over_passes
@@ -37,8 +36,7 @@ from ppl_gp.mean_field.assembly import (
     number_of,
     start_of,
 )
-from ppl_gp.mean_field.conjugacy import random_values
-from ppl_gp.mean_field.family import Family, Values
+from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.log_joint import LogJoint
 from ppl_gp.mean_field.stochastic import (
     RowsProof,
@@ -90,56 +88,6 @@ class Problem(NamedTuple):
     def compiled(self, function: Any) -> Callable:
         """As it is worth."""
         return function if self.few else function.full
-
-
-def require_rows_apart(problem: Problem, first: Rows) -> None:
-    """Raise `NotPointwiseError` if densities depend on which rows, or how many, are in a batch:
-    rows drawn anew, with repetitions, as many and half as many, have to keep theirs.
-    """
-    joint, num = problem.at(first), len(first.weights)
-    values = dict(random_values(problem.begin, random.key(4)))
-    before = _by_row(joint, values)
-    rng = np.random.default_rng(3)
-    for size in sorted({num, -(-num // 2)}, reverse=True):
-        rows = rng.integers(0, num, size)
-        for name, after in _of_these(problem, first, values, rows).items():
-            x = np.asarray(before[name])
-            _require_same(name, x[rows] if x.ndim else x, np.asarray(after))
-
-
-def _of_these(problem: Problem, first: Rows, values: Values, rows: np.ndarray) -> dict[str, Array]:
-    own = dict(values)
-    for j, axis in problem.parts.local:
-        for site in problem.begin[j].sites:
-            own[site] = jnp.take(own[site], rows, axis)
-    args, kwargs = take(first.args, first.kwargs, rows, problem.source.axes)
-    some = first._replace(args=args, kwargs=kwargs, weights=np.ones(len(rows)))
-    return _by_row(problem.at(some), own)
-
-
-def _require_same(name: str, before: np.ndarray, after: np.ndarray) -> None:
-    scale = max(np.max(np.abs(before), initial=0.0), np.finfo(before.dtype).tiny)
-    if not np.all(np.abs(before - after) <= 1e-8 * scale):
-        raise NotPointwiseError(
-            f"batches would read wrong rows: the density of '{name}' depends on which other rows, "
-            "or how many, are in a datum's batch. An array that has as many rows as there are data "
-            "and is none of them (a table that is looked up), x[order], a mean over the rows, or "
-            "x.shape[0] does that. Take all rows, MeanField(batch_size=None), or compute what "
-            "depends on all rows before the fit."
-        )
-
-
-@quick_jit
-def _by_row(joint: LogJoint, values) -> dict[str, Array]:
-    """{term: its log density, (B,) where it has an entry per row}."""
-    plain, axes, found = joint._replace(weights=None), dict(joint.axes), {}
-    for name in joint.terms:
-        x = plain.term(name, values)
-        if name in axes:
-            x = jnp.moveaxis(x, axes[name], 0)
-            x = jnp.sum(x.reshape(len(x), -1), 1)
-        found[name] = x if name in axes else jnp.sum(x)
-    return found
 
 
 class Reached(NamedTuple):
@@ -265,7 +213,7 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     joint, parts = split(structure, trace)
     few = (source.batch_size or 0) <= FEW_DATA
     problem = Problem(joint, parts, source, structure.blocks, few)
-    require_rows_apart(problem, first)
+    model.reading.require_apart("MeanField(batch_size=None)")
     _require_room(method, problem)
     is_stream = isinstance(source, StreamSource)
     args, kwargs = (batch.args, batch.kwargs) if is_stream else (args, kwargs)

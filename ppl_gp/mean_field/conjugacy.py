@@ -23,6 +23,7 @@ from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.mean_field.log_joint import LogJoint
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import decides, num_entries
+from ppl_gp.reading.label_rules import is_entry_by_entry
 
 _SPREADS = (0.3, 1.0, 3.0, 6.0)
 _SCALES = (1e-3, 1.0, 1e2, 1e4, 1e6)  # of a Gaussian: a clip far out is seen
@@ -284,10 +285,8 @@ def quadratic_in(
 def coupled_rows(
     joint: LogJoint, name: str, family: Discrete, all_sites: list[Family]
 ) -> str | None:
-    """Why a term does not see the elements of a discrete site one by one, or `None`: its entry n at
-    random categories must be that with all elements at the category of n.
-    """
-    around = random_values(all_sites, random.key(0))
+    """Why a term is not proved to see the elements of a discrete site one by one, or `None`."""
+    around, site = random_values(all_sites, random.key(0)), family.sites[0]
     shape = jax.eval_shape(lambda v: joint.term(name, v), around).shape
     if not _holds(shape, family.batch):
         if len(shape) >= len(family.batch) and _holds(shape, family.batch, within=True):
@@ -296,7 +295,7 @@ def coupled_rows(
                 "others dimensions to the left of it"
             )
         return "it stands outside its plate. Declare both in one plate"
-    if not bool(_rows_apart(joint, name, family, around, random.key(1))):
+    if not is_entry_by_entry(lambda z: joint.term(name, {**around, site: z}), around[site]):
         return "one of its entries sees several elements. Declare both in one plate"
     return None
 
@@ -307,19 +306,3 @@ def _holds(shape, batch, within: bool = False) -> bool:
     return len(tail) == len(batch) and all(
         n == m or (within and m == 1) for n, m in zip(tail, batch, strict=True)
     )
-
-
-@quick_jit
-def _rows_apart(joint, name, family: Discrete, around: Values, key):
-    every = family.nodes(family.coordinates()).values[family.sites[0]]
-    table = jax.vmap(lambda z: joint.term(name, {**around, family.sites[0]: z}))(every)
-
-    def agrees(key):
-        k = random.randint(key, family.batch, 0, len(family.categories))
-        z = jnp.asarray(family.categories)[k]
-        found = joint.term(name, {**around, family.sites[0]: z})
-        wanted = jnp.take_along_axis(table, jnp.broadcast_to(k, table.shape[1:])[None], 0)[0]
-        size = 1.0 + jnp.abs(wanted)
-        return jnp.all((found == wanted) | (jnp.abs(found - wanted) <= _TOLERANCE * size))
-
-    return jnp.all(jax.vmap(agrees)(random.split(key, 4)))

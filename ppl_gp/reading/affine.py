@@ -1,17 +1,21 @@
-"""Proof that a function is affine, read off its jaxpr: values at a few points prove nothing (min(f,
-2) looks straight below 2).
+"""Proof that a function is affine, or a polynomial, read off its jaxpr: values at a few points
+prove nothing (min(f, 2) looks straight below 2).
 
-Between the argument and an output only operations that are linear in what depends on the argument
-are allowed; whatever is not on the list counts as curved. So a proof is a proof, and its failure
-says nothing: the caller takes the general way.
+Between the argument and an output only operations that are linear in what depends on the argument,
+or products of it, are allowed; whatever is not on the list counts as curved. So a proof is a proof,
+and its failure says nothing: the caller takes the general way.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
+
+from ppl_gp.reading.walk import Walk, WholeArrays
 
 
 class Dependence(IntEnum):
@@ -23,16 +27,6 @@ class Dependence(IntEnum):
     unknown = 3
 
 
-# Linear in all operands together.
-_LINEAR = frozenset(
-    """
-    add sub add_any neg broadcast_in_dim reshape transpose slice squeeze expand_dims concatenate
-    stack split fft complex real imag conj
-    pad rev reduce_sum cumsum tile copy copy_p optimization_barrier
-    """.split()
-)
-# Linear in the first and the third together, where the second, the places, does not depend.
-_SCATTERS = {"scatter", "scatter-add", "scatter-sub"}
 # Entry by entry the same number, in another place.
 _MOVES = frozenset(
     """
@@ -40,17 +34,17 @@ _MOVES = frozenset(
     optimization_barrier
     """.split()
 )
-# linear in the first operand, where no other depends on the argument
-_FIRST_ONLY = {"div", "gather", "dynamic_slice"}
-_CALLS = {
-    "pjit",
-    "jit",
-    "closed_call",
-    "core_call",
-    "remat",
-    "remat2",
-    "checkpoint",
-}  # not custom_jvp: its tangent need not be its slope
+# Linear in all operands together.
+_LINEAR = _MOVES | frozenset(
+    """
+    add sub add_any neg concatenate stack split fft complex real imag conj pad rev reduce_sum
+    cumsum reduce_precision
+    """.split()
+)
+_PRODUCTS = {"mul", "dot_general", "conv_general_dilated"}
+# {operation: the operands that it is linear in, if no other depends on the argument}
+_IN_SOME = {"div": {0}, "gather": {0}, "dynamic_slice": {0}, "triangular_solve": {1}}
+_IN_SOME |= {"scatter": {0, 2}, "scatter-add": {0, 2}, "scatter-sub": {0, 2}}
 
 
 def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
@@ -60,121 +54,118 @@ def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
     trace, nothing is computed.
     """
     closed = jax.make_jaxpr(function)(x)
-    return _outputs(closed.jaxpr, [Dependence.affine] * len(closed.jaxpr.invars))
+    return tuple(Walk(_Affine()).closed(closed, [Dependence.affine] * len(closed.jaxpr.invars)))
 
 
-def _outputs(jaxpr, inputs) -> tuple[Dependence, ...]:
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def of(variable):
-        return (
-            Dependence.constant
-            if isinstance(variable, Literal)
-            else known.get(variable, Dependence.constant)
-        )
-
-    for equation in jaxpr.eqns:
-        found = of_equation(equation, [of(v) for v in equation.invars])
-        known.update(zip(equation.outvars, found, strict=True))
-    return tuple(of(v) for v in jaxpr.outvars)
-
-
-def of_equation(equation, operands):
+def of_equation(equation, operands: list[Dependence]) -> list[Dependence]:
     """The dependence of the outputs of an equation of a jaxpr."""
-    if max(operands, default=Dependence.constant) is Dependence.constant:
-        return [Dependence.constant] * len(equation.outvars)
+    return Walk(_Affine()).step(equation, operands)
+
+
+def bend(function: Callable, x) -> tuple[str, Any] | None:
+    """(the first operation on the way to an output that is not proved affine in x, what JAX keeps
+    of its line); None if all are.
+    """
+    closed = jax.make_jaxpr(function)(x)
+    rules = _Bends()
+    Walk(rules).closed(closed, [Dependence.affine] * len(closed.jaxpr.invars))
+    return rules.first
+
+
+def degree(function: Callable, x) -> float:
+    """An upper bound of the degree of `function` in the entries of x; infinity where nothing is
+    proved.
+
+    For fixed other arguments, of any values. One trace, no evaluation.
+    """
+    closed = jax.make_jaxpr(function)(x)
+    return max(Walk(_Degrees()).closed(closed, [1.0] * len(closed.jaxpr.invars)), default=0.0)
+
+
+def _is_linear(equation, depending: list[int]) -> bool:
+    """In the operands that depend on the argument, together."""
     name = equation.primitive.name
-    if name in _CALLS:
-        if (inner := _inner(equation.params)) is not None and len(inner.invars) == len(operands):
-            return _outputs(inner, operands)
-        return [Dependence.unknown] * len(equation.outvars)
-    if name in _WITH_JAXPRS:
-        return _WITH_JAXPRS[name](equation, operands)
-    return [_of_primitive(name, operands, equation)] * len(equation.outvars)
+    if name == "convert_element_type":
+        return jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
+    if name == "select_n":  # the choice itself must not depend on the argument
+        return depending[0] > 0
+    alone = name in _PRODUCTS and len(depending) == 1
+    return name in _LINEAR or alone or _IN_SOME.get(name, set()).issuperset(depending)
 
 
-def _of_scan(equation, operands):
-    """A loop of a fixed number of steps: what its carry depends on, found by going round until it
-    stays.
-    """
-    inner = equation.params["jaxpr"].jaxpr
-    # JAX counts them under other names in each version: what a step takes or gives one entry of
-    # has an axis more outside
-    entries = _with_an_axis_less(equation.invars, inner.invars)
-    carries = len(inner.outvars) - _with_an_axis_less(equation.outvars, inner.outvars)
-    consts, given = len(inner.invars) - carries - entries, list(operands)
-    while True:
-        found = _outputs(inner, given)
-        carry = [max(a, b) for a, b in zip(given[consts:], found[:carries], strict=False)]
-        if carry == given[consts : consts + carries]:
-            return list(found)
-        given[consts : consts + carries] = carry
+class _Proof(WholeArrays):
+    """Of numbers, 0 for what does not depend on the argument."""
+
+    # a custom derivative need not be the function's slope
+    whole = frozenset({"custom_jvp_call", "custom_vjp_call"})
+    most: Any
+
+    def either(self, values: Sequence):
+        """One of several, whichever."""
+        return max(values)
+
+    def chosen(self, by, value):
+        """Of a choice that must not depend on the argument."""
+        return self.most if by else value
+
+    def primitive(self, equation, into):
+        """Of an equation's outputs."""
+        depending = [i for i, d in enumerate(into) if d]
+        found = self.of(equation, into, depending) if depending else self.none
+        return [found] * len(equation.outvars)
 
 
-def _with_an_axis_less(outer, inner) -> int:
-    return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
+class _Affine(_Proof):
+    none, most = Dependence.constant, Dependence.unknown
+
+    def either(self, values: Sequence[Dependence]) -> Dependence:
+        """A constant is no exponential times a constant."""
+        known = set(values)
+        is_mixed = Dependence.exponential in known and len(known) > 1
+        return Dependence.unknown if is_mixed else max(values)
+
+    def of(self, equation, into, depending) -> Dependence:
+        name, highest = equation.primitive.name, max(into)
+        if name == "exp" and highest is Dependence.affine:
+            return Dependence.exponential
+        if highest is Dependence.exponential:
+            first = name in ("div", "gather", "dynamic_slice") and depending == [0]
+            kept = name in _MOVES or first or (name == "mul" and len(depending) == 1)
+            return highest if kept else Dependence.unknown
+        one = name == "integer_pow" and equation.params["y"] == 1
+        return highest if one or _is_linear(equation, depending) else Dependence.unknown
 
 
-def _of_cond(equation, operands):
-    """Branches, chosen by what must not depend on the argument."""
-    branches = [_outputs(b.jaxpr, operands[1:]) for b in equation.params["branches"]]
-    if operands[0] > Dependence.constant:
-        return [Dependence.unknown] * len(branches[0])
-    return [_either(kinds) for kinds in zip(*branches, strict=True)]
+class _Bends(_Affine):
+    first: tuple[str, Any] | None = None
+
+    def of(self, equation, into, depending) -> Dependence:
+        found = super().of(equation, into, depending)
+        if found > Dependence.affine and self.first is None:
+            self.first = equation.primitive.name, self.source
+        return found
 
 
-def _either(kinds) -> Dependence:
-    """Of one of several, whichever: a constant is no exponential times a constant."""
-    known = set(kinds)
-    if Dependence.exponential in known and len(known) > 1:
-        return Dependence.unknown
-    return max(kinds)
+class _Degrees(_Proof):
+    none, most = 0.0, math.inf
+
+    def carried(self, value, primitive: str):
+        """More than linear, and a step more would be more."""
+        return value if value <= 1.0 else math.inf
+
+    def of(self, equation, into, depending) -> float:
+        if _is_linear(equation, depending):
+            return max(into)
+        if equation.primitive.name in _PRODUCTS:
+            return sum(into)
+        return into[0] * _exponent(equation) if depending == [0] else math.inf
 
 
-def _of_linear_solve(equation, operands):
-    """By the function that solves: factors that do not depend on the argument and triangular
-    solves, say.
-    """
-    params = equation.params
-    before, num = params["const_lengths"], len(params["jaxprs"].matvec.jaxpr.outvars)
-    start = before.matvec + before.vecmat
-    consts, right = operands[start : start + before.solve], operands[-num:]
-    return list(_outputs(params["jaxprs"].solve.jaxpr, [*consts, *right]))
-
-
-_WITH_JAXPRS = {"scan": _of_scan, "cond": _of_cond, "custom_linear_solve": _of_linear_solve}
-
-
-def _of_primitive(name, operands, equation):
-    depending = [i for i, d in enumerate(operands) if d > Dependence.constant]
-    highest = max(operands)
-    if name == "exp" and highest is Dependence.affine:
-        return Dependence.exponential
-    if highest is Dependence.exponential:
-        alone = len(depending) == 1
-        kept = (
-            name in _MOVES
-            or (name == "mul" and alone)
-            or (name in _FIRST_ONLY and depending == [0])
-        )
-        return highest if kept else Dependence.unknown
-    linear = (
-        name in _LINEAR
-        or (name in ("mul", "dot_general", "conv_general_dilated") and len(depending) == 1)
-        or (name in _FIRST_ONLY and depending == [0])
-        or (name in _SCATTERS and 1 not in depending)
-        or (name == "triangular_solve" and depending == [1])
-        or (name == "integer_pow" and equation.params["y"] == 1)
-        # the choice itself must not depend on the argument
-        or (name == "select_n" and depending[0] > 0)
-        or (
-            name == "convert_element_type"
-            and jnp.issubdtype(equation.params["new_dtype"], jnp.inexact)
-        )
-    )
-    return highest if linear else Dependence.unknown
-
-
-def _inner(params):
-    inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
-    return getattr(inner, "jaxpr", inner)
+def _exponent(equation) -> float:
+    """Of a power with a whole, constant exponent that is not negative."""
+    name, power = equation.primitive.name, None
+    if name in ("square", "integer_pow"):
+        power = equation.params.get("y", 2)
+    if name == "pow" and isinstance(equation.invars[1], Literal):
+        power = float(equation.invars[1].val)
+    return float(power) if power is not None and power >= 0 and power == int(power) else math.inf

@@ -37,15 +37,16 @@ class Declared:
         return f"Declared({getattr(own, '__qualname__', repr(own))})"
 
 
-def declare(model: Callable, args: tuple, kwargs: dict) -> Declared:
+def declare(model: Callable, args: tuple, kwargs: dict, tables=()) -> Declared:
     """Read a model off its training arguments; a model that was declared before stays as it is.
+    `tables`: arguments that are looked up, where the user says so.
 
     Raises `DataError` where the arguments do not fit together.
     """
     if isinstance(model, Declared):
         return model
     try:
-        return Declared(keyed(model), read_off(model, args, kwargs))
+        return Declared(keyed(model), read_off(model, args, kwargs, tables))
     except (TypeError, ValueError) as error:
         if lists := [
             k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)

@@ -8,23 +8,13 @@ says nothing about the values between.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.extend
-from jax.extend.core import Literal
 
-# Primitives that call one jaxpr with their own inputs.
-_CALLS = (
-    "jit",
-    "pjit",
-    "closed_call",
-    "core_call",
-    "custom_jvp_call",
-    "custom_vjp_call",
-    "remat",
-    "checkpoint",
-)
+from ppl_gp.reading.walk import Walk, WholeArrays
 
 
 def depends(function, x) -> bool:
@@ -47,49 +37,27 @@ def sources(function, named: dict[str, Any]):
     """The outputs of `function(named)` with each array replaced by the names in `named`, a
     frozenset, that it is computed from.
     """
-    jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(named)
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(named)
     # as JAX sorts a dictionary's keys
     names = [name for name in sorted(named) for _ in jax.tree.leaves(named[name])]
-    flow = _flow(jaxpr.jaxpr, [frozenset([name]) for name in names])
+    flow = Walk(_Sources()).closed(closed, [frozenset([name]) for name in names])
     return jax.tree.unflatten(jax.tree.structure(shapes), flow)
 
 
-def _flow(jaxpr, given: list[frozenset]) -> list[frozenset]:
-    """The sources of a jaxpr's outputs from those of its inputs. A called function is entered; a
-    loop counts as a whole.
-    """
-    known = dict(zip(jaxpr.invars, given, strict=True))
+class _Sources(WholeArrays):
+    none = frozenset()
 
-    def of(variable) -> frozenset:
-        return (
-            frozenset()
-            if isinstance(variable, jax.extend.core.Literal)
-            else known.get(variable, frozenset())
-        )
+    def either(self, values: Sequence[frozenset]) -> frozenset:
+        """All that one of them is computed from."""
+        return frozenset().union(*values)
 
-    for equation in jaxpr.eqns:
-        into = [of(v) for v in equation.invars]
-        inner = called(equation)
-        out = (
-            [frozenset().union(*into)] * len(equation.outvars)
-            if inner is None
-            else _flow(inner, into)
-        )
-        known.update(zip(equation.outvars, out, strict=True))
-    return [of(v) for v in jaxpr.outvars]
+    def chosen(self, by: frozenset, value: frozenset) -> frozenset:
+        """The choice, too."""
+        return by | value
 
-
-def called(equation):
-    """The jaxpr of a function that an equation calls with its own inputs, or `None`."""
-    inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-    inner = getattr(inner, "jaxpr", inner)
-    if (
-        equation.primitive.name not in _CALLS
-        or inner is None
-        or len(inner.invars) != len(equation.invars)
-    ):
-        return None
-    return inner
+    def primitive(self, equation, into: list[frozenset]) -> list[frozenset]:
+        """Every output of all inputs."""
+        return [frozenset().union(*into)] * len(equation.outvars)
 
 
 _DECIDING = {"lt", "le", "gt", "ge", "eq", "ne", "max", "min", "clamp", "abs", "sign"}
@@ -102,10 +70,22 @@ def decides(function, x, rest) -> bool:
     one whose course its values decide. Of loops and branches every step counts. Abstract: nothing
     is computed.
     """
-    jaxpr = jax.make_jaxpr(function)(x, rest).jaxpr
-    num = len(jax.tree.leaves(x))
-    given = [i < num for i in range(len(jaxpr.invars))]
-    return _found(jaxpr, given, [True] * len(jaxpr.outvars))[0]
+    closed, num = jax.make_jaxpr(function)(x, rest), len(jax.tree.leaves(x))
+    rules = _Decisions()
+    Walk(rules).closed(closed, [i < num for i in range(len(closed.jaxpr.invars))])
+    return rules.found
+
+
+class _Decisions(WholeArrays):
+    """Whether a value depends on x; `found`: whether such a step was met."""
+
+    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
+    none, found = False, False
+
+    def primitive(self, equation, into: list[bool]) -> list[bool]:
+        """Every output of all inputs."""
+        self.found |= any(into) and _is_deciding(equation)
+        return [any(into)] * len(equation.outvars)
 
 
 def num_entries(function, x, rest) -> int:
@@ -116,49 +96,6 @@ def num_entries(function, x, rest) -> int:
 def _entries(jaxpr) -> int:
     own = sum(math.prod(v.aval.shape) for e in jaxpr.eqns for v in e.outvars)
     return own + sum(_entries(inner) for e in jaxpr.eqns for inner in _inner(e))
-
-
-def _found(jaxpr, given: list[bool], wanted: list[bool]) -> tuple[bool, list[bool]]:
-    """(whether there is such a step on the way to the wanted outputs, which outputs depend on the
-    given inputs).
-    """
-    known = dict(zip(jaxpr.invars, given, strict=True))
-    used = _used(jaxpr, wanted)
-
-    def of(variable) -> bool:
-        return not _literal(variable) and known.get(variable, False)
-
-    found = False
-    for equation in jaxpr.eqns:
-        into = [of(v) for v in equation.invars]
-        inner = called(equation)
-        if inner is None:
-            out = [any(into)] * len(equation.outvars)
-            found |= any(into) and _reaches(equation, used) and _is_deciding(equation)
-        else:
-            decided, out = _found(inner, into, [v in used for v in equation.outvars])
-            found |= decided
-        known.update(zip(equation.outvars, out, strict=True))
-    return found, [of(v) for v in jaxpr.outvars]
-
-
-def _used(jaxpr, wanted: list[bool]) -> set:
-    """The variables that the wanted outputs are made of. NumPyro's checks of parameters, whose
-    answers nothing uses under a transformation, are not among them.
-    """
-    used = {v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w and not _literal(v)}
-    for equation in reversed(jaxpr.eqns):
-        if _reaches(equation, used):
-            used |= {v for v in equation.invars if not _literal(v)}
-    return used
-
-
-def _reaches(equation, used: set) -> bool:
-    return any(v in used for v in equation.outvars)
-
-
-def _literal(variable) -> bool:
-    return isinstance(variable, Literal)
 
 
 def _is_deciding(equation) -> bool:

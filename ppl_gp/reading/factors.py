@@ -2,8 +2,8 @@
 log-likelihood.
 
 The model itself is the likelihood: it is run under `substitute` and `trace` with f given, and every
-observed site counts, with its mask and scale. A probe at the boundary proves that datum n sees only
-its own f_n.
+observed site counts, with its mask and scale. That datum n sees only its own f_n is read off the
+model's jaxpr (`rows.py`).
 
 A likelihood is proved log-concave and smooth in f by its family, and a parameter that is affine in
 f or c exp(affine). Then every integral has one mode, and no scan for others is compiled. The proof
@@ -204,13 +204,15 @@ def _per_datum(log_lik: JointLogLikelihood, latent):
     return total
 
 
-def require_equal_rows(gps: list[str], num_rows: int, num_data: int) -> None:
+def require_equal_rows(
+    gps: list[str], num_rows: int, num_data: int, remedy: str = IN_ORDER
+) -> None:
     """Raise `NotPointwiseError` where GP sites have other rows than there are data."""
     if num_data != num_rows:
         raise NotPointwiseError(
             f"GP site(s) {gps} have {num_rows} rows, and there are {num_data} data: each sees a "
             "row that the model chooses. Give the GP the data's inputs (GP(kernel, X[i]) in a "
-            f"plate that subsamples). {IN_ORDER} {LISTED}"
+            f"plate that subsamples). {remedy} {LISTED}"
         )
 
 
@@ -236,9 +238,8 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
 
     **Raises** `ModelError`: no GP site, several functions that no linear predictor is made of (GPs
     that feed each other), a latent in the data plate that is not Gaussian, a hyperparameter missing
-    from `hyper`. The likelihood's
-    pointwise form is proved by `probe`, which `fit` and `check` call. Cost: two traces of the
-    model, O(N), no factorisation.
+    from `hyper`. Whether the likelihood is pointwise is for `fit` and `check` to refuse. Cost: two
+    traces of the model, O(N), no factorisation.
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)

@@ -17,19 +17,12 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_gp.reading.walk import NONLINEAR, Walk, WholeArrays
+
 _WORD = 32  # functions a word of a set
 _LINEAR = {"add", "sub", "neg", "add_any", "copy", "copy_p", "stop_gradient", "real"}
 # linear where one factor, or the numerator alone, depends on the functions
 _MULTIPLES = {"mul", "div"}
-_ELEMENTWISE = frozenset(
-    """
-    exp exp2 log log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
-    min floor ceil round erf erfc erf_inv lgamma digamma polygamma zeta igamma igammac
-    igamma_grad_a random_gamma_grad regularized_incomplete_beta bessel_i0e bessel_i1e is_finite
-    eq ne lt le gt ge and or not xor clamp nextafter atan2 sin cos tan asin acos atan sinh cosh
-    asinh acosh atanh rem logaddexp
-    """.split()
-)
 _MOVES = frozenset(
     """
     reshape transpose broadcast_in_dim squeeze slice rev expand_dims concatenate stack gather
@@ -44,16 +37,6 @@ _REDUCTIONS = {
     "reduce_prod",
     "argmax",
     "argmin",
-}
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
 }
 
 
@@ -77,7 +60,7 @@ def dependence(function: Callable, num: int, like) -> Dependence:
     reader = _Reader(num)
     sets = np.broadcast_to(reader.singletons[:, :, None], (reader.words, *jnp.shape(like)))
     with jax.ensure_compile_time_eval():  # sets are numbers, also while something else is traced
-        out = reader.read(closed.jaxpr, [_Known(lambda c=c: c) for c in closed.consts], [sets])
+        out = Walk(reader).closed(closed, [sets])
     shapes = [v.aval.shape for v in closed.jaxpr.outvars]
     return Dependence(
         [reader.unpacked(x, s) for x, s in zip(out, shapes, strict=True)], reader.coupled
@@ -96,8 +79,10 @@ class _Known:
         return self._value
 
 
-class _Reader:
-    """Reads jaxprs; gathers `coupled` as it goes."""
+class _Reader(WholeArrays):
+    """The rules of a walk for sets; gathers `coupled` as it goes. A loop mixes what enters it."""
+
+    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
 
     def __init__(self, num: int):
         self.num, self.words = num, -(-num // _WORD)
@@ -113,29 +98,20 @@ class _Reader:
             [(x[i // _WORD] >> np.uint32(i % _WORD)) & 1 for i in range(self.num)]
         ).astype(bool)
 
-    def read(self, jaxpr, consts, inputs) -> list:
+    def constant(self, array) -> "_Known":
+        """A value that no function enters."""
+        return _Known(lambda: array)
+
+    def literal(self, literal) -> "_Known":
+        """A number."""
+        return self.constant(literal.val)
+
+    def primitive(self, equation, operands: list) -> list:
         """Sets of the outputs; `_Known` where no function enters."""
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-
-        def get(atom):
-            return (
-                _Known(lambda: atom.val) if isinstance(atom, jax.extend.core.Literal) else env[atom]
-            )
-
-        for equation in _live(jaxpr):
-            operands = [get(v) for v in equation.invars]
-            depends = any(isinstance(x, np.ndarray) for x in operands)
-            out = self._equation(equation, operands) if depends else _later(equation, operands)
-            env.update(zip(equation.outvars, out, strict=True))
-        return [get(v) for v in jaxpr.outvars]
-
-    def _equation(self, equation, operands) -> list:
+        if not any(map(_is_set, operands)):
+            return _later(equation, operands)
         name, params = equation.primitive.name, equation.params
         shape = getattr(equation.outvars[0].aval, "shape", ())
-        if name in _CALLS and _CALLS[name] in params:
-            inner = params[_CALLS[name]]
-            jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-            return self.read(jaxpr, [_Known(lambda c=c: c) for c in consts], operands)
         if name in _MOVES and (moved := self._moved(equation, operands)) is not None:
             return [moved]
         if name == "reduce_sum" or name in _REDUCTIONS:
@@ -146,7 +122,7 @@ class _Reader:
             return [self._product(equation, operands)]
         if (
             name in _LINEAR
-            or name in _ELEMENTWISE
+            or name in NONLINEAR
             or name in _MULTIPLES
             or name in ("select_n", "convert_element_type")
         ):
@@ -248,19 +224,6 @@ def _is_linear(equation, operands) -> bool:
             for v in (*equation.invars, *equation.outvars)
         )
     return name in _LINEAR
-
-
-def _live(jaxpr) -> list:
-    """The equations that an output needs, in order: a model's deterministic sites and checks of
-    arguments are left out.
-    """
-    needed = {v for v in jaxpr.outvars if not isinstance(v, jax.extend.core.Literal)}
-    kept = []
-    for equation in reversed(jaxpr.eqns):
-        if any(v in needed for v in equation.outvars):
-            kept.append(equation)
-            needed.update(v for v in equation.invars if not isinstance(v, jax.extend.core.Literal))
-    return kept[::-1]
 
 
 def _later(equation, operands) -> list[_Known]:

@@ -1,207 +1,32 @@
 """A model read once, in training, from what depends on what: axes, plates and arguments of the
 data, roles of sites.
-
-The first half follows the jaxpr: which sites' distributions are computed from which arguments and
-which other sites' values.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-import jax
-import jax.numpy as jnp
-from jax.core import Tracer
-
-from ppl_gp.errors import ModelError
-from ppl_gp.gp import GP, mask_of, unwrap
-from ppl_gp.kernels.pairs import square_fault
+from ppl_gp.errors import (
+    IN_ORDER,
+    LISTED,
+    ONE_SITE,
+    ONE_TABLE,
+    DataError,
+    ModelError,
+    NotPointwiseError,
+)
 from ppl_gp.reading.arguments import Leaves, argument_of
-from ppl_gp.reading.data_axis_by_probe import acting_by_row, by_moving
-from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.digest import arrays_of, own_density, own_kinds
-from ppl_gp.reading.equal_lengths import tied
-from ppl_gp.reading.growth import (
-    ARGUMENT,
-    SITE,
-    Axes,
-    Look,
-    grow,
-    lengths,
-    look_at,
-    named_trace,
-)
-from ppl_gp.reading.roles import is_factor
+from ppl_gp.reading.graph import NOTHING, Graph, Seen, graph
+from ppl_gp.reading.rows import Rows, rows_of
+from ppl_gp.reading.shapes import Look, look_at
+from ppl_gp.reading.walk import line_of
 
-# What spreads a distribution: where it is random itself, the density has no upper bound.
-_SPREADS = (
-    "scale",
-    "scale_tril",
-    "covariance_matrix",
-    "precision_matrix",
-    "cov_factor",
-    "cov_diag",
-    "conditional_precision",
-)
-_ONE_EACH = (
-    " All units of a plate share one kernel. For a length scale of each unit, declare a site for "
-    "each, f = jnp.stack([numpyro.sample(f'f{i}', pg.GP(pg.kernels.RBF(1.0, lengthscale[i]), X)) "
-    "for i in range(num_units)]), and look up f[unit, jnp.arange(X.shape[0])]."
-)
-
-
-class Seen(NamedTuple):
-    """What something is computed from: paths of arguments, names of sites."""
-
-    arguments: frozenset[str]
-    sites: frozenset[str]
-
-
-NOTHING = Seen(frozenset(), frozenset())
-
-
-class Graph(NamedTuple):
-    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a
-    factor is its own distribution.
-
-    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a
-    distribution tells its variance.
-    """
-
-    distributions: dict[str, Seen]
-    spreads: dict[str, Seen]
-    around: dict[str, Seen]
-    kernels: dict[str, Seen]
-    variances: dict[str, Seen]
-
-    @property
-    def shaping(self) -> frozenset[str]:
-        """Arguments that the distribution of some site, no factor among them, is computed from."""
-        return frozenset().union(*(s.arguments for s in self.distributions.values()))
-
-
-def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str, Seen]]:
-    """(the graph, {factor: what it sees}). One abstract trace.
-
-    A model that looks at its arguments' values while it is traced is taken to compute every
-    distribution from all of them but `y`.
-    """
-    with suppress(jax.errors.JAXTypeError):
-        return _graph(model, leaves, base, leaves.arrays)
-    found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
-    with suppress(jax.errors.JAXTypeError):
-        found, factors = _graph(model, leaves, base, {})
-    given = frozenset(p for p in leaves.arrays if p != "y")
-    everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
-    return found._replace(distributions=everything), factors
-
-
-def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
-    named, trace_at = named_trace(model, leaves, base, arrays)
-    sites: dict[str, dict] = {}
-
-    def parts(named):
-        sites.update(trace_at(named))
-        return {k: _parts(s) for k, s in sites.items()}
-
-    flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around, kernels, variances, densities = (
-        {k: parts[i] for k, parts in flow.items()} for i in range(6)
-    )
-    _require_attributes(sites, fn, densities)
-    factors = {k: seen for k, seen in fn.items() if is_factor(sites[k])}
-    own = {k: seen for k, seen in fn.items() if k not in factors}
-    return Graph(own, spread, around, kernels, variances), factors
-
-
-def _parts(site) -> tuple[list, ...]:
-    """Arrays of a site's distribution, its spread, what stands around it, a GP's kernel at constant
-    inputs, its variance, and the density of a user's class.
-    """
-    fn = unwrap(site["fn"])
-    if isinstance(fn, GP):
-        _require_matrix(site["name"], fn, bool(site["fn"].batch_shape))
-    # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
-    own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
-    around = [mask_of(site["fn"]), site["scale"]]
-    kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
-    density = own_density(fn, site["value"])
-    parts = (own, _spread(fn), around, kernel, _variance(fn), density)
-    return tuple(arrays_of(part) for part in parts)
-
-
-def _require_attributes(sites: Mapping, seen: Mapping, densities: Mapping) -> None:
-    """Raise `ModelError` where a density is computed from what its distribution does not keep."""
-    for name, density in densities.items():
-        hidden = {*density.sites, *density.arguments} - {*seen[name].sites, *seen[name].arguments}
-        if hidden:
-            kind = own_kinds(sites[name]["fn"])[0].__name__
-            raise ModelError(
-                f"log_prob of {kind}, the distribution of site '{name}', depends on "
-                f"{sorted(hidden)} through a function or an object that encloses arrays. Keep each "
-                f"array as an attribute, for example self.loc = loc in {kind}.__init__, also in a "
-                "list, a dictionary or a registered pytree, but not in another object."
-            )
-
-
-def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
-    """Here, where a kernel is called for the first time."""
-    if (fault := square_fault(prior.kernel, prior.X)) is not None:
-        raise ModelError(
-            f"the kernel of GP site '{name}' gives no covariance matrix at its inputs of shape "
-            f"{prior.X.shape}: {fault}. A kernel is k(X1, X2) -> (N1, N2), one entry a pair of "
-            f"rows.{_ONE_EACH if is_in_plate else ''}"
-        )
-
-
-def _kernel_beside_inputs(gp: GP):
-    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers,
-    or else a tracer of their shape.
-
-    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave
-    it.
-    """
-    C = gp.X if not isinstance(gp.X, Tracer) else jnp.zeros(gp.X.shape, gp.X.dtype)
-    return gp.kernel(C, C)
-
-
-def _spread(fn) -> list:
-    """Parameters that say how wide a distribution is, also beneath a transformation such as a
-    log-normal's.
-    """
-    inner = [getattr(fn, "base_dist", None), *getattr(fn, "transforms", ())]
-    # of a mixture
-    inner += [
-        getattr(fn, "component_distribution", None),
-        *getattr(fn, "component_distributions", ()),
-    ]
-    own = [_attribute(fn, name) for name in _SPREADS] if not isinstance(fn, GP) else []
-    return own + [x for part in inner if part is not None for x in _spread(part)]
-
-
-def _attribute(fn, name: str):
-    """`None` also where NumPyro cannot compute it (the precision of a low-rank normal)."""
-    try:
-        return getattr(fn, name, None)
-    except (NotImplementedError, TypeError, ValueError, ArithmeticError):
-        return None
-
-
-def _variance(fn):
-    """Of a distribution that has one and is no GP: what it is computed from says what widens a
-    Gamma or a Beta, too. Of numbers alone it may divide by zero: `InverseGamma(1.0, 1.0)`.
-    """
-    found = None if isinstance(fn, GP) else _attribute(fn, "variance")
-    return fn if found is None and own_kinds(fn) else found
-
-
-def _told(flow: list[frozenset]) -> Seen:
-    names = frozenset().union(*flow)
-    arguments = frozenset(n.removeprefix(ARGUMENT) for n in names if n.startswith(ARGUMENT))
-    return Seen(arguments, frozenset(n.removeprefix(SITE) for n in names if n.startswith(SITE)))
-
-
+_MORE = {
+    "mixes": "other rows",
+    "unknown": "all rows by an operation that is not known to keep them apart, as jax.lax.map over "
+    "the rows does",
+    "number": "the row's number",
+    "count": "the number of rows",
+}
 _OBSERVED = "_observed"  # what obs_mask adds to a site's name
 
 
@@ -212,8 +37,7 @@ class Reading:
     - `axes`: (site, axis of the data) of every sample site that holds data, as `tracing.annotated`
       counts them.
     - `plates`: the data's plates. `rows`: (path of an array argument, its axis of the data);
-      `acting`: those among them that need not grow with the inputs, and belong to the rows by what
-      they do (y[rows]).
+      `square`: those with several, an adjacency of the rows.
     - `grows`: whether another number of rows could be traced; where not, arrays of N rows are
       caught in a closure.
     - `observed`: sites with observations. `predicted`: those that a prediction is made of: they
@@ -227,12 +51,17 @@ class Reading:
     - `spread`, `variance`: (site, the random sites that its scale, or its variance, is computed
       from). `kernels`: (GP site, the arrays with one entry per datum that its kernel is computed
       from: a median of distances, say).
+    - `mixing`: (site, what of it, how) where row n is computed from more than row n; `shared`: of
+      sites without rows that see them (a prior at their mean); `coupled`: (site, how) of those that
+      see values of other rows, and `lines` of the model that say so. `looked_up`: GP sites at other
+      rows than the observations that see them. `whole`: sites of the rows without an axis of
+      theirs, one event.
     """
 
     axes: tuple[tuple[str, int], ...] = ()
     plates: tuple[str, ...] = ()
     rows: tuple[tuple[str, int], ...] = ()
-    acting: tuple[str, ...] = ()
+    square: tuple[tuple[str, tuple[int, ...]], ...] = ()
     grows: bool = True
     observed: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
@@ -244,6 +73,12 @@ class Reading:
     spread: tuple[tuple[str, tuple[str, ...]], ...] = ()
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     variance: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    mixing: tuple[tuple[str, str, str], ...] = ()
+    shared: tuple[tuple[str, str, str], ...] = ()
+    coupled: tuple[tuple[str, str], ...] = ()
+    looked_up: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    lines: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def axis(self, site: str) -> int | None:
         """Of a site, also where an `obs_mask` is there now and was not, or the other way round."""
@@ -255,6 +90,83 @@ class Reading:
     def row_axes(self) -> dict[str, int]:
         """{path of an array argument with one entry per datum: its axis of the data}."""
         return dict(self.rows)
+
+    @property
+    def mixed(self) -> list[str]:
+        """Sites whose row n sees more than its own arguments, so that it has no prediction of its
+        own.
+        """
+        return list(dict.fromkeys(k for k, *_ in self._refused))
+
+    @property
+    def _refused(self) -> tuple[tuple[str, str, str], ...]:
+        """Without arrays that a model holds, if no other rows than training's can meet them."""
+        return tuple(x for x in self.mixing if self.grows or x[-1] != "number")
+
+    @property
+    def held(self) -> str | None:
+        """Why no other number of rows can be traced, and what to do."""
+        if self.grows:
+            return None
+        if any(how == "number" for *_, how in self.mixing):
+            return (
+                "the model holds arrays of its own with one entry per datum (in a closure, a "
+                "partial, a global or handlers.condition), which new inputs would be paired with. "
+                "Make them arguments of the model."
+            )
+        sizes = ", ".join(f"numpyro.plate({p!r}, ...)" for p in self.plates)
+        return (
+            f"the model writes the number of rows down, {sizes or 'or holds it'}, as no other one "
+            "could be traced. Take it from an argument, X.shape[0]."
+        )
+
+    def why_mixed(self, in_batches: bool = False) -> str:
+        """What `mixed` sites see, and the user's line, for a message."""
+        (site, what, how), *_ = (*self._refused, *(self.shared if in_batches else ()))
+        line = dict(self.lines).get(site)
+        verb = "see" if what == "inputs" else "sees"
+        told = f"a row sees more than its own arguments: the {what} of '{site}' {verb} {_MORE[how]}"
+        return f"{told} ({line})" if line else told
+
+    def require_pointwise(self, who: str, gps: Iterable[str]) -> None:
+        """Raise `NotPointwiseError` where the density of a datum, or an input of it, depends on
+        random values of other rows, or on one of these functions at no row of its own.
+        """
+        bad = self.coupled or tuple(k for k in gps if k in self.looked_up)
+        if not bad:
+            return
+        how = dict(self.coupled)
+        lines = ", ".join(dict.fromkeys(filter(None, (dict(self.lines).get(k) for k in how))))
+        sees = _MORE["unknown"] if {*how.values()} == {"unknown"} else "other rows than its own"
+        raise NotPointwiseError(
+            f"the likelihood of site {list(how or self.observed)} couples values of latent "
+            f"functions: the density of a datum depends on values at {sees}"
+            f"{lines and f' ({lines})'}, and "
+            f"{who} needs log p(y|f) = sum_n log p(y_n|f_n). {self.in_order} {LISTED}"
+        )
+
+    @property
+    def without_rows(self) -> list[str]:
+        """Observed sites that see functions and have other rows than the data's, or none."""
+        return [k for k in self.observed if k in dict(self.coupled) and self.axis(k) is None]
+
+    @property
+    def in_order(self) -> str:
+        """How each datum sees functions at a row of its own."""
+        by_row = any(self.axis(k) is not None for k in self.observed)
+        if self.without_rows and not by_row:
+            return f"{ONE_SITE} {IN_ORDER}"
+        return f"{ONE_TABLE}." if self.without_rows else IN_ORDER
+
+    def require_apart(self, whole: str) -> None:
+        """Raise `NotPointwiseError` where a density depends on which rows, or how many, are in a
+        batch. `whole`: the method that takes all of them.
+        """
+        if self._refused or self.shared:
+            raise NotPointwiseError(
+                f"minibatches would read wrong rows: {self.why_mixed(True)}. Compute it before the "
+                f"fit and pass the result to fit, or take all data in a step, {whole}."
+            )
 
     def axis_of(self, path: str) -> int | None:
         """The axis of the data of an array argument."""
@@ -275,47 +187,63 @@ class Reading:
         )
 
 
-def read_off(model: Callable, args: tuple, kwargs: dict) -> Reading:
-    """The reading of `model(*args, **kwargs)`. Abstract traces only, a few more than there are
-    arrays of N rows.
-
-    Raises `ModelError` where neither growing nor moving tells one axis from another.
-    """
+def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
+    """The reading of `model(*args, **kwargs)`. Abstract traces only, five as a rule."""
     leaves = Leaves(model, args, kwargs)
-    base = look_at(model, leaves, {})
+    base = look_at(model, leaves)
     seen, factors = graph(model, leaves, base)
-    options = frozenset().union(*(s.arguments for s in seen.kernels.values()))
-    together = tied(model, leaves, base)
-    trials = (grow(model, leaves, base, num, options, together) for num in lengths(leaves))
-    grown = next((a for a in trials if a is not None), None)
-    axes = by_moving(model, leaves, base) if grown is None else grown
-    acting = acting_by_row(model, leaves, axes)
-    axes = axes._replace(rows=axes.rows | acting)
+    found = rows_of(model, leaves, base, tables)
+    _require_tables(tables, leaves, found)
+    rows = {p: a[0] for p, a in found.rows.items() if len(a) == 1}
     observed = tuple(k for k, s in base.sites.items() if s.observed and k not in factors)
-    predicted = tuple(k for k in observed if k in axes.sites or _sees_gp(k, seen, base))
+    part = {k: "inputs" if s.is_gp else "prior" for k, s in base.sites.items() if not s.observed}
+    mixing = [(k, part.get(k, "density"), c) for k, c in found.mixing.items()]
+    mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
+    causes = {**found.shared, **found.coupled, **{k: c for k, _, c in mixing}}
+    predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
     return Reading(
-        axes=tuple(axes.sites.items()),
-        plates=axes.plates,
-        rows=tuple(axes.rows.items()),
-        acting=tuple(acting),
-        grows=grown is not None,
+        axes=tuple(found.axes.items()),
+        plates=found.plates,
+        rows=tuple(rows.items()),
+        square=tuple((p, a) for p, a in found.rows.items() if p not in rows),
+        grows=found.grows,
         observed=observed,
         predicted=predicted,
         scored=tuple(k for k, s in factors.items() if s.arguments - seen.shaping),
         shaping=tuple(sorted(seen.shaping)),
         masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
-        needed=_needed(leaves, axes if grown is not None else None, seen, predicted),
+        needed=tuple(
+            p for p in _needed(leaves, found, seen, predicted) if argument_of(p) not in tables
+        ),
         factored=tuple(
             sorted(frozenset().union(*(s.arguments for s in factors.values())) - seen.shaping)
         ),
         spread=_from_random(seen.spreads, base),
         variance=_from_random(seen.variances, base),
-        kernels=_kernels_of_data(seen, axes),
+        kernels=_kernels_of_data(seen, rows),
+        mixing=tuple((k, what, c.kind) for k, what, c in mixing),
+        shared=tuple((k, "density", c.kind) for k, c in found.shared.items()),
+        coupled=tuple((k, c.kind) for k, c in found.coupled.items()),
+        looked_up=found.looked_up,
+        whole=found.whole,
+        lines=tuple((k, line_of(c.source)) for k, c in causes.items()),
     )
 
 
+def _require_tables(tables, leaves: Leaves, found: Rows) -> None:
+    """Raise `DataError` for names that are no arguments, `ModelError` for arrays of the rows."""
+    known = sorted({argument_of(p) for p in leaves.arrays})
+    if not isinstance(tables, tuple) or not {*tables} <= {*known}:
+        raise DataError(f"tables={tables!r} must be a tuple of names of array arguments: {known}.")
+    if rows := [p for p in found.rows if argument_of(p) in tables]:
+        raise ModelError(
+            f"tables={tables!r}: {rows} have an entry per datum, as the model uses them entry by "
+            "entry with the observations. Leave them out of tables=."
+        )
+
+
 def _needed(
-    leaves: Leaves, axes: Axes | None, seen: Graph, predicted: tuple[str, ...]
+    leaves: Leaves, found: Rows, seen: Graph, predicted: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Shaping arrays with one entry per datum, and those of sites whose own data axis is not known
     (f[idx]: idx belongs to the new data).
@@ -325,12 +253,12 @@ def _needed(
         for p, x in leaves.arrays.items()
         if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs
     ]
-    if axes is None:
+    if not found.grows:
         return tuple(arrays)
     loose = frozenset().union(
-        *(seen.distributions[k].arguments for k in predicted if k not in axes.sites)
+        *(seen.distributions[k].arguments for k in predicted if k not in found.axes)
     )
-    return tuple(p for p in arrays if p in axes.rows or p in loose)
+    return tuple(p for p in arrays if len(found.rows.get(p, ())) == 1 or p in loose)
 
 
 def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
@@ -343,8 +271,8 @@ def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
     return any(base.sites[k].is_gp for k in known if k in base.sites)
 
 
-def _kernels_of_data(seen: Graph, axes: Axes) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    found = {k: tuple(sorted(s.arguments & {*axes.rows, "y"})) for k, s in seen.kernels.items()}
+def _kernels_of_data(seen: Graph, rows: Mapping) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found = {k: tuple(sorted(s.arguments & {*rows, "y"})) for k, s in seen.kernels.items()}
     return tuple((k, paths) for k, paths in found.items() if paths)
 
 

@@ -357,7 +357,7 @@ def _part_dimensions(fit: Record) -> dict[str, list[str]]:
 
 def num_data(fit: Record) -> int:
     """N, the rows of the training inputs; of a model of keywords alone, of what it observes."""
-    if (num := num_rows(fit, fit.args)) or fit.latent:
+    if (num := num_rows(fit, fit.args, fit.kwargs)) or fit.latent:
         return num or next(iter(fit.latent.values())).mean.shape[-1]
     sites = training_sites(fit)
     shapes = {k: bare_shape(sites[k]["fn"]) for k in scored_names(sites)}

@@ -22,11 +22,8 @@ from ppl_gp.reading.declared import Declared, declare, require_unchanged
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import tied
 from ppl_gp.reading.row_independence import (
-    grown_whole,
-    mixing_sites,
     require_none_tied,
     require_pairs,
-    tied_latents,
     unpaired,
 )
 from ppl_gp.reading.tracing import run
@@ -170,12 +167,12 @@ class Record:
         with jax.ensure_compile_time_eval():  # kept: no array of a function that is compiled
             return posterior_of(self)
 
-    @functools.cached_property
+    @property
     def mixing(self) -> list[str]:
-        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its own
-        (see `companions.mixing_sites`).
+        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its
+        own.
         """
-        return mixing_sites(self.model, self.args, self.kwargs, self.draws.at(0).known)
+        return self.model.reading.mixed
 
     @functools.cached_property
     def unpaired(self) -> dict[str, str]:
@@ -194,15 +191,11 @@ class Record:
         require_none_tied(self.tied_latents, "fit.hyper")
         require_pairs(self.unpaired)
 
-    @functools.cached_property
+    @property
     def tied_latents(self) -> list[str]:
-        """Latents with an entry per datum that know each other (see `model.tied_latents`)."""
-        first, sites = self.draws.at(0), (*self.draws.hyper, *self.draws.latents)
-        whole = grown_whole(self.model, self.args, self.kwargs) & frozenset(sites)
-        if whole or not first.latents:
-            return sorted(whole)
-        known = {**first.known, **first.values}
-        return tied_latents(self.model, self.args, self.kwargs, known, tuple(first.latents))
+        """Latents with an entry per datum that know each other, as one event or in their prior."""
+        reading, sites = self.model.reading, {*self.draws.hyper, *self.draws.latents}
+        return sorted(sites.intersection((*reading.whole, *reading.mixed)))
 
     def warn_of_others(self, verb: str) -> None:
         """Warn of observed sites that have no entry for each row, which a verb by row leaves

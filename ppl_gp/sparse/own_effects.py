@@ -25,7 +25,7 @@ from ppl_gp.gp import GP
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.quadrature import likelihood_nodes
 from ppl_gp.quick import pruned
-from ppl_gp.reading.degree import degree
+from ppl_gp.reading.affine import degree
 from ppl_gp.reading.factors import JointLogLikelihood, is_concave
 from ppl_gp.reading.predictor.parts import Own, added
 from ppl_gp.reading.predictor.prior import PredictorGP

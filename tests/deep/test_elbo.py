@@ -557,9 +557,8 @@ def test_what_does_not_fit_is_a_typed_error():
         bounds(pg.ImportanceWeightedELBO(3, doubly_reparameterised=True), "layered", 1)
 
     def bare(X, y=None):
-        numpyro.sample(
-            "y", dist.Normal(numpyro.sample("a", dist.Normal()), 1.0).expand([N]).to_event(1), obs=y
-        )
+        a = numpyro.sample("a", dist.Normal())
+        numpyro.sample("y", dist.MultivariateNormal(a * jnp.ones(N), jnp.eye(N)), obs=y)
 
     with pytest.raises(pg.ModelError, match="in a plate"):
         pg.ELBO().loss(random.key(0), {}, bare, AutoNormal(bare), X, y=Y)

@@ -389,16 +389,6 @@ def test_the_cause_of_a_shape_is_told(model):
         pg.fit(model, pg.Laplace(), 0, X, y=y)
 
 
-def test_a_table_of_places_as_first_argument_is_told():
-    def model(table, place, y=None):
-        f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), table))
-        numpyro.sample("y", dist.Normal(f[place], 0.3), obs=y)
-
-    place, y = np.arange(12) % 5, np.linspace(0.0, 1.0, 12)
-    with pytest.raises(ModelError, match="one entry per datum first"):
-        pg.fit(model, pg.Laplace(), 0, good()[0][:5], place, y=y)
-
-
 def test_a_key_that_was_forgotten():
     X, y = good()
     for key in (X, None, "a", 0.5):

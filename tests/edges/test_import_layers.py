@@ -62,6 +62,7 @@ LAYERS = [
     "infer.sources",
     "infer.stream_source",
     "infer.batches",
+    "infer.maximised",
     "infer.probes",
     "infer.fit",
     "infer.chains",

@@ -13,7 +13,6 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 import ppl_gp as pg
-from ppl_gp.infer.probes.demoted import unproved
 from ppl_gp.reading.affine import Dependence, dependence
 
 G = 4
@@ -127,18 +126,13 @@ doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2.0 * tangents[0]))
     "level, step",
     [
         (doubled, "custom_jvp_call"),
-        (lambda u: jnp.log(jnp.exp(u)), "log"),
+        (lambda u: jnp.log(jnp.exp(u)), "exp"),
     ],
 )
-def test_what_only_looks_affine_is_no_point_of_map(level, step):
+def test_what_is_not_proved_affine_is_no_point_of_map(level, step):
     group, y = np.arange(12) % G, np.arange(12.0) / 6.0
-    assert unproved(level, jnp.zeros(G)) == step
-    with pytest.raises(pg.ModelError, match=f"'u' looks like Gaussian effects.*`{step}`"):
+    told = f"maximise 'u' .*`{step}` is not known to be affine in 'u' .*line"
+    with pytest.raises(pg.ModelError, match=told):
         pg.fit(effects_of(level, group), pg.Laplace(), 0, group, y=y)
     check = pg.check(effects_of(level, group), group, y=y)
-    assert any(not i.ok and "looks like Gaussian effects" in i.message for i in check.items)
-
-
-@pytest.mark.parametrize("level", [jnp.tanh, lambda u: jnp.clip(u, -9.0, 9.0), jnp.exp, jnp.cumsum])
-def test_what_is_curved_or_proved_looks_like_nothing(level):
-    assert unproved(level, jnp.zeros(G)) is None
+    assert any(not i.ok and f"`{step}`" in i.message for i in check.items)

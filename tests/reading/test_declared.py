@@ -18,7 +18,6 @@ from numpyro import handlers
 import ppl_gp as pg
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.reading import read_off
-from ppl_gp.reading.row_independence import mixing_sites
 
 K = pg.kernels.RBF(1.0, 0.7)
 N = 3  # as many data as there are outputs, sensors, blanks and places
@@ -136,10 +135,10 @@ READINGS = [  # model, arguments, observations, {site: its axis of the data}, {a
     (no_plate, (X,), Y, {"y": 0}, {"X": 0, "y": 0}),
     (blanks, (X, np.zeros(3)), Y, {"y": -1}, {"X": 0, "y": 0}),
     (table, (X, np.zeros(3), PLACES), Y, {"y": -1}, {"X": 0, "place": 0, "y": 0}),
-    (places, (X, PLACES), Y, {}, {"X": 0}),
+    (places, (X, PLACES), Y, {"y": -1}, {"place": 0, "y": 0}),
     (weighted, (X, np.ones(N)), Y, {"y": -1}, {"X": 0, "w": 0, "y": 0}),
     (latent, (X,), Y, {"h": -1, "y": -1}, {"X": 0, "y": 0}),
-    (subsampling, (X,), Y, {"y": -1}, {"X": 0}),
+    (subsampling, (X,), Y, {"y": -1}, {"X": 0, "y": 0}),
     (closure, (), np.zeros((N, 3)), {"y": -1}, {"y": 0}),
 ]
 
@@ -344,7 +343,7 @@ def test_a_row_that_sees_its_companions_has_no_prediction_of_its_own():
         lambda: fit.log_density(X, Y),
         lambda: fit.sample(0, X, 2),
     ):
-        with pytest.raises(pg.ModelError, match="standardised"):
+        with pytest.raises(pg.ModelError, match=r"the inputs of 'f' see other rows .*X\.std\(0\)"):
             ask()
     assert not pg.check(standardised, X, y=Y).ok and pg.check(plain, X, y=Y).ok
 
@@ -632,7 +631,7 @@ NOT_ALONE = {  # what a row sees beside its own arguments
 def test_rows_that_do_not_stand_alone_are_seen(model):
     inputs = np.linspace(-1.0, 1.0, 6)[:, None]
     arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
-    assert mixing_sites(declare(model, *arguments), *arguments, {})
+    assert declare(model, *arguments).reading.mixed
 
 
 TABLE = np.array([0.5, 1.0, 2.0])
@@ -650,9 +649,8 @@ def _offsets(A, B):
     return left[:, None] * right * RBF()(A[:, :1], B[:, :1])
 
 
-def test_kernels_are_probed_at_rows_of_the_inputs_and_at_few_of_them():
+def test_kernels_are_read_at_no_numbers():
     inputs = np.stack([np.linspace(-1.0, 1.0, 150), 2.0 * (np.arange(150) % 2)], 1)
-    arguments = ((inputs,), {"y": np.sin(inputs[:, 0])})
 
     def made(scale):
         def model(X, y=None):
@@ -661,13 +659,15 @@ def test_kernels_are_probed_at_rows_of_the_inputs_and_at_few_of_them():
             with _data(X):
                 numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
 
-        return declare(model, *arguments)
+        return model
 
     def by_values(X):  # not seen in the jaxpr
         return np.array([np.ptp(np.asarray(X)[:, 0]), 1.0])
 
-    assert mixing_sites(made(lambda X: np.ones(2)), *arguments, {}) == []
-    assert mixing_sites(made(by_values), *arguments, {}) == ["f"]
+    y = np.sin(inputs[:, 0])
+    assert declare(made(lambda X: np.ones(2)), (inputs,), {"y": y}).reading.mixed == []
+    with pytest.raises(pg.ModelError, match="by_values.*line"):
+        pg.fit(made(by_values), FIXED, 0, inputs, y=y)
 
 
 def test_rows_that_stand_alone_are_seen():
@@ -679,11 +679,9 @@ def test_rows_that_stand_alone_are_seen():
     for model, args, y, *_ in READINGS:
         if model not in (subsampling, closure, places):
             arguments = (args, {"y": y})
-            noise = jnp.ones(3) if model is outputs else jnp.ones((3, 1))
-            hyper = {"noise": noise, "s": jnp.ones(()), "h": jnp.ones((N, 3))}
-            assert mixing_sites(declare(model, *arguments), *arguments, hyper) == []
+            assert declare(model, *arguments).reading.mixed == []
     arguments = ((X, np.array([0.1, 0.2, 0.7])), {"y": Y})
-    assert mixing_sites(declare(regression, *arguments), *arguments, {}) == []
+    assert declare(regression, *arguments).reading.mixed == []
 
 
 def test_new_rows_are_not_paired_with_arrays_that_a_model_holds():

@@ -354,22 +354,27 @@ def test_a_gp_fed_by_a_gp_and_local_latents_are_drawn_at_the_new_inputs():
         fit.posterior(X_new)
 
 
-def cumulative(X, y=None):
+FIRST, SECOND = np.array([0, 2, 3]), np.array([1, 0, 2])
+WHICH = {"first": FIRST, "second": SECOND}
+
+
+def compared(X, first, second, y=None):
+    """Each row sees two values of f, at rows of X that are not its own."""
     f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), X))
-    with numpyro.plate("data", X.shape[0]):
-        numpyro.sample("y", dist.Normal(jnp.cumsum(f), 0.1), obs=y)
+    with numpyro.plate("data", first.shape[0]):
+        numpyro.sample("y", dist.Normal(f[first] - f[second], 0.1), obs=y)
 
 
-def test_a_likelihood_that_couples_rows_is_predicted_from_joint_draws():
-    fit = made_fit(cumulative, {}, X, num_draws=2)
-    assert plan_integration(query_at(fit, X_NEW, (), {})) is Integration.joint_draws
-    p = fit.predict(X_NEW)
+def test_a_likelihood_that_sees_other_rows_is_predicted_from_joint_draws():
+    fit = made_fit(compared, {}, X, num_draws=2, y=np.zeros(3), **WHICH)
+    assert plan_integration(query_at(fit, X_NEW, (), WHICH)) is Integration.joint_draws
+    p = fit.predict(X_NEW, **WHICH)
     means, variances = [], []
-    sums = np.tril(np.ones((NUM_NEW, NUM_NEW)))
+    pairs = np.eye(NUM_NEW)[FIRST] - np.eye(NUM_NEW)[SECOND]
     for s in range(2):
         process = one_draw(fit, s).posterior(X_NEW, joint=True).component_distribution
-        means.append(sums @ process.mean[0])
-        variances.append(np.diag(sums @ process.covariance_matrix[0] @ sums.T) + 0.01)
+        means.append(pairs @ process.mean[0])
+        variances.append(np.diag(pairs @ process.covariance_matrix[0] @ pairs.T) + 0.01)
     variance = np.mean(variances, 0) + np.var(means, 0)
     assert np.all(np.abs(p.mean - np.mean(means, 0)) < 5 * np.sqrt(variance / 1000))
     np.testing.assert_allclose(p.variance, variance, rtol=0.25)

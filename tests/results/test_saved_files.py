@@ -29,7 +29,7 @@ from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.archive import digest_of
 from ppl_gp.results.store.save import decode, encode
 
-FIRST, THIS = (Path(__file__).parents[1] / "reference" / f"fit_v{n}.fit" for n in (1, 6))
+FIRST, THIS = (Path(__file__).parents[1] / "reference" / f"fit_v{n}.fit" for n in (1, 7))
 X, Y, X_NEW = classification()
 
 

@@ -150,6 +150,7 @@ ROWS: dict[str, dict[str, list]] = {
         "rng_key": [keys_differ],
         "throw": [raised],
         "progress": [by(RUNS + "progress_is_drawn_on_stderr_when_asked")],
+        "tables": [by("test_tables::test_a_table_is_remembered_where_the_user_says_so")],
     },
     "log_evidence": {
         "init": [by("test_map::test_a_warm_start_and_another_start_end_at_the_same_optimum")]

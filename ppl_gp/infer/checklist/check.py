@@ -3,9 +3,10 @@ run.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import equinox as eqx
+import jax
 
 from ppl_gp.errors import LISTED, PplGpError
 from ppl_gp.gp import unwrap
@@ -29,14 +30,13 @@ from ppl_gp.infer.checklist.sites import (
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
-from ppl_gp.reading.declared import Declared, declare, own_function
+from ppl_gp.reading.declared import declare, own_function
 from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import tied
 from ppl_gp.reading.roles import is_factor, roles
 from ppl_gp.reading.row_independence import (
-    mixing_sites,
     require_none_tied,
     require_pairs,
     unpaired,
@@ -79,25 +79,20 @@ def rows(subject: Subject):
         held = {k: x for k, x in hyper.items() if k not in subject.integrated}
         require_none_tied(tied(subject.whole, subject.args, subject.kwargs, held))
     require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
-    if mixing := mixing_sites(cast(Declared, subject.model), subject.args, subject.kwargs, hyper):
+    if mixing := reading.mixed:
         return (
             False,
-            f"a row of {mixing} sees other rows' arguments: predictions would depend on their "
-            "companions; standardise outside.",
+            f"{mixing}: {reading.why_mixed()}, so that predictions would depend on which rows are "
+            "asked for together. Compute it outside of the model, and pass the result.",
         )
-    if not reading.grows and not subject.args:
+    if not subject.args:
         return (
             False,
-            "another number of rows cannot be traced: no argument is positional, and the first "
-            "positional one holds the inputs; declare the inputs as model(X, ...), to predict at "
-            "new ones.",
+            "no argument is positional, and the first positional one holds the inputs; declare the "
+            "inputs as model(X, ...), to predict at new ones.",
         )
-    if not reading.grows:
-        return (
-            False,
-            "another number of rows cannot be traced: the model holds arrays of its own; pass "
-            "them, to predict at new inputs.",
-        )
+    if reading.held:
+        return False, f"no prediction at new rows: {reading.held}"
     given = f"; at new inputs give {list(reading.needed)} again" if reading.needed else ""
     factors = [k for k in subject.found.observed if is_factor(subject.trace[k])]
     kinds = "".join(
@@ -150,6 +145,8 @@ def check(model: Callable, *args, **kwargs) -> Checklist:
         names.require_same_rows(model.reading.row_axes)
         trace = checked_trace(model, args, kwargs)
     except (PplGpError, TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.JAXTypeError):
+            raise  # NumPy on a traced value: `of_the_model` has the line of the model
         return Checklist((Item("arguments", False, f"{type(error).__name__}: {error}"),))
     subject = _subject(model, args, kwargs, trace)
     items = [

@@ -3,8 +3,6 @@ pointwise, and the methods that can read it; and about numbers: the dtype, and a
 the conditioning of K and the gradients; whether there is a maximum.
 """
 
-from typing import cast
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,16 +17,14 @@ from ppl_gp.gp import unwrap
 from ppl_gp.infer.checklist.sites import Subject, space_of
 from ppl_gp.infer.hyper.space import Space, starts
 from ppl_gp.infer.local import local_methods
+from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.mcmc.sampled_model import require_plain_priors, require_samplable
-from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.joint import probe, probe_layers, probe_predictor
-from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.infer.probes.joint import probe, probe_layers
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.mean_field.method import is_conjugate
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import read
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.svgp import SVGP
@@ -41,7 +37,7 @@ def pointwise(subject: Subject):
     except ModelError as error:
         return False, str(error)
     own = "its own value of f" if R == 1 else f"its own values of {R} functions"
-    return True, f"each datum depends on {own} (shown by a random probe)."
+    return True, f"each datum depends on {own}."
 
 
 def of_batches(subject: Subject):
@@ -59,8 +55,6 @@ def _proved(subject: Subject):
     held = [k for k in subject.found.hyper if k not in subject.integrated]
     hyper = {k: subject.trace[k]["value"] for k in held}
     factors = read(subject.whole, *subject.args, hyper=hyper, **subject.kwargs)
-    if isinstance(subject.whole, Collapsed):
-        probe_predictor(subject.whole, cast(PredictorGP, factors.prior))
     probe(factors.log_lik)
     return factors.log_lik
 
@@ -278,5 +272,5 @@ def maximum(subject: Subject):
     if isinstance(subject.whole, Collapsed):
         trace = run(subject.whole, subject.args, subject.kwargs)
     require_bounded(trace, subject.whole.reading, "MAP()")
-    require_none_demoted(subject.whole, subject.args, subject.kwargs, "MAP()")
+    require_no_maximised_effects(subject.whole, subject.args, subject.kwargs, "MAP()")
     return True, "MAP() has a maximum to find."

@@ -33,7 +33,7 @@ from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
 from ppl_gp.infer.hyper.width import warn_if_wide
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit

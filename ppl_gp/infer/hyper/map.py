@@ -34,7 +34,7 @@ from ppl_gp.infer.hyper.restarts import (
 )
 from ppl_gp.infer.hyper.space import space, support
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.infer.probes.points import perhaps_unbounded, require_bounded
+from ppl_gp.infer.maximised import perhaps_unbounded, require_bounded
 from ppl_gp.quick import entry
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.prior import PredictorGP

@@ -22,8 +22,7 @@ from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
-from ppl_gp.infer.probes.demoted import require_none_demoted
-from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.sources import num_rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
@@ -73,7 +72,7 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         known = method.hyper.maximise
         points = [k for k in subject.names if k not in known]
         require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())", points)
-        require_none_demoted(subject.model, *subject.data, "SVGP(hyper=MAP())", known)
+        require_no_maximised_effects(subject.model, *subject.data, "SVGP(hyper=MAP())", known)
     problem, state = prepare(method, subject, key_start, seed)
     if method.collapsed:
         return _fit_collapsed(method, subject, problem, state, progress, key_end, (key_start, seed))

@@ -17,7 +17,7 @@ from ppl_gp.gp import GP
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name, is_point
-from ppl_gp.infer.probes.points import require_bounded
+from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
 from ppl_gp.infer.svgp.problem import Plan, Problem, Rates, hyper_at

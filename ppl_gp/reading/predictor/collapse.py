@@ -94,7 +94,7 @@ def collapse(
         and (only is None or k in only or is_gp(s))
     }
     done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
-    stays = done or not model.reading.grows
+    stays = done or not model.reading.grows or bool(model.reading.without_rows)
     if stays or not sites or (_is_plain(trace, sites) and not plain):
         return model
     bones, found = skeleton(model, args, kwargs), roles(trace)

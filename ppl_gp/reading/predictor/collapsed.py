@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import lax, random
+from jax import lax
 from numpyro import handlers
 
 from ppl_gp.errors import DataError
@@ -33,7 +33,6 @@ from ppl_gp.reading.predictor.parts import (
     columns,
     factor_of,
     loadings,
-    rows_apart,
 )
 from ppl_gp.reading.predictor.predictor import (
     ObservedPart,
@@ -221,13 +220,6 @@ class Collapsed(Declared):
         zero = innovations(self.source, self.skeleton, shapes(rest), self.plan.sites)
         zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in zero.items()}
         return self._traced(rest).eta(zero, rest)[:, : len(X)]
-
-    def rows_apart(self, kernel: RowsKernel, X) -> jax.Array:
-        """As `loadings.rows_apart`, of these two or more rows."""
-        rest, at = self._at_rows(X, kernel.tables, kernel.hyper)
-        here, (_, zero) = self._traced(rest), self._sites(at, kernel.hyper)
-        sizes, axes = {k: x.shape for k, x in zero.items()}, dict(self.plan.axes)
-        return rows_apart(lambda e: here.eta(e, rest), sizes, axes, random.key(3))
 
     def _at_rows(self, rows, tables: Mapping, hyper: dict) -> tuple[Rest, tuple]:
         """(what stays when z moves, the model's arguments) at rows."""

@@ -19,7 +19,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax import random
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.gp import GP, unwrap
@@ -265,26 +264,6 @@ def of_units(shape, axis: int, pushed: Callable) -> Float[Array, "R P n"]:
         return jnp.moveaxis(rows, -1, axis)
 
     return jnp.moveaxis(jax.vmap(lambda b: pushed(alike(b)))(_basis(units)), 0, 1)
-
-
-def rows_apart(eta: Callable, shapes: dict[str, tuple], axes: dict[str, int], key) -> Array:
-    """Whether row n of the predictor sees row n alone of the sites with one entry per datum, (n,).
-
-    A = diag(a) for a unit and a function if and only if A v = a v for a random v, with probability
-    one.
-    """
-    zero = {k: jnp.zeros(shape) for k, shape in shapes.items()}
-    found = []
-    for i, (site, axis) in enumerate(axes.items()):
-        v = random.normal(random.fold_in(key, i), shapes[site])
-        pushed = lambda e, k=site: jax.jvp(lambda x: eta({**zero, k: x}), (zero[k],), (e,))[1]  # noqa: E731
-        rows = jnp.reshape(jnp.moveaxis(v, axis, -1), (-1, v.shape[axis]))
-        terms = of_units(v.shape, axis, pushed) * rows
-        size = 1.0 + jnp.sum(jnp.abs(terms), 1)
-        found.append(
-            jnp.abs(pushed(v) - jnp.sum(terms, 1)) <= 1e3 * jnp.finfo(size.dtype).eps * size
-        )
-    return jnp.all(jnp.stack(found), (0, 1)) if found else jnp.ones((), bool)
 
 
 def columns(fn, pushed: Callable):

@@ -24,7 +24,8 @@ from ppl_gp.reading.tracing import reading_of, run
 class Skeleton:
     """The arguments that a model was declared with: paths, shapes and types of arrays, the options.
 
-    `rows`: (path, axis of the data) of arrays with one entry per datum; `first`: the first entry of
+    `rows`: (path, axis of the data) of arrays with one entry per datum, `square` of those with
+    several; `first`: the first entry of
     each, which a model that checks its arguments has accepted.
     """
 
@@ -33,6 +34,7 @@ class Skeleton:
     structure: Any
     rows: tuple[tuple[str, int], ...]
     columns: tuple[str, ...]  # those among them that a prediction is given
+    square: tuple[tuple[str, tuple[int, ...]], ...] = ()
     first: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def complete(self, given: Mapping[str, Any], num: int) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class Skeleton:
         # in a file without observations: zeros are no scale and no exposure, ones are
         first = self.first.get(path, jnp.issubdtype(entry.dtype, jnp.inexact))
         value = True if entry.dtype == bool else first
-        return jnp.full(_resized(entry, axis, num).shape, value, entry.dtype)
+        return jnp.full(_resized(entry, (axis,), num).shape, value, entry.dtype)
 
     def arguments(self, arrays: Mapping[str, Any]) -> tuple[tuple, dict]:
         """(args, kwargs) with these arrays."""
@@ -73,8 +75,8 @@ class Skeleton:
 
     def resized(self, arrays: Mapping[str, Any], num: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and types of the arrays, for another number of rows."""
-        rows = dict(self.rows)
-        return {p: _resized(_shaped(x), rows.get(p), num) for p, x in arrays.items()}
+        rows = {p: (a,) for p, a in self.rows} | dict(self.square)
+        return {p: _resized(_shaped(x), rows.get(p, ()), num) for p, x in arrays.items()}
 
     def twice(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays with their rows repeated."""
@@ -124,7 +126,13 @@ def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
     known = {p: (leaves.leaves[p], a) for p, a in rows if not isinstance(leaves.leaves[p], Tracer)}
     first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
     found = Skeleton(
-        tuple(leaves.leaves), entries, jax.tree.structure((args, kwargs)), rows, columns, first
+        tuple(leaves.leaves),
+        entries,
+        jax.tree.structure((args, kwargs)),
+        rows,
+        columns,
+        reading.square,
+        first,
     )
     return _with_numbers(model, found)
 
@@ -160,6 +168,6 @@ def _shaped(x):
     return jax.ShapeDtypeStruct(jnp.shape(x), wide(x.dtype))
 
 
-def _resized(x, axis: int | None, num: int) -> jax.ShapeDtypeStruct:
-    shape = tuple(num if i == axis else n for i, n in enumerate(x.shape))
+def _resized(x, axes: tuple[int, ...], num: int) -> jax.ShapeDtypeStruct:
+    shape = tuple(num if i in axes else n for i, n in enumerate(x.shape))
     return jax.ShapeDtypeStruct(shape, x.dtype)

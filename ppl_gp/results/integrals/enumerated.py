@@ -2,9 +2,8 @@
 
     log p(y_n) = log sum_k p(z_n = k) p(y_n | z_n = k).
 
-All rows take the same labels in a run, one run for each combination of the sites' categories. That
-a row sees its own labels alone is asked of the model: its terms under random labels are those under
-its own label everywhere. Where they are not, or a latent is continuous, latents are drawn.
+All rows take the same labels in a run, one run for each combination of the sites' categories. Where
+a row sees other rows' labels, or a latent is continuous, latents are drawn.
 """
 
 import itertools
@@ -17,28 +16,27 @@ from jax.scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.gp import unwrap
-from ppl_gp.quick import full_jit, quick_jit
+from ppl_gp.quick import full_jit
 from ppl_gp.reading.roles import log_prob_per_datum, roles
-from ppl_gp.reading.tracing import run
+from ppl_gp.reading.tracing import reading_of, run
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record
 
 MAX_COMBINATIONS = 512
-_PROBES = 3  # random labellings of all rows
 
 
-def combinations(query: Query, observations: dict) -> np.ndarray | None:
+def combinations(query: Query) -> np.ndarray | None:
     """(K, sites) labels of the latents, `query.layout.local_latents` in order, where they can be
     summed.
     """
     if query.draws.kept or query.local or not query.layout.local_latents:
         return None
-    found = all_labels(query)
-    if found is None or not bool(_apart(query, query.draws.at(0), observations, found)):
-        return None
-    return found
+    reading: Any = reading_of(query.model)
+    mixed = {k for k, *_ in reading.mixing}
+    is_apart = not reading.coupled and mixed.isdisjoint(query.layout.local_latents)
+    return all_labels(query) if is_apart else None
 
 
 def all_labels(query: Query) -> np.ndarray | None:
@@ -80,22 +78,6 @@ def summed_log_density(query: Query, draw: Draws, observations: dict, labels):
     )
 
 
-@quick_jit
-def _apart(query: Query, draw: Draws, observations: dict, labels):
-    rng, K, num = np.random.default_rng(0), len(labels), query.layout.num
-    alone = lax.map(
-        lambda z: log_density_of_labels(query, draw.hyper, observations, z), jnp.asarray(labels)
-    )
-    same = jnp.ones((), bool)
-    for _ in range(_PROBES):
-        which = rng.integers(0, K, num)
-        mixed = log_density_of_labels(query, draw.hyper, observations, jnp.asarray(labels)[which].T)
-        own = alone[which, np.arange(num)]
-        close = jnp.abs(mixed - own) <= 1e-9 * (1.0 + jnp.abs(own))
-        same &= jnp.all(close | (mixed == own))
-    return same
-
-
 def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     """(log p(y_n | theta) (S, N), draws without labels) of the training data at `draws`, {site:
     (S, ...)}, nats; `None` where a row has no labels, or they cannot be summed (a continuous
@@ -119,7 +101,7 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
         fit.kwargs,
         {},
     )
-    every = combinations(query, {})
+    every = combinations(query)
     if every is None:
         return None
     return _summed(query, jnp.asarray(every)), theta

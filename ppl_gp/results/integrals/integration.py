@@ -1,23 +1,21 @@
-"""How y is integrated over f at new inputs, chosen from the model's structure and, for draws of f,
-by a probe; and the cheap class probability of logistic models.
+"""How y is integrated over f at new inputs, chosen from the model's structure; and the cheap class
+probability of logistic models.
 """
 
 from enum import Enum
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax import lax, random
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.local.tilted import line
-from ppl_gp.quick import quick_jit
 from ppl_gp.reading.affine import Dependence, dependence
-from ppl_gp.reading.roles import log_prob_per_datum, without_wrappers
+from ppl_gp.reading.tracing import reading_of
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query
-from ppl_gp.sparse.expectation import flatten
 
 
 class Integration(Enum):
@@ -35,46 +33,13 @@ def plan_integration(query: Query) -> Integration:
     pointwise = all(site.axis is not None for site in query.layout.sites)
     if not query.draws.kept and pointwise:
         return Integration.layers if query.layout.local_latents else Integration.given
-    pointwise = pointwise and (query.is_approximation or bool(_is_pointwise(query)))
-    if not pointwise:
+    reading: Any = reading_of(query.model)
+    alone = not reading.coupled and query.draws.kept.keys().isdisjoint(reading.looked_up)
+    if not (pointwise and (query.is_approximation or alone)):
         return Integration.joint_draws
     if query.layout.local_latents or query.layout.inner:
         return Integration.layers
     return Integration.functions if query.site is None else Integration.quadrature
-
-
-@quick_jit
-def _is_pointwise(query: Query):
-    """Whether row n of y sees only row n of each function: J v = (J 1) * v for a random v, one
-    function at a time.
-    """
-    first = query.draws.at(0)
-    num, names = query.layout.num, [site.name for site in query.layout.sites]
-    declared = query.trace(first, {})
-    f = {k: random.normal(random.key(3), declared[k]["fn"].shape()) for k in first.kept}
-    if any(x.shape[-1] != num for x in f.values()):
-        return jnp.zeros((), bool)
-    y = query.trace(first, f)
-
-    def log_lik(f):
-        trace = query.trace(first, f)
-        sites = [
-            {**without_wrappers(trace[k]), "scale": None, "value": y[k]["value"]} for k in names
-        ]
-        return sum([log_prob_per_datum(site) for site in sites], jnp.zeros(num))
-
-    flat, rebuild = flatten(f)
-    v, ones = random.normal(random.key(4), (num,)), jnp.ones(num)
-
-    def function_is_pointwise(one):
-        along, rows = (
-            jax.jvp(lambda x: log_lik(rebuild(x)), (flat,), (one[:, None] * d,))[1]
-            for d in (v, ones)
-        )
-        tolerance = 1e3 * jnp.finfo(flat.dtype).eps * (1.0 + jnp.abs(along) + jnp.abs(rows * v))
-        return jnp.all(jnp.abs(along - rows * v) <= tolerance)
-
-    return jnp.all(lax.map(function_is_pointwise, jnp.eye(flat.shape[0], dtype=flat.dtype)))
 
 
 MACKAY = "mackay"

@@ -15,7 +15,7 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.quick import pruned
-from ppl_gp.reading.degree import degree
+from ppl_gp.reading.affine import degree
 from ppl_gp.results.integrals import cubature
 from ppl_gp.results.integrals.likelihood import floored, log_expectation
 from ppl_gp.results.query.mixture import JointMoments, Moments

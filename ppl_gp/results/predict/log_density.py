@@ -78,7 +78,7 @@ def log_density_at(
         if query.layout.local_latents and integration is Integration.layers
         else MIN_DRAWS
     )
-    labels = combinations(query, observations) if integration is Integration.layers else None
+    labels = combinations(query) if integration is Integration.layers else None
     if blocks:
         exact = integrated_log_density(query, blocks, observations, labels)
         if exact is not None:

@@ -120,8 +120,8 @@ def _run(model, args, kwargs, hyper):
         if (told := integers_wanted(error)) is not None:
             raise told from error
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]
-        own = " In training no other number of rows could be traced: the model holds arrays of "
-        caught = "" if model.reading.grows else f"{own}its own."
+        why = model.reading.held
+        caught = f" In training {why}" if why else ""
         left_out = [p for p in inspect.signature(model).parameters if p not in kwargs][len(args) :]
         if left_out:
             caught += f" Left at their defaults: {left_out}; pass what the model needs."

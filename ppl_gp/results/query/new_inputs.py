@@ -2,6 +2,7 @@
 arguments completed.
 """
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +46,7 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     trained = {**dict(zip(names[1:], fit.args[1:], strict=False)), **fit.kwargs}
     given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
     placed = _in_place(fit.model, X, names[1:], given)
-    if num := num_rows(fit, placed[0]):
+    if num := num_rows(fit, *placed):
         placed = _for_all_rows(fit, Leaves(fit.model, *placed), num)
         _require_rows(fit, Leaves(fit.model, *placed), num)
     return _as_in_training(fit, Leaves(fit.model, *placed))
@@ -111,7 +112,8 @@ def _completed(fit, name: str) -> list[tuple[str, Any]]:
         raise DataError(
             f"predicting needs '{name}' at the new inputs: in training the model took {missing} "
             f"with one entry per datum. Pass it by keyword, predict(X_new, {name}=...), or in its "
-            "place; log_density(X_new, y_new, ...) has y_new in the second one."
+            "place; log_density(X_new, y_new, ...) has y_new in the second one. Of a table that "
+            f"is only looked up, fit with tables=({name!r},)."
         )
     # observations and masks
     gone = [p for p in own if name == "y" or reading.axis_of(p) is not None]
@@ -196,13 +198,8 @@ def require_own_rows(fit: Record, new_args: tuple) -> None:
     """
     trained, new = (Leaves(fit.model, a[:1], {}).arrays for a in (fit.args, new_args))
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
-    if not (fit.model.reading.grows or same):
-        raise DataError(
-            "the model holds arrays of its own with one entry per datum (in a closure, a partial, "
-            "a global or handlers.condition), as no other number of rows could be traced: new "
-            "inputs would be paired with the training data's entries. Make them arguments of the "
-            "model."
-        )
+    if not same and (why := fit.model.reading.held) is not None:
+        raise DataError(f"no prediction at new rows: {why}")
 
 
 def _require_rows(fit, leaves: Leaves, num: int) -> None:
@@ -214,7 +211,7 @@ def _require_rows(fit, leaves: Leaves, num: int) -> None:
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).arrays
     for path, x in leaves.arrays.items():
         axis = reading.axis_of(path)
-        if axis is None or path in reading.acting or argument_of(path) == "y" or not np.ndim(x):
+        if axis is None or argument_of(path) == "y" or not np.ndim(x):
             continue
         if axis >= np.ndim(x) or x.shape[axis] != num:
             raise DataError(
@@ -232,12 +229,14 @@ def _with_rows(shape: tuple, axis: int, num: int) -> tuple:
     return (*shape[:axis], num, *shape[axis + 1 :])
 
 
-def num_rows(fit: Record, new_args: tuple) -> int:
-    """M: the rows of the new inputs."""
-    first = argument_names(fit.model, 1)[0]
-    arrays = Leaves(fit.model, new_args[:1], {}).arrays
-    axes = {p: fit.model.reading.axis_of(p) for p in arrays}
-    rows = [x.shape[axes[p]] for p, x in arrays.items() if axes[p] is not None]
-    if rows or not arrays:
-        return rows[0] if rows else 0
-    return next((x.shape[0] for p, x in arrays.items() if argument_of(p) == first and x.shape), 0)
+def num_rows(fit: Record, new_args: tuple, new_kwargs: Mapping | None = None) -> int:
+    """M: the rows of the new inputs; of arrays that look the first argument up, theirs."""
+    first, reading = argument_names(fit.model, 1)[0], fit.model.reading
+    arrays = Leaves(fit.model, new_args, dict(new_kwargs or {})).arrays
+    own = {p: x for p, x in arrays.items() if argument_of(p) == first}
+    asked = {p: arrays[p] for p in reading.needed if p in arrays}
+    for group in (own, asked):
+        axes = ((x, reading.axis_of(p)) for p, x in group.items())
+        if rows := [x.shape[a] for x, a in axes if a is not None and a < x.ndim]:
+            return rows[0]
+    return next((x.shape[0] for x in own.values() if x.shape), 0)

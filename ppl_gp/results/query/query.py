@@ -110,18 +110,16 @@ def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     fit.require_pairs()
     if fit.mixing:
         raise ModelError(
-            f"site(s) {fit.mixing}: a row sees more than its own arguments (X or y standardised "
-            "inside the model, a length scale from the median of distances, the row's number, "
-            "the number of rows ...), so that a prediction would depend on which rows are asked "
-            "for together. Compute it outside of the model, from the training data, and pass the "
-            "result."
+            f"site(s) {fit.mixing}: {fit.model.reading.why_mixed()}, so that a prediction would "
+            "depend on which rows are asked for together. Compute it outside of the model, from "
+            "the training data, and pass the result."
         )
     new_args, new_kwargs = new_arguments(fit, X_new, args, kwargs)
     require_own_rows(fit, new_args)
     draws = fit.draws
     latents = (*draws.latents, *fit.local)
     with numbers_explained(fit, new_args, new_kwargs):
-        num = num_rows(fit, new_args)
+        num = num_rows(fit, new_args, new_kwargs)
         plan = layout(fit.model, new_args, new_kwargs, draws, num, latents)
     require_same_kernels(fit, new_args, new_kwargs)
     if isinstance(fit.model, Collapsed):

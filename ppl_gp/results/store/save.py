@@ -152,7 +152,7 @@ def _fields(cls: type) -> tuple[str, ...]:
 
 
 # 6: every part is one module, with digests. Earlier versions are not read.
-FORMAT, FORMAT_VERSION = "ppl_gp.fit", 6
+FORMAT, FORMAT_VERSION = "ppl_gp.fit", 7
 
 
 def save(fit: Record, path) -> Path:

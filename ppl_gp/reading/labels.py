@@ -1,0 +1,197 @@
+"""The abstract value of an array in a walk: what each of its axes is an axis of, and along which
+axes an entry is computed from other entries than its own.
+
+Axes of arguments and sites have labels. Labels that meet entry by entry, in a sum, a product, a
+contraction, are one label: their axes have one length and one order, a proof whatever the values
+are.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Cause(NamedTuple):
+    """Why an entry sees others: the operation "mixes" them, goes by the row's "number" or by the
+    "count" of rows, or is "unknown".
+    """
+
+    kind: str
+    primitive: str
+    source: Any  # what JAX keeps of the user's line; None of a constant
+
+
+class Seen(NamedTuple):
+    """Of one array. `across`: why an entry sees others along a label, of arguments alone or
+    (`free`) of random values too. `each`: labels of which it is one entry, within a loop over them.
+    `number`: the axis along which entry n is n; of an index of several columns a tuple, an axis or
+    None for each column. `free`: whether it is computed from random values.
+    """
+
+    axes: tuple[int | None, ...]
+    across: Mapping[tuple[int, bool], Cause] = {}
+    each: frozenset[int] = frozenset()
+    number: Any = None
+    free: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be followed but what it is computed from."""
+        labelled = any(a is not None for a in self.axes)
+        return not (labelled or self.across or self.each or self.number is not None)
+
+
+NOT_NEGATIVE = "not negative"  # what `number` is of a comparison that is false everywhere
+
+
+class Labels:
+    """Groups of labels, and values as they are made and merged."""
+
+    def __init__(self, counts: frozenset[int] = frozenset()):
+        self.counts = counts  # identities of the numbers that change with that of rows
+        self.source: Any = None  # of the equation that is followed: the walk sets it
+        self._above: list[int] = []
+        self._next = 0
+        self.rows = self.new()
+
+    def new(self) -> int:
+        """A label of its own; in a further round of a loop the one of the round before."""
+        if self._next == len(self._above):
+            self._above.append(self._next)
+        self._next += 1
+        return self._next - 1
+
+    def group(self, label: int) -> int:
+        """What stands for all labels that have met this one."""
+        while self._above[label] != label:
+            self._above[label] = label = self._above[self._above[label]]
+        return label
+
+    def join(self, labels: Iterable[int | None]) -> int | None:
+        """The one label of axes that meet."""
+        known = sorted({self.group(a) for a in labels if a is not None})
+        for other in known[1:]:
+            self._above[other] = known[0]
+        return known[0] if known else None
+
+    def cause(self, kind: str, primitive: str) -> Cause:
+        """At the user's line."""
+        return Cause(kind, primitive, self.source)
+
+    def argument(self, shape: tuple[int, ...], free: bool) -> Seen:
+        """An array that is given, or the random value of a site."""
+        return Seen(tuple(self.new() for _ in shape), free=free)
+
+    def literal(self, literal) -> Seen:
+        """A number that changes with that of rows is computed from all of them."""
+        return self._number(literal, np.shape(literal.val)) or Seen((None,) * np.ndim(literal.val))
+
+    def _number(self, x, shape) -> Seen | None:
+        if id(x) not in self.counts:
+            return None
+        return Seen((None,) * len(shape), {(self.rows, False): self.cause("count", "number")})
+
+    def constant(self, array) -> Seen:
+        """Along an axis of unequal entries a constant goes by number."""
+        shape = np.shape(array)
+        if (found := self._number(array, shape)) is not None:
+            return found
+        try:
+            values = np.asarray(array)
+        except Exception:  # noqa: BLE001 - a tracer or a key, whose values are not known
+            return self.by_number(shape, "constant", range(len(shape)))
+        long = [i for i, n in enumerate(shape) if n > 1]
+        if len(long) == 1 and np.array_equal(values.ravel(), np.arange(values.size)):
+            return self.numbers(shape, long[0])
+        varies = [i for i in long if np.any(np.take(values, [0], i) != values)]
+        return self.by_number(shape, "constant", varies)
+
+    def numbers(self, shape, axis: int) -> Seen:
+        """Entry n is n."""
+        axes = (self.new() if i == axis else None for i in range(len(shape)))
+        return Seen(tuple(axes), number=axis)
+
+    def by_number(self, shape, primitive: str, axes: Iterable[int]) -> Seen:
+        """Other entries along some axes, and nothing says of what."""
+        own = {i: self.new() for i in axes}
+        cause = self.cause("number", primitive)
+        return Seen(
+            tuple(own.get(i) for i in range(len(shape))), {(a, False): cause for a in own.values()}
+        )
+
+    def entered(self, v: Seen) -> Seen:
+        """Numbers as values like others."""
+        if v.number is None or v.number == NOT_NEGATIVE:
+            return v._replace(number=None)
+        which = v.number if isinstance(v.number, tuple) else (v.number,)
+        cause = self.cause("number", "iota")
+        own = (v.axes[i] for i in which if i is not None)
+        labels = {(a, False): cause for a in own if a is not None}
+        return v._replace(number=None, across={**labels, **v.across})
+
+    def merged(
+        self,
+        values: Sequence[Seen],
+        axes: Iterable[int | None],
+        lost: Iterable[int | None] = (),
+        primitive: str = "",
+        kind: str = "mixes",
+    ) -> Seen:
+        """What is computed from these values: with these axes, each entry from all along the labels
+        that are lost.
+        """
+        across = {a: c for v in reversed(values) for a, c in v.across.items()}
+        free = any(v.free for v in values)
+        for a in lost:
+            if a is not None and (a, free) not in across:
+                across[a, free] = self.cause(kind, primitive)
+        each = frozenset().union(*(v.each for v in values))
+        return Seen(tuple(axes), across, each, None, free)
+
+    # Branches and loops, as a walk asks for them.
+
+    def rounds(self) -> Callable[[], None]:
+        """What to call before each round of a loop: its labels are those of the first one, as
+        otherwise each round would differ from the last by new ones.
+        """
+        first = self._next
+
+        def begin() -> None:
+            self._next = first
+
+        return begin
+
+    def either(self, values: Sequence[Seen]) -> Seen:
+        """Entry by entry, with all that any of them sees."""
+        values = [self.entered(v) for v in values]
+        return self.merged(values, map(self.join, zip(*(v.axes for v in values), strict=True)))
+
+    def chosen(self, by: Seen, value: Seen) -> Seen:
+        """What the choice sees, every entry sees. Under `vmap` each of the first axes chooses for
+        itself.
+        """
+        value, by, num = self.entered(value), self.entered(by), len(by.axes)
+        first = map(self.join, zip(by.axes, value.axes[:num], strict=True))
+        return self.merged([value, by], [*first, *value.axes[num:]])
+
+    def entry(self, values: Sequence[Seen]) -> list[Seen]:
+        """One entry along the first axis; these axes meet."""
+        label = self.join(v.axes[0] for v in values)
+        own = frozenset() if label is None else frozenset([label])
+        whole = map(self.entered, values)
+        return [v._replace(axes=v.axes[1:], each=v.each | own) for v in whole]
+
+    def stacked(self, given: Sequence[Seen], entries: Sequence[Seen]) -> list[Seen]:
+        """The steps are in the order of the arrays that a loop goes through."""
+        label = self.join(v.axes[0] for v in given)
+        own = frozenset() if label is None else frozenset([self.group(label)])
+        return [
+            v._replace(axes=(label, *v.axes), each=frozenset(map(self.group, v.each)) - own)
+            for v in map(self.entered, entries)
+        ]
+
+    def carried(self, value: Seen, primitive: str) -> Seen:
+        """The next step sees the entry of the one before."""
+        value = self.entered(value)
+        return self.merged([value], value.axes, value.each, primitive)._replace(each=frozenset())

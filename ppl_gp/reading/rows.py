@@ -1,0 +1,390 @@
+"""Which axes are the data's, and whether a row of a model stands alone: read off one abstract trace
+by the labels of axes (`labels.py`), and confirmed by another one with a few rows more.
+
+The rows are the observations' own rows. What meets them entry by entry is the rows' as well; an
+array that is only looked up is a table. What Python takes from a shape (the size of a plate, a
+number) is no operation: the second trace shows what it made longer, and which numbers changed.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from numpyro.primitives import Messenger
+
+from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.label_rules import LabelRules
+from ppl_gp.reading.labels import Cause, Seen
+from ppl_gp.reading.shapes import (
+    Look,
+    like,
+    look_at,
+    parts_of,
+    unused_length,
+)
+from ppl_gp.reading.tracing import bare_trace
+from ppl_gp.reading.walk import Walk, changed_numbers
+
+
+class Found(NamedTuple):
+    """Of one site: `own`, the terms of its density, or a GP's inputs and mean; its kernel at inputs
+    that are computed from nothing; masks and scales.
+    """
+
+    own: list[Seen]
+    kernel: list[Seen]
+    around: list[Seen]
+
+
+class Rows(NamedTuple):
+    """`axes`: {site: axis of the data} as `tracing.annotated` counts; `rows`: {path: axes} of
+    arrays with an entry per row; `mixing`: {site: why its row n is not of row n alone}; `shared`:
+    {site without rows: what it sees of them}; `coupled`: observed sites among both, where what they
+    see are random values; `looked_up`: GP sites at other rows that observations see; `kernels`:
+    those whose kernel is computed from such arrays; `whole`: unobserved sites of the rows that have
+    no axis of theirs (a random walk, one event). `grows`: whether more rows can be traced.
+    """
+
+    axes: dict[str, int]
+    plates: tuple[str, ...]
+    rows: dict[str, tuple[int, ...]]
+    mixing: dict[str, Cause]
+    shared: dict[str, Cause]
+    coupled: dict[str, Cause]
+    looked_up: tuple[str, ...]
+    kernels: dict[str, Cause]
+    whole: tuple[str, ...]
+    grows: bool
+
+
+class whole(Messenger):
+    """Plates that subsample take all rows, in order."""
+
+    def process_message(self, msg):
+        """Set the indices of a plate."""
+        if msg["type"] == "plate" and (size := msg["args"][0]) != msg["args"][1]:
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str] = ()) -> Rows:
+    """Three abstract traces beside the one of `base`; one or two more where rows are tied to others
+    by their number alone, or where a plate subsamples.
+    """
+    subsampling = {k for k, (size, part) in base.plates.items() if size != part}
+    reader = _Reader(model, leaves, base, tables)
+    if subsampling:
+        with suppress(Exception):  # whatever the model raises that is given one batch of the rows
+            reader = _Reader(whole(model), leaves, look_at(whole(model), leaves), tables)
+    reader.walk()
+    row = reader.rows_label(subsampling)
+    if row is None:
+        return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
+    grown = reader.grown(row)
+    if grown is not None:
+        reader.confirm(*grown)
+    return reader.told(grown and grown[0])
+
+
+class _Reader:
+    """One model at its training arguments; `tables`: names of those that the user says hold no
+    rows, whatever their lengths.
+    """
+
+    def __init__(self, model, leaves: Leaves, base: Look, tables: Collection[str]):
+        self.model, self.leaves, self.tables = model, leaves, tables
+        self.arrays = {p: like(x) for p, x in leaves.arrays.items()}
+        self.base = base
+        self.jaxpr, self.structure = self.traced(self.arrays, self.base)
+        self.counts: set[int] = set()
+
+    def traced(self, arrays: Mapping, look: Look):
+        """(the jaxpr from arguments and sites to what is read, the structure of that)."""
+        is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
+        values, static = eqx.partition(look.values, is_shape)
+
+        def parts(arrays, values):
+            latent = eqx.combine(values, static)
+            trace = bare_trace(self.model, *self.leaves.replaced(arrays), latent, latent)
+            return {k: parts_of(s) for k, s in trace.items() if s["type"] == "sample"}
+
+        closed, shapes = jax.make_jaxpr(parts, return_shape=True)(arrays, values)
+        return closed, (jax.tree.structure(shapes), sorted(values))
+
+    def walk(self) -> None:
+        """Label all axes."""
+        self.labels = labels = LabelRules(frozenset(self.counts))
+        structure, names = self.structure
+        self.given = {p: [labels.argument(x.shape, free=False)] for p, x in self.arrays.items()}
+        self.values = {
+            k: [labels.argument(x.shape, free=True) for x in jax.tree.leaves(self.base.values[k])]
+            for k in names
+        }
+        flat = [x[0] for _, x in sorted(self.given.items())]
+        flat += [x for k in names for x in self.values[k]]
+        out = Walk(labels).closed(self.jaxpr, flat)
+        self.sites = {k: Found(*v) for k, v in jax.tree.unflatten(structure, out).items()}
+        for v in self.sites.values():  # masks and scales stand before the densities
+            for around in v.around:
+                for pair in zip(around.axes, v.own[0].axes, strict=True):
+                    labels.join(pair)
+        for k in self.gps:
+            X, mean = self.sites[k].own
+            labels.join((X.axes[0], mean.axes[-1], *(v.axes[-1] for v in self.values.get(k, ()))))
+
+    @property
+    def gps(self) -> list[str]:
+        """GP sites, also observed ones."""
+        return [k for k, v in self.sites.items() if v.kernel]
+
+    def is_row(self, label: int | None) -> bool:
+        """Whether an axis is the data's."""
+        return label is not None and self.labels.group(label) == self.labels.group(self.labels.rows)
+
+    def rows_label(self, subsampling: Collection[str]) -> int | None:
+        """The observations' own rows, those of the first argument before others; of nothing that
+        is observed by rows, a GP's, or the first argument's.
+        """
+        groups = [self.labels.group(a) for a in self._first()]
+        gps = [v.axes[-1] for k in self.gps for v in self.values.get(k, ())]
+        found = [
+            self.labels.group(a)
+            for k in self.sites
+            if (a := self._own_rows(k, subsampling, gps, groups)) is not None
+        ]
+        found = [a for a in found if a in groups] or found or gps or groups
+        if not found:
+            return None
+        self.labels.join((self.labels.rows, found[0]))
+        return found[0]
+
+    def _first(self) -> Iterator[int]:
+        for p, (seen,) in self.given.items():
+            if self._is_first(p) and seen.axes:
+                yield seen.axes[0]
+
+    def _own_rows(self, name: str, subsampling, gps, first) -> int | None:
+        """Of an observed site: a plate's that subsamples, the axis with the rows of a GP or of the
+        first argument, its only plate's, the one of as many members as the inputs have rows, its
+        only one.
+        """
+        site = self.base.sites[name]
+        if not site.observed or name in self.gps:
+            return None
+        axes = self.sites[name].own[0].axes
+        if plates := [axes[a] for p, a in site.frames if p in subsampling]:
+            return plates[0]
+        framed = [axes[a] for _, a in site.frames if axes[a] is not None]
+        inputs = {x.shape[0] for p, x in self.arrays.items() if self._is_first(p) and x.shape}
+        alike = [axes[a] for _, a in site.frames if site.shape[a] in inputs]
+        own = [a for a in axes if a is not None]
+        for known in (self._met(axes, gps), self._met(axes, first), framed, alike, own):
+            if len(found := {self.labels.group(a) for a in known}) == 1:
+                return found.pop()
+        return None
+
+    def _met(self, axes, ends: Collection[int]) -> list[int]:
+        groups = {self.labels.group(a) for a in ends}
+        return [a for a in axes if a is not None and self.labels.group(a) in groups]
+
+    def _is_first(self, path: str) -> bool:
+        return argument_of(path) == self.leaves.inputs
+
+    # More rows.
+
+    def grown(self, row: int) -> tuple[Look, Any] | None:
+        """What a few rows more give, and the jaxpr of it: of what meets the rows, of the first
+        argument too, of all that have as many rows. The first where the values of sites that meet
+        the rows grow as well, or else the first.
+        """
+        pairs = (
+            (x.shape[i], a)
+            for p, x in self.arrays.items()
+            for i, a in enumerate(self.given[p][0].axes)
+        )
+        num = next((n for n, a in pairs if self.is_row(a)), None)
+        if num is None:
+            return None
+        more, group = unused_length(self.leaves, self.base, num), self.labels.group
+        alike = {
+            p: group(self.given[p][0].axes[0])
+            for p, x in self.arrays.items()
+            if x.shape[:1] == (num,) and argument_of(p) not in self.tables
+        }
+        inputs = {a for p, a in alike.items() if self._is_first(p)}
+        own, found = group(row), []
+        sets = ({own}, {own, *inputs}, {own, *inputs, *alike.values()})
+        for labels in dict.fromkeys(map(frozenset, sets)):
+            arrays = {p: self._longer(p, labels, more) for p in self.arrays}
+            if (given := self._look(arrays)) is not None:
+                found.append((labels, *given))
+                if self._values_grew(given[0]):
+                    break
+        if not found:
+            return None
+        labels, look, closed = found[-1] if self._values_grew(found[-1][1]) else found[0]
+        self.labels.join(labels)
+        return look, closed
+
+    def _longer(self, path: str, labels: Collection[int], more: int):
+        x, axes = self.arrays[path], self.given[path][0].axes
+        grows = (self.labels.group(a) in labels for a in axes)
+        shape = tuple(n + more * g for n, g in zip(x.shape, grows, strict=True))
+        return jax.ShapeDtypeStruct(shape, x.dtype)
+
+    def _look(self, arrays) -> tuple[Look, Any] | None:
+        """What these arguments give, and the jaxpr of it; None where they do not fit together."""
+        try:
+            look = look_at(self.model, self.leaves, arrays)
+        except Exception:  # noqa: BLE001 - whatever the model's functions raise
+            return None
+        pairs = ((s, look.sites.get(k)) for k, s in self.base.sites.items())
+        pairs = [(s, t) for s, t in pairs if t is not None]
+        fits = not any(s.matches and not t.matches for s, t in pairs)
+        grew = any(
+            (s.shape, s.event) != (t.shape, t.event) for s, t in pairs if s.observed or s.is_gp
+        )
+        if fits and grew:
+            with suppress(Exception):  # of a kernel that holds an array of the rows, say
+                return look, self.traced(arrays, look)[0]
+        return None
+
+    def _lengths(self, look: Look) -> Iterator[tuple]:
+        """(label, length, length with more rows) of each axis of sites' values."""
+        for name, seen in self.values.items():
+            here, there = (jax.tree.leaves(v.values.get(name)) for v in (self.base, look))
+            for v, a, b in zip(seen, here, there, strict=False):
+                if len(a.shape) == len(b.shape):
+                    yield from zip(v.axes, a.shape, b.shape, strict=True)
+
+    def _values_grew(self, look: Look) -> bool:
+        return not any(self.is_row(a) and n == m for a, n, m in self._lengths(look))
+
+    def confirm(self, look: Look, closed) -> None:
+        """What grew has an entry per row by its size, though it met none. And once more, where
+        numbers in the model change with that of rows.
+        """
+        joined = [a for a, n, m in self._lengths(look) if n != m]
+        self.labels.join((self.labels.rows, *joined))
+        self.counts = changed_numbers(self.jaxpr, closed)
+        if self.counts:
+            before = {
+                (p, i)
+                for p, (v,) in self.given.items()
+                for i, a in enumerate(v.axes)
+                if self.is_row(a)
+            }
+            sites = {
+                (k, j, i)
+                for k, vs in self.values.items()
+                for j, v in enumerate(vs)
+                for i, a in enumerate(v.axes)
+                if self.is_row(a)
+            }
+            self.walk()
+            self.labels.join(
+                [
+                    self.labels.rows,
+                    *(self.given[p][0].axes[i] for p, i in before),
+                    *(self.values[k][j].axes[i] for k, j, i in sites),
+                ]
+            )
+
+    # The answer.
+
+    def told(self, look: Look | None) -> Rows:
+        """By name."""
+        if look is not None:
+            plates = tuple(k for k, s in self.base.plates.items() if look.plates.get(k, s) != s)
+        else:
+            plates = tuple(dict.fromkeys(self._framing()))
+        framed = (k for k, s in self.base.sites.items() if any(p in plates for p, _ in s.frames))
+        # other latents that no more rows can be traced of are effects of what there is
+        known = {*framed, *filter(self._is_asked, self.sites)}
+        asked = self.sites if look is not None else (k for k in self.sites if k in known)
+        axes = {k: a for k in asked if (a := self._axis(k, plates, look)) is not None}
+        sees = {k: c for k, v in self.sites.items() if (c := self._cause(v.own)) is not None}
+        mixing = {k: c for k, c in sees.items() if k in axes}
+        shared = {k: c for k, c in sees.items() if k not in axes}
+        coupled = {k: c for k in self.sites if (c := self._coupling(k, k in axes)) is not None}
+        looked = tuple(k for k in self.gps if k not in axes and self._is_seen(k))
+        kernels = {k: c for k in self.gps if (c := self._kernel_cause(k)) is not None}
+        whole = tuple(
+            k
+            for k, parts in self.values.items()
+            if k not in axes and any(self.is_row(a) for v in parts for a in v.axes)
+        )
+        rows = {
+            p: tuple(i for i, a in enumerate(v.axes) if self.is_row(a))
+            for p, (v,) in self.given.items()
+        }
+        rows = {p: a for p, a in rows.items() if a}
+        return Rows(
+            axes, plates, rows, mixing, shared, coupled, looked, kernels, whole, look is not None
+        )
+
+    def _kernel_cause(self, name: str) -> Cause | None:
+        """A kernel at inputs that are computed from nothing sees no row, nor an array of them."""
+        (kernel,) = self.sites[name].kernel
+        by_row = any(map(self.is_row, kernel.axes))
+        return self._cause([kernel]) or (Cause("mixes", "kernel", None) if by_row else None)
+
+    def _coupling(self, name: str, by_row: bool) -> Cause | None:
+        """How the density of an observed site, or the inputs and the mean of a GP, see random
+        values of other rows; without rows of its own, functions at all.
+        """
+        found = self.sites[name]
+        if by_row or name in self.gps:
+            return self._cause(found.own, free=True) if self._is_asked(name) else None
+        ends = {self.labels.group(v[0].axes[-1]) for k, v in self.values.items() if k in self.gps}
+        ends.add(self.labels.group(self.labels.rows))
+        (terms,) = found.own
+        met = [c for (a, free), c in terms.across.items() if free and self.labels.group(a) in ends]
+        seen = terms.free and self._met(terms.axes, ends)
+        cause = next(iter(met), Cause("mixes", "site", None) if seen else None)
+        return cause if self._is_asked(name) else None
+
+    def _is_seen(self, gp: str) -> bool:
+        """Whether an observed site sees values of a GP."""
+        ends = {self.labels.group(v.axes[-1]) for v in self.values.get(gp, ())}
+        observed = (self.sites[k].own[0] for k, s in self.base.sites.items() if s.observed)
+        met = (a for v in observed for a in (*v.axes, *(a for a, _ in v.across)))
+        return any(a is not None and self.labels.group(a) in ends for a in met)
+
+    def _is_asked(self, name: str) -> bool:
+        return self.base.sites[name].observed or name in self.gps
+
+    def _cause(self, parts: list[Seen], free: bool = False) -> Cause | None:
+        found = [item for v in parts for item in v.across.items()]
+        causes = [c for (a, is_free), c in found if self.is_row(a) and is_free >= free]
+        return min(causes, key=lambda c: _KINDS.index(c.kind), default=None)
+
+    def _framing(self) -> Iterator[str]:
+        """Plates of observed sites along the rows, where no longer data could be traced."""
+        for name, site in self.base.sites.items():
+            terms = self.sites[name].own[0].axes
+            if site.observed and len(terms) == len(site.shape):
+                yield from (p for p, a in site.frames if self.is_row(terms[a]))
+
+    def _axis(self, name: str, plates, look: Look | None) -> int | None:
+        """Of a GP where its inputs are rows; else the plate's, or the one that meets the rows and
+        grew.
+        """
+        site, found = self.base.sites[name], self.sites[name]
+        if site.is_gp:
+            return 0 if self.is_row(found.own[0].axes[0]) else None
+        if found.kernel:
+            return None
+        framed = list(dict.fromkeys(a for p, a in site.frames if p in plates))
+        if len(framed) == 1:
+            return framed[0] + site.hidden
+        terms, there = found.own[0].axes, look and look.sites.get(name)
+        met = [i - len(terms) for i, a in enumerate(terms) if self.is_row(a)]
+        if there and len(there.shape) == len(site.shape):
+            met = [i for i in met if there.shape[i] != site.shape[i]]
+        return met[0] + site.hidden if len(met) == 1 else None
+
+
+_KINDS = ("mixes", "unknown", "number", "count")  # the first is told: a mean also divides by N

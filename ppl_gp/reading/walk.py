@@ -1,0 +1,288 @@
+"""Following a jaxpr with one abstract value per variable.
+
+What a primitive makes of its values is a table's (`Rules`); calls, branches and loops are followed
+here, once for all tables. Nothing is computed and nothing compiled.
+"""
+
+import linecache
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from ppl_gp.errors import HERE
+
+V = TypeVar("V")
+# Entry by entry, and not linear.
+NONLINEAR = frozenset(
+    """
+    exp exp2 log log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
+    min floor ceil round erf erfc erf_inv lgamma digamma polygamma zeta igamma igammac
+    igamma_grad_a random_gamma_grad regularized_incomplete_beta bessel_i0e bessel_i1e is_finite
+    eq ne lt le gt ge and or not xor clamp nextafter atan2 sin cos tan asin acos atan sinh cosh
+    asinh acosh atanh rem logaddexp
+    """.split()
+)
+
+
+class Rules(Protocol[V]):
+    """What a kind of abstract value is, and how equations act on it. `source`: what JAX keeps of
+    the line of the equation that is followed. `whole`: operations that count as one, whatever they
+    call.
+    """
+
+    source: Any
+    whole: frozenset[str]
+
+    def constant(self, array) -> V:
+        """The value of an array that the function encloses."""
+        ...
+
+    def literal(self, literal) -> V:
+        """The value of a number that is written into an equation."""
+        ...
+
+    def primitive(self, equation, into: list[V]) -> list[V]:
+        """The outputs of an equation without a jaxpr of its own."""
+        ...
+
+    def either(self, values: Sequence[V]) -> V:
+        """One of several, whichever: branches, and a carry before and after a step."""
+        ...
+
+    def chosen(self, by: V, value: V) -> V:
+        """A value that depends on which branch was taken, or when a loop ended."""
+        ...
+
+    def entry(self, values: list[V]) -> list[V]:
+        """What a step of a loop takes of arrays that it goes through."""
+        ...
+
+    def stacked(self, given: list[V], entries: list[V]) -> list[V]:
+        """Arrays of what each step gave; `given`: the arrays that the loop goes through."""
+        ...
+
+    def carried(self, value: V, primitive: str) -> V:
+        """What one step hands to the next."""
+        ...
+
+    def rounds(self) -> Callable[[], None]:
+        """What to call before each round of a loop."""
+        ...
+
+
+class WholeArrays:
+    """Rules for values of whole arrays, whatever their axes; `none` is that of a constant."""
+
+    whole: frozenset[str] = frozenset()
+    source: Any = None
+    none: Any
+
+    def constant(self, array):
+        """Depends on nothing."""
+        return self.none
+
+    literal = constant
+
+    def entry(self, values):
+        """As all entries."""
+        return values
+
+    def stacked(self, given, entries):
+        """As each entry."""
+        return entries
+
+    def carried(self, value, primitive: str):
+        """From one step of a loop to the next."""
+        return value
+
+    def rounds(self):
+        """Each is like the first."""
+        return lambda: None
+
+
+class Walk(Generic[V]):
+    """Follows jaxprs by one table of rules."""
+
+    def __init__(self, rules: Any):  # `Rules[V]`
+        self.rules = rules
+        self._inside = 0  # functions that are called
+
+    def follow(
+        self, jaxpr, consts: Sequence[V], given: Sequence[V], wanted: Sequence[bool] | None = None
+    ) -> list[V]:
+        """The values of a jaxpr's outputs; None in place of those that are not wanted."""
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
+        wanted = [True] * len(jaxpr.outvars) if wanted is None else wanted
+        equations, used = needed(jaxpr, wanted)
+
+        def of(v) -> Any:
+            return self.rules.literal(v) if isinstance(v, Literal) else known.get(v)
+
+        for equation in equations:
+            if not self._inside:
+                self.rules.source = equation.source_info
+            asked = [v in used for v in equation.outvars]
+            out = self.step(equation, [of(v) for v in equation.invars], asked)
+            known.update(zip(equation.outvars, out, strict=True))
+        return [of(v) for v in jaxpr.outvars]
+
+    def closed(self, closed, given: Sequence[V]) -> list[V]:
+        """As `follow`, of a jaxpr with its constants."""
+        return self.follow(closed.jaxpr, [self.rules.constant(c) for c in closed.consts], given)
+
+    def step(self, equation, into: list[V], wanted: Sequence[bool] | None = None) -> list[V]:
+        """The outputs of one equation."""
+        own = {"scan": self._scan, "while": self._while, "cond": self._cond}
+        own["custom_linear_solve"] = self._linear_solve
+        name, inner = equation.primitive.name, called(equation)
+        if name not in self.rules.whole and name in own:
+            return own[name](equation, into)
+        if name in self.rules.whole or inner is None:
+            return self.rules.primitive(equation, into)
+        return self._call(inner, into, wanted)
+
+    def _call(self, inner, into: list[V], wanted: Sequence[bool] | None) -> list[V]:
+        """JAX keeps what it has traced of a function, with the lines of its first caller: a cause
+        inside has the line of this call.
+        """
+        consts = [self.rules.constant(c) for c in getattr(inner, "consts", ())]
+        self._inside += 1
+        try:
+            return self.follow(getattr(inner, "jaxpr", inner), consts, into, wanted)
+        finally:
+            self._inside -= 1
+
+    def _scan(self, equation, into: list[V]) -> list[V]:
+        """Round until the carry stays as it is."""
+        closed, num = equation.params["jaxpr"], _scanned(equation)
+        consts, carry, arrays = into[: num[0]], into[num[0] : num[1]], into[num[1] :]
+        entries, begin = self.rules.entry(arrays), self.rules.rounds()
+        while True:
+            begin()
+            out = self.closed(closed, [*consts, *carry, *entries])
+            after = [self.rules.carried(v, "scan") for v in out[: len(carry)]]
+            joined = [self.rules.either(pair) for pair in zip(carry, after, strict=True)]
+            if joined == carry:
+                return [*carry, *self.rules.stacked(arrays, out[len(carry) :])]
+            carry = joined
+
+    def _while(self, equation, into: list[V]) -> list[V]:
+        """Round until the carry stays as it is. What asks whether to go on chooses between a step
+        and none.
+        """
+        p, num = equation.params, equation.params["cond_nconsts"]
+        asked, consts = into[:num], into[num : num + p["body_nconsts"]]
+        carry, begin = into[num + p["body_nconsts"] :], self.rules.rounds()
+        while True:
+            begin()
+            (goes_on,) = self.closed(p["cond_jaxpr"], [*asked, *carry])
+            out = self.closed(p["body_jaxpr"], [*consts, *carry])
+            out = [self.rules.carried(self.rules.chosen(goes_on, v), "while") for v in out]
+            joined = [self.rules.either(pair) for pair in zip(carry, out, strict=True)]
+            if joined == carry:
+                return carry
+            carry = joined
+
+    def _cond(self, equation, into: list[V]) -> list[V]:
+        by, *rest = into
+        branches = (self.closed(b, rest) for b in equation.params["branches"])
+        return [
+            self.rules.chosen(by, self.rules.either(values))
+            for values in zip(*branches, strict=True)
+        ]
+
+    def _linear_solve(self, equation, into: list[V]) -> list[V]:
+        """By the function that solves."""
+        p = equation.params
+        before, num = p["const_lengths"], len(equation.outvars)
+        start = before.matvec + before.vecmat
+        return self.closed(p["jaxprs"].solve, [*into[start : start + before.solve], *into[-num:]])
+
+
+def called(equation):
+    """The jaxpr that an equation calls with its own inputs, or None."""
+    params = equation.params
+    inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
+    jaxpr = getattr(inner, "jaxpr", inner)
+    fits = len(getattr(jaxpr, "invars", ())) == len(equation.invars)
+    return inner if hasattr(jaxpr, "eqns") and fits else None
+
+
+def needed(jaxpr, wanted: Sequence[bool]) -> tuple[list, set]:
+    """(the equations that wanted outputs are computed from, in order, the variables that these
+    use): a model's deterministic sites and NumPyro's checks of parameters are left out.
+    """
+    pairs = zip(jaxpr.outvars, wanted, strict=True)
+    used = {v for v, w in pairs if w and not isinstance(v, Literal)}
+    kept = []
+    for equation in reversed(jaxpr.eqns):
+        if any(v in used for v in equation.outvars):
+            kept.append(equation)
+            used.update(v for v in equation.invars if not isinstance(v, Literal))
+    return kept[::-1], used
+
+
+def _scanned(equation) -> tuple[int, int]:
+    """(where the carry begins, where it ends) among a scan's inputs. JAX counts them under other
+    names in each version: what a step takes or gives one entry of has an axis more outside.
+    """
+    inner = equation.params["jaxpr"].jaxpr
+    carries = len(inner.outvars) - _longer(equation.outvars, inner.outvars)
+    end = len(inner.invars) - _longer(equation.invars, inner.invars)
+    return end - carries, end
+
+
+def _longer(outer, inner) -> int:
+    return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
+
+
+def changed_numbers(a, b) -> set[int]:
+    """Identities of the numbers, literals and constants, of one jaxpr that are others in a second
+    one of the same course.
+    """
+    pairs = zip(getattr(a, "consts", ()), getattr(b, "consts", ()), strict=False)
+    found = {id(x) for x, y in pairs if _is_other(x, y)}
+    a, b = (getattr(j, "jaxpr", j) for j in (a, b))
+    for one, other in zip(a.eqns, b.eqns, strict=False):
+        if one.primitive is not other.primitive or len(one.invars) != len(other.invars):
+            break
+        for v, w in zip(one.invars, other.invars, strict=True):
+            if isinstance(v, Literal) and isinstance(w, Literal) and _is_other(v.val, w.val):
+                found.add(id(v))
+        for inner in zip(_inner(one), _inner(other), strict=False):
+            found |= changed_numbers(*inner)
+    return found
+
+
+def _is_other(x, y) -> bool:
+    """Of two numbers, or of arrays that hold one each."""
+    try:
+        x, y = (np.ravel(np.asarray(v)) for v in (x, y))
+    except Exception:  # noqa: BLE001 - tracers and keys have no values
+        return False
+    same = x.size and y.size and (x == x[0]).all() and (y == y[0]).all()
+    return bool(same and x[0] != y[0])
+
+
+def _inner(equation) -> list:
+    flat = jax.tree.leaves(
+        list(equation.params.values()), is_leaf=lambda x: hasattr(getattr(x, "jaxpr", x), "eqns")
+    )
+    return [x for x in flat if hasattr(getattr(x, "jaxpr", x), "eqns")]
+
+
+_ELSEWHERE = ("/site-packages/", HERE, "<frozen", "/lib/python")
+
+
+def line_of(source: Any) -> str:
+    """The user's line of an equation's `source_info`, as it stands; empty where it is not known."""
+    traceback = getattr(source, "traceback", None)
+    for frame in getattr(traceback, "frames", ()):
+        name, line = frame.file_name, frame.line_num
+        if not any(part in name for part in _ELSEWHERE):
+            return f"{os.path.basename(name)}, line {line}: {linecache.getline(name, line).strip()}"
+    return ""

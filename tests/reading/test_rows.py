@@ -1,0 +1,318 @@
+"""The walk by labels: which axes are the rows, and whether a row stands alone.
+
+Each model has a second route: a row that changes its place must take its terms along, and a row
+more must change none. Of models that the walk refuses, it must not be so.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import lax
+from numpyro import handlers
+
+import ppl_gp as pg
+from ppl_gp.reading.arguments import Leaves
+from ppl_gp.reading.rows import Rows
+from ppl_gp.reading.rows import rows_of as read_rows
+from ppl_gp.reading.shapes import look_at
+from ppl_gp.reading.tracing import bare_trace
+from ppl_gp.reading.walk import line_of
+
+N = 7
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(N, 2)))
+Y = jnp.asarray(RNG.uniform(0.1, 0.9, N))
+GROUP = jnp.asarray(RNG.integers(0, 3, N))
+K = pg.kernels.RBF(1.0, 1.0)
+
+
+def rows_of(model, args, kwargs) -> Rows:
+    leaves = Leaves(model, args, kwargs)
+    return read_rows(model, leaves, look_at(model, leaves))
+
+
+def gp(inputs, name="f", mean=None, kernel=K):
+    return numpyro.sample(name, pg.GP(kernel, inputs, mean=mean))
+
+
+def observe(X, y, loc, scale=0.3):
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+
+def of_f(transform):
+    """A model whose y is observed around transform(f, X)."""
+
+    def model(X, y=None):
+        observe(X, y, transform(gp(X), X))
+
+    return model
+
+
+def newton(f, until):
+    """Roots of z^3 + z = f, all in one loop."""
+
+    def step(state):
+        z, _ = state
+        new = z - (z**3 + z - f) / (3 * z**2 + 1)
+        return new, jnp.abs(new - z)
+
+    return lax.while_loop(lambda s: until(s[1]), step, (jnp.zeros_like(f), jnp.ones_like(f)))[0]
+
+
+def one_root(f):
+    """The same of one number: `vmap` holds each row where it has ended."""
+
+    def step(state):
+        z, _ = state
+        new = z - (z**3 + z - f) / (3 * z**2 + 1)
+        return new, jnp.abs(new - z)
+
+    return lax.while_loop(lambda s: s[1] > 1e-3, step, (jnp.zeros(()), jnp.ones(())))[0]
+
+
+def called_back(z):
+    return jax.pure_callback(lambda z: z**2, jax.ShapeDtypeStruct(z.shape, z.dtype), z)
+
+
+def walk_over_rows(f, X):
+    return lax.scan(lambda c, z: (0.5 * c + z, c), 0.0, f)[1]
+
+
+def held(f, X):
+    return lax.fori_loop(0, 5, lambda i, z: jnp.tanh(z + f), jnp.zeros_like(f))
+
+
+ALONE = {
+    "plain": lambda f, X: f,
+    "by column": lambda f, X: f + X[:, 0] * jnp.exp(X[:, 1]),
+    "a product with weights": lambda f, X: f + X @ jnp.array([0.3, -0.2]),
+    "a norm of each row": lambda f, X: f * jnp.linalg.norm(X, axis=1),
+    "the largest column": lambda f, X: f + jnp.max(X, -1) + jnp.argmax(X, 1),
+    "sorted within a row": lambda f, X: f + jnp.sort(X, 1)[:, 0],
+    "its own number, looked up": lambda f, X: f[jnp.arange(X.shape[0])],
+    "by vmap": lambda f, X: jax.vmap(lambda z, x: jnp.where(x[0] > 0, z, jnp.exp(z)))(f, X),
+    "by lax.map": lambda f, X: lax.map(lambda row: row[0] + row[1] @ row[1], (f, X)),
+    "a callback of one row": lambda f, X: lax.map(called_back, f),
+    "in a loop that is the same for all": held,
+    "a loop of each row's own": lambda f, X: jax.vmap(one_root)(f),
+    "solved for each row": lambda f, X: (
+        f + jax.vmap(lambda x: jnp.linalg.solve(jnp.eye(2) + jnp.outer(x, x), x))(X)[:, 0]
+    ),
+    "a column set": lambda f, X: f + X.at[:, 0].set(2.0 * X[:, 0]).sum(1),
+    "a row of a table": lambda f, X: (
+        f + jnp.array([1.0, 2.0, 5.0])[jnp.clip(X[:, 0], 0, 2).astype(int)]
+    ),
+    "padded columns": lambda f, X: f + jnp.pad(X, ((0, 0), (1, 1))).sum(1),
+    "stacked and taken apart": lambda f, X: jnp.stack([f, X[:, 0]], 1)[:, 0],
+    "outer and back": lambda f, X: (f[:, None] * jnp.ones(3)).sum(1),
+    "by jit": lambda f, X: jax.jit(lambda z: z**2)(f),
+    "einsum": lambda f, X: f + jnp.einsum("nd,nd->n", X, X),
+    "segments of nothing": lambda f, X: f + jax.nn.softmax(X, 1)[:, 0],
+}
+MIXED = {
+    "centred": (lambda f, X: f - f.mean(), "mixes"),
+    "cumulated": (lambda f, X: jnp.cumsum(f), "mixes"),
+    "rolled": (lambda f, X: jnp.roll(f, 1), "mixes"),
+    "reversed": (lambda f, X: f[::-1], "mixes"),
+    "sorted": (lambda f, X: jnp.sort(f), "mixes"),
+    "over the largest": (lambda f, X: f / jnp.abs(f).max(), "mixes"),
+    "a norm of all": (lambda f, X: f / jnp.linalg.norm(X), "mixes"),
+    "the first row": (lambda f, X: f + X[0, 0], "mixes"),
+    "pairs": (lambda f, X: f + jnp.exp(-((f[:, None] - f) ** 2)).sum(1), "mixes"),
+    "a product with all": (lambda f, X: f + X @ X.T @ X[:, 0], "mixes"),
+    "a random walk": (walk_over_rows, "mixes"),
+    "sums by group": (
+        lambda f, X: f + jax.ops.segment_sum(f, (X[:, 0] > 0).astype(int), 2)[0],
+        "mixes",
+    ),
+    "one entry set": (lambda f, X: f.at[2].set(f[4]), "mixes"),
+    "until all have ended": (lambda f, X: newton(f, lambda e: jnp.any(e > 1e-1)), "mixes"),
+    "a branch by all": (lambda f, X: lax.cond(f[0] > 0, lambda z: z, jnp.exp, f), "mixes"),
+    "its number": (lambda f, X: f + jnp.arange(X.shape[0]), "number"),
+    "even and odd": (lambda f, X: jnp.where(jnp.arange(X.shape[0]) % 2 == 0, f, -f), "number"),
+    "how many rows": (lambda f, X: f * X.shape[0], "count"),
+    "how many rows, in a power": (lambda f, X: jnp.abs(f) ** (1 / X.shape[0]), "count"),
+    "solved together": (lambda f, X: jnp.linalg.solve(jnp.eye(X.shape[0]) + X @ X.T, f), "mixes"),
+    "a callback": (lambda f, X: called_back(f), "unknown"),
+}
+
+
+def terms(model, order, latent, more=()):
+    """log p(y_n) of the rows in an order."""
+    f = {"f": latent[order]}
+    trace = bare_trace(model, (X[order],), {"y": Y[order]}, f, f)
+    return np.asarray(trace["y"]["fn"].log_prob(trace["y"]["value"]))
+
+
+def is_alone(model) -> bool:
+    """In another order, and without each one."""
+    rng, rows = np.random.default_rng(1), np.arange(N)
+    latent = jnp.asarray(3.0 * rng.normal(size=N))
+    here = terms(model, rows, latent)
+    orders = [rng.permutation(N), rows[::-1], *(np.delete(rows, n) for n in rows)]
+    return all(np.allclose(here[o], terms(model, o, latent), rtol=1e-12) for o in orders)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_rows_that_stand_alone_are_proved(name):
+    model = of_f(ALONE[name])
+    assert is_alone(model)
+    found = rows_of(model, (X,), {"y": Y})
+    assert (found.mixing, found.kernels) == ({}, {})
+    assert found.axes == {"f": 0, "y": -1}
+    assert (found.rows, found.plates) == ({"X": (0,), "y": (0,)}, ("data",))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_that_see_others_are_told_with_the_line(name):
+    transform, kind = MIXED[name]
+    model = of_f(transform)
+    assert kind == "unknown" or not is_alone(model)
+    found = rows_of(model, (X,), {"y": Y})
+    cause = found.mixing["y"]
+    assert cause.kind == kind
+    assert "test_rows.py" in line_of(cause.source)
+
+
+def test_the_line_is_the_users():
+    def model(X, y=None):
+        f = gp(X)
+        observe(X, y, f + 1.0 - jnp.mean(f))
+
+    line = line_of(rows_of(model, (X,), {"y": Y}).mixing["y"].source)
+    assert line.endswith("observe(X, y, f + 1.0 - jnp.mean(f))")
+
+
+def places(X, place, y=None):
+    f = gp(X)
+    observe(place, y, f[place])
+
+
+def pairs(X, first, second, y=None):
+    f = gp(X)
+    observe(first, y, f[first] - f[second])
+
+
+def tables(X, centres, group, y=None):
+    observe(X, y, gp(X) + centres[group])
+
+
+def outputs(X, y=None):
+    with numpyro.plate("outputs", 3):
+        f = gp(X)
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(f.T, 0.3).to_event(1), obs=y)
+
+
+def of_sites(X, group, y=None):
+    with numpyro.plate("groups", 3):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", X.shape[0]):
+        e = numpyro.sample("e", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(u[group] + e, 0.3), obs=y)
+
+
+def scalar(X, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0))
+    observe(X, y, theta)
+
+
+def map_model(w, adjacency, y=None):
+    precision = jnp.diag(adjacency.sum(1) + 0.1) - adjacency
+    s = numpyro.sample("s", dist.MultivariateNormal(0.0, precision_matrix=precision))
+    observe(w, y, 0.5 * w + s)
+
+
+def subsampled(X, y=None):
+    data = numpyro.plate("data", X.shape[0], subsample_size=2)
+    with data as rows:
+        pass
+    f = gp(X[rows])
+    with data:
+        numpyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y[rows])
+
+
+M = 4
+FIRST, SECOND = jnp.array([0, 1, 2, 2, 3, 0, 1]), jnp.array([1, 2, 3, 0, 0, 2, 3])
+ROWS = {  # model, arguments, {site: axis}, {argument: axes}
+    "places": (places, (X[:M], FIRST), {"y": -1}, {"place": (0,), "y": (0,)}),
+    "as many places as rows": (places, (X, GROUP), {"y": -1}, {"place": (0,), "y": (0,)}),
+    "pairs": (pairs, (X[:M], FIRST, SECOND), {"y": -1}, {"first": (0,), "second": (0,), "y": (0,)}),
+    "a table of N": (
+        tables,
+        (X, Y, GROUP),
+        {"f": 0, "y": -1},
+        {"X": (0,), "group": (0,), "y": (0,)},
+    ),
+    "groups": (of_sites, (X, GROUP), {"e": -1, "y": -1}, {"X": (0,), "group": (0,), "y": (0,)}),
+    "a number for all": (scalar, (X,), {"y": -1}, {"X": (0,), "y": (0,)}),
+    "subsampled": (subsampled, (X,), {"f": 0, "y": -1}, {"X": (0,), "y": (0,)}),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_the_rows_are_the_observations_own(case):
+    model, args, axes, rows = ROWS[case]
+    found = rows_of(model, args, {"y": Y})
+    assert (found.axes, found.rows, found.mixing) == (axes, rows, {})
+    assert found.grows and found.plates == ("data",)
+
+
+def test_of_several_axes_the_rows_are_those_of_the_inputs():
+    found = rows_of(outputs, (X,), {"y": jnp.ones((N, 3))})
+    assert found.axes == {"f": 0, "y": -1}
+    square = rows_of(outputs, (X[:3],), {"y": jnp.ones((3, 3))})
+    assert (square.axes, square.rows) == (found.axes, {"X": (0,), "y": (0,)})
+
+
+def test_both_axes_of_a_square_array_grow_with_the_rows():
+    adjacency = jnp.asarray(np.eye(N, k=1) + np.eye(N, k=-1))
+    found = rows_of(map_model, (Y, adjacency), {"y": Y})
+    assert found.rows == {"w": (0,), "adjacency": (0, 1), "y": (0,)}
+    assert found.grows
+
+
+@pytest.mark.parametrize(
+    "model, arguments", [(m, a) for m, a, *_ in ROWS.values() if m is not subsampled]
+)
+def test_one_row_is_no_special_case(model, arguments):
+    many = rows_of(model, arguments, {"y": Y})
+    one = tuple(
+        x[:1] if k in many.rows else x
+        for k, x in zip(model.__code__.co_varnames, arguments, strict=False)
+    )
+    found = rows_of(model, one, {"y": Y[:1]})
+    assert (found.axes, found.rows, found.plates) == (many.axes, many.rows, many.plates)
+
+
+def test_an_array_that_the_model_holds_goes_by_number():
+    noise = jnp.linspace(0.1, 0.4, N)
+    found = rows_of(lambda X, y=None: observe(X, y, gp(X), noise), (X,), {"y": Y})
+    assert found.mixing["y"].kind == "number"
+    assert not found.grows
+    same = rows_of(lambda X, y=None: observe(X, y, gp(X), jnp.full(N, 0.2)), (X,), {"y": Y})
+    assert (same.mixing, same.grows) == ({}, False)
+
+
+def test_kernels_that_see_the_data_are_told():
+    def model(X, y=None):
+        observe(X, y, gp(X, kernel=pg.kernels.RBF(1.0, jnp.std(X))))
+
+    found = rows_of(model, (X,), {"y": Y})
+    assert found.kernels["f"].kind == "mixes"
+    assert "jnp.std(X)" in line_of(found.kernels["f"].source)
+
+
+def test_masks_are_rows_and_mix_nothing():
+    def model(X, seen, y=None):
+        f = gp(X)
+        with handlers.mask(mask=seen):
+            observe(X, y, f)
+
+    found = rows_of(model, (X, Y > 0.5), {"y": Y})
+    assert found.rows == {"X": (0,), "seen": (0,), "y": (0,)}
+    assert found.mixing == {}
