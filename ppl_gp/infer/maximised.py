@@ -288,11 +288,18 @@ def require_bounded(
                 "both together, and nothing says that their joint density has a maximum (it grows "
                 f"without bound as the spread falls to zero and '{site}' to its centre, unless the "
                 "spread's prior vanishes there fast enough). "
-                + f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a "
-                "linear predictor. "
-                * gaussian(trace[site]["fn"])
+                + _to_integrate(site, reading) * gaussian(trace[site]["fn"])
                 + f"Use {remedies(trace, reading, integrated, drawn=held is None)}."
             )
+
+
+def _to_integrate(site: str, reading: Reading) -> str:
+    if reading.held:
+        return f"It is not integrated, as {reading.held} "
+    return (
+        f"Integrate it, integrate=(..., '{site}'), if the data depend on it through a linear "
+        "predictor. "
+    )
 
 
 def remedies(

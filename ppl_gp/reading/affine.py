@@ -30,7 +30,7 @@ class Dependence(IntEnum):
 # Entry by entry the same number, in another place.
 _MOVES = frozenset(
     """
-    broadcast_in_dim reshape transpose slice squeeze expand_dims tile copy copy_p
+    broadcast_in_dim reshape transpose slice squeeze expand_dims tile unstack copy copy_p
     optimization_barrier
     """.split()
 )

@@ -25,10 +25,10 @@ _ELEMENTWISE = (
     """.split()
     )
 )
-_DRAWS = ("random_", "threefry", "rng_")  # other entries at other places
+_DRAWS = ("random_", "threefry", "philox", "rng_")  # other entries at other places
 # An index is followed through these: JAX writes one as where(i < 0, i + N, i), with columns.
 _KEEP_NUMBERS = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "concatenate", "gather"}
-_KEEP_NUMBERS |= {"lt", "select_n", *_AS_IT_IS}
+_KEEP_NUMBERS |= {"lt", "select_n", "add", "eq", *_AS_IT_IS}
 
 
 class LabelRules(Labels):
@@ -79,6 +79,11 @@ class LabelRules(Labels):
         if name == "lt" and into[0].number is not None and _is_zero(e.invars[1]):
             (out,) = self._met(e, [v._replace(number=None) for v in into])
             return [out._replace(number=NOT_NEGATIVE)]
+        if name == "add" and _is_zero(e.invars[1]):
+            return [into[0]]
+        if name == "eq" and all(isinstance(v.number, int) for v in into):
+            # n on one axis is n on the other: a diagonal of a square matrix
+            self.join(v.axes[v.number] for v in into)
         return self._met(e, [self.entered(v) for v in into])
 
     def _met(self, e, into):
@@ -186,6 +191,23 @@ class LabelRules(Labels):
         (out,) = self._made(e, into, axes, [v.axes[d] for v in into])
         return [out._replace(number=tuple(numbers) if any_of(numbers) else None)]
 
+    def _stacked(self, e, into):
+        """One after another along a new axis."""
+        axes = self._joined(into)
+        axes.insert(e.params["axis"], None)
+        return self._made(e, into, axes)
+
+    def _unstacked(self, e, into):
+        """Each entry of an axis by itself."""
+        axes = list(into[0].axes)
+        lost = axes.pop(e.params["axis"])
+        return self._made(e, into, axes, [lost])
+
+    def _tiled(self, e, into):
+        return self._along(
+            e, into[0].axes, into, [i for i, n in enumerate(e.params["reps"]) if n != 1]
+        )
+
     # Several operands.
 
     def _contracted(self, e, into):
@@ -292,6 +314,9 @@ _RULES = {
     "slice": LabelRules._sliced,
     "pad": LabelRules._padded,
     "split": LabelRules._split,
+    "stack": LabelRules._stacked,
+    "tile": LabelRules._tiled,
+    "unstack": LabelRules._unstacked,
     "dynamic_slice": LabelRules._dynamic_slice,
     "dynamic_update_slice": LabelRules._dynamic_update,
     "dot_general": LabelRules._contracted,

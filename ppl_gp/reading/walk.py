@@ -19,7 +19,7 @@ V = TypeVar("V")
 # Entry by entry, and not linear.
 NONLINEAR = frozenset(
     """
-    exp exp2 log log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
+    exp exp2 log log2 log1p expm1 tanh logistic sqrt rsqrt cbrt pow integer_pow square abs sign max
     min floor ceil round erf erfc erf_inv lgamma digamma polygamma zeta igamma igammac
     igamma_grad_a random_gamma_grad regularized_incomplete_beta bessel_i0e bessel_i1e is_finite
     eq ne lt le gt ge and or not xor clamp nextafter atan2 sin cos tan asin acos atan sinh cosh
