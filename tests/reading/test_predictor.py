@@ -25,7 +25,7 @@ from scipy.stats import multivariate_normal
 import ppl_gp as pg
 
 N, M, TAU = 14, 3, 0.7
-SEEDS = [pytest.param(s, marks=[pytest.mark.slow] if s > 3 else []) for s in range(100)]
+SEEDS = [pytest.param(s, marks=[pytest.mark.slow] if s > 3 else []) for s in range(40)]
 
 
 _NONE = dist.Delta(0.0)
