@@ -19,7 +19,7 @@ _PAGE = "docs/symptoms.md"
 LISTED = "pg.check(model, ...) lists the methods that fit this model."
 IN_ORDER = (
     "Where the model looks f up, f[index], pass X[index] to fit in place of X, and write f instead "
-    "of f[index]."
+    "of f[index]. Declare a path over the rows over its times, and look it up, z[time]."
 )
 ONE_SITE = "Declare one observed site in a plate of the rows, not a site for each datum."
 ONE_TABLE = (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows
+from ppl_gp.infer.sources import ArraySource, Rows, Stream
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.sparse.bound import Batch
@@ -25,18 +25,19 @@ def source_of(name: str, size: Callable, model, args, kwargs, seed: int) -> Sour
                 "a Stream is the only positional argument: its batches hold the model's arguments."
             )
         return StreamSource(args[0], model, kwargs)
-    if (num := num_rows(args)) is None:
+    leaves, reading = Leaves(model, args, kwargs), model.reading
+    if not args or (num := reading.num_rows(leaves)) is None:
         raise DataError(
             f"{name}() takes batches of rows and needs inputs as the first positional argument: an "
             "array with one row per datum, or a Stream."
         )
-    if size(num) < num and (why := model.reading.held) is not None:
+    if size(num) < num and (why := reading.held) is not None:
         raise DataError(
             f"no minibatches: {why} Or take all data in a step, {name}(batch_size={num})."
         )
     # the axis of the data of each array that has one
-    axes = Leaves(model, args, kwargs).replaced(model.reading.row_axes, others=None)
-    return ArraySource(args, kwargs, size(num), seed, axes=axes)
+    axes = leaves.replaced(reading.row_axes, others=None)
+    return ArraySource(args, kwargs, size(num), seed, num_data=num, axes=axes)
 
 
 def first_rows(source: Source) -> Rows:

@@ -13,7 +13,8 @@ import numpy as np
 from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
-from ppl_gp.reading.arguments import argument_names, wide
+from ppl_gp.reading.arguments import Leaves, argument_names, argument_of, wide
+from ppl_gp.reading.declared import declare
 
 _INPUTS = "positional argument 0"
 MOST_LOOKED = 2000  # rows that stand for all, or are summed at once
@@ -93,7 +94,7 @@ class StreamSource:
         shared = partial(jax.tree.map, _is_shared, _data(found[0]), self.axes)
         alike = [_data(r) for r in found if jax.tree.all(shared(_data(r)))]
         args, kwargs = jax.tree.map(_joined, alike[0], self.axes, *alike[1:])
-        self.looked = Rows(args, kwargs, np.ones(num_rows(args) or 0), {})
+        self.looked = Rows(args, kwargs, np.ones(self._num_rows(args, kwargs)), {})
 
     def unpadded(self, rows: Rows) -> Rows:
         """The rows of a batch that count, each with weight one."""
@@ -132,8 +133,9 @@ class StreamSource:
     def _rows(self, item) -> Rows:
         args, kwargs = self._plain(*bind(self.model, item, self.common))
         args = tuple(_arrays(_INPUTS, a, None) for a in args)
-        num = num_rows(args) or 0
-        kwargs = {k: _arrays(k, v, num) for k, v in kwargs.items()}
+        kwargs = {k: _arrays(k, v, num_rows(args) or 0) for k, v in kwargs.items()}
+        self.axes = self._row_axes(args, kwargs) if self.axes is None else self.axes
+        num = self._num_rows(args, kwargs)
         self.batch_size = size = self.batch_size or num
         if not 0 < num <= size:
             raise DataError(
@@ -155,14 +157,26 @@ class StreamSource:
         self._names.require_same_rows(aligned)
         return args, kwargs
 
-    def _require_form(self, args, kwargs, num) -> None:
-        if self.axes is None:
-            split = {k: v for k, v in kwargs.items() if k not in self.common}
-            positional, named = row_axes(args, split, num)
-            self.axes = (
-                positional,
-                {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()},
+    def _row_axes(self, args, kwargs):
+        """As the model reads its first batch; what all batches share has no rows."""
+        leaves = Leaves(self.model, args, kwargs)
+        reading = declare(self.model, args, kwargs).reading
+        axes = {p: a for p, a in reading.row_axes.items() if argument_of(p) not in self.common}
+        if reading.observed:
+            return leaves.replaced(axes, others=None)
+        return row_axes(args, kwargs, num_rows(args) or 0)  # y meets nothing there
+
+    def _num_rows(self, args, kwargs) -> int:
+        """Rows of a batch; 0 of one in another form."""
+        try:
+            sizes = jax.tree.map(
+                lambda x, a: None if a is None else np.shape(x)[a], (args, kwargs), self.axes
             )
+        except (IndexError, ValueError):
+            return num_rows(args) or 0
+        return next(iter(jax.tree.leaves(sizes)), num_rows(args) or 0)
+
+    def _require_form(self, args, kwargs, num) -> None:
         told = {_INPUTS: args[0], **kwargs}
         shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
         try:

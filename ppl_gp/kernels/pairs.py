@@ -18,6 +18,7 @@ _ROWS_OF_ITS_OWN = (
     "it reads something with one row per datum (distances computed before, weights): put what it "
     "needs of each row into the GP's inputs X, as columns, or index a fixed table by a column of X"
 )
+_COMPARED = 1000  # rows of which two kernels are compared at all pairs
 _LEAST = 3  # rows, so that some are left where one is taken away and the others change places
 
 
@@ -72,13 +73,22 @@ def _is_own(kernel, X) -> bool:
 
 
 def kernels_differ(kernel: Callable, other: Callable, X) -> bool:
-    """Whether two kernels have different values at rows of X, or another shape."""
+    """Whether two kernels have different values at pairs of rows of X, or another shape: all pairs
+    of up to 1000 rows, else those of 1000 with 10 000, evenly spread.
+    """
     kernel, other = _by_row(kernel), _by_row(other)
     left, right = (_repeated(n, X) for n in _unused(X))
     if _shape_fault(other, left, right) is not None:
         return True
-    one, two = _values(kernel, left, right), _values(other, left, right)
+    many = _spread(X, 10 * _COMPARED) if len(X) >= _LEAST else right
+    some = jnp.concatenate([many[:1], _spread(many, _COMPARED)])  # never as many as those
+    one, two = _values(kernel, some, many), _values(other, some, many)
     return not (one is None or two is None or _close(one, two))
+
+
+def _spread(X, num: int):
+    """Up to `num` rows, the first and the last among them."""
+    return X[np.unique(np.linspace(0, len(X) - 1, min(num, len(X)), dtype=int))]
 
 
 def _by_row(kernel: Callable) -> Callable:

@@ -43,6 +43,8 @@ class LabelRules(Labels):
             return [self.numbers(shapes[0], equation.params["dimension"])]
         if name.startswith(_DRAWS) and name not in _ELEMENTWISE:
             return [self.by_number(s, name, range(len(s))) for s in shapes]
+        if name == "lt" and _is_false(*equation.invars):  # of an index that is written down
+            return [Seen((None,) * len(shapes[0]), number=NOT_NEGATIVE)]
         if all(v.is_plain for v in into):
             return [Seen((None,) * len(s), free=any(v.free for v in into)) for s in shapes]
         if name not in _KEEP_NUMBERS:
@@ -355,6 +357,12 @@ def any_of(numbers) -> bool:
 
 def _is_zero(atom) -> bool:
     return hasattr(atom, "val") and np.ndim(atom.val) == 0 and bool(atom.val == 0)
+
+
+def _is_false(left, right) -> bool:
+    """Whether left < right is known to be false."""
+    known = hasattr(left, "val") and hasattr(right, "val")
+    return known and not np.any(np.less(left.val, right.val))
 
 
 def _columns(number, num: int) -> tuple:

@@ -91,6 +91,13 @@ class Reading:
         """{path of an array argument with one entry per datum: its axis of the data}."""
         return dict(self.rows)
 
+    def num_rows(self, leaves: Leaves) -> int | None:
+        """N: the entries of what has one per datum; if nothing has, those of the first argument."""
+        axes, arrays = self.row_axes, leaves.arrays
+        own = [x.shape[axes[p]] for p, x in arrays.items() if p in axes]
+        inputs = [x for p, x in arrays.items() if argument_of(p) == leaves.inputs and x.shape]
+        return next(iter([*own, *(x.shape[0] for x in inputs)]), None)
+
     @property
     def mixed(self) -> list[str]:
         """Sites whose row n sees more than its own arguments, so that it has no prediction of its

@@ -102,8 +102,9 @@ def require_gp(found: Roles, trace: dict) -> None:
     raise ModelError(
         "the model has no GP site; declare one: f = numpyro.sample('f', pg.GP(kernel, X)). Local "
         "methods also integrate Gaussian sites (Normal, MultivariateNormal, GaussianRandomWalk, "
-        "CAR, ZeroSumNormal, ...) that enter one linear predictor; steps that numpyro's scan draws "
-        f"are not read as such. {LISTED}"
+        "CAR, ZeroSumNormal, ...) that enter one linear predictor, an array with one entry per "
+        "row: write a level that all rows share as b * jnp.ones(y.shape[0]). Steps that numpyro's "
+        f"scan draws are not read as such. {LISTED}"
     )
 
 

@@ -71,21 +71,14 @@ class whole(Messenger):
 
 def rows_of(model: Callable, leaves: Leaves, base: Look, tables: Collection[str] = ()) -> Rows:
     """Three abstract traces beside the one of `base`; one or two more where rows are tied to others
-    by their number alone, or where a plate subsamples.
+    by their number alone, or where a plate subsamples; twice as many for one row.
     """
     subsampling = {k for k, (size, part) in base.plates.items() if size != part}
     reader = _Reader(model, leaves, base, tables)
     if subsampling:
         with suppress(Exception):  # whatever the model raises that is given one batch of the rows
             reader = _Reader(whole(model), leaves, look_at(whole(model), leaves), tables)
-    reader.walk()
-    row = reader.rows_label(subsampling)
-    if row is None:
-        return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
-    grown = reader.grown(row)
-    if grown is not None:
-        reader.confirm(*grown)
-    return reader.told(grown and grown[0])
+    return reader.found(subsampling)
 
 
 class _Reader:
@@ -112,6 +105,24 @@ class _Reader:
 
         closed, shapes = jax.make_jaxpr(parts, return_shape=True)(arrays, values)
         return closed, (jax.tree.structure(shapes), sorted(values))
+
+    def found(self, subsampling: Collection[str]) -> Rows:
+        """All of it. A single row is read as the first of several: an operation along an axis of
+        one entry does not show what it would mix.
+        """
+        self.walk()
+        row = self.rows_label(subsampling)
+        if row is None:
+            return Rows({}, (), {}, {}, {}, {}, (), {}, (), False)
+        grown = self.grown(row)
+        if grown is None:
+            return self.told(None)
+        look, closed, arrays = grown
+        if self._num_rows() == 1:
+            self.base, self.jaxpr, self.arrays = look, closed, arrays
+            return self.found(subsampling)
+        self.confirm(look, closed)
+        return self.told(look)
 
     def walk(self) -> None:
         """Label all axes."""
@@ -194,18 +205,20 @@ class _Reader:
 
     # More rows.
 
-    def grown(self, row: int) -> tuple[Look, Any] | None:
-        """What a few rows more give, and the jaxpr of it: of what meets the rows, of the first
-        argument too, of all that have as many rows. The first where the values of sites that meet
-        the rows grow as well, or else the first.
-        """
+    def _num_rows(self) -> int | None:
         pairs = (
             (x.shape[i], a)
             for p, x in self.arrays.items()
             for i, a in enumerate(self.given[p][0].axes)
         )
-        num = next((n for n, a in pairs if self.is_row(a)), None)
-        if num is None:
+        return next((n for n, a in pairs if self.is_row(a)), None)
+
+    def grown(self, row: int) -> tuple[Look, Any, dict] | None:
+        """What a few rows more give, the jaxpr of it, and the arguments' shapes: of what meets the
+        rows, of the first argument too, of all that have as many rows. The first where the values
+        of sites that meet the rows grow as well, or else the first.
+        """
+        if (num := self._num_rows()) is None:
             return None
         more, group = unused_length(self.leaves, self.base, num), self.labels.group
         alike = {
@@ -219,14 +232,14 @@ class _Reader:
         for labels in dict.fromkeys(map(frozenset, sets)):
             arrays = {p: self._longer(p, labels, more) for p in self.arrays}
             if (given := self._look(arrays)) is not None:
-                found.append((labels, *given))
+                found.append((labels, *given, arrays))
                 if self._values_grew(given[0]):
                     break
         if not found:
             return None
-        labels, look, closed = found[-1] if self._values_grew(found[-1][1]) else found[0]
+        labels, *rest = found[-1] if self._values_grew(found[-1][1]) else found[0]
         self.labels.join(labels)
-        return look, closed
+        return tuple(rest)
 
     def _longer(self, path: str, labels: Collection[int], more: int):
         x, axes = self.arrays[path], self.given[path][0].axes

@@ -11,10 +11,10 @@ import numpy as np
 from jax import random
 from numpyro.distributions import Distribution
 
-from ppl_gp.errors import FitError, ModelError, Result
+from ppl_gp.errors import DataError, FitError, ModelError, Result
 from ppl_gp.kept import FromPseudo
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.reading.arguments import argument_names
+from ppl_gp.reading.arguments import argument_names, argument_of
 from ppl_gp.reading.declared import require_unchanged
 from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
@@ -44,11 +44,21 @@ def _verb(function):
     def ask(self, *args, **kwargs):
         require_unchanged(self.model)
         _require_numbers(self, function.__name__)
-        if len(args) < place and (inputs := argument_names(self.model, 1)[0]) in kwargs:
-            kwargs["X_new"] = kwargs.pop(inputs)  # by the model's name, as in `fit`
+        if len(args) < place and "X_new" not in kwargs:
+            kwargs["X_new"] = _inputs(self, function.__name__, kwargs)
         return function(self, *args, **kwargs)
 
     return one_at_a_time(of_the_model(ask))
+
+
+def _inputs(fit: Record, verb: str, kwargs: dict):
+    """The model's first argument: by its own name, as in `fit`; a table is remembered."""
+    name = argument_names(fit.model, 1)[0]
+    if name in kwargs:
+        return kwargs.pop(name)
+    if fit.args and all(argument_of(p) != name for p in fit.model.reading.row_axes):
+        return fit.args[0]
+    raise DataError(f"{verb}() needs new inputs: give '{name}', the model's first argument, first.")
 
 
 def _require_numbers(fit: Record, verb: str) -> None:

@@ -175,3 +175,31 @@ def test_a_coupled_site_has_a_name():
     x = np.linspace(0.0, 3.0, 6)
     with pytest.raises(pg.NotPointwiseError, match=r"site \['y'\] couples"):
         pg.fit(above_the_mean, pg.Laplace(hyper=pg.Fixed({})), 0, x, y=np.sin(x))
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_softmax_of_one_row_is_the_one_of_more(num):
+    """Rows that follow are masked: the evidence is that of the first."""
+
+    def classes(X, weight, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("data", X.shape[0]), numpyro.handlers.mask(mask=weight):
+            numpyro.sample("y", dist.Categorical(logits=X[:, None] * b), obs=y)
+
+    rows, y = np.array([1.3, 0.4])[:num], np.array([2, 0])[:num]
+    fit = pg.fit(classes, pg.Laplace(), 0, rows, np.arange(num) == 0, y=y)
+    assert fit.log_evidence == pytest.approx(ONE_SOFTMAX, abs=1e-6)
+
+
+def _softmax_evidence():
+    """Laplace's, by Newton's method on the three coefficients."""
+    x, b = 1.3, np.zeros(3)
+    for _ in range(50):
+        p = np.exp(x * b) / np.exp(x * b).sum()
+        gradient = x * (np.eye(3)[2] - p) - b
+        H = np.eye(3) + x**2 * (np.diag(p) - np.outer(p, p))
+        b = b + np.linalg.solve(H, gradient)
+    return x * b[2] - np.log(np.exp(x * b).sum()) - b @ b / 2 - np.linalg.slogdet(H)[1] / 2
+
+
+ONE_SOFTMAX = _softmax_evidence()

@@ -111,6 +111,7 @@ ALONE = {
     "outer and back": lambda f, X: (f[:, None] * jnp.ones(3)).sum(1),
     "by jit": lambda f, X: jax.jit(lambda z: z**2)(f),
     "einsum": lambda f, X: f + jnp.einsum("nd,nd->n", X, X),
+    "a loop over columns": lambda f, X: lax.fori_loop(0, 2, lambda i, z: z + X[:, i], f),
     "segments of nothing": lambda f, X: f + jax.nn.softmax(X, 1)[:, 0],
 }
 MIXED = {
@@ -176,6 +177,15 @@ def test_rows_that_see_others_are_told_with_the_line(name):
     cause = found.mixing["y"]
     assert cause.kind == kind
     assert "test_rows.py" in line_of(cause.source)
+
+
+@pytest.mark.parametrize("name", [*ALONE, *MIXED])
+def test_one_row_is_read_as_any_other_number_of_them(name):
+    model = of_f(ALONE.get(name) or MIXED[name][0])
+    one, many = (rows_of(model, (X[:n],), {"y": Y[:n]}) for n in (1, N))
+    kinds = lambda found: {k: c.kind for k, c in found.mixing.items()}  # noqa: E731
+    assert kinds(one) == kinds(many)
+    assert (one.axes, one.rows, one.plates) == (many.axes, many.rows, many.plates)
 
 
 def test_the_line_is_the_users():

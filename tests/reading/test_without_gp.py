@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from numpyro.infer import Predictive
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
 import ppl_gp as pg
 
@@ -204,3 +204,34 @@ def test_rows_in_one_event_are_rows():
     scores = [f.log_density(NEW, jnp.zeros(5)) for f in (first, second)]
     np.testing.assert_allclose(*scores, rtol=1e-6)
     jax.clear_caches()
+
+
+def lone(x, y=None, ones=False):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("n", x.shape[0]):
+        numpyro.sample("y", dist.Normal(b * jnp.ones(y.shape[0]) if ones else b, 0.5), obs=y)
+
+
+@pytest.mark.parametrize("method", [pg.EP(), pg.VI()], ids=lambda m: type(m).__name__)
+def test_a_level_that_all_rows_share_is_one_entry_per_row(method):
+    x, y = np.zeros(4), np.arange(4.0)
+    with pytest.raises(pg.ModelError, match=r"write a level .* as b \* jnp.ones\(y.shape\[0\]\)"):
+        pg.fit(lone, method, 0, x, y=y)
+    fit = pg.fit(lone, method, 0, x, y=y, ones=True)
+    truth = multivariate_normal(np.zeros(4), 1.0 + 0.25 * np.eye(4)).logpdf(y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-9)
+
+
+def test_one_event_of_all_rows_has_no_predictions_and_says_so():
+    def event(X, K, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.MultivariateNormal(X @ b, K), obs=y)
+
+    X, K, y = np.random.default_rng(0).normal(size=(6, 2)), np.eye(6), np.arange(6.0)
+    fit = pg.fit(event, pg.Laplace(), 0, X, K, y=y)
+    truth = multivariate_normal(np.zeros(6), K + X @ X.T).logpdf(y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-9)
+    with pytest.raises(pg.ModelError, match=r"predict: site\(s\) \['y'\] have no entry per row"):
+        fit.predict(X, K)
+    with pytest.raises(pg.ModelError, match=r"\['y'\] have no log density .* each is one event"):
+        fit.log_density(X, y, K)

@@ -70,7 +70,7 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
 
 def fit_from_draws(method, model, args, kwargs, found, draws) -> Fit:
     """The `Fit` behind joint draws of f and the hyperparameters."""
-    ended = diagnose(draws, (*found.hyper, *found.gps))
+    ended = diagnose(draws, (*found.hyper, *found.local_latents, *found.gps))
     values = flatten(draws.values)
     kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}

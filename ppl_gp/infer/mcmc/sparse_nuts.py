@@ -2,6 +2,7 @@
 model.
 """
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
@@ -126,10 +127,7 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     key_start, key_run = random.split(rng_key)
     seed = int(random.randint(key_start, (), 0, 2**31 - 1))
     require_samplable(model, first_trace(model, args, kwargs), args, kwargs, "SparseNUTS()")
-    whole = SVGP(
-        num_inducing=method.num_inducing,
-        batch_size=jnp.shape(args[0])[0] if args and jnp.ndim(args[0]) else None,
-    )
+    whole = SVGP(num_inducing=method.num_inducing, batch_size=sys.maxsize)  # all rows
     subject = look_at(whole, model, args, kwargs, seed, declared=True)
     require_plain_priors(subject.trace, subject.gps, "SparseNUTS()")
     hyper = {k: subject.trace[k]["value"] for k in subject.names}
@@ -153,7 +151,8 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
     draws = run_chains(
         kernel, method, key_run, given, kwargs, progress=progress, label="SparseNUTS"
     )
-    result, stats = diagnose(draws, (*names, *(f"{k}_base" for k in variables)))
+    bases = (f"{k}_base" for k in variables)
+    result, stats = diagnose(draws, (*names, *subject.structure.latents, *bases))
     values = flatten(draws.values)
     kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
     stats["num_inducing"] = max(v.num for v in variables.values())

@@ -3,6 +3,7 @@
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -62,11 +63,12 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
     (key_start, key_run, key_end), seed = _keys(rng_key)
     seed = int(seed)
     if method.collapsed:
-        if (num := num_rows(args)) is None:
+        if num_rows(args) is None:
             raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
-        method = dataclasses.replace(method, batch_size=num)
+        method = dataclasses.replace(method, batch_size=sys.maxsize)
     subject = look_at(method, model, args, kwargs, seed)
     if method.collapsed:
+        method = dataclasses.replace(method, batch_size=subject.source.num_data)
         _require_collapsible(subject)
     if isinstance(method.hyper, MAP):
         known = method.hyper.maximise

@@ -48,11 +48,9 @@ INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 
 
-def num_rows(site: dict, args: tuple) -> int:
-    """B: the rows of the first argument, or of a plate around a site that subsamples them."""
-    num = jax.tree.leaves(args[0])[0].shape[0]
-    sizes = [f.size for f in site["cond_indep_stack"]]
-    return num if num in sizes or not sizes else max(sizes)
+def num_rows(site: dict) -> int:
+    """B: the rows of a latent that has one entry per datum."""
+    return site["fn"].shape()[len(site["fn"].batch_shape) + site["data_axis"]]
 
 
 def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
@@ -171,7 +169,7 @@ def initial_latents(
     config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool, rows=None
 ) -> LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
-    num, dtype = num_rows(site, args), jnp.result_type(float)
+    num, dtype = num_rows(site), jnp.result_type(float)
     size = latent_size(site, num)
     if isinstance(config, Free):
         means = (

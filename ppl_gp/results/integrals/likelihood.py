@@ -174,10 +174,14 @@ def log_density_per_datum(trace: dict, plan: Layout, weighed: bool = False) -> F
     sites = [s for s in trace.values() if s["type"] == "sample" and s["is_scored"]]
     terms = [log_prob_per_datum(s if weighed else {**s, "scale": None}) for s in sites]
     pointwise = [t for t in terms if jnp.ndim(t)]
+    if not sites:
+        raise ModelError(
+            "log_density scores observations, and the model was given none: give them after X_new, "
+            "or by keyword, y=..."
+        )
     if not pointwise:
         raise ModelError(
             f"the model's observed sites {[s['name'] for s in sites]} have no log density for "
-            "each datum; log_density needs the observations by keyword, y=..., and a site whose "
-            "batch or plate has one entry per row of X_new."
+            "each datum: each is one event. Put them into a plate with one entry per row of X_new."
         )
     return sum(pointwise[1:], pointwise[0])

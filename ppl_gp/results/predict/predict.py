@@ -167,7 +167,7 @@ def predict(
     f, y, log_probs, errors = exact or predictive(
         query, integration, link_approximation, judged=bool(fit.blocks)
     )
-    _require_any(f, y, "predict")
+    _require_any(fit, f, y, "predict")
     means = {k: v.mean for k, v in errors.items()}
     below = {k: v.below for k, v in errors.items() if v.below is not None}
     found = quantiles_at(query, integration, levels, y, log_probs, below) if levels else None
@@ -321,17 +321,25 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
     key = as_key(rng_key, "fit.sample(0, X_new, 100)")
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
     f, y = joint_draws(query_at(fit, X_new, args, kwargs), key, int(num_samples))
-    _require_any(f, y, "sample")
+    _require_any(fit, f, y, "sample")
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))
 
 
-def _require_any(f, y, verb: str) -> None:
-    if not f and not y:
+def _require_any(fit: Record, f, y, verb: str) -> None:
+    if f or y:
+        return
+    reading = fit.model.reading
+    if whole := [k for k in reading.observed if reading.axis(k) is None]:
         raise ModelError(
-            f"{verb}: the model has no function, and observes the inputs themselves, so that there "
-            "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
-            "posterior."
+            f"{verb}: site(s) {whole} have no entry per row of the inputs, as one event of all "
+            "rows has none, so that a row has no prediction of its own. The posterior is in "
+            "fit.sites."
         )
+    raise ModelError(
+        f"{verb}: the model has no function, and observes the inputs themselves, so that there "
+        "is nothing to predict at them; log_density(X_new) scores rows, fit.sites has the "
+        "posterior."
+    )
 
 
 def observes_counts(query: Query) -> bool:

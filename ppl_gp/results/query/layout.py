@@ -76,6 +76,7 @@ def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> L
     reading = model.reading
     trace = _run(model, args, kwargs, hyper)
     require_all_rows(trace)
+    _require_same_members(trace, hyper)
     sites = [
         _observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)
     ]
@@ -98,6 +99,19 @@ def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: in
         return is_concave(lambda f: run(model, args, kwargs, hyper, {gp: f}), (site.name,), num)
     except (TypeError, ValueError):  # rows of f and of X_new differ in number
         return False
+
+
+def _require_same_members(trace: dict, hyper: dict) -> None:
+    """Raise `DataError` where a site has another shape than the values that were inferred."""
+    for name, value in hyper.items():
+        site = trace.get(name, {"type": ""})
+        if site["type"] == "sample" and site["fn"].shape() != jnp.shape(value):
+            raise DataError(
+                f"site '{name}' has shape {site['fn'].shape()} with the arguments of this "
+                f"prediction, and {jnp.shape(value)} in training: nothing was inferred about other "
+                "members. Give the tables of training; for a new member, fit with its entry in "
+                "them, where it needs no rows of its own."
+            )
 
 
 def require_all_rows(trace: dict) -> None:

@@ -20,6 +20,7 @@ from ppl_gp.kept import FromFunctions, Kept
 from ppl_gp.kernels.pairs import kernels_differ
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
 from ppl_gp.reading.predictor.prior import PredictorGP
@@ -121,12 +122,15 @@ def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
     with numbers_explained(fit, new_args, new_kwargs):
         num = num_rows(fit, new_args, new_kwargs)
         plan = layout(fit.model, new_args, new_kwargs, draws, num, latents)
-    require_same_kernels(fit, new_args, new_kwargs)
+    changed = require_same_kernels(fit, new_args, new_kwargs)
+    args, kwargs = fit.args, fit.kwargs
     if isinstance(fit.model, Collapsed):
         require_levels(fit.model, new_args, new_kwargs, draws.at(0).hyper)
-    root = None if fit.sampled or len(fit.latent) > 1 else fit.process.root  # pyright: ignore[reportAttributeAccessIssue]
+        args, kwargs = Leaves(fit.model, args, kwargs).replaced(changed)
+    stays = not (changed or fit.sampled or len(fit.latent) > 1)
+    root = fit.process.root if stays else None  # pyright: ignore[reportAttributeAccessIssue]
     local = {k: q for k, q in fit.local.items() if not q.needs_y}
-    return Query(fit.model, plan, draws, root, fit.args, fit.kwargs, new_args, new_kwargs, local)
+    return Query(fit.model, plan, draws, root, args, kwargs, new_args, new_kwargs, local)
 
 
 class Conditional(eqx.Module):
@@ -208,34 +212,69 @@ def drawn_trace(
     return annotated(trace, query.model), moments
 
 
-def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> None:
-    """Raise `DataError` where an argument that is given anew changes a kernel, or the mean of the
-    training rows: the training covariance, and what the data told, have the old one.
+def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict[str, Any]:
+    """{path: value} of the arguments without an axis of the data that have changed. Raises
+    `DataError` if one of them changes a kernel, or the mean of the training rows: the training
+    covariance, and what the data told, have the old one.
 
-    Compared at the training inputs, where a larger table that a kernel looks up says what the
-    smaller one said. Nothing is run unless an argument without an axis of the data has changed.
+    A table that a linear predictor is computed from keeps the entries of training, and others may
+    follow. Kernels and means are compared at the training inputs. Nothing is run unless something
+    has changed.
     """
-    changed = _changed(fit, Leaves(fit.model, new_args, new_kwargs))
+    new_leaves = Leaves(fit.model, new_args, new_kwargs)
+    changed = {p: new_leaves.leaves[p] for p in _changed(fit, new_leaves)}
     if not changed:
-        return
+        return {}
     first = fit.draws.at(0)
     trained = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
     new = run(fit.model, new_args, new_kwargs, first.hyper)
     for name in fit.latent:
         prior, other = unwrap(trained[name]["fn"]), unwrap(new[name]["fn"])
+        what = f"GP site '{name}'"
+        if isinstance(prior, PredictorGP):
+            what = "the linear predictor"
+            _require_extended(fit, prior, changed)
         if _means_differ(prior, other):
             raise DataError(
-                f"the prior mean of '{name}' at the training rows is another one with what is "
-                f"given for {changed} than in training: the data have told about the old one. "
+                f"the prior mean of {what} at the training rows is another one with what is "
+                f"given for {[*changed]} than in training: the data have told about the old one. "
                 "Leave it out (it is remembered), or fit again."
             )
         if kernels_differ(prior.kernel, other.kernel, prior.X):
             raise DataError(
-                f"the kernel of GP site '{name}' is another one with what is given for {changed} "
-                "than in training: training rows and new rows would have no common covariance. "
-                "Leave it out (it is remembered), fit again, or, where it holds one entry per row, "
-                "put it into the GP's inputs X as a column."
+                f"the kernel of {what} is another one with what is given for "
+                f"{[*changed]} than in training: training rows and new rows would have no common "
+                "covariance. Leave it out (it is remembered), fit again, or, where it holds one "
+                "entry per row, put it into the GP's inputs X as a column."
             )
+    return changed
+
+
+def _require_extended(fit: Record, prior: PredictorGP, changed: dict[str, Any]) -> None:
+    """Raise `DataError` for a table that a linear predictor is computed from, if it lacks entries
+    of training: those rows are computed from the table that is given.
+    """
+    kernel, trained = prior.kernel, Leaves(fit.model, fit.args, fit.kwargs).leaves
+
+    def parts(tables):
+        return jax.tree.leaves(kernel.model.loadings(prior.X[:2], tables, kernel.hyper))
+
+    seen = frozenset().union(*sources(parts, kernel.tables))
+    for path in (p for p in changed if p in seen):
+        old, new = np.asarray(trained[path]), np.asarray(changed[path])
+        if old.ndim != new.ndim or any(n < m for n, m in zip(new.shape, old.shape, strict=True)):
+            where = f"it has shape {new.shape}, and in training {old.shape}"
+        elif (differing := np.argwhere(new[tuple(map(slice, old.shape))] != old)).size:
+            at = differing[0]
+            where = f"entry {at.tolist()} is {new[tuple(at)]}, and was {old[tuple(at)]}"
+        else:
+            continue
+        more = " New entries may follow those of training: give an index that points to them."
+        raise DataError(
+            f"argument '{path}' is not that of training: {where}. The linear predictor of the "
+            "training rows is computed from it, and the fit knows it at the old values alone. "
+            f"Give what was given in training.{more * bool(old.ndim)}"
+        )
 
 
 def _means_differ(prior: GP, other: GP) -> bool:

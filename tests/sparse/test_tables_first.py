@@ -1,0 +1,80 @@
+"""Minibatches where the first argument holds no rows: the rows are the observations', whatever
+stands first and however long it is.
+"""
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import multivariate_normal
+
+import ppl_gp as pg
+
+RNG = np.random.default_rng(0)
+N, B = 30, 10
+X, Y = np.sort(RNG.uniform(0.0, 6.0, N)), RNG.normal(size=N)
+LENGTHS = [12, N, 60]  # shorter than the rows, as long, longer
+
+
+def noise_of_devices(sds, x, device, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), x))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(f, sds[device]), obs=y)
+
+
+def in_a_dictionary(data, y=None):  # its first key in the alphabet is the table's
+    noise_of_devices(data["a"], data["x"], data["device"], y)
+
+
+def line(heights, X, group, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("data", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ b + heights[group], 0.3), obs=y)
+
+
+def table(length):
+    rng = np.random.default_rng(length)
+    return rng.uniform(0.2, 0.6, length), rng.integers(0, length, N)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("form", ["arguments", "dictionary", "stream"])
+def test_svgp_counts_the_rows_of_the_observations(form, length):
+    sds, device = table(length)
+    K = np.exp(-0.5 * (X[:, None] - X) ** 2)
+    truth = multivariate_normal(np.zeros(N), K + np.diag(sds[device] ** 2)).logpdf(Y)
+    settings = {"inducing": X, "train_inducing": False, "hyper": pg.Fixed({}), "max_steps": 600}
+    method = pg.SVGP(batch_size=None if form == "stream" else B, **settings)
+    if form == "stream":
+        parts = [(sds, X[i::3], device[i::3], Y[i::3]) for i in range(3)]
+        fit = pg.fit(noise_of_devices, method, 0, pg.Stream(parts, N))
+    elif form == "dictionary":
+        fit = pg.fit(in_a_dictionary, method, 0, {"a": sds, "x": X, "device": device}, y=Y)
+    else:
+        fit = pg.fit(noise_of_devices, method, 0, sds, X, device, y=Y)
+    assert fit.stats["num_data"] == N and fit.stats["batch_size"] == B
+    assert truth - 0.05 < fit.log_evidence < truth + 1e-6
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_methods_of_all_rows_take_all_of_them(length):
+    _, device = table(length)
+    data, observed = (np.full(length, 0.3), X, device), {"y": Y}
+    K = np.exp(-0.5 * (X[:, None] - X) ** 2)
+    truth = multivariate_normal(np.zeros(N), K + 0.09 * np.eye(N)).logpdf(Y)
+    for method in (pg.SVGP(), pg.SVGP(collapsed=True)):  # N inducing points or fewer
+        fit = pg.fit(noise_of_devices, method, 0, *data, **observed)
+        assert fit.log_evidence == pytest.approx(truth, abs=1e-3)
+    short = pg.SparseNUTS(num_warmup=2, num_samples=2)
+    fit = pg.fit(noise_of_devices, short, 0, *data, **observed, throw=False)
+    assert fit.predict(data[0], X[:2], device[:2]).mean.shape == (2,)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_mean_field_counts_the_rows_of_the_observations(length):
+    heights, group = table(length)
+    Z = RNG.normal(size=(N, 2))
+    cov = Z @ Z.T + 0.09 * np.eye(N)
+    truth = multivariate_normal(heights[group], cov).logpdf(Y)
+    fit = pg.fit(line, pg.MeanField(batch_size=B, max_steps=300), 0, heights, Z, group, y=Y)
+    assert fit.log_evidence == pytest.approx(truth, abs=0.05)
