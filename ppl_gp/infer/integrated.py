@@ -38,7 +38,7 @@ def with_effects(
     gps = roles(trace).gps
     effects = sorted(set(found.plan.sites) - set(gps))
     own = sorted(set(dict(found.plan.axes)) - set(gps))  # one a datum: latents
-    if not gps or not effects:
+    if not gps or not (effects or set(gps) & set(model.reading.looked_up)):
         return model
     if not own or (found.plan.functions == 1 and not latents):
         return found

@@ -78,3 +78,27 @@ def test_mean_field_counts_the_rows_of_the_observations(length):
     truth = multivariate_normal(heights[group], cov).logpdf(Y)
     fit = pg.fit(line, pg.MeanField(batch_size=B, max_steps=300), 0, heights, Z, group, y=Y)
     assert fit.log_evidence == pytest.approx(truth, abs=0.05)
+
+
+def places_of_pairs(places, first, second, y=None):
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), places))
+    with numpyro.plate("data", first.shape[0]):
+        numpyro.sample("y", dist.Normal(f[first] - f[second], 0.3), obs=y)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("size", [None, B])
+def test_a_function_that_rows_look_up_is_integrated(size, length):
+    """Two lookups a row, with as many unknowns as places."""
+    rng = np.random.default_rng(length)
+    places, (first, second) = rng.uniform(0.0, 6.0, length), rng.integers(0, length, (2, N))
+    A = np.eye(length)[first] - np.eye(length)[second]
+    C = A @ np.exp(-0.5 * (places[:, None] - places) ** 2) @ A.T + 0.09 * np.eye(N)
+    truth = multivariate_normal(np.zeros(N), C).logpdf(Y)
+    method = pg.SVGP(batch_size=size, max_steps=1500)
+    fit = pg.fit(places_of_pairs, method, 0, places, first, second, y=Y)
+    assert fit.log_evidence == pytest.approx(truth, abs=1e-3)
+    mean = (C - 0.09 * np.eye(N))[:3] @ np.linalg.solve(C, Y)
+    np.testing.assert_allclose(fit.predict(places, first[:3], second[:3]).mean, mean, atol=5e-3)
+    told = str(pg.check(places_of_pairs, places, first, second, y=Y))
+    assert "SVGP" in told.splitlines()[-1] and "NO" not in told
