@@ -134,8 +134,9 @@ class StreamSource:
         args, kwargs = self._plain(*bind(self.model, item, self.common))
         args = tuple(_arrays(_INPUTS, a, None) for a in args)
         kwargs = {k: _arrays(k, v, num_rows(args) or 0) for k, v in kwargs.items()}
-        self.axes = self._row_axes(args, kwargs) if self.axes is None else self.axes
-        num = self._num_rows(args, kwargs)
+        if self.axes is None and num_rows(args) != 0:
+            self.axes = self._row_axes(args, kwargs)
+        num = 0 if self.axes is None else self._num_rows(args, kwargs)
         self.batch_size = size = self.batch_size or num
         if not 0 < num <= size:
             raise DataError(
