@@ -38,10 +38,10 @@ class Draws(eqx.Module):
         return cls(one_entry(hyper), {}, kept, jnp.asarray(np.zeros(1)))
 
     @classmethod
-    def equal(cls, hyper: dict, kept: Mapping[str, Kept]) -> "Draws":
-        """Draws of equal weight."""
+    def equal(cls, hyper: dict, kept: Mapping[str, Kept], num: int | None = None) -> "Draws":
+        """Draws of equal weight; `num` of them where nothing is kept that says how many."""
         known = [v.num_draws for v in kept.values()] + [len(x) for x in jax.tree.leaves(hyper)]
-        num = known[0]
+        num = num or known[0]
         return cls(hyper, {}, kept, jnp.full(num, -np.log(num)))
 
     def apart(self, latents: Callable[[str], bool]) -> "Draws":

@@ -89,10 +89,11 @@ class FreeGaussian(LatentGuide):
 
 
 class Encoded(LatentGuide):
-    """By an encoder."""
+    """By an encoder. `inputs`: which arrays of the first argument hold rows, by default all."""
 
     encoder: Any
     sees: str = eqx.field(static=True)
+    inputs: tuple[int, ...] | None = eqx.field(default=None, static=True)
 
     @property
     def needs_y(self):
@@ -100,7 +101,7 @@ class Encoded(LatentGuide):
 
     def unconstrained(self, rows, args, kwargs):
         """Means and log scales that the encoder gives for each row."""
-        seen = _of_rows(encoder_rows(self.sees, args, kwargs), rows)
+        seen = _of_rows(encoder_rows(self.sees, args, kwargs, self.inputs), rows)
         try:
             packed = jax.vmap(self.encoder)(seen)
         except Exception as error:  # the user's own function raises whatever it likes
@@ -124,6 +125,7 @@ class Around(LatentGuide):
     guide: LatentGuide
     affine: Float[Array, "_ P"]
     unit: Float[Array, "P"]
+    inputs: tuple[int, ...] | None = eqx.field(default=None, static=True)
 
     @property
     def needs_y(self):
@@ -133,15 +135,19 @@ class Around(LatentGuide):
         """Means and log scales of each row."""
         affine, unit = lax.stop_gradient((self.affine, self.unit))
         mean, log_scale = jnp.split(self.guide.unconstrained(rows, args, kwargs), 2, 1)
-        center = _with_ones(rows, args, kwargs) @ affine
+        center = _with_ones(rows, args, kwargs, self.inputs, len(mean)) @ affine
         return jnp.concatenate([center + unit * mean, jnp.log(unit) + log_scale], 1)
 
 
-def around_prior(guide: LatentGuide, site: dict, rows, args: tuple, kwargs: dict) -> LatentGuide:
+def around_prior(
+    guide: LatentGuide, site: dict, rows, args: tuple, kwargs: dict, inputs=None
+) -> LatentGuide:
     """The guide around a latent's prior, or as it is where that is about N(0, 1): from a start far
     from the prior the run ends in a lower optimum.
     """
-    columns = _with_ones(rows, args, kwargs)
+    axis = data_axis(site, len(site["fn"].batch_shape))
+    num = site["fn"].shape()[axis] if axis is not None else 0  # latent_form refuses that
+    columns = _with_ones(rows, args, kwargs, inputs, num)
     axis, shape = latent_form(site, len(columns))
     if shape[axis] != len(columns):  # a plate has drawn rows that nobody knows
         return guide
@@ -152,7 +158,7 @@ def around_prior(guide: LatentGuide, site: dict, rows, args: tuple, kwargs: dict
     # a median of so many draws has an error of 0.13
     if (jnp.abs(center) < 0.7).all() and (jnp.abs(jnp.log(unit)) < 0.2).all():
         return guide
-    return Around(guide, jnp.linalg.lstsq(columns, center)[0], unit)
+    return Around(guide, jnp.linalg.lstsq(columns, center)[0], unit, inputs)
 
 
 def encoder_of(guide: LatentGuide | None) -> Any:
@@ -248,15 +254,23 @@ def mlp_encoder(
     return MLPEncoder(tuple(layers), jnp.asarray(rows.mean(0)), jnp.asarray(spread), start)
 
 
-def encoder_rows(sees: str, args: tuple, kwargs: dict) -> Float[Array, "B F"]:
-    """The columns of the first argument, of y, or of both; `DataError` where y is not given."""
+def encoder_rows(sees: str, args: tuple, kwargs: dict, inputs=None) -> Float[Array, "B F"]:
+    """The columns of the first argument, of y, or of both; `DataError` where y is not given.
+    `inputs`: which arrays of the first argument hold rows, by default all.
+    """
     if "y" in sees and kwargs.get("y") is None:
         raise DataError(
             "q(h | x, y) needs y of every datum; give y=..., or an encoder that sees only x, "
             "Amortised(sees='x')."
         )
-    parts = [args[0]] * ("x" in sees) + [kwargs.get("y")] * ("y" in sees)
-    return jnp.concatenate([_columns(x) for x in jax.tree.leaves(parts)], 1)
+    given = _inputs(args, inputs) * ("x" in sees)
+    given += jax.tree.leaves([kwargs.get("y")] * ("y" in sees))
+    return jnp.concatenate([_columns(x) for x in given], 1)
+
+
+def _inputs(args: tuple, inputs) -> list:
+    leaves = jax.tree.leaves(args[:1])
+    return leaves if inputs is None else [leaves[i] for i in inputs]
 
 
 def _of_rows(seen, rows):
@@ -264,8 +278,11 @@ def _of_rows(seen, rows):
     return seen if rows is None or len(seen) == len(rows) else seen[rows]
 
 
-def _with_ones(rows, args: tuple, kwargs: dict) -> Float[Array, "B _"]:
-    X = _of_rows(encoder_rows("x", args, kwargs), rows)
+def _with_ones(rows, args: tuple, kwargs: dict, inputs, num: int) -> Float[Array, "B _"]:
+    """Of `num` rows where the first argument holds none."""
+    if not _inputs(args, inputs):
+        return jnp.ones((num, 1))
+    X = _of_rows(encoder_rows("x", args, kwargs, inputs), rows)
     return jnp.concatenate([jnp.ones((len(X), 1), X.dtype), X], 1)
 
 

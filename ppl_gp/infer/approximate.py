@@ -20,7 +20,8 @@ from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.svgp.look import uses_inputs
-from ppl_gp.infer.svgp.start import initial_latents, of_site
+from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
+from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.reading import Reading
 from ppl_gp.reading.roles import is_gp, roles
@@ -182,19 +183,19 @@ class _Guide:
             )
             for i, name in enumerate(found.local_latents):
                 config = of_site(self.latents, name, "latents") or Amortised()
-                num = _num_data(trace, trace[name], args)
-                local[name] = initial_latents(
-                    config, trace[name], random.key(i), num, args, kwargs, sees_inputs
-                )
+                num = _num_data(trace, trace[name])
+                inputs = self.model.reading.inputs_of_rows(Leaves(self.model, args, kwargs))
+                rest = (args, kwargs, sees_inputs, None, inputs)
+                local[name] = initial_latents(config, trace[name], random.key(i), num, *rest)
         if found.hyper:
             self.hyper = make_guide(self.make_hyper, self.model)
         self.names, self.local = found.hyper, local
 
 
-def _num_data(trace, site, args) -> int:
+def _num_data(trace, site) -> int:
     """N of the plate that a latent stands in, also where that plate subsamples."""
     sizes = [trace[f.name]["args"][0] for f in site["cond_indep_stack"] if f.name in trace]
-    return sizes[0] if sizes else args[0].shape[0]
+    return sizes[0] if sizes else num_rows(site)
 
 
 def _is_sparse(site) -> bool:
@@ -228,8 +229,8 @@ class _Encode(Messenger):
 
 def _registered(name: str, q: LatentGuide) -> LatentGuide:
     if isinstance(q, Around):
-        return Around(_registered(name, q.guide), q.affine, q.unit)
+        return Around(_registered(name, q.guide), q.affine, q.unit, q.inputs)
     if isinstance(q, FreeGaussian):
         return FreeGaussian(jnp.asarray(numpyro.param(f"{name}_packed", q.packed)))
     assert isinstance(q, Encoded)
-    return Encoded(eqx_module(f"{name}_encoder", q.encoder), q.sees)
+    return Encoded(eqx_module(f"{name}_encoder", q.encoder), q.sees, q.inputs)

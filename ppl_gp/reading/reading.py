@@ -98,6 +98,14 @@ class Reading:
         inputs = [x for p, x in arrays.items() if argument_of(p) == leaves.inputs and x.shape]
         return next(iter([*own, *(x.shape[0] for x in inputs)]), None)
 
+    def inputs_of_rows(self, leaves: Leaves) -> tuple[int, ...] | None:
+        """Which arrays of the first argument have an entry per datum, by their places in it; `None`
+        where all have.
+        """
+        own = [p for p in leaves.leaves if argument_of(p) == leaves.inputs]
+        found = tuple(i for i, p in enumerate(own) if self.row_axes.get(p) == 0)
+        return None if len(found) == len(own) else found
+
     @property
     def mixed(self) -> list[str]:
         """Sites whose row n sees more than its own arguments, so that it has no prediction of its

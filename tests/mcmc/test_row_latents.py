@@ -48,3 +48,9 @@ def test_a_model_of_row_latents_alone_is_sampled():
 def test_inputs_that_are_latent_are_among_the_sites(method):
     fit = pg.fit(uncertain_inputs, method, 0, X, y=X, throw=False)
     assert "h" in fit.stats["r_hat_by_site"] and "h" in fit.stats["ess_by_site"]
+
+
+def test_row_latents_alone_have_a_tree_and_densities():
+    fit = pg.fit(rows_only, pg.NUTS(**SHORT), 0, X, y=np.array([0, 1, 1, 2, 2, 4]))
+    assert fit.to_datatree()["log_likelihood"]["y"].shape == (4, 200, 6)
+    assert np.isfinite(fit.loo().elpd)

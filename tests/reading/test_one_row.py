@@ -203,3 +203,19 @@ def _softmax_evidence():
 
 
 ONE_SOFTMAX = _softmax_evidence()
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_an_argument_of_which_only_the_length_is_read_has_rows(num):
+    """One value fits into a plate of any size, so that one row shows less than two do."""
+
+    def lengths(X, W, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("data", X.shape[0]):
+            numpyro.sample("y", dist.Normal(W @ b, NOISE), obs=y)
+
+    W, y = np.array([[1.0, -0.7], [0.2, 0.4]])[:num], np.array([0.9, 0.1])[:num]
+    fit = pg.fit(lengths, pg.Laplace(), 0, np.zeros(num), W, y=y)
+    new = np.array([[1.0, 1.0], [2.0, 0.0], [0.0, -1.0]])
+    mean = new @ W.T @ np.linalg.solve(W @ W.T + NOISE**2 * np.eye(num), y)
+    np.testing.assert_allclose(fit.predict(np.zeros(3), new).mean, mean, atol=1e-9)

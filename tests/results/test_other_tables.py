@@ -131,3 +131,50 @@ def test_a_first_argument_that_is_a_table_is_remembered():
 
     with pytest.raises(pg.DataError, match=r"predict\(\) needs new inputs: give 'X'"):
         pg.fit(line, pg.Laplace(), 0, table, y=table).predict()
+
+
+def beside(places, idx, w, y=None):
+    """A function at the rows and an effect of each place."""
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, SCALE), w))
+    with numpyro.plate("places", places.shape[0]):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.8))
+    with numpyro.plate("data", idx.shape[0]):
+        numpyro.sample("y", dist.Normal(f + u[idx] + places[idx], NOISE), obs=y)
+
+
+@pytest.mark.parametrize("places", [6, 205])  # columns, and one unknown a row
+def test_inducing_variables_know_the_members_of_training(places):
+    table, idx, y = data(30 if places == 6 else 250, places)
+    w = np.linspace(0.0, 4.0, len(idx))
+    fit = pg.fit(beside, pg.SVGP(num_inducing=20, max_steps=5), 0, table, idx, w, y=y, throw=False)
+    assert fit.predict(table, idx[:1], w[:1]).mean.shape == (1,)
+    with pytest.raises(pg.DataError, match=rf"\['u'\] have shapes \[\({places + 1},\)\]"):
+        fit.predict(np.r_[table, 9.0], np.array([places]), w[:1])
+
+
+def test_a_table_of_two_axes_may_stand_first_and_grow():
+    def areas(K, idx, y=None):
+        f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(K.shape[0]), K))
+        with numpyro.plate("data", idx.shape[0]):
+            numpyro.sample("y", dist.Normal(f[idx], NOISE), obs=y)
+
+    A = np.random.default_rng(0).normal(size=(7, 9))
+    K, idx, y, new = A @ A.T, np.arange(12) % 5, np.sin(np.arange(12.0)), np.array([6, 2])
+    fit = pg.fit(areas, pg.Laplace(), 0, K[:5, :5], idx, y=y)
+    S = K[idx][:, idx] + NOISE**2 * np.eye(12)
+    mean = K[new][:, idx] @ np.linalg.solve(S, y)
+    np.testing.assert_allclose(fit.predict(K, new).mean, mean, atol=1e-8)
+
+
+def test_members_are_named_where_arrays_of_them_do_not_fit():
+    def sums(places, idx, y=None):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        with numpyro.plate("areas", places.shape[0]):
+            u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        with numpyro.plate("data", idx.shape[0]):
+            numpyro.sample("y", dist.Normal((u + b * places)[idx], NOISE), obs=y)
+
+    table, idx, y = data(30)
+    fit = pg.fit(sums, pg.MeanField(), 0, table, idx, y=y)
+    with pytest.raises(pg.DataError, match=r"'u' has shape \(7,\).* \(6,\) in training"):
+        fit.predict(np.r_[table, 3.0], np.array([6]))

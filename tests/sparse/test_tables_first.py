@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
+from ppl_gp.deep.latents import encoder_of
 
 RNG = np.random.default_rng(0)
 N, B = 30, 10
@@ -102,3 +103,32 @@ def test_a_function_that_rows_look_up_is_integrated(size, length):
     np.testing.assert_allclose(fit.predict(places, first[:3], second[:3]).mean, mean, atol=5e-3)
     told = str(pg.check(places_of_pairs, places, first, second, y=Y))
     assert "SVGP" in told.splitlines()[-1] and "NO" not in told
+
+
+def latent_rows(places, idx, y=None):
+    with numpyro.plate("data", idx.shape[0]):
+        h = numpyro.sample("h", dist.Normal(0.0, 1.0))
+    f = numpyro.sample("f", pg.GP(pg.kernels.RBF(1.0, 1.0), h[:, None]))
+    with numpyro.plate("data", idx.shape[0]):
+        numpyro.sample("y", dist.Normal(places[idx] + f, 0.3), obs=y)
+
+
+def in_pieces(data, y=None):
+    latent_rows(data["places"], data["idx"], y)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_an_encoder_is_given_rows_alone(length):
+    """In a dictionary of a table and of rows those are the rows."""
+    places, idx = table(length)
+    short = {"num_inducing": 5, "max_steps": 3}
+    with pytest.raises(pg.DataError, match=r"sees='x'\): .* holds no rows"):
+        method = pg.SVGP(latents=pg.Amortised(sees="x"), **short)
+        pg.fit(latent_rows, method, 0, places, idx, y=Y)
+    fit = pg.fit(latent_rows, pg.SVGP(batch_size=B, **short), 0, places, idx, y=Y, throw=False)
+    assert encoder_of(fit.local["h"]).shift.shape == (1,)  # y
+    data = {"places": places, "idx": idx}
+    fit = pg.fit(in_pieces, pg.SVGP(**short), 0, data, y=Y, throw=False)
+    shift = encoder_of(fit.local["h"]).shift
+    np.testing.assert_allclose(shift, [idx.mean(), Y.mean()], rtol=1e-6)
+    assert fit.predict({"places": places, "idx": idx[:4]}).mean.shape == (4,)

@@ -31,6 +31,7 @@ from ppl_gp.infer.svgp.start import (
 )
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.quick import quick_jit
+from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
@@ -107,6 +108,7 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
             batch.kwargs,
             uses_inputs(subject.model, batch),
             batch.rows,
+            subject.model.reading.inputs_of_rows(Leaves(subject.model, batch.args, batch.kwargs)),
         )
     return found
 

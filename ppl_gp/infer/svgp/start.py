@@ -166,9 +166,11 @@ def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Famil
 
 
 def initial_latents(
-    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool, rows=None
+    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool, rows=None, inputs=None
 ) -> LatentGuide:
-    """q(h) of one latent site as `SVGP(latents=...)` says. O(N)."""
+    """q(h) of one latent site as `SVGP(latents=...)` says. O(N). `inputs`: which arrays of the
+    first argument hold rows, by default all.
+    """
     num, dtype = num_rows(site), jnp.result_type(float)
     size = latent_size(site, num)
     if isinstance(config, Free):
@@ -184,21 +186,28 @@ def initial_latents(
             )
         scales = jnp.full_like(means, jnp.log(config.scale))
         free = FreeGaussian(jnp.concatenate([means, scales], 1))
-        return around_prior(free, site, rows, args, kwargs) if config.init is None else free
+        if config.init is not None:
+            return free
+        return around_prior(free, site, rows, args, kwargs, inputs)
     if not isinstance(config, Amortised):
         raise DataError(
             f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}."
         )
-    sees = config.sees or ("xy" if uses_inputs else "y")
+    sees = config.sees or ("xy" if uses_inputs and inputs != () else "y")
+    if "x" in sees and inputs == ():
+        raise DataError(
+            f"Amortised(sees={sees!r}): the encoder of '{site['name']}' sees the first argument, "
+            "which holds no rows: it is a table. Give the rows' inputs first, or sees='y'."
+        )
     encoder = config.encoder
     if encoder is None:
         encoder = mlp_encoder(
-            encoder_rows(sees, args, kwargs), size, config.width, config.depth, key
+            encoder_rows(sees, args, kwargs, inputs), size, config.width, config.depth, key
         )
-    guide = Encoded(encoder, sees)
+    guide = Encoded(encoder, sees, inputs)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
     own = config.encoder is not None
-    return guide if own else around_prior(guide, site, rows, args, kwargs)
+    return guide if own else around_prior(guide, site, rows, args, kwargs, inputs)
 
 
 def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:

@@ -308,6 +308,12 @@ class Collapsed(Declared):
         seen = {j: behind(j, fn) for j, fn in tables.items()}
         return {k: (mean[k], {j: parts[k] for j, parts in seen.items()}) for k in wanted}
 
+    def site_shapes(self, kernel: RowsKernel, X) -> dict[str, tuple[int, ...]]:
+        """{integrated site without rows: its shape}."""
+        _, at = self._at_rows(X, kernel.tables, kernel.hyper)
+        _, zero = self._sites(at, kernel.hyper)
+        return {k: x.shape for k, x in zero.items() if k not in dict(self.plan.axes)}
+
     def _sites(self, at: tuple, hyper: dict) -> tuple[dict, dict]:
         """({integrated site: its distribution}, {integrated site: zero}) at arguments."""
         trace = run(self.source, *at, hyper)

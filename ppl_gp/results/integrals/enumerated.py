@@ -93,7 +93,7 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     query = Query(
         fit.model,
         Layout((), labels, num),
-        Draws.equal(theta, {}),
+        Draws.equal(theta, {}, len(draws[labels[0]])),
         None,
         fit.args,
         fit.kwargs,

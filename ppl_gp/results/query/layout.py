@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import equinox as eqx
@@ -101,7 +102,7 @@ def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: in
         return False
 
 
-def _require_same_members(trace: dict, hyper: dict) -> None:
+def _require_same_members(trace: dict, hyper: dict, cause: Exception | None = None) -> None:
     """Raise `DataError` where a site has another shape than the values that were inferred."""
     for name, value in hyper.items():
         site = trace.get(name, {"type": ""})
@@ -111,7 +112,7 @@ def _require_same_members(trace: dict, hyper: dict) -> None:
                 f"prediction, and {jnp.shape(value)} in training: nothing was inferred about other "
                 "members. Give the tables of training; for a new member, fit with its entry in "
                 "them, where it needs no rows of its own."
-            )
+            ) from cause
 
 
 def require_all_rows(trace: dict) -> None:
@@ -131,6 +132,11 @@ def _run(model, args, kwargs, hyper):
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PplGpError, *VALUE_WANTED)):
             raise
+        drawn = None
+        with suppress(AttributeError, IndexError, KeyError, TypeError, ValueError):
+            drawn = run(model, args, kwargs)
+        if drawn is not None:
+            _require_same_members(drawn, hyper, error)
         if (told := integers_wanted(error)) is not None:
             raise told from error
         shapes = [jnp.shape(a) for a in jax.tree.leaves((args, kwargs)) if hasattr(a, "shape")]

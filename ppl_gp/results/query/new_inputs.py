@@ -36,9 +36,9 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     infinity, no rows, or other columns than in training; an array that is missing; an argument that
     is given twice.
     """
-    X = _checked_inputs(X_new, fit.args)
     args, kwargs = as_arrays(args, kwargs)
     names = argument_names(fit.model, max(1 + len(args), len(fit.args)))
+    X = _checked_inputs(X_new, fit.args, _is_table(fit, names[0]))
     positional = dict(zip(names[1:], args, strict=False))
     if twice := sorted({names[0], *positional} & set(kwargs)):
         raise DataError(f"{twice} given by position and by keyword; give each argument once.")
@@ -135,7 +135,13 @@ def _in_place(model, X, order: list[str], given: dict) -> tuple[tuple, dict]:
     return (X, *(given.get(n) for n in placed)), {k: v for k, v in given.items() if k not in placed}
 
 
-def _checked_inputs(X_new, trained: tuple):
+def _is_table(fit: Record, name: str) -> bool:
+    """Whether an argument holds no rows, and others do."""
+    rows = fit.model.reading.row_axes
+    return bool(rows) and all(argument_of(p) != name for p in rows)
+
+
+def _checked_inputs(X_new, trained: tuple, is_table: bool):
     if not trained:
         raise DataError(
             "the model was fitted without a positional argument, so X_new has no place; pass X "
@@ -151,7 +157,7 @@ def _checked_inputs(X_new, trained: tuple):
         return _checked_tree(X, trained[0])
     if X.ndim == 0 or 0 in X.shape:
         raise DataError(f"X_new has shape {X.shape}; give at least one row of inputs.")
-    if X.shape[1:] != trained[0].shape[1:]:
+    if X.shape[1:] != trained[0].shape[1:] and not is_table:
         raise DataError(
             f"X_new has shape {X.shape}, and the training inputs {trained[0].shape}: only the "
             f"rows may differ in number.{_other_form(X.shape[1:], trained[0].shape[1:])}"

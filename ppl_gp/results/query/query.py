@@ -234,6 +234,8 @@ def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict
         if isinstance(prior, PredictorGP):
             what = "the linear predictor"
             _require_extended(fit, prior, changed)
+            if not fit.draws.kept[name].has_sites:
+                _require_same_members(fit, prior, other)
         if _means_differ(prior, other):
             raise DataError(
                 f"the prior mean of {what} at the training rows is another one with what is "
@@ -274,6 +276,19 @@ def _require_extended(fit: Record, prior: PredictorGP, changed: dict[str, Any]) 
             f"argument '{path}' is not that of training: {where}. The linear predictor of the "
             "training rows is computed from it, and the fit knows it at the old values alone. "
             f"Give what was given in training.{more * bool(old.ndim)}"
+        )
+
+
+def _require_same_members(fit: Record, prior: PredictorGP, other: PredictorGP) -> None:
+    """Raise `DataError` where an integrated site gets longer, of a q that has its members."""
+    one, two = (p.kernel.model.site_shapes(p.kernel, p.X) for p in (prior, other))
+    if longer := [k for k in one if one[k] != two[k]]:
+        raise DataError(
+            f"site(s) {longer} have shapes {[two[k] for k in longer]} with the tables of this "
+            f"prediction, and {[one[k] for k in longer]} in training: "
+            f"{type(fit.method).__name__} has inferred nothing about other members. Give the "
+            "tables of training; for a new member, fit with its entry in them, where it needs no "
+            "rows of its own, or take Laplace(), EP() or VI()."
         )
 
 
