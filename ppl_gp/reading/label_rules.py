@@ -139,8 +139,9 @@ class LabelRules(Labels):
     def _sorted(self, e, into):
         return self._along(e, self._joined(into), into, [e.params["dimension"]])
 
-    def _last(self, e, into):
-        return self._along(e, into[0].axes, into, [len(into[0].axes) - 1])
+    def _largest(self, e, into):
+        last = len(into[0].axes) - 1  # where JAX has no choice
+        return self._along(e, into[0].axes, into, [e.params.get("axis", last)])
 
     def _reversed(self, e, into):
         return self._along(e, into[0].axes, into, e.params["dimensions"])
@@ -310,7 +311,7 @@ _RULES = {
     "argmax": LabelRules._reduced,
     "argmin": LabelRules._reduced,
     "sort": LabelRules._sorted,
-    "top_k": LabelRules._last,
+    "top_k": LabelRules._largest,
     "concatenate": LabelRules._concatenated,
     "rev": LabelRules._reversed,
     "slice": LabelRules._sliced,

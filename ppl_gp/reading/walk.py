@@ -204,11 +204,13 @@ class Walk(Generic[V]):
 
 
 def called(equation):
-    """The jaxpr that an equation calls with its own inputs, or None."""
+    """The jaxpr that an equation calls with its own inputs, or None: that of `reduce` takes
+    numbers.
+    """
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
-    jaxpr = getattr(inner, "jaxpr", inner)
-    fits = len(getattr(jaxpr, "invars", ())) == len(equation.invars)
+    jaxpr, shape = getattr(inner, "jaxpr", inner), lambda v: np.shape(v.aval)
+    fits = [*map(shape, getattr(jaxpr, "invars", ()))] == [*map(shape, equation.invars)]
     return inner if hasattr(jaxpr, "eqns") and fits else None
 
 
