@@ -21,7 +21,6 @@ MOST_LOOKED = 2000  # rows that stand for all, or are summed at once
 
 class StreamSource:
     """A user's stream of batches; one smaller than the first is padded with rows of weight zero.
-
     `common`: the model's arguments by name that the batches do not have. `names`: columns and
     labels of the first batch, which the others have to share.
     """
@@ -32,6 +31,7 @@ class StreamSource:
 
     def __init__(self, stream: Stream, model, common: dict | None = None):
         self.stream, self.model, self.num_data = stream, model, stream.num_data
+        self.restarts = stream.restarts
         self.common = common or {}
         self.batch_size: int | None = None
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
@@ -53,7 +53,7 @@ class StreamSource:
         """What `stats` say of the data: a fit has no others, and which stream they are of; another
         fit of an iterator has other rows.
         """
-        token = self.stream.token if self.stream.restarts else uuid4().hex
+        token = self.stream.token if self.restarts else uuid4().hex
         return {"first_batch_only": True, "stream": token}
 
     def peek(self) -> Rows:
@@ -62,10 +62,15 @@ class StreamSource:
         item = next(items, None)
         if item is None:
             raise DataError("the stream holds no batch.")
-        if not self.stream.restarts:
+        if not self.restarts:
             self._peeked = [item]
         first = self._rows(item)
+        self.args, self.kwargs = first.args, first.kwargs
         return first._replace(weights=first.weights * self.num_data / np.sum(first.weights))
+
+    def some(self, num: int) -> Rows:
+        """Rows that are representative: those that it has looked at, whatever `num`."""
+        return self.looked
 
     def where(self, step: int, row: int) -> str:
         """Names a row of a batch, for messages."""
@@ -85,7 +90,7 @@ class StreamSource:
             pass
         except Exception as error:
             kept.append(error)
-        self._peeked = [] if self.stream.restarts else kept
+        self._peeked = [] if self.restarts else kept
         self._keep(found)
 
     def _keep(self, found: list[Rows]) -> None:
@@ -93,7 +98,7 @@ class StreamSource:
         shared = partial(jax.tree.map, _is_shared, _data(found[0]), self.axes)
         alike = [_data(r) for r in found if jax.tree.all(shared(_data(r)))]
         args, kwargs = jax.tree.map(_joined, alike[0], self.axes, *alike[1:])
-        self.looked = Rows(args, kwargs, np.ones(num_rows(args) or 0), {})
+        self.looked = Rows(args, kwargs, np.ones(num_rows(args) or 0), None)
 
     def unpadded(self, rows: Rows) -> Rows:
         """The rows of a batch that count, each with weight one."""
@@ -124,7 +129,7 @@ class StreamSource:
                 each = each or float(math.ceil(self.num_data / rows))
                 if seen > step:
                     yield batch._replace(weights=batch.weights * each)
-            if not self.stream.restarts or seen == before:
+            if not self.restarts or seen == before:
                 return
             each, end = self.num_data * seen / rows, rows + self.num_data
             self._tell_of_other_number(rows - start)
@@ -142,7 +147,7 @@ class StreamSource:
             )
         self._require_form(args, kwargs, num)
         args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
-        return Rows(args, kwargs, (np.arange(size) < num).astype(float), {})
+        return Rows(args, kwargs, (np.arange(size) < num).astype(float), None)
 
     def _plain(self, args, kwargs) -> tuple[tuple, dict]:
         """Frames and labelled arrays as arrays, a label as the same integer in every batch."""
@@ -159,10 +164,8 @@ class StreamSource:
         if self.axes is None:
             split = {k: v for k, v in kwargs.items() if k not in self.common}
             positional, named = row_axes(args, split, num)
-            self.axes = (
-                positional,
-                {k: named.get(k, jax.tree.map(lambda _: None, v)) for k, v in kwargs.items()},
-            )
+            none = jax.tree.map(lambda _: None, kwargs)
+            self.axes = positional, {k: named.get(k, none[k]) for k in kwargs}
         told = {_INPUTS: args[0], **kwargs}
         shapes = {k: jax.tree.map(np.shape, v) for k, v in told.items()}
         try:
@@ -186,7 +189,7 @@ class StreamSource:
             if i and not (ahead or anew):
                 return
             # what was peeked at may be left too
-            begun = self.stream.whole() if self.stream.restarts else self._pass()
+            begun = self.stream.whole() if self.restarts else self._pass()
             whole = itertools.chain(ahead, items) if ahead else begun
             items = () if isinstance(whole, Sized) else iter(whole)
             yield self.sweep(0, items or whole)
@@ -210,7 +213,7 @@ class StreamSource:
             if seen >= self.num_data and not isinstance(items, Sized):
                 break
         else:
-            if self.stream.restarts:  # else it is what training left
+            if self.restarts:  # else it is what training left
                 self._tell_of_other_number(seen)
         if found and self.grows:
             self._keep(found)
@@ -257,9 +260,8 @@ def _array(name, x, num):
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)
-    if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(
-        array.dtype, jax.numpy.floating
-    ):
+    is_float = jax.dtypes.issubdtype(array.dtype, jax.numpy.floating)  # bfloat16 too
+    if array.dtype.kind not in "biuf" and not is_float:
         raise DataError(
             f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers."
         )

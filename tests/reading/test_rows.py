@@ -119,6 +119,7 @@ MIXED = {
     "rolled": (lambda f, X: jnp.roll(f, 1), "mixes"),
     "reversed": (lambda f, X: f[::-1], "mixes"),
     "sorted": (lambda f, X: jnp.sort(f), "mixes"),
+    "the largest first": (lambda f, X: lax.top_k(f[:, None], len(f), axis=0)[0][:, 0], "mixes"),
     "over the largest": (lambda f, X: f / jnp.abs(f).max(), "mixes"),
     "a norm of all": (lambda f, X: f / jnp.linalg.norm(X), "mixes"),
     "the first row": (lambda f, X: f + X[0, 0], "mixes"),
@@ -138,6 +139,7 @@ MIXED = {
     "how many rows, in a power": (lambda f, X: jnp.abs(f) ** (1 / X.shape[0]), "count"),
     "solved together": (lambda f, X: jnp.linalg.solve(jnp.eye(X.shape[0]) + X @ X.T, f), "mixes"),
     "a callback": (lambda f, X: called_back(f), "unknown"),
+    "reduced by a function": (lambda f, X: f + lax.reduce(f, 0.0, jnp.logaddexp, (0,)), "unknown"),
 }
 
 

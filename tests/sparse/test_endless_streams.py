@@ -243,9 +243,7 @@ def sparse_variance(X_new):
 
 
 SEVERAL = [
-    (k, n) if (k, n) == ("drawn, function", 59) else slow(k, n)
-    for k in KINDS
-    for n in (31, 59)
+    (k, n) if (k, n) == ("drawn, function", 59) else slow(k, n) for k in KINDS for n in (31, 59)
 ]
 
 
