@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,9 @@ from threadpoolctl import threadpool_limits
 
 from ppl_gp import __version__
 from ppl_gp.cache import cache
-from ppl_gp.cli.csv_file import Columns
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
-from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable, write_picture, write_pictures
 from ppl_gp.cli.problem import load_model, read_problem
 from ppl_gp.cli.run import (
@@ -31,6 +30,7 @@ from ppl_gp.cli.run import (
     wrapped,
     write_fit,
 )
+from ppl_gp.cli.tables import Columns, read_table
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
 from ppl_gp.reading.arguments import argument_names
@@ -112,15 +112,16 @@ def _keep_compiled() -> None:
         say(f"compiled functions are not kept: {error}")
 
 
-def _reported(command):
-    """A typed error, or a file that cannot be read or written, becomes one line and exit code 2;
-    Ctrl-C exit code 130.
+def _command(command):
+    """A command. A typed error, or a file that cannot be read or written, becomes one line and exit
+    code 2; Ctrl-C exit code 130.
     """
 
     @functools.wraps(command)
     def wrapped(*args, **kwargs):
         try:
             jax.config.update("jax_enable_x64", True)
+            os.environ["MPLBACKEND"] = "Agg"  # files only: no window, no display needed
             _keep_compiled()
             # Threads cost more than they give on matrices of a few hundred rows: 20 times, where
             # cores are shared.
@@ -134,11 +135,10 @@ def _reported(command):
             code = INTERRUPTED
         raise typer.Exit(code or 0)
 
-    return wrapped
+    return app.command()(wrapped)
 
 
-@app.command()
-@_reported
+@_command
 def check(
     model: Model,
     data: Data,
@@ -155,8 +155,7 @@ def check(
     return 0 if found.ok else 1
 
 
-@app.command()
-@_reported
+@_command
 def fit(
     model: Model,
     data: Data,
@@ -197,8 +196,7 @@ def fit(
     return outcome.exit_code
 
 
-@app.command()
-@_reported
+@_command
 def predict(
     model: Model,
     data: Data,
@@ -227,8 +225,7 @@ def predict(
     print(out)
 
 
-@app.command()
-@_reported
+@_command
 def compare(
     model: Model,
     data: Data,
@@ -270,8 +267,7 @@ def compare(
     return outcome.exit_code
 
 
-@app.command()
-@_reported
+@_command
 def demo(
     out: Out = Path("demo_out"),
     model: Annotated[str, typer.Option(help="The classifier to run.")] = "",

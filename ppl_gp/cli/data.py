@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppl_gp.cli.csv_file import Columns, is_number, numbers, remedy, require_names
+from ppl_gp.cli.tables import Columns, is_number, remedy
 from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
 from ppl_gp.frames.opened import ArrayNames
@@ -55,23 +55,16 @@ class Preparation:
 
     def _column(self, columns: Columns, name: str) -> np.ndarray:
         if (levels := self.of(name)) is None:
-            return numbers(columns, name)
-        place = {label: float(i) for i, label in enumerate(levels)}
-        for i, cell in enumerate(cells := columns.cells(name)):
-            if cell not in place:
-                raise columns.refusal(name, i, remedy(cell) or f"the labels are {levels}.")
-        return np.array([place[cell] for cell in cells])
+            return columns.numbers(name)
+        return _places(columns, name, columns.cells(name), levels)
 
     def y(self, columns: Columns) -> np.ndarray:
         """Observations, (N,), labels recoded."""
         if self.labels is None:
-            y = numbers(columns, self.target)
+            y = columns.numbers(self.target)
             return y.astype(int) if np.all((y == np.round(y)) & (np.abs(y) < _EXACT)) else y
         cells = [_canonical(cell) for cell in columns.cells(self.target)]
-        for i, cell in enumerate(cells):
-            if cell not in self.labels:
-                raise columns.refusal(self.target, i, f"the labels are {self.labels}.")
-        return np.array([self.labels.index(cell) for cell in cells])
+        return _places(columns, self.target, cells, self.labels)
 
     def names(self, inputs: str) -> Names:
         """What a fit keeps of the file: the columns of the argument `inputs`, the labels of y."""
@@ -80,12 +73,10 @@ class Preparation:
         return Names(((inputs, ArrayNames(tuple(self.inputs), levels)), ("y", y)))
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Preparation":
-        """Read what `save` wrote."""
         try:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
             found._check()
@@ -100,20 +91,25 @@ class Preparation:
         strings = [self.target, self.digest, *self.inputs, *(labels or ())]
         if not all(isinstance(s, str) for s in strings) or not isinstance(self.inputs, list):
             raise ValueError("its names are no strings.")
-        if (
-            not shift.shape == scale.shape == (len(self.inputs),)
-            or not (np.isfinite(shift) & (scale > 0)).all()
-        ):
+        alike = shift.shape == scale.shape == (len(self.inputs),)
+        if not alike or not (np.isfinite(shift) & (scale > 0)).all():
             raise ValueError(f"{len(self.inputs)} inputs need as many shifts and positive scales.")
-        if labels is not None and not (
-            isinstance(labels, list) and 1 < len(labels) == len(set(labels))
-        ):
+        if labels is not None and not (isinstance(labels, list) and len(set(labels)) > 1):
             raise ValueError(f"its labels are {labels}, and two or more that differ are needed.")
         if self.levels is not None and len(self.levels) != len(self.inputs):
             raise ValueError(f"{len(self.inputs)} inputs need as many entries of levels.")
-        for found in filter(None, self.levels or ()):
+        for found in filter(None, [*(self.levels or ()), labels]):
             if not all(isinstance(s, str) for s in found) or len(set(found)) < len(found):
                 raise ValueError(f"its levels {found} are no labels that differ.")
+
+
+def _places(columns: Columns, name: str, cells: list[str], labels: list[str]) -> np.ndarray:
+    """(N,) the place of each cell among the labels; `DataError` for one that is none of them."""
+    place = {label: i for i, label in enumerate(labels)}
+    for i, cell in enumerate(cells):
+        if cell not in place:
+            raise columns.refusal(name, i, remedy(cell) or f"the labels are {labels}.")
+    return np.array([place[cell] for cell in cells])
 
 
 def digest(X) -> str:
@@ -140,7 +136,7 @@ def prepare(
         raise DataError(
             f"{columns.header} has no column '{target}' for --target; it has {columns.names}."
         )
-    require_names(columns)
+    columns.require_names()
     inputs = [name for name in columns.names if name != target]
     if not inputs:
         raise DataError(f"{columns.path} has the target '{target}' and no inputs.")

@@ -4,12 +4,13 @@ a picture.
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from ppl_gp.cli.pictures import write_pictures, write_surface
+from ppl_gp.cli.pictures import save_figure, write_pictures
 from ppl_gp.cli.run import (
     Effort,
     Files,
@@ -22,7 +23,7 @@ from ppl_gp.cli.run import (
     wrapped,
 )
 from ppl_gp.errors import DataError
-from ppl_gp.results.fit import Fit
+from ppl_gp.report.pictures import plot_surface
 
 # that take 300 rows in seconds each, and draws to judge them by
 METHODS = ("laplace", "ep", "vi", "nuts")
@@ -49,41 +50,28 @@ class DataSet(NamedTuple):
 
 def digits_3_5(seed: int) -> DataSet:
     """365 handwritten digits of 8 x 8 pixels, 3 against 5."""
-    load_digits = _sklearn_loader("load_digits")
-    pixels, digit = load_digits(return_X_y=True)
-    keep = np.flatnonzero((digit == 3) | (digit == 5))
-    keep = np.random.default_rng(seed).permutation(keep)
-    return DataSet(
-        "digits_3_5",
-        "handwritten digits, 3 against 5",
-        ("a 3", "a 5"),
-        pixels[keep],
-        (digit[keep] == 5) * 1,
-    )
+    pixels, digit = _loaded("load_digits")
+    rows = np.random.default_rng(seed).permutation(np.flatnonzero((digit == 3) | (digit == 5)))
+    title, y = "handwritten digits, 3 against 5", (digit[rows] == 5) * 1
+    return DataSet("digits_3_5", title, ("a 3", "a 5"), pixels[rows], y)
 
 
 def breast_cancer(seed: int) -> DataSet:
     """569 breast masses described by 30 features, malignant against benign."""
-    load_breast_cancer = _sklearn_loader("load_breast_cancer")
-    X, benign = load_breast_cancer(return_X_y=True)
-    order = np.random.default_rng(seed).permutation(len(benign))
-    return DataSet(
-        "breast_cancer",
-        "breast cancer, Wisconsin",
-        ("malignant", "benign"),
-        X[order],
-        benign[order],
-    )
+    X, benign = _loaded("load_breast_cancer")
+    rows = np.random.default_rng(seed).permutation(len(benign))
+    title, labels = "breast cancer, Wisconsin", ("malignant", "benign")
+    return DataSet("breast_cancer", title, labels, X[rows], benign[rows])
 
 
-def _sklearn_loader(name: str) -> Callable:
+def _loaded(name: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         import sklearn.datasets
     except ImportError as error:
         raise DataError(
             "the demo's data come with scikit-learn; pip install 'ppl-gp[demo]'."
         ) from error
-    return getattr(sklearn.datasets, name)
+    return getattr(sklearn.datasets, name)(return_X_y=True)
 
 
 def standardised(X, num_train: int) -> np.ndarray:
@@ -173,20 +161,17 @@ def _lengthscales(problem: Problem, effort: Effort, seed: int) -> dict[str, bool
     """
     if "ard" not in inspect.signature(problem.model).parameters:
         return {}
-    each, one = (
-        fit_one(Problem(**{**vars(problem), "kwargs": {"ard": ard}}), "laplace", effort, seed)
+    found = [
+        fit_one(replace(problem, kwargs={"ard": ard}), "laplace", effort, seed).log_evidence
         for ard in (True, False)
-    )
-    ard = _evidence(each) > _evidence(one) + GAIN
+    ]
+    each, one = (-np.inf if x is None else x for x in found)
+    ard = each > one + GAIN
     print(
-        f"log evidence by Laplace: {_evidence(each):.2f} nats with a length scale a column, "
-        f"{_evidence(one):.2f} with one; taken: {'one a column' if ard else 'one'}"
+        f"log evidence by Laplace: {each:.2f} nats with a length scale a column, {one:.2f} with "
+        f"one; taken: {'one a column' if ard else 'one'}"
     )
-    return {"ard": ard}
-
-
-def _evidence(fitted: Fit) -> float:
-    return -np.inf if fitted.log_evidence is None else float(fitted.log_evidence)
+    return {"ard": bool(ard)}
 
 
 def _picture(
@@ -204,5 +189,7 @@ def _picture(
     outcome = fit_methods(problem, PICTURE_METHODS, effort, seed, lambda name, fitted: None)
     if outcome.fits and not outcome.interrupted:
         axes = [f"principal component {i + 1} (sd)" for i in range(NUM_COMPONENTS)]
-        write_surface(files, outcome.fits, problem, axes, data.labels, data.title)
+        named = {"labels": axes, "classes": data.labels}
+        figure = plot_surface(outcome.fits, problem.X, problem.y, **named)
+        save_figure(figure, files.path("surface.png"), data.title)
     return outcome

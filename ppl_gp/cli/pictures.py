@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ppl_gp.cli.data import Preparation
-from ppl_gp.cli.run import Files, Problem, Recorder
+from ppl_gp.cli.run import Problem, Recorder
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
 from ppl_gp.report import pictures as plots
@@ -25,9 +25,8 @@ def write_pictures(
     """evidence.png, forest.png, calibration.png, and band.png (one input) or surface.png (two,
     binary observations).
     """
-    _without_display()
     for name, figure in _figures(recorder, problem, inputs, labels):
-        _save(figure, recorder.files.path(name), title)
+        save_figure(figure, recorder.files.path(name), title)
 
 
 def require_drawable(path: Path | None, problem: Problem, along: str | None = None) -> None:
@@ -69,14 +68,13 @@ def write_picture(
     """The fits over one input or two, or a slice along one of several, on the file's own scale, one
     panel a method.
     """
-    _without_display()
     if along is not None:
         scales = zip(preparation.shift, preparation.scale, strict=True)
         units = dict(zip(preparation.inputs, scales, strict=True))
         X, y = problem.X, problem.y
         how = _shown(fits, problem)
         figure = plot_slice(fits, X, y, along=along, units=units, **how, **problem.kwargs)
-        _save(figure, path, "")
+        save_figure(figure, path)
         return
     one = problem.X.shape[1] == 1
     draw, how = (plots.plot_band, _shown(fits, problem)) if one else (plots.plot_surface, {})
@@ -86,7 +84,7 @@ def write_picture(
             (ax.xaxis, ax.yaxis), preparation.shift, preparation.scale, strict=False
         ):
             axis.set_major_formatter(lambda v, _, a=shift, b=scale: f"{a + b * v:.4g}")
-    _save(figure, path, "")
+    save_figure(figure, path)
 
 
 def _shown(fits: Mapping[str, Fit], problem: Problem) -> dict:
@@ -97,23 +95,8 @@ def _shown(fits: Mapping[str, Fit], problem: Problem) -> dict:
     return {"observed": not _is_binary(problem), "flabel": site}
 
 
-def write_surface(
-    files: Files,
-    fits: Mapping[str, Fit],
-    problem: Problem,
-    inputs: Sequence[str],
-    labels: Sequence[str],
-    title: str,
-) -> None:
-    """surface.png: p(y = 1) over two inputs by each fit, and the training rows."""
-    _without_display()
-    figure = plots.plot_surface(
-        fits, problem.X, problem.y, labels=inputs, classes=labels, **problem.kwargs
-    )
-    _save(figure, files.path("surface.png"), title)
-
-
-def _save(figure, path, title: str) -> None:
+def save_figure(figure, path, title: str = "") -> None:
+    """As a PNG file, with a title at the bottom."""
     import matplotlib.pyplot as plt
 
     if title:
@@ -121,13 +104,6 @@ def _save(figure, path, title: str) -> None:
         figure.supxlabel(title, x=0.995, ha="right", fontsize=8, color="grey")
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def _without_display() -> None:
-    """Files only: no window, no display needed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
 
 
 def _figures(recorder: Recorder, problem: Problem, inputs, labels):

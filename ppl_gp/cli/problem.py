@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.util
-import inspect
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,39 +13,22 @@ import jax
 import numpy as np
 from numpyro.distributions import constraints
 
-from ppl_gp.cli.csv_file import is_number, numbers
 from ppl_gp.cli.data import Preparation, digest, prepare
-from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.run import Problem, say
+from ppl_gp.cli.tables import Columns, is_number, read_table
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
-from ppl_gp.reading.arguments import argument_names, as_arrays
+from ppl_gp.reading.arguments import argument_names, as_arrays, parameters_of
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.store.portrait import site_number
 from ppl_gp.results.store.save import qualified_name
 
-_RESERVED = (
-    "model",
-    "method",
-    "rng_key",
-    "throw",
-    "progress",
-    "tables",
-    "X_new",
-    "y_new",
-    "num_samples",
-    "link_approximation",
+_RESERVED = frozenset(
+    "model method rng_key throw progress tables X_new y_new num_samples link_approximation".split()
 )
-_CONSTANTS = {
-    "true": True,
-    "false": False,
-    "True": True,
-    "False": False,
-    "None": None,
-    "inf": float("inf"),
-}
+_CONSTANTS = {str(x): x for x in (True, False, None, math.inf)} | {"true": True, "false": False}
 
 
 def read_problem(
@@ -63,21 +46,7 @@ def read_problem(
     columns, function = read_table(data), load_model(model)
     options = parse_settings(settings, function)
     preparation = prepare(columns, target, standardise, partial(num_outcomes, function, options))
-    if preparation.labels is not None:
-        first, *others = (f"{label} is read as {k}" for k, label in enumerate(preparation.labels))
-        say(f"'{target}': {', '.join([first, *(x.replace('is read ', '') for x in others)])}.")
-    for name in preparation.inputs:
-        if levels := preparation.of(name):
-            told = ", ".join(f"{label} {i}" for i, label in enumerate(levels[:10]))
-            more = f" ... ({len(levels)} labels)" if len(levels) > 10 else ""
-            say(f"'{name}': words, read as integers, {told}{more}; they reach the model unscaled.")
-    for name in preparation.inputs if standardise else ():
-        if codes := _codes(columns, preparation, name):
-            say(
-                f"'{name}': {len(codes)} whole numbers ({', '.join(codes[:5])} ...), shifted and "
-                "scaled as numbers. Where they are codes that the model uses as an index, write "
-                "them as words, or leave all inputs as they are by --no-standardise."
-            )
+    _tell(preparation, columns, standardise)
     X, y = preparation.X(columns), preparation.y(columns)
     for j, name in enumerate(preparation.inputs):
         if preparation.of(name) and _is_a_number(function, options, X, y, j):
@@ -95,13 +64,30 @@ def read_problem(
     return problem, dataclasses.replace(preparation, digest=digest(X[train]))
 
 
-def _codes(columns, preparation: Preparation, name: str) -> list[str]:
+def _tell(preparation: Preparation, columns: Columns, standardise: bool) -> None:
+    """How labels are read, and what may be meant for some."""
+    if preparation.labels is not None:
+        first, *others = (f"{label} is read as {k}" for k, label in enumerate(preparation.labels))
+        told = ", ".join([first, *(x.replace("is read ", "") for x in others)])
+        say(f"'{preparation.target}': {told}.")
+    for name in preparation.inputs:
+        if levels := preparation.of(name):
+            told = ", ".join(f"{label} {i}" for i, label in enumerate(levels[:10]))
+            more = f" ... ({len(levels)} labels)" if len(levels) > 10 else ""
+            say(f"'{name}': words, read as integers, {told}{more}; they reach the model unscaled.")
+        elif standardise and (codes := _codes(columns.numbers(name))):
+            say(
+                f"'{name}': {len(codes)} whole numbers ({', '.join(codes[:5])} ...), shifted and "
+                "scaled as numbers. Where they are codes that the model uses as an index, write "
+                "them as words, or leave all inputs as they are by --no-standardise."
+            )
+
+
+def _codes(values: np.ndarray) -> list[str]:
     """The values of an input that may be codes of categories: few whole numbers, each of which
     many rows have.
     """
-    if preparation.of(name) is not None:
-        return []
-    found = np.unique(values := numbers(columns, name))
+    found = np.unique(values)
     whole = bool(np.all(found == np.round(found)))
     few = 2 < len(found) <= min(20, len(values) // 3)
     return [f"{x:.0f}" for x in found] if whole and few else []
@@ -203,10 +189,8 @@ def _require_option(text: str, name: str, model: Callable) -> None:
         raise DataError(
             f"--set {text}: '{name}' is an argument of the library's own; rename the model's."
         )
-    try:
-        # the first takes the inputs
-        parameters = list(inspect.signature(model).parameters.values())[1:]
-    except (TypeError, ValueError):  # a callable that does not tell
+    parameters = list(parameters_of(model).values())[1:]  # the first takes the inputs
+    if not parameters_of(model):  # a callable that does not tell
         return
     named = [
         p.name

@@ -46,20 +46,16 @@ class Effort(NamedTuple):
 
 
 def configured(name: str, effort: Effort):
-    """The method of this name."""
     chains = {k: getattr(effort, k) for k in ("num_warmup", "num_samples", "num_chains")}
     if name in DRAWS:
-        chains["target_accept_prob"] = effort.target_accept_prob
-        return DRAWS[name](
-            **chains, **({} if name == "slice" else {"max_tree_depth": effort.max_tree_depth})
-        )
+        depth = {} if name == "slice" else {"max_tree_depth": effort.max_tree_depth}
+        return DRAWS[name](**chains, target_accept_prob=effort.target_accept_prob, **depth)
     if name == "svgp":
         if effort.sample_hyper:
             raise DataError("svgp does not sample hyperparameters; the method sparse-nuts does.")
         return SVGP()
-    return LOCAL[name](
-        hyper=Sample(**chains) if effort.sample_hyper else MAP(restarts=effort.restarts)
-    )
+    hyper = Sample(**chains) if effort.sample_hyper else MAP(restarts=effort.restarts)
+    return LOCAL[name](hyper=hyper)
 
 
 def parse(names: str) -> list[str]:
@@ -152,17 +148,8 @@ def fit_one(problem: Problem, name: str, effort: Effort, seed: int) -> Fit:
     """The method of this name on the training data, with a progress bar; how it ended is in the
     fit.
     """
-    method = configured(name, effort)
-    fitted = fit(
-        problem.model,
-        method,
-        seed,
-        problem.X,
-        y=problem.y,
-        throw=False,
-        progress=True,
-        **problem.kwargs,
-    )
+    X, y, how = problem.X, problem.y, {"throw": False, "progress": True}
+    fitted = fit(problem.model, configured(name, effort), seed, X, y=y, **how, **problem.kwargs)
     fitted.names = problem.names
     return fitted
 
@@ -193,7 +180,6 @@ class Files:
         return path
 
     def tell(self) -> None:
-        """Print the list of files."""
         print("\n".join(str(path) for path in self.written if path.exists()))
 
 

@@ -34,7 +34,17 @@ class Names(Mapping[str, ArrayNames]):
         """Raise `DataError` where arguments with an entry per row, the paths `aligned`, label their
         rows otherwise: pandas would align them by their labels, arrays go by their order.
         """
-        _require_same_rows({p: names for p, names in self.items() if p in aligned})
+        of = {p: names.rows for p, names in self.items() if p in aligned and names.rows}
+        for path, rows in of.items():
+            first, other = next(iter(of.items()))
+            if len(rows) == len(other) and rows != other:
+                at = next(i for i, (a, b) in enumerate(zip(rows, other, strict=True)) if a != b)
+                raise DataError(
+                    f"arguments '{first}' and '{path}' label their rows otherwise: row {at} is "
+                    f"{other[at]!r} in one and {rows[at]!r} in the other. Bring them into one "
+                    f"order ({path}.loc[{first}.index]), or drop labels that mean nothing "
+                    "(reset_index(drop=True))."
+                )
 
     def again(
         self, order: Sequence[str], args: tuple, kwargs: dict, aligned: Container[str] = ()
@@ -130,20 +140,6 @@ def _walk(path: str, value: Any, plain: Callable) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_walk(f"{path}[{i}]", v, plain) for i, v in enumerate(value))
     return plain(path, value)
-
-
-def _require_same_rows(names: Mapping[str, ArrayNames]) -> None:
-    of = {p: n.rows for p, n in names.items() if n.rows}
-    for path, rows in of.items():
-        first, other = next(iter(of.items()))
-        if len(rows) == len(other) and rows != other:
-            at = next(i for i, (a, b) in enumerate(zip(rows, other, strict=True)) if a != b)
-            raise DataError(
-                f"arguments '{first}' and '{path}' label their rows otherwise: row {at} is "
-                f"{other[at]!r} in one and {rows[at]!r} in the other. Bring them into one order "
-                f"({path}.loc[{first}.index]), or drop labels that mean nothing "
-                "(reset_index(drop=True))."
-            )
 
 
 def require_columns(path: str, known: ArrayNames, table: Table, is_y: bool) -> None:

@@ -98,7 +98,6 @@ def labels_of(where: str, labels) -> tuple[str, ...]:
 
 
 def row_labels(labels) -> tuple[str | int, ...]:
-    """Labels of rows as text or integers."""
     return tuple(x if type(x) in (str, int) else str(x) for x in labels)
 
 
@@ -232,31 +231,28 @@ def open_labelled(path: str, value: Any) -> Table | None:
     if not (hasattr(value, "dims") and hasattr(value, "coords") and hasattr(value, "values")):
         return None
     values, dims = np.asarray(value.values), tuple(map(str, value.dims))
-    names = ArrayNames(_columns(path, value), (), _rows_of_array(value), dims or None)
+    rows = None if (labels := _coordinate(value, 0)) is None else row_labels(labels)
+    names = ArrayNames(_columns(path, value), (), rows, dims or None)
     if values.dtype.kind in "biufc":
         return Table([values], names, False)
     part = _labels_of_array(path, values)
     return Table([part], ArrayNames(None, (part.labels,), names.rows, names.dims), False)
 
 
+def _coordinate(value, axis: int) -> list | None:
+    known = value.ndim and value.dims[axis] in value.coords
+    return np.asarray(value.coords[value.dims[axis]].values).tolist() if known else None
+
+
 def _columns(path: str, value) -> tuple[str, ...] | None:
     """The last dimension's coordinate where it is text: numbers there are places, no names."""
-    if value.ndim < 2 or value.dims[-1] not in value.coords:
+    labels = _coordinate(value, -1)
+    if value.ndim < 2 or labels is None or not all(isinstance(x, str) for x in labels):
         return None
-    labels = np.asarray(value.coords[value.dims[-1]].values)
-    if labels.dtype.kind not in "OUT" or not all(isinstance(x, str) for x in labels.tolist()):
-        return None
-    return labels_of(f"{path}, dimension '{value.dims[-1]}',", labels.tolist())
-
-
-def _rows_of_array(value) -> tuple[str | int, ...] | None:
-    if not value.ndim or value.dims[0] not in value.coords:
-        return None
-    return row_labels(np.asarray(value.coords[value.dims[0]].values).tolist())
+    return labels_of(f"{path}, dimension '{value.dims[-1]}',", labels)
 
 
 def _labels_of_array(path: str, values: np.ndarray) -> Labelled:
-    """Labels in alphabetical order."""
     text = values.dtype.kind in "OUT" and all(isinstance(x, str) for x in values.ravel().tolist())
     if not text or values.ndim != 1:
         raise DataError(
@@ -272,7 +268,7 @@ def require_no_numbers(where: str, labels: list[str]) -> None:
     """Raise `DataError` where text could be numbers that were read as text: which is meant cannot
     be known.
     """
-    if labels and all(map(_is_number, labels)):
+    if labels and all(map(reads_as_float, labels)):
         raise DataError(
             f"{where} holds numbers written as text ({labels[:3]}); convert it to numbers "
             "(pandas.to_numeric), or, where they are labels, to declared categories "
@@ -280,7 +276,8 @@ def require_no_numbers(where: str, labels: list[str]) -> None:
         )
 
 
-def _is_number(text: str) -> bool:
+def reads_as_float(text: str) -> bool:
+    """Whether Python takes a text for a number."""
     try:
         float(text)
     except ValueError:

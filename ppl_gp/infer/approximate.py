@@ -1,8 +1,7 @@
-"""`approximate`: a model whose GP sites are drawn from posterior processes; `guide`: the same as a
-guide for NumPyro's SVI.
-"""
+"""`approximate`: a model whose GP sites are drawn from posteriors; `guide`: the same as a guide."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,11 +18,10 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.hyper.autoguides import guide_name, make_guide, points_of, set_up
 from ppl_gp.infer.maximised import require_bounded
-from ppl_gp.infer.svgp.look import uses_inputs
+from ppl_gp.infer.svgp.look import subsampling_plates, uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import declare
-from ppl_gp.reading.reading import Reading
 from ppl_gp.reading.roles import is_gp, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
@@ -31,35 +29,39 @@ from ppl_gp.sparse.site import SparseMarginals, SparsePosterior
 
 
 class _Replace(Messenger):
-    """Gives GP sites another distribution, at the inputs that they have there. A subsampling plate
-    that the model opens again under one name keeps its rows.
+    """Gives sites other distributions, `of[name](message, rows)`; `rows`: those that a plate around
+    the site has drawn. A subsampling plate that the model opens again under one name keeps them.
     """
 
-    def __init__(self, fn=None, posteriors: Mapping[str, Any] | None = None):
-        self.posteriors, self.rows = posteriors or {}, {}
-        super().__init__(fn)
+    def __init__(self, of: Mapping[str, Callable]):
+        self.of, self.plates = of, {}
+        super().__init__()
 
     def postprocess_message(self, msg):
-        """Remember the rows of a plate."""
         if msg["type"] == "plate":
-            self.rows[msg["name"]] = msg["value"]
+            self.plates[msg["name"]] = msg
 
     def process_message(self, msg):
-        """Replace the distribution of a GP site that has a posterior."""
-        if msg["type"] == "plate" and msg["value"] is None:
-            msg["value"] = self.rows.get(msg["name"])
-        if msg["type"] != "sample" or msg["name"] not in self.posteriors or not is_gp(msg):
-            return
-        posterior, prior = self.posteriors[msg["name"]], unwrap(msg["fn"])
-        if isinstance(posterior, SparsePosterior):
-            msg["fn"] = posterior.at_site(msg["name"], msg["fn"], prior)
-        elif callable(posterior):
-            msg["fn"] = posterior(prior, joint=True)
-        else:
-            raise DataError(
-                f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a "
-                "process such as fit.posterior."
-            )
+        if msg["type"] == "plate" and msg["value"] is None and msg["name"] in self.plates:
+            msg["value"] = self.plates[msg["name"]]["value"]
+        if msg["type"] == "sample" and msg["name"] in self.of:
+            drawn = {p["name"]: p["value"] for p in subsampling_plates(self.plates)}
+            rows = [drawn[f.name] for f in msg["cond_indep_stack"] if f.name in drawn]
+            msg["fn"] = self.of[msg["name"]](msg, rows[0] if rows else None)
+
+
+def _posterior_at(posterior, msg, rows):
+    """At a GP site a posterior at the inputs that it has there."""
+    if not is_gp(msg):
+        return msg["fn"]
+    if isinstance(posterior, SparsePosterior):
+        return posterior.at_site(msg["name"], msg["fn"], unwrap(msg["fn"]))
+    if callable(posterior):
+        return posterior(unwrap(msg["fn"]), joint=True)
+    raise DataError(
+        f"approximate({{'{msg['name']}': {posterior!r}}}): give a SparsePosterior, or a "
+        "process such as fit.posterior."
+    )
 
 
 def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
@@ -73,11 +75,14 @@ def approximate(model: Callable, posteriors: Mapping[str, Any]) -> Callable:
     Hyperparameters are as the model declares them: condition or substitute `fit.hyper`. Raises
     `DataError` for names that are no GP site, when run.
     """
+    return _replaced(model, {k: partial(_posterior_at, q) for k, q in posteriors.items()})
 
+
+def _replaced(model: Callable, of: Mapping[str, Callable]) -> Callable:
     def approximated(*args, **kwargs):
-        with handlers.trace() as trace, _Replace(posteriors=posteriors):
+        with handlers.trace() as trace, _Replace(of):
             result = model(*args, **kwargs)
-        if missing := [k for k in posteriors if k not in trace]:
+        if missing := [k for k in of if k not in trace]:
             raise DataError(
                 f"approximate(posteriors=...) names {missing}, which the model does not have."
             )
@@ -111,12 +116,8 @@ class _Guide:
     """What a guide makes at its first call and keeps: the hyperparameters' autoguide, encoders."""
 
     def __init__(self, model, posteriors, hyper, latents):
-        self.model, self.posteriors, self.make_hyper, self.latents = (
-            model,
-            posteriors,
-            hyper,
-            latents,
-        )
+        self.model, self.posteriors = model, posteriors
+        self.make_hyper, self.latents = hyper, latents
         self.hyper: Any = None
         self.judged = False
         self.names: tuple[str, ...] | None = None
@@ -126,36 +127,35 @@ class _Guide:
         if self.names is None:
             self._prepare(args, kwargs)
         values = self._draw(args, kwargs) if self.names else {}
-
-        def hidden(site):
-            if site["type"] == "subsample":  # `numpyro.subsample` has no name and asks the plates
-                return False
-            ours = (
-                site["type"] in ("param", "plate", "prng_key")
-                or site["name"] in self.local
-                or _is_sparse(site)
-            )
-            return not ours or (site["type"] == "param" and site["name"] in self.names)
+        of: dict = {k: partial(_posterior_at, q) for k, q in self.posteriors.items()}
+        of |= {k: partial(self._latent_at, q, args, kwargs) for k, q in self.local.items()}
 
         def given(site):
-            if (
-                site["type"] != "sample"
-                or site["value"] is not None
-                or site["name"] in self.local
-                or _is_sparse(site)
-            ):
+            if site["type"] != "sample" or site["value"] is not None or self._is_local(site):
                 return None  # conditioned, observed, or ours
+            name = site["name"]
             # Observations that are missing: any value does, the guide hides them.
-            return (
-                values.get(site["name"])
-                if site["name"] in values
-                else site["fn"].sample(random.key(0))
-            )
+            return values[name] if name in values else site["fn"].sample(random.key(0))
 
-        with handlers.block(hide_fn=hidden), _Encode(self.local, self.model.reading, args, kwargs):
-            handlers.substitute(approximate(self.model, self.posteriors), substitute_fn=given)(
-                *args, **kwargs
-            )
+        with handlers.block(hide_fn=self._is_hidden):
+            handlers.substitute(_replaced(self.model, of), substitute_fn=given)(*args, **kwargs)
+
+    def _is_local(self, site) -> bool:
+        is_sparse = site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)
+        return is_sparse or site["name"] in self.local
+
+    def _is_hidden(self, site) -> bool:
+        if site["type"] == "subsample":  # `numpyro.subsample` has no name and asks the plates
+            return False
+        is_param = site["type"] == "param" and site["name"] not in (self.names or ())
+        return not (is_param or site["type"] in ("plate", "prng_key") or self._is_local(site))
+
+    def _latent_at(self, q: LatentGuide, args, kwargs, msg, rows):
+        """At a latent of the data its q(h), with parameters registered under the site's name."""
+        if msg["value"] is not None:
+            return msg["fn"]
+        msg["data_axis"] = self.model.reading.axis(msg["name"])
+        return _registered(msg["name"], q).at(msg, rows, args, kwargs)
 
     def _draw(self, args, kwargs) -> dict:
         """{hyperparameter: a draw}. The first one sets the autoguide up and judges it."""
@@ -167,9 +167,8 @@ class _Guide:
             found = run(self.model, args, kwargs)
         own = {k: found[k] for k in self.names or ()}
         points = points_of(self.hyper, trace, self.make_hyper, own, args, kwargs)
-        require_bounded(
-            found, self.model.reading, f"guide(hyper={guide_name(self.make_hyper)})", points
-        )
+        told = f"guide(hyper={guide_name(self.make_hyper)})"
+        require_bounded(found, self.model.reading, told, points)
         self.judged = True
         return values
 
@@ -178,15 +177,13 @@ class _Guide:
         with jax.ensure_compile_time_eval():
             trace = run(self.model, args, kwargs)
             found, local = roles(trace), {}
-            sees_inputs = bool(args) and uses_inputs(
-                self.model, Batch(args, kwargs, jnp.ones(0), None)
-            )
+            whole = Batch(args, kwargs, jnp.ones(0), None)
+            sees = bool(args) and uses_inputs(self.model, whole)
             for i, name in enumerate(found.local_latents):
                 config = of_site(self.latents, name, "latents") or Amortised()
-                num = _num_data(trace, trace[name])
+                site, num = trace[name], _num_data(trace, trace[name])
                 inputs = self.model.reading.inputs_of_rows(Leaves(self.model, args, kwargs))
-                rest = (args, kwargs, sees_inputs, None, inputs)
-                local[name] = initial_latents(config, trace[name], random.key(i), num, *rest)
+                local[name] = initial_latents(config, site, random.key(i), num, whole, sees, inputs)
         if found.hyper:
             self.hyper = make_guide(self.make_hyper, self.model)
         self.names, self.local = found.hyper, local
@@ -196,35 +193,6 @@ def _num_data(trace, site) -> int:
     """N of the plate that a latent stands in, also where that plate subsamples."""
     sizes = [trace[f.name]["args"][0] for f in site["cond_indep_stack"] if f.name in trace]
     return sizes[0] if sizes else num_rows(site)
-
-
-def _is_sparse(site) -> bool:
-    return site["type"] == "sample" and isinstance(unwrap(site["fn"]), SparseMarginals)
-
-
-class _Encode(Messenger):
-    """Gives latents of the data their q(h), with parameters registered under the site's name."""
-
-    def __init__(self, local: Mapping[str, LatentGuide], reading: Reading, args, kwargs):
-        self.reading = reading
-        self.local, self.args, self.kwargs, self.rows = local, args, kwargs, {}
-        super().__init__(None)
-
-    def process_message(self, msg):
-        """Replace the prior of a latent."""
-        if msg["type"] != "sample" or msg["name"] not in self.local or msg["value"] is not None:
-            return
-        msg["data_axis"] = self.reading.axis(msg["name"])
-        rows = next(
-            (self.rows[f.name] for f in msg["cond_indep_stack"] if f.name in self.rows), None
-        )
-        trained = _registered(msg["name"], self.local[msg["name"]])
-        msg["fn"] = trained.at(msg, rows, self.args, self.kwargs)
-
-    def postprocess_message(self, msg):
-        """Remember which rows a subsampling plate has drawn."""
-        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
-            self.rows[msg["name"]] = msg["value"]
 
 
 def _registered(name: str, q: LatentGuide) -> LatentGuide:

@@ -1,14 +1,13 @@
-"""Where batches come from; those on the device: one, or several stacked along a leading axis; and
-whether what came from the host is finite.
-"""
+"""Where batches come from, those on the device, and whether they are finite."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, Result
 from ppl_gp.infer.sources import ArraySource, Rows, Stream
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.reading.arguments import Leaves
@@ -48,50 +47,65 @@ def first_rows(source: Source) -> Rows:
     return first
 
 
+def usable(source: Source, done: int) -> Iterator[Rows | dict]:
+    """Batches from a step on; in place of one that cannot be used, the `result`, `message` and
+    `cause` that a run ends with: a bad file does not end hours of work.
+    """
+    batches = source.batches(done)
+    for step in itertools.count(done):
+        try:
+            rows = next(batches, None)
+        except Exception as error:
+            told = f"batch {step} (counted from 0): {type(error).__name__}: {error}"
+            yield {"result": Result.stream_ended, "message": told, "cause": error}
+            return
+        if rows is None:
+            return
+        if not source.checked and not is_finite(rows):
+            yield {"result": Result.nonfinite, "message": where_not_finite(rows, step, source)}
+            return
+        yield rows
+
+
 def as_batch(rows: Rows, key) -> Batch:
     """A batch on the device."""
-    given, where = jax.tree.map(_device, (rows.given, rows.rows))
-    return Batch(*jax.tree.map(_device, (rows.args, rows.kwargs, rows.weights)), key, given, where)
-
-
-def _device(x):
-    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    on_device = jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, rows)
+    return on_device._replace(key=key)
 
 
 def stack(chunk: list[Rows], keys) -> tuple[Batch, Batch]:
-    """(what all batches share, what differs with a leading axis of batches), each with `None` for
-    the other's parts.
-    """
+    """(what all batches share, the rest stacked on a leading axis), each `None` for the other's."""
     leaves = [jax.tree.flatten((b.args, b.kwargs)) for b in chunk]
     structure = leaves[0][1]
     columns = list(zip(*(leaf for leaf, _ in leaves), strict=True))
     constant = [c[0] if _is_shared(c) else None for c in columns]
     stacked = [None if _is_shared(c) else jnp.asarray(np.stack(c)) for c in columns]
     weights = jnp.asarray(np.stack([b.weights for b in chunk]))
-    given, rows = jax.tree.map(
-        lambda *x: jnp.asarray(np.stack(x)), *[(b.given, b.rows) for b in chunk]
-    )
+    several = [(b.given, b.rows) for b in chunk]
+    given, rows = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *several)
     none = jax.tree.map(lambda _: None, given)
     args, kwargs = jax.tree.unflatten(structure, constant)
     varying = Batch(*jax.tree.unflatten(structure, stacked), weights, keys, given, rows)
     return Batch(args, kwargs, None, None, none), varying  # pyright: ignore[reportArgumentType]
 
 
+def repeated(batch: Batch, keys) -> tuple[Batch, Batch]:
+    """As `stack`, of one batch with a key for each time."""
+    return batch._replace(key=None), Batch(*[None] * 3, keys, None)  # pyright: ignore
+
+
 def _is_shared(column) -> bool:
-    """NumPy arrays differ from batch to batch, JAX arrays are the run's own; a number of a stream's
-    batch may be either.
-    """
+    """NumPy arrays differ from batch to batch, JAX arrays do not, and a stream's numbers may."""
     first = column[0]
-    return not isinstance(first, np.ndarray) and (
-        isinstance(first, jax.Array) or all(x == first for x in column)
-    )
+    if isinstance(first, np.ndarray | jax.Array):
+        return isinstance(first, jax.Array)
+    return all(x == first for x in column)
 
 
 def is_finite(rows: Rows) -> bool:
     """Whether every number of a batch that came from the host is finite."""
-    return all(
-        np.isfinite(x).all() for x in jax.tree.leaves((rows.args, rows.kwargs)) if _is_floats(x)
-    )
+    leaves = jax.tree.leaves((rows.args, rows.kwargs))
+    return all(np.isfinite(x).all() for x in leaves if _is_floats(x))
 
 
 def _is_floats(x) -> bool:

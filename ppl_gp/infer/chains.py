@@ -40,19 +40,11 @@ def over_devices(function, xs):
     num_devices = math.gcd(jax.tree.leaves(xs)[0].shape[0], jax.local_device_count())
     if num_devices == 1:
         return over_leading_axis(function, xs)
-    mesh = jax.make_mesh(
-        (num_devices,), ("chain",), (AxisType.Auto,), devices=jax.local_devices()[:num_devices]
-    )
-    along = PartitionSpec("chain")
+    along, devices = PartitionSpec("chain"), jax.local_devices()[:num_devices]
+    mesh = jax.make_mesh((num_devices,), ("chain",), (AxisType.Auto,), devices=devices)
+    one = partial(over_leading_axis, function)
     # The check of varying axes does not know every primitive that a sampler uses.
-    spread = jax.shard_map(
-        lambda xs: over_leading_axis(function, xs),
-        mesh=mesh,
-        in_specs=along,
-        out_specs=along,
-        check_vma=False,
-    )
-    return spread(xs)
+    return jax.shard_map(one, mesh=mesh, in_specs=along, out_specs=along, check_vma=False)(xs)
 
 
 CHUNK = 25
@@ -63,17 +55,14 @@ _MIN_DRAWS = 4  # of a chain, that its halves have a variance
 
 
 class Kernel(numpyro.infer.NUTS):
-    """NumPyro's NUTS, its constrained draws made from the model alone.
-
-    NumPyro's own `postprocess_fn` keeps the transforms of the last trace, which may be of other
-    options of the model.
+    """NumPyro's NUTS, its constrained draws made from the model alone: NumPyro's `postprocess_fn`
+    keeps the transforms of the last trace, which may be of other options of the model.
     """
 
     def postprocess_fn(self, model_args, model_kwargs):
         """(z) -> constrained values, and deterministic sites."""
-        return partial(
-            constrain_fn, self.model, model_args, model_kwargs, return_deterministic=True
-        )
+        given = self.model, model_args, model_kwargs
+        return partial(constrain_fn, *given, return_deterministic=True)
 
 
 class Chains(NamedTuple):
@@ -81,6 +70,11 @@ class Chains(NamedTuple):
 
     values: dict[str, Any]
     extra: dict[str, Any]
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """{site: (S, ...)} of all chains together."""
+        return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), self.values)
 
 
 @quick_jit
@@ -93,7 +87,6 @@ def _init(kernel, keys, num_warmup: int, args, kwargs):
 
 @full_jit
 def _chunk(kernel, states, args, kwargs, num: int):
-    """`num` transitions of every chain; draws have leading axes (chain, num)."""
 
     def transition(state, _):
         state = kernel.sample(state, args, kwargs)
@@ -129,9 +122,7 @@ def _postprocess(kernel, z, args, kwargs):
 def run_chains(
     kernel, config: ChainSettings, rng_key, args, kwargs, *, progress: bool, label: str
 ) -> Chains:
-    """Warm up and sample all chains; Ctrl-C after warm-up keeps the draws so far, during warm-up it
-    propagates.
-    """
+    """Warm up and sample all chains. Ctrl-C keeps the draws so far, or raises in the warm-up."""
     keys = random.key_data(random.split(rng_key, config.num_chains))
     states = _init(kernel, keys, config.num_warmup, args, kwargs)
     stages = _stages(kernel, states, args, kwargs, _schedule(config))
@@ -176,9 +167,8 @@ def diagnose(draws: Chains, names) -> tuple[Result, dict]:
     share = divergences / max(1, np.size(draws.extra.get("diverging", [0])))
     # NaN is neither below nor above.
     mixed = all(r < _R_HAT_LIMIT for r in r_hat.values()) and share < 0.05
-    mixed = mixed and all(
-        ess[name] >= _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names
-    )
+    least = {name: _DRAWS_PER_CHAIN * np.shape(draws.values[name])[0] for name in names}
+    mixed = mixed and all(ess[name] >= least[name] for name in names)
     return Result.converged if mixed else Result.not_mixed, {
         "r_hat": float(np.max(list(r_hat.values()))),
         "ess": float(np.min(list(ess.values()))),
@@ -190,10 +180,8 @@ def diagnose(draws: Chains, names) -> tuple[Result, dict]:
 
 
 def _figures(x) -> tuple[float, float]:
-    """(r-hat, ESS) of the worst entry of a site, x (chain, draw, ...).
-
-    Entries that are constants of the site's support (the zeros of a triangular factor) are left
-    out: others move there.
+    """(r-hat, ESS) of the worst entry of a site, x (chain, draw, ...). Entries that are constants
+    of the site's support (the zeros of a triangular factor) are left out: others move there.
     """
     x = x.reshape(*x.shape[:2], -1)
     x = x[..., np.ptp(x, (0, 1)) != 0]
@@ -203,17 +191,13 @@ def _figures(x) -> tuple[float, float]:
     return float(np.max(split_gelman_rubin(x))), ess if ess >= 1.0 else float("nan")
 
 
-def flatten(values):
-    """(chain, draw, ...) -> (S, ...)."""
-    return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), values)
-
-
 def sampled_fit(
-    config: ChainSettings, method, model, args, kwargs, hyper: dict, kept: Mapping[str, Kept], ended
+    draws: Chains, names, method, model, args, kwargs, hyper: dict, kept: Mapping[str, Kept]
 ) -> Fit:
     """A fit of S draws of equal weight: `hyper` {site: (S, ...)}, `kept` {GP site: S entries};
-    `ended`: (result, stats).
+    `names`: the sites by which chains are judged.
     """
+    result, stats = diagnose(draws, names)
     return Fit(
         model=model,
         method=method,
@@ -221,8 +205,8 @@ def sampled_fit(
         kwargs=kwargs,
         draws=Draws.equal(hyper, kept),
         log_evidence=None,
-        result=ended[0],
-        stats=ended[1],
-        num_chains=config.num_chains,
+        result=result,
+        stats=stats,
+        num_chains=jax.tree.leaves(draws.values)[0].shape[0],
         sampled=True,
     )

@@ -11,12 +11,7 @@ from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
 from ppl_gp.option_checks import as_key, require_known
-from ppl_gp.reading.arguments import (
-    Leaves,
-    argument_names,
-    as_arrays,
-    named_arrays,
-)
+from ppl_gp.reading.arguments import Leaves, argument_names, as_arrays, named_arrays
 from ppl_gp.reading.declared import declare, own_function
 from ppl_gp.reading.fingerprint import settle
 from ppl_gp.reading.missing_observations import require_drawn
@@ -156,6 +151,5 @@ def _scales(fit: Fit, arrays) -> str:
 def _figures(stats):
     said = ("caution", "bad_batch", "stream")
     shown = {k: v for k, v in stats.items() if isinstance(v, int | float | str) and k not in said}
-    return ", ".join(
-        f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in shown.items()
-    )
+    written = {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in shown.items()}
+    return ", ".join(f"{k}={v}" for k, v in written.items())

@@ -1,6 +1,4 @@
-"""The model that a local method fits: with its Gaussian sites integrated into one predictor, where
-they enter through one.
-"""
+"""The model that a method fits: Gaussian sites integrated into a predictor that they enter."""
 
 from collections.abc import Mapping
 
@@ -66,9 +64,7 @@ def integrated(
     model: Declared, method: LocalMethod, args: tuple, kwargs: dict, given: Mapping | None = None
 ) -> Declared:
     """The model that `method` sees under its `integrate`; `given`: values of sites that are held.
-
-    Raises `DataError` for another `integrate`, `ModelError` where a site that it names cannot be
-    integrated.
+    `DataError` for another `integrate`, `ModelError` for a site of it that cannot be integrated.
     """
     which, name = method.integrate, type(method).__name__
     if which == GAUSSIAN:
@@ -78,25 +74,17 @@ def integrated(
             f"{name}(integrate={which!r}): give '{GAUSSIAN}' or a tuple of names of sites."
         )
     found = collapse(model, args, kwargs, given, only=which)
-    inside = (
-        found.plan.sites if isinstance(found, Collapsed) else roles(run(found, args, kwargs)).gps
-    )
+    whole = isinstance(found, Collapsed)
+    inside = found.plan.sites if whole else roles(run(found, args, kwargs)).gps
     if left := [k for k in which if k not in inside]:
+        held = ", or, as here, the model cannot be traced at another number of rows (it holds "
+        held += "arrays of one entry per row, or writes their number down)"
+        held *= not model.reading.grows
         raise ModelError(
             f"{name}(integrate={which!r}): {left} cannot be integrated with the others: such a "
             "site is no Gaussian site of the model, or a scale, a kernel or another prior is "
             "computed from it, or no array that is affine in it holds one entry per datum, or a "
             "numpyro.factor or an observation that holds no rows sees it as well, or a scale or "
-            f"mask handler stands around its prior{_not_read(model)}. Leave it out, or use NUTS()."
+            f"mask handler stands around its prior{held}. Leave it out, or use NUTS()."
         )
     return found
-
-
-def _not_read(model: Declared) -> str:
-    """What a model that holds arrays or sizes of its own lacks besides."""
-    if model.reading.grows:
-        return ""
-    return (
-        ", or, as here, the model cannot be traced at another number of rows (it holds arrays of "
-        "one entry per row, or writes their number down)"
-    )

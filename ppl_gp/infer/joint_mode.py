@@ -30,9 +30,8 @@ from jaxtyping import Array, Float, Int
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.hyper.choice import LocalProblem
-from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.space import Space, starts, transform
+from ppl_gp.infer.hyper.point import LocalProblem
+from ppl_gp.infer.hyper.space import Space, fixed_values, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.mcmc.sampled_model import require_samplable
@@ -51,27 +50,33 @@ _HALVINGS = 30  # of a Newton step that does not gain
 
 
 class Joint(eqx.Module):
-    """psi(u), u one vector of all latents."""
+    """psi(u), u one vector of all latents; `like`: a tree of the form that u is read by."""
 
     space: Space
+    like: dict
 
-    def sites(self, u: Float[Array, "D"], like: dict) -> dict:
+    def sites(self, u: Float[Array, "D"]) -> dict:
         """{site: value} in declared coordinates."""
-        return self.space.constrain(ravel_pytree(like)[1](u))
+        return self.space.constrain(ravel_pytree(self.like)[1](u))
 
-    def __call__(self, u: Float[Array, "D"], like: dict) -> Float[Array, ""]:
-        """log p(y, z(u)) + log |dz / du|, nats; `like`: the tree whose entries u holds."""
-        sp, free = self.space, ravel_pytree(like)[1](u)
+    def __call__(self, u: Float[Array, "D"]) -> Float[Array, ""]:
+        """log p(y, z(u)) + log |dz / du|, nats."""
+        sp, free = self.space, ravel_pytree(self.like)[1](u)
         z = sp.constrain(free)
         trace = run(sp.model, sp.args, sp.kwargs, {**sp.given, **z})
-        own = {
-            k: s
-            for k, s in trace.items()
-            if s["type"] == "sample" and not is_missing_part(k, trace)
-        }
+        own = [
+            s for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
+        ]
         volumes = [transform(trace[k]).log_abs_det_jacobian(free[k], z[k]) for k in sp.names]
-        terms = [*(scored(s) for s in own.values()), *volumes]
+        terms = [*map(scored, own), *volumes]
         return jnp.sum(jnp.stack([jnp.sum(t) for t in terms]))
+
+
+def of_draws(space: Space, drawn: dict) -> tuple[Joint, Float[Array, "S D"]]:
+    """(psi, {site: draws} as its arguments)."""
+    free = lax.map(space.unconstrain, {k: drawn[k] for k in space.names})
+    u = jax.vmap(lambda tree: ravel_pytree(tree)[0])(free)
+    return Joint(space, jax.tree.map(lambda x: x[0], free)), u
 
 
 class Mode(NamedTuple):
@@ -96,32 +101,28 @@ def fit_joint(problem: LocalProblem) -> Fit:
             f'Laplace(marginals="{method.marginals}") corrects what enters a GP or a linear '
             "predictor, and this model has neither: leave `marginals` out."
         )
-    args, kwargs = problem.args, problem.kwargs
-    joint = _joint(problem)
+    space = _space(problem)
     config = method.hyper if isinstance(method.hyper, MAP) else MAP()
     key_start, key_draws = random.split(problem.rng_key)
-    points, like = _starts(joint.space, key_start, config)
-    stages = _stages(joint, points, like, method)
+    points, like = _starts(space, key_start, config)
+    joint = Joint(space, like)
+    stages = _stages(joint, points, method)
     modes, _ = interruptible(stages, "Laplace", len(points), problem.progress)
     best, result = _best(modes, method.tol)
-    draws, log_w = _drawn(joint, best, like, key_draws)
+    draws, log_w = _drawn(joint, best, key_draws)
     value = float(best.value) + 0.5 * len(best.u) * np.log(2.0 * np.pi)
     value -= float(np.sum(np.log(np.diagonal(np.asarray(best.factor)))))
-    value -= _prior_of_held(joint)
+    value -= _prior_of_held(space)
     stats = {
         "steps": int(best.steps),
         "residual": float(best.decrement),
         "restart_log_joints": np.asarray([float(m.value) for m in modes]),
-        "mode": joint.sites(best.u, like),
+        "mode": joint.sites(best.u),
         "num_latents": len(best.u),
         **(weighted(np.asarray(log_w), "Laplace()") if result is Result.converged else _NO_MODE),
     }
-    held = jax.tree.map(lambda x: jnp.broadcast_to(x, (_DRAWS, *jnp.shape(x))), joint.space.given)
-    return Fit(
-        model=problem.model,
-        method=method,
-        args=args,
-        kwargs=kwargs,
+    held = jax.tree.map(lambda x: jnp.broadcast_to(x, (_DRAWS, *jnp.shape(x))), space.given)
+    return problem.fit(
         draws=Draws.equal({**draws, **held}, {}),
         log_evidence=value,
         result=result,
@@ -137,8 +138,8 @@ _NO_MODE = {
 }
 
 
-def _joint(problem: LocalProblem) -> Joint:
-    """What is climbed, after all that can be refused is refused."""
+def _space(problem: LocalProblem) -> Space:
+    """Of all latents, after all that can be refused is refused."""
     method, model, trace = problem.method, problem.model, problem.trace
     if not isinstance(method.hyper, MAP | Fixed):
         raise DataError(
@@ -163,14 +164,13 @@ def _joint(problem: LocalProblem) -> Joint:
         )
     require_bounded(trace, model.reading, "Laplace()", names, tuple(held))
     given = {k: jnp.asarray(trace[k]["value"]) for k in held}
-    return Joint(Space(model, names, problem.args, problem.kwargs, given))
+    return Space(model, names, problem.args, problem.kwargs, given)
 
 
-def _prior_of_held(joint: Joint) -> float:
+def _prior_of_held(sp: Space) -> float:
     """log p of the sites that are held, nats: the evidence is given them. One whose prior a latent
     enters is evidence about that latent, as data are, and stays in.
     """
-    sp = joint.space
 
     def priors(values):
         trace = run(sp.model, sp.args, sp.kwargs, {**values, **sp.given})
@@ -187,35 +187,32 @@ def _starts(space: Space, key, config: MAP) -> tuple[Float[Array, "S D"], dict]:
     some = config.restarts - (config.init is not None)
     trees = []
     if config.init is not None:
-        init = fixed_values(config, space.names, space.model, space.args, space.kwargs)
-        trees = [space.unconstrain(init)]
+        trees = [space.unconstrain(fixed_values(config, space))]
     if some:
         drawn = starts(space, key, some)
         trees += [jax.tree.map(lambda x, i=i: x[i], drawn) for i in range(some)]
     return jnp.stack([ravel_pytree(t)[0] for t in trees]), trees[0]
 
 
-def _stages(joint: Joint, points, like: dict, method) -> Iterator[Stage[list[Mode]]]:
-    """One ascent after the other."""
+def _stages(joint: Joint, points, method) -> Iterator[Stage[list[Mode]]]:
     found: list[Mode] = []
     yield Stage(found, 0, keep=False)
     for i, point in enumerate(points):
         tol = max(method.tol, 1e3 * float(jnp.finfo(point.dtype).eps))
-        found = [*found, _climb(joint, point, like, tol, method.max_steps)]
+        found = [*found, _climb(joint, point, tol, method.max_steps)]
         yield Stage(found, i + 1, f"log joint {float(found[-1].value):.3f}")
 
 
 @quick_jit
-def _climb(joint: Joint, start, like: dict, tol, max_steps: int) -> Mode:
+def _climb(joint: Joint, start, tol, max_steps: int) -> Mode:
     """BFGS to the neighbourhood of a maximum, and Newton's method from there."""
 
     def loss(u, _=None):
-        value = joint(u, like)
+        value = joint(u)
         return jnp.where(jnp.isfinite(value), -value, 1e30)  # so that the line search backs off
 
-    near = optx.minimise(
-        loss, optx.BFGS(rtol=1e-6, atol=1e-6), start, max_steps=20 * max_steps, throw=False
-    ).value
+    solver, limit = optx.BFGS(rtol=1e-6, atol=1e-6), 20 * max_steps
+    near = optx.minimise(loss, solver, start, max_steps=limit, throw=False).value
 
     def newton(state):
         u, _, _, steps = state
@@ -241,7 +238,7 @@ def _climb(joint: Joint, start, like: dict, tol, max_steps: int) -> Mode:
     D = len(start)
     first = near, jnp.full((D, D), jnp.nan), jnp.full((), jnp.inf), jnp.int32(0)
     u, _, decrement, steps = lax.while_loop(going, newton, first)
-    return Mode(u, joint(u, like), cholesky(jax.hessian(loss)(u)), decrement, steps)
+    return Mode(u, joint(u), cholesky(jax.hessian(loss)(u)), decrement, steps)
 
 
 def _best(modes: list[Mode], tol: float) -> tuple[Mode, Result]:
@@ -259,14 +256,14 @@ def _best(modes: list[Mode], tol: float) -> tuple[Mode, Result]:
 
 
 @quick_jit
-def _drawn(joint: Joint, mode: Mode, like: dict, key) -> tuple[dict, Float[Array, "S"]]:
+def _drawn(joint: Joint, mode: Mode, key) -> tuple[dict, Float[Array, "S"]]:
     """({site: draws of q}, log p(y, z) / q of each but for what is the same for all)."""
     half = random.normal(key, (_DRAWS // 2, len(mode.u)), mode.u.dtype)
     white = jnp.concatenate([half, -half])
     u = mode.u + solve_lower(mode.factor, white.T, trans=1).T
-    log_p = lax.map(lambda x: joint(x, like), u)
+    log_p = lax.map(joint, u)
     log_w = log_p - mode.value + 0.5 * jnp.sum(white**2, 1)
-    return lax.map(lambda x: joint.sites(x, like), u), log_w
+    return lax.map(joint.sites, u), log_w
 
 
 def weighted(log_w: np.ndarray, method: str) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Fitting by a local approximation: what is checked before, whatever is chosen for the
-hyperparameters.
-"""
+"""Fitting by a local approximation: what is checked whatever is chosen for `hyper`."""
 
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import GAUSSIAN, MAP
@@ -8,9 +6,8 @@ from ppl_gp.infer.fit import run_method
 
 # each registers its choice
 from ppl_gp.infer.hyper import grid, map, point, sample  # noqa: F401
-from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.given import given, held, holding
-from ppl_gp.infer.hyper.width import wide_column
+from ppl_gp.infer.hyper.point import LocalProblem, infer_hyper, wide_column
+from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.maximised import require_no_maximised_effects

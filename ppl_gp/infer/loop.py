@@ -1,6 +1,4 @@
-"""The loop around long work: a bar with steps, the value reached and the seconds left; LAPACK kept
-to itself; Ctrl-C that loses nothing.
-"""
+"""The loop around long work: a bar, LAPACK kept to itself, Ctrl-C that loses nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,10 +58,9 @@ def interruptible(
 
 
 def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
-    """(what `work` gives, or `otherwise` if Ctrl-C ended it, and whether that was so).
-
-    Afterwards there is a state to keep, and a press waits: other work of this kind does not begin,
-    and the rest of the fit is completed. A second press raises, as that may take long.
+    """(what `work` gives, or `otherwise` if Ctrl-C ended it, and whether that was so). Afterwards
+    there is a state to keep, and a press waits: other work of this kind does not begin, and the
+    rest of the fit is completed. A second press raises, as that may take long.
     """
     verb.waits = False
     try:
@@ -81,9 +78,7 @@ def unless_stopped(work: Callable[[], S], otherwise: S) -> tuple[S, bool]:
 
 @contextmanager
 def _bar(label: str, total: int, show: bool):
-    """Yields update(completed, text): moves the bar of `total` steps and writes `text` behind it.
-    Draws on stderr.
-    """
+    """Yields update(completed, text) of a bar of `total` steps on stderr."""
     if not show:
         yield lambda completed, text="": None
         return
@@ -104,10 +99,8 @@ def _bar(label: str, total: int, show: bool):
 @contextmanager
 def one_blas_thread():
     """One thread for OpenBLAS, which factors small matrices between products that XLA spreads over
-    all cores.
-
-    Its own threads spin in wait for work and take the cores away: steps at M = 500 took 1.5 times
-    as long on two cores.
+    all cores. Its own threads spin in wait for work and take the cores away: steps at M = 500 took
+    1.5 times as long on two cores.
     """
     with threadpool_limits(1, user_api="blas"):
         yield

@@ -6,7 +6,8 @@ with their scale it is far from it or does not exist (tau became .99 instead of 
 Student's t).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -67,11 +68,9 @@ def require_no_maximised_effects(
         return
     functions = [*inside, *roles(trace).gps]
     seen = _Seen(source, args, kwargs, trace, functions)
-    reached = seen.reached(hyper)
-    gaussians = [k for k in hyper if is_gaussian(trace[k]) and k in reached]
+    gaussians = [k for k in hyper if is_gaussian(trace[k]) and k in seen.reached]
     joined = _joined(source, args, kwargs, inside, gaussians, many)
-    shared = seen.shared(many)
-    points = [k for k in hyper if k in joined or k in many and k in (*gaussians, *shared)]
+    points = [k for k in hyper if k in joined or k in many and k in (*gaussians, *seen.shared)]
     causes = _causes(source, args, kwargs, trace, {*gaussians, *points})
     for site in (k for k in causes if k not in points):
         warn(
@@ -81,7 +80,7 @@ def require_no_maximised_effects(
     if points:
         if causes.keys().isdisjoint(points):
             require_bounded(trace, source.reading, method, points, integrated=functions)
-        beside = seen.beside(points)
+        beside = seen.beside(points, trace)
         why = _why(trace, seen, points, joined, causes)
         use = remedies(trace, source.reading, functions, beside)
         raise ModelError(
@@ -96,63 +95,65 @@ def require_no_maximised_effects(
 
 
 class _Seen:
-    """What of the observations, with all latents given, is computed from which of them."""
+    """What of the observations is computed from which latents, all of which are given.
+
+    `arrays`: of each array of their distributions, the latents; `means`: of each function's prior
+    mean, which counts as computed from the function.
+    """
 
     def __init__(self, source, args, kwargs, trace: dict, functions: Sequence[str]):
-        self.source, self.args, self.kwargs = source, args, kwargs
-        self.trace, self.functions = trace, functions
+        free = [k for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]]
+        self.values = {k: trace[k]["value"] for k in (*free, *roles(trace).params)}
+        self.functions = functions
+        self._run = partial(run, source, args, kwargs)
 
-    def reached(self, sites: list[str]) -> frozenset[str]:
-        """Those of the sites that a distribution of the observations is computed from."""
-        return frozenset().union(*self._flows(self.arrays, sites))
+        def parts(values):
+            again = self._run(values, values)
+            means = [mean_of(again[k]["fn"]) + 0.0 * again[k]["value"] for k in functions]
+            return means, jax.tree.leaves(_scored_arrays(again))
 
-    def shared(self, sites: list[str]) -> frozenset[str]:
-        """Those that an array is computed from which functions enter too: not the noise of a
-        group, nor cut points.
+        self.means, self.arrays = sources(parts, self.values)
+
+    @property
+    def reached(self) -> frozenset[str]:
+        """Those that a distribution of the observations is computed from."""
+        return frozenset().union(*self.arrays)
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Those that an array is computed from which functions enter too: not the noise of a group,
+        nor cut points.
         """
-        flow = self._flows(self.with_means, [*sites, *self.functions])
-        met = (on for on in flow if not on.isdisjoint(self.functions))
-        return frozenset().union(*met).intersection(sites)
+        every = (*self.arrays, *self.means)
+        return frozenset().union(*(on for on in every if not on.isdisjoint(self.functions)))
 
-    def beside(self, sites: list[str]) -> list[str]:
+    def beside(self, sites: list[str], trace: dict) -> list[str]:
         """The hyperparameters that enter an array that these sites enter: one may scale the
         other.
         """
-        found = roles(self.trace)
+        found = roles(trace)
         others = {*found.hyper, *found.params} - {*sites, *self.functions}
-        others = sorted(k for k in others if _is_floating(self.trace[k]["value"]))
-        flow = self._flows(self.arrays, [*sites, *others])
-        met = (on for on in flow if not on.isdisjoint(sites))
-        return [k for k in others if k in frozenset().union(*met)]
+        met = frozenset().union(*(on for on in self.arrays if not on.isdisjoint(sites)))
+        return sorted(k for k in others & met if _is_floating(self.values[k]))
 
     def bend(self, site: str) -> str:
         """Where it stops being affine on its way to the observations, in words."""
-        found = bend(lambda x: self.arrays({site: x}), self.trace[site]["value"])
+
+        def arrays(x):
+            held = self.values | {site: x}
+            return _scored_arrays(self._run(held, held))
+
+        found = bend(arrays, self.values[site])
         if found is None:
             return f"no linear predictor holds '{site}'"
         line = line_of(found[1])
         return f"`{found[0]}` is not known to be affine in '{site}'{line and f' ({line})'}"
 
-    def _flows(self, function: Callable, sites: list[str]) -> list[frozenset]:
-        found = sources(function, {k: self.trace[k]["value"] for k in sites})
-        return jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, frozenset))
 
-    def _again(self, values: dict) -> dict:
-        free = (k for k, s in self.trace.items() if s["type"] == "sample" and not s["is_observed"])
-        held = {k: self.trace[k]["value"] for k in free} | values
-        return run(self.source, self.args, self.kwargs, held, held)
-
-    def arrays(self, values: dict) -> dict:
-        """{scored site: arrays of its distribution}."""
-        again = self._again(values)
-        scored = {k: s["fn"] for k, s in again.items() if s["type"] == "sample" and s["is_scored"]}
-        return {k: _arrays(fn) for k, fn in scored.items()}
-
-    def with_means(self, values: dict) -> dict:
-        """And {function: its prior's mean}, which counts as computed from the function."""
-        again = self._again(values)
-        means = {k: [mean_of(again[k]["fn"]) + 0.0 * again[k]["value"]] for k in self.functions}
-        return {**means, **self.arrays(values)}
+def _scored_arrays(trace: dict) -> dict[str, list]:
+    """{scored site: arrays of its distribution}."""
+    scored = {k: s["fn"] for k, s in trace.items() if s["type"] == "sample" and s["is_scored"]}
+    return {k: _arrays(fn) for k, fn in scored.items()}
 
 
 def _why(trace: dict, seen: _Seen, points: list[str], joined: Sequence[str], causes: dict) -> str:
@@ -232,7 +233,6 @@ class _only_predictor(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg):
-        """Of a site, behind the handlers inside the model."""
         if msg["type"] != "sample":
             return
         if msg["name"] in self.hidden:
@@ -245,7 +245,7 @@ class _only_predictor(Messenger):
 
 def _if_named(source: Declared, args, kwargs, sites: list[str], others: list[str]) -> tuple:
     """All that is integrated with these Gaussian sites, some of them only if they are named: with
-    those a datum depends on more functions (`collapse.integrable`); also others that add none.
+    those a datum depends on more functions (`integrable`); also others that add none.
     """
     plan = lambda only: getattr(collapse(source, args, kwargs, only=only), "plan", None)  # noqa: E731
     found = plan(sites)
@@ -314,11 +314,7 @@ def remedies(
     """
     found, local = roles(trace), "a local method with hyper=Sample(), or " if drawn else ""
     fns = [unwrap(trace[k]["fn"]) for k in found.gps]
-    own = [
-        f.kernel
-        for f in fns
-        if isinstance(f, PredictorGP) and not f.kernel.model.priors(f.kernel, f.X)
-    ]
+    own = [f.kernel for f in fns if isinstance(f, PredictorGP) and not f.behind.priors()]
     if len(own) < len(fns) or found.params:
         names = [k for k in (*found.hyper, *found.params) if k not in integrated]
         return f"NUTS(), or {local}{_fixed(names)}"

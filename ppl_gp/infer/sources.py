@@ -1,32 +1,24 @@
 """Where minibatches come from: arrays in memory or on disk, the model's own subsampling plate, or a
-user's stream.
-
-A source yields chunks of batches. Those from arrays are a function of (seed, step) alone, so that a
-run that was killed goes on with exactly the batches that it would have had.
+user's stream. Batches from arrays are a function of (seed, step) alone, so that a run that was
+killed goes on with exactly the batches that it would have had.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 from uuid import uuid4
 
 import jax
 import numpy as np
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.names import Names
 from ppl_gp.reading.arguments import wide
+from ppl_gp.sparse.bound import Batch
 
-
-class Rows(NamedTuple):
-    """A minibatch on the host. `given`: sites; `rows`: their numbers in the data, if known."""
-
-    args: tuple
-    kwargs: dict
-    weights: np.ndarray
-    given: dict
-    rows: np.ndarray | None = None
+Rows = Batch  # on the host, without a key
 
 
 @dataclass(frozen=True)
@@ -69,9 +61,7 @@ class Stream:
 
 
 def bind(model, item, common: dict) -> tuple[tuple, dict]:
-    """A stream's item as the model's (args, kwargs), the first argument positional. `common`:
-    arguments by name that all batches share.
-    """
+    """A stream's item, and arguments by name that all share, as (args, kwargs), one positional."""
     signature = inspect.signature(model)
     if not isinstance(item, dict | tuple | list):
         raise DataError(
@@ -99,10 +89,7 @@ def num_rows(args: tuple) -> int | None:
 
 def row_axes(args: tuple, kwargs: dict, num: int) -> tuple[tuple, dict]:
     """Which axis of each array counts the data, `None` for what all data share: a tree like (args,
-    kwargs), containers included.
-
-    The first axis where it has N entries; of observations y without, the last where that has N: (P,
-    N).
+    kwargs). The first where it has N entries; of observations y without, the last: (P, N).
     """
 
     def axis(x, is_y=False):
@@ -134,6 +121,10 @@ class ArraySource:
     `row_axes`, the default.
     """
 
+    restarts = True
+    names = Names()
+    kept: dict = {}  # what `stats` say of the data
+
     def __init__(
         self,
         args: tuple,
@@ -163,12 +154,9 @@ class ArraySource:
 
     @property
     def checked(self) -> bool:
-        """Whether later batches are known to be finite: what is in memory was checked, a memory map
-        is as it is read.
-        """
-        return self.whole or not any(
-            isinstance(x, np.memmap) for x in jax.tree.leaves((self.args, self.kwargs))
-        )
+        """Whether later batches are known to be finite; memory maps are as they are read."""
+        leaves = jax.tree.leaves((self.args, self.kwargs))
+        return self.whole or not any(isinstance(x, np.memmap) for x in leaves)
 
     def where(self, step: int, row: int) -> str:
         """Names a row of a batch, for messages."""
@@ -198,13 +186,13 @@ class ArraySource:
     def rows(self, rows: np.ndarray, weights=None) -> Rows:
         """The batch of these rows, weighted N / B unless told."""
         if self.plate is not None:  # the model subsamples, and scales, itself
-            return Rows(self.args, self.kwargs, np.ones(len(rows)), {self.plate: rows}, rows)
+            return Rows(self.args, self.kwargs, np.ones(len(rows)), None, {self.plate: rows}, rows)
         weights = np.full(len(rows), self.num_data / len(rows)) if weights is None else weights
         # Sorted rows are read from a memory map in one sweep; all of them need no copy.
         rows = np.sort(rows)
         chosen = slice(None) if self.whole and len(rows) == self.num_data else rows
         args, kwargs = take(self.args, self.kwargs, chosen, self.axes)
-        return Rows(args, kwargs, weights, {}, rows)
+        return Rows(args, kwargs, weights, None, {}, rows)
 
     def sweep(self, size: int) -> Iterator[Rows]:
         """All data once, in order, in batches of one shape; rows of weight zero pad the last."""
@@ -222,14 +210,11 @@ class ArraySource:
             else:
                 yield self.rows(np.minimum(rows, self.num_data - 1), inside.astype(float))
 
-    def spread(self, num: int) -> Rows:
-        """Up to `num` rows at even distances, so that they stand for sorted data too; each has
-        weight one.
-
-        A model that subsamples by itself takes as many as its plate does.
+    def some(self, num: int) -> Rows:
+        """Up to `num` rows at even distances, so that they represent sorted data too, each with
+        weight one. A model that subsamples by itself takes as many as its plate does.
         """
         num = min(num, self.num_data) if self.plate is None else self.batch_size
         rows = self.rows(np.linspace(0, self.num_data - 1, num).astype(int), np.ones(num))
-        return (
-            rows if self.plate is None else rows._replace(weights=np.full(num, num / self.num_data))
-        )
+        each = 1.0 if self.plate is None else num / self.num_data
+        return rows._replace(weights=np.full(num, each))

@@ -22,7 +22,6 @@ MOST_LOOKED = 2000  # rows that stand for all, or are summed at once
 
 class StreamSource:
     """A user's stream of batches; one smaller than the first is padded with rows of weight zero.
-
     `common`: the model's arguments by name that the batches do not have. `names`: columns and
     labels of the first batch, which the others have to share.
     """
@@ -33,6 +32,7 @@ class StreamSource:
 
     def __init__(self, stream: Stream, model, common: dict | None = None):
         self.stream, self.model, self.num_data = stream, model, stream.num_data
+        self.restarts = stream.restarts
         self.common = common or {}
         self.batch_size: int | None = None
         self._form: Any = None  # the shapes of the first batch's arguments, rows left out
@@ -54,7 +54,7 @@ class StreamSource:
         """What `stats` say of the data: a fit has no others, and which stream they are of; another
         fit of an iterator has other rows.
         """
-        token = self.stream.token if self.stream.restarts else uuid4().hex
+        token = self.stream.token if self.restarts else uuid4().hex
         return {"first_batch_only": True, "stream": token}
 
     def peek(self) -> Rows:
@@ -63,10 +63,15 @@ class StreamSource:
         item = next(items, None)
         if item is None:
             raise DataError("the stream holds no batch.")
-        if not self.stream.restarts:
+        if not self.restarts:
             self._peeked = [item]
         first = self._rows(item)
+        self.args, self.kwargs = first.args, first.kwargs
         return first._replace(weights=first.weights * self.num_data / np.sum(first.weights))
+
+    def some(self, num: int) -> Rows:
+        """Rows that are representative: those that it has looked at, whatever `num`."""
+        return self.looked
 
     def where(self, step: int, row: int) -> str:
         """Names a row of a batch, for messages."""
@@ -86,7 +91,7 @@ class StreamSource:
             pass
         except Exception as error:
             kept.append(error)
-        self._peeked = [] if self.stream.restarts else kept
+        self._peeked = [] if self.restarts else kept
         self._keep(found)
 
     def _keep(self, found: list[Rows]) -> None:
@@ -94,7 +99,7 @@ class StreamSource:
         shared = partial(jax.tree.map, _is_shared, _data(found[0]), self.axes)
         alike = [_data(r) for r in found if jax.tree.all(shared(_data(r)))]
         args, kwargs = jax.tree.map(_joined, alike[0], self.axes, *alike[1:])
-        self.looked = Rows(args, kwargs, np.ones(self._num_rows(args, kwargs)), {})
+        self.looked = Rows(args, kwargs, np.ones(self._num_rows(args, kwargs)), None)
 
     def unpadded(self, rows: Rows) -> Rows:
         """The rows of a batch that count, each with weight one."""
@@ -125,7 +130,7 @@ class StreamSource:
                 each = each or float(math.ceil(self.num_data / rows))
                 if seen > step:
                     yield batch._replace(weights=batch.weights * each)
-            if not self.stream.restarts or seen == before:
+            if not self.restarts or seen == before:
                 return
             each, end = self.num_data * seen / rows, rows + self.num_data
             self._tell_of_other_number(rows - start)
@@ -145,7 +150,7 @@ class StreamSource:
             )
         self._require_form(args, kwargs, num)
         args, kwargs = take(args, kwargs, np.minimum(np.arange(size), num - 1), self.axes)
-        return Rows(args, kwargs, (np.arange(size) < num).astype(float), {})
+        return Rows(args, kwargs, (np.arange(size) < num).astype(float), None)
 
     def _plain(self, args, kwargs) -> tuple[tuple, dict]:
         """Frames and labelled arrays as arrays, a label as the same integer in every batch."""
@@ -201,7 +206,7 @@ class StreamSource:
             if i and not (ahead or anew):
                 return
             # what was peeked at may be left too
-            begun = self.stream.whole() if self.stream.restarts else self._pass()
+            begun = self.stream.whole() if self.restarts else self._pass()
             whole = itertools.chain(ahead, items) if ahead else begun
             items = () if isinstance(whole, Sized) else iter(whole)
             yield self.sweep(0, items or whole)
@@ -225,7 +230,7 @@ class StreamSource:
             if seen >= self.num_data and not isinstance(items, Sized):
                 break
         else:
-            if self.stream.restarts:  # else it is what training left
+            if self.restarts:  # else it is what training left
                 self._tell_of_other_number(seen)
         if found and self.grows:
             self._keep(found)
@@ -272,9 +277,8 @@ def _array(name, x, num):
     if not (hasattr(x, "__array__") or (isinstance(x, list) and num in (None, len(x)))):
         return x
     array = np.asarray(x)
-    if array.dtype.kind not in "biuf" and not jax.dtypes.issubdtype(
-        array.dtype, jax.numpy.floating
-    ):
+    is_float = jax.dtypes.issubdtype(array.dtype, jax.numpy.floating)  # bfloat16 too
+    if array.dtype.kind not in "biuf" and not is_float:
         raise DataError(
             f"a batch of the stream has {array.dtype} entries in {name}; convert them to numbers."
         )

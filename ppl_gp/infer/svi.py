@@ -1,13 +1,12 @@
 """`SVI`: NumPyro's stochastic variational inference behind the same verb, for models without a GP.
-
-The guide's distribution is kept as draws, so that every verb answers as it does for `NUTS`.
+The guide's distribution is kept as draws, as that of `NUTS` is.
 """
 
 import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from jax import lax, random
-from jax.flatten_util import ravel_pytree
-from numpyro import handlers, infer
+from numpyro import infer
 from numpyro.infer.autoguide import (
     AutoBNAFNormal,
     AutoDAIS,
@@ -38,13 +36,15 @@ from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.elbo.by_datum import ELBO
 from ppl_gp.infer.fit import run_method
+from ppl_gp.infer.hyper.autoguides import is_auto, traced
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.infer.joint_mode import Joint, weighted
+from ppl_gp.infer.joint_mode import of_draws, weighted
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.option_checks import require_positive, require_whole
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.roles import roles
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
@@ -96,12 +96,8 @@ class SVI:
     num_draws: int = 1000
 
     def __post_init__(self):
-        for name in ("num_steps", "num_draws"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise DataError(f"SVI({name}={value!r}): give a whole number of at least 1.")
-        if not self.learning_rate > 0:
-            raise DataError(f"SVI(learning_rate={self.learning_rate!r}): give a positive number.")
+        require_whole(self, "num_steps", "num_draws")
+        require_positive(self, "learning_rate")
         if not (self.optimiser is None or isinstance(self.optimiser, optax.GradientTransformation)):
             raise DataError(
                 f"SVI(optimiser={type(self.optimiser).__name__}): give an optax transformation, "
@@ -115,20 +111,12 @@ class SVI:
             )
 
 
-class _Run(NamedTuple):
-    """Where the optimiser stands, and the losses so far."""
-
-    state: Any
-    losses: list
-
-
 def _class_of(guide) -> Any:
     return guide.func if isinstance(guide, functools.partial) else guide
 
 
 def _is_auto_class(guide) -> bool:
-    made = _class_of(guide)
-    return isinstance(made, type) and issubclass(made, AutoGuide)
+    return is_auto(_class_of(guide))
 
 
 @run_method.register
@@ -147,8 +135,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
     svi = infer.SVI(whole, guide, optimiser, method.loss)
     key_init, key_bound, key_draws = random.split(rng_key, 3)
     stages = _stages(svi, trace, key_init, args, kwargs, method.num_steps)
-    run, stopped = interruptible(stages, "SVI", method.num_steps, progress)
-    losses, params = np.concatenate(run.losses), svi.get_params(run.state)
+    (state, losses), stopped = interruptible(stages, "SVI", method.num_steps, progress)
+    losses, params = np.concatenate(losses), svi.get_params(state)
     stats = {"losses": losses, "steps": len(losses)}
     result = Result.interrupted if stopped else Result.completed
     bound, names = None, (*found.hyper, *found.local_latents)
@@ -160,9 +148,8 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         (bound, stats["log_evidence_se"]), _ = unless_stopped(summed, (None, None))
     is_mode = isinstance(guide, AutoLaplaceApproximation) and _is_bound(method.loss)
     if result is Result.completed and num <= _MOST_LATENTS and (is_mode or bound is not None):
-        joint, data = Joint(Space(model, names, args, kwargs, {})), (args, kwargs)
-        given = svi, params, key_bound, joint, data
         judge = _of_mode if is_mode else functools.partial(_judged, method, bound)
+        given = svi.guide, params, key_bound, Space(model, names, args, kwargs, {})
         stats |= unless_stopped(functools.partial(judge, *given), {})[0]
     if result is Result.completed and "pareto_k" not in stats:
         stats["ended"] = "all steps made; whether they were enough was not judged"
@@ -177,7 +164,6 @@ def _fit_svi(method: SVI, model, rng_key, args, kwargs, progress) -> Fit:
         log_evidence=bound,
         result=result,
         stats=stats,
-        num_chains=1,
         sampled=True,
     )
 
@@ -199,36 +185,27 @@ def _has_points(guide, params, args, kwargs) -> bool:
         return any(_has_points(g, params, args, kwargs) for g in guide._guides)
     if isinstance(guide, AutoGuide):
         return isinstance(guide, _POINTS)
-    trace = _traced(guide, params, args, kwargs, random.key(0))
-    return any(isinstance(unwrap(s["fn"]), dist.Delta) for s in trace.values())
+    trace = traced(guide, params, random.key(0), args, kwargs)
+    fns = [unwrap(s["fn"]) for s in trace.values() if s["type"] == "sample"]
+    return any(isinstance(fn, dist.Delta) for fn in fns)
 
 
-def _traced(guide: Callable, params, args, kwargs, key) -> dict:
-    """The sample sites of a guide function."""
-    with handlers.block():
-        given = handlers.seed(handlers.substitute(guide, data=params), key)
-        trace = handlers.trace(given).get_trace(*args, **kwargs)
-    return {k: s for k, s in trace.items() if s["type"] == "sample"}
-
-
-def _stages(svi, trace, key, args, kwargs, num: int) -> Iterator[Stage[_Run]]:
-    """Chunks of steps."""
-    run = _Run(_started(svi, trace, key, args, kwargs), [])
-    yield Stage(run, 0, keep=False)
+def _stages(svi, trace, key, args, kwargs, num: int) -> Iterator[Stage[tuple[Any, list]]]:
+    """Chunks of steps: (where the optimiser stands, the losses so far)."""
+    state, losses = _started(svi, trace, key, args, kwargs), []
+    yield Stage((state, losses), 0, keep=False)
     for done in range(0, num, CHUNK):
-        state, losses = _steps(svi, run.state, args, kwargs, min(CHUNK, num - done))
-        run = _Run(state, [*run.losses, np.asarray(losses)])
-        yield Stage(run, done + len(losses), f"loss {float(losses[-1]):.3f}")
+        state, new = _steps(svi, state, args, kwargs, min(CHUNK, num - done))
+        losses = [*losses, np.asarray(new)]
+        yield Stage((state, losses), done + len(new), f"loss {float(new[-1]):.3f}")
 
 
 def _started(svi, trace, key, args, kwargs):
-    """The optimiser's first state. `ModelError` for a guide of other sites than the model's, and
-    where the density is finite nowhere.
-    """
+    """The optimiser's first state; `ModelError` for a guide of other sites, or no density."""
     try:
         if not getattr(svi.loss, "multi_sample_guide", False):  # draws of it have an axis more
-            drawn = _traced(svi.guide, {}, args, kwargs, random.split(key, 3)[2])  # as `init` does
-            require_guide(drawn, trace, "SVI()")
+            as_init_does = random.split(key, 3)[2]
+            require_guide(traced(svi.guide, {}, as_init_does, args, kwargs), trace, "SVI()")
         return svi.init(key, *args, **kwargs)
     except RuntimeError as error:
         if "valid initial parameters" not in str(error):
@@ -261,23 +238,21 @@ def _bound(svi, params, key, args, kwargs) -> tuple[float, float]:
     return float(found.mean()), float(found.std(ddof=1) / np.sqrt(BOUNDS))
 
 
-def _of_mode(svi, params, key, joint: Joint, data: tuple) -> dict:
+def _of_mode(guide, params, key, space: Space) -> dict:
     """What `Laplace()` says of a Gaussian at the mode, by importance weights of its draws."""
-    drawn = _draws(svi.guide, params, key, _OWN, *data)
-    free = lax.map(joint.space.unconstrain, {k: drawn[k] for k in joint.space.names})
-    like = jax.tree.map(lambda x: x[0], free)
-    u = jax.vmap(lambda tree: ravel_pytree(tree)[0])(free)
+    drawn = _draws(guide, params, key, _OWN, space.args, space.kwargs)
+    joint, u = of_draws(space, drawn)
     L = cholesky(jnp.cov(u.T).reshape(u.shape[1], -1))
     squares = jnp.sum(solve_lower(L, (u - u.mean(0)).T) ** 2, 0)
-    log_w = np.asarray(lax.map(lambda x: joint(x, like), u) + 0.5 * squares)
+    log_w = np.asarray(lax.map(joint, u) + 0.5 * squares)
     if not np.isfinite(log_w).any():  # NumPyro warns of a singular Hessian: its draws are equal
         return {}
     return {"pareto_k": weighted(log_w, "SVI(guide=AutoLaplaceApproximation)")["pareto_k"]}
 
 
-def _judged(method: SVI, bound: float, svi, params, key, joint: Joint, data: tuple) -> dict:
+def _judged(method: SVI, bound: float, guide, params, key, space: Space) -> dict:
     """How far q is from the posterior, and a warning where that matters: entries of `stats`."""
-    found = _looked(svi.guide, params, key, joint, *data)
+    found = _looked(guide, params, key, space)
     log_w, log_g, step, shift, sd, own_sd, left, lacking = map(np.asarray, found)
     log_w = np.where(np.isfinite(log_w), log_w, -np.inf)
     if np.all(log_w == -np.inf):
@@ -307,7 +282,7 @@ def _judged(method: SVI, bound: float, svi, params, key, joint: Joint, data: tup
 
 
 @quick_jit
-def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, ...]:
+def _looked(guide, params, key, space: Space) -> tuple[jax.Array, ...]:
     """A Gaussian in the place of the posterior of all latents, unconstrained: as log p(y, u) looks
     where q has its draws, by a regression of its gradients on u, exact for a Gaussian posterior.
     Half of the draws are from it, half from one twice as wide, for the posterior's tails.
@@ -317,13 +292,11 @@ def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, 
     as independent (D,), the constant that the log weights lack).
     """
     keys = random.split(key)
-    drawn = _draws(guide, params, keys[0], _OWN, args, kwargs)
-    free = lax.map(joint.space.unconstrain, {k: drawn[k] for k in joint.space.names})
-    like = jax.tree.map(lambda x: x[0], free)
-    u = jax.vmap(lambda tree: ravel_pytree(tree)[0])(free)
+    drawn = _draws(guide, params, keys[0], _OWN, space.args, space.kwargs)
+    joint, u = of_draws(space, drawn)
     D, few = u.shape[1], u[: max(BOUNDS, 3 * u[0].size)]
     centre, L = few.mean(0), cholesky(jnp.cov(few.T, ddof=0).reshape(D, D))
-    slopes = lax.map(jax.grad(lambda x: joint(x, like)), few) @ L
+    slopes = lax.map(jax.grad(lambda x: joint(x)), few) @ L
     bend = -solve_lower(L, (few - centre).T) @ slopes / len(few)  # I where q is exact
     values, V = jnp.linalg.eigh(0.5 * (bend + bend.T))
     values = jnp.maximum(jnp.abs(values), 1e-8)  # q's place may be no maximum
@@ -333,7 +306,7 @@ def _looked(guide, params, key, joint: Joint, args, kwargs) -> tuple[jax.Array, 
     white = jnp.concatenate([half, -half]).reshape(-1, D)
     squares = 0.5 * jnp.sum(white**2, 1)
     log_r = jnp.logaddexp(-squares, -squares / 4.0 - D * jnp.log(2.0)) - jnp.log(2.0)
-    log_p = lax.map(lambda x: joint(x, like), mean + white @ root.T)
+    log_p = lax.map(joint, mean + white @ root.T)
     log_det = jnp.sum(jnp.log(jnp.diagonal(L))) - 0.5 * jnp.sum(jnp.log(values))
     sd, own_sd = jnp.linalg.norm(root, axis=1), u.std(0)
     alone = own_sd * jnp.linalg.norm(solve_lower(L, V * jnp.sqrt(values), trans=1), axis=1)

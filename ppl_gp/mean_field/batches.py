@@ -1,5 +1,5 @@
 """`MeanField(batch_size=...)` and streams: read a first batch, prove its blocks, run the steps, sum
-the bound over all data, make a `Fit`.
+the bound over all data.
 
 The run of many steps shows progress and survives Ctrl-C and bad batches; with a checkpoint nothing
 is lost.
@@ -29,65 +29,65 @@ from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.final_bound import mean_and_error, over_passes
-from ppl_gp.mean_field.assembly import (
-    caution_of,
-    fit_of,
-    log_joint_of,
-    number_of,
-    start_of,
-)
+from ppl_gp.mean_field import stochastic
 from ppl_gp.mean_field.family import Family
-from ppl_gp.mean_field.log_joint import LogJoint
-from ppl_gp.mean_field.stochastic import (
-    RowsProof,
-    Split,
-    at_local_optimum,
-    joined,
-    of_rows,
-    rows_bound,
-    shared_bound,
-    shared_step,
-    split,
-    step,
-)
-from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.log_joint import log_joint_of
+from ppl_gp.mean_field.structure import Structure, find_structure, number_of, start_of
+from ppl_gp.mean_field.sweep import caution_of
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.roles import require_no_subsampling, roles
-from ppl_gp.results.fit import Fit
+
+
+class Found(NamedTuple):
+    """What a fit is made of; `key`: for draws of q."""
+
+    model: Any
+    args: tuple
+    kwargs: dict
+    trace: dict
+    key: Any
+    q: list[Family]
+    bound: float | None
+    result: Result
+    stats: dict
 
 
 class Problem(NamedTuple):
-    """The log joint of any batch, its parts, the batches, and starts of local factors."""
+    """The blocks as they begin, the batches, and the proof of all rows."""
 
-    joint: LogJoint
-    parts: Split
+    structure: Structure
     source: Source
-    begin: list[Family]  # all blocks; of those in no row only their places count
+    proof: stochastic.RowsProof
     few: bool  # rows, so that compiling is most of the work
 
-    def at(self, rows: Rows) -> LogJoint:
-        """The log joint of a batch, its rows weighted."""
-        batch = as_batch(rows, random.key(0))
-        return self.joint._replace(args=batch.args, kwargs=batch.kwargs, weights=batch.weights)
+    def at(self, rows: Rows) -> Structure:
+        """The structure of a batch, its rows weighted."""
+        batch, joint = as_batch(rows, random.key(0)), self.structure.joint
+        joint = joint._replace(args=batch.args, kwargs=batch.kwargs, weights=batch.weights)
+        return self.structure._replace(joint=joint)
 
     def with_rows(self, q: list[Family], num: int | None = None) -> list[Family]:
         """q with a start of the local factors of `num` rows (`None`: as many as the first's)."""
+        begin = self.structure.blocks
         local = {
-            j: self.begin[j] if num is None else of_rows(self.begin[j], axis, num)
-            for j, axis in self.parts.local
+            j: begin[j] if num is None else stochastic.of_rows(begin[j], axis, num)
+            for j, axis in self.structure.local
         }
-        return [local.get(j, q[j]) for j in range(len(q))]
+        return stochastic.with_blocks(q, local)
 
-    def require_conjugate(self, proof: RowsProof, rows: Rows, q: list[Family]) -> None:
+    def require_conjugate(self, rows: Rows, q: list[Family]) -> None:
         """As `RowsProof.require`, of a batch and q with its rows' factors."""
-        batch = as_batch(rows, random.key(0))
-        start = self.with_rows(self.begin, len(rows.weights))
-        proof.require(batch.args, batch.kwargs, start, q)
+        start = self.with_rows(self.structure.blocks, len(rows.weights))
+        self.proof.require(self.at(rows).joint, start, q)
 
     def compiled(self, function: Any) -> Callable:
-        """As it is worth."""
         return function if self.few else function.full
+
+    @property
+    def once(self) -> bool:
+        """Whether batches can be read but once."""
+        return isinstance(self.source, StreamSource) and not self.source.stream.restarts
 
 
 class Reached(NamedTuple):
@@ -100,60 +100,62 @@ class Reached(NamedTuple):
     cause: Exception | None = None  # raised inside the stream
 
 
-def run(
-    problem: Problem,
-    q: list[Family],
-    rate: Callable[[int], float],
-    max_steps: int,
-    checkpoints: Checkpoints | None,
-    progress: bool,
-    proof: RowsProof,
-) -> tuple[list[Family], np.ndarray, Result, dict]:
-    """(q, the bounds, how it ended, what was wrong with a batch) from q, or from the newest
-    checkpoint. Batches that are read but once are held to `proof` as they come.
-    """
-    shared = problem.parts.shared(q)
-    reached = Reached(q, np.zeros(0))
-    if checkpoints is not None:
-        kept, bounds = checkpoints.restore([q[j] for j in shared])
-        reached = Reached(_with(q, shared, kept), bounds)
-    stages = _stages(problem, reached, rate, max_steps, checkpoints, proof)
-    reached, _ = interruptible(stages, "MeanField", max_steps, progress)
-    if checkpoints is not None:
-        checkpoints.save([reached.q[j] for j in shared], reached.bounds, len(reached.bounds), True)
-    result = reached.result or Result.completed
-    wrong = {"bad_batch": reached.message, "stream_error": reached.cause}
-    return reached.q, reached.bounds, result, wrong
+class Run(NamedTuple):
+    """Steps of `method`, a `MeanField`; with checkpoints nothing is lost."""
+
+    problem: Problem
+    method: Any
+    checkpoints: Checkpoints | None
+
+    def from_start(self, q: list[Family], progress: bool) -> Reached:
+        """From q, or from the newest checkpoint. Batches that are read but once are held to the
+        proof as they come.
+        """
+        reached, shared = Reached(q, np.zeros(0)), self.problem.structure.shared()
+        if self.checkpoints is not None:
+            kept, bounds = self.checkpoints.restore([q[j] for j in shared])
+            reached = Reached(
+                stochastic.with_blocks(q, dict(zip(shared, kept, strict=True))), bounds
+            )
+        stages = self._stages(reached)
+        reached, _ = interruptible(stages, "MeanField", self.method.max_steps, progress)
+        self._save(reached, True)
+        return reached
+
+    def _save(self, reached: Reached, last: bool = False) -> None:
+        if self.checkpoints is not None:
+            kept = [reached.q[j] for j in self.problem.structure.shared()]
+            self.checkpoints.save(kept, reached.bounds, len(reached.bounds), last)
+
+    def _stages(self, reached: Reached) -> Iterator[Stage[Reached]]:
+        """One step after another, up to a batch that cannot be used."""
+        done, most = len(reached.bounds), self.method.max_steps
+        yield Stage(reached, done, "compiling", keep=done > 0)
+        for rows in islice(_batches(self.problem.source, done), most - done):
+            if not isinstance(rows, Rows):
+                yield Stage(reached._replace(**rows), len(reached.bounds))
+                return
+            if self.problem.once:
+                self.problem.require_conjugate(rows, self.problem.with_rows(reached.q))
+            reached = self._advanced(reached, rows)
+            yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1:].sum():.2f}")
+            if reached.result is not None:
+                return
+            self._save(reached)
+        if len(reached.bounds) < most:
+            yield Stage(reached._replace(result=Result.stream_ended), len(reached.bounds))
+
+    def _advanced(self, reached: Reached, rows: Rows) -> Reached:
+        problem, done = self.problem, len(reached.bounds)
+        q, rate = problem.with_rows(reached.q), jnp.asarray(self.method.rate(done))
+        q, value = problem.compiled(_step)(problem.at(rows), q, rate)
+        if not np.isfinite(value):  # what was reached before is kept
+            told = f"the bound is {float(value)} at step {done}"
+            return reached._replace(result=Result.nonfinite, message=told)
+        return Reached(q, np.append(reached.bounds, float(value)))
 
 
-def _with(q: list[Family], which: list[int], values: list[Family]) -> list[Family]:
-    new = dict(zip(which, values, strict=True))
-    return [new.get(j, q[j]) for j in range(len(q))]
-
-
-def _stages(problem: Problem, reached: Reached, rate, max_steps: int, checkpoints, proof):
-    """One step after another, up to a batch that cannot be used."""
-    shared, done = problem.parts.shared(reached.q), len(reached.bounds)
-    yield Stage(reached, done, "compiling", keep=done > 0)
-    for rows in islice(_batches(problem.source, done), max_steps - done):
-        if not isinstance(rows, Rows):
-            result, message, cause = rows
-            ended = reached._replace(result=result, message=message, cause=cause)
-            yield Stage(ended, len(reached.bounds))
-            return
-        if isinstance(problem.source, StreamSource) and not problem.source.stream.restarts:
-            problem.require_conjugate(proof, rows, problem.with_rows(reached.q))
-        reached = _advanced(problem, reached, rows, rate(len(reached.bounds)))
-        yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1:].sum():.2f}")
-        if reached.result is not None:
-            return
-        if checkpoints is not None:
-            checkpoints.save([reached.q[j] for j in shared], reached.bounds, len(reached.bounds))
-    if len(reached.bounds) < max_steps:
-        yield Stage(reached._replace(result=Result.stream_ended), len(reached.bounds))
-
-
-def _batches(source: Source, done: int) -> Iterator[Rows | tuple]:
+def _batches(source: Source, done: int) -> Iterator[Rows | dict]:
     """Batches from a step on; in place of one that cannot be used, how the run ends and why: hours
     of work do not end with somebody's file.
     """
@@ -163,37 +165,33 @@ def _batches(source: Source, done: int) -> Iterator[Rows | tuple]:
             rows = next(batches, None)
         except Exception as error:
             told = f"batch {done} (counted from 0): {type(error).__name__}: {error}"
-            yield Result.stream_ended, told, error
+            yield {"result": Result.stream_ended, "message": told, "cause": error}
             return
         if rows is None:
             return
         if not source.checked and not is_finite(rows):
-            yield Result.nonfinite, where_not_finite(rows, done, source), None
+            where = where_not_finite(rows, done, source)
+            yield {"result": Result.nonfinite, "message": where}
             return
         yield rows
         done += 1
 
 
-def _advanced(problem: Problem, reached: Reached, rows: Rows, rate: float) -> Reached:
-    q, value = problem.compiled(_step)(
-        problem.at(rows), problem.parts, problem.with_rows(reached.q), jnp.asarray(rate)
-    )
-    if not np.isfinite(value):  # what was reached before is kept
-        told = f"the bound is {float(value)} at step {len(reached.bounds)}"
-        return reached._replace(result=Result.nonfinite, message=told)
-    return Reached(q, np.append(reached.bounds, float(value)))
+_step, _shared = quick_jit(stochastic.step), quick_jit(stochastic.shared_step)
+_rest = quick_jit(stochastic.shared_bound)
 
 
 @quick_jit
-def _step(joint: LogJoint, parts: Split, q: list[Family], rate):
-    return step(joint, parts, q, rate)
+def _rows(structure: Structure, q: list[Family]):
+    q = stochastic.at_local_optimum(structure, q)
+    return q, stochastic.rows_bound(structure, q)
 
 
 _MOST_DRAWN = 2 * 10**8  # numbers that draws of the rows' latents may hold
 
 
-def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
-    """The fit by `method`, a `MeanField`; `NotPointwiseError` if rows depend on each other."""
+def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Found:
+    """By `method`, a `MeanField`; `NotPointwiseError` if rows depend on each other."""
     if method.restarts > 1:
         raise DataError(
             f"MeanField(restarts={method.restarts}) climbs from several starts on all data; with "
@@ -209,33 +207,32 @@ def fit_by_steps(method: Any, model, rng_key, args, kwargs, progress) -> Fit:
     require_no_subsampling(trace, "MeanField()")
     joint = log_joint_of(model, trace, batch.args, batch.kwargs, others=True)
     _require_shared(method, trace)
-    structure = find_structure(joint, trace, method.factors, method.bounds)
-    joint, parts = split(structure, trace)
-    few = (source.batch_size or 0) <= FEW_DATA
-    problem = Problem(joint, parts, source, structure.blocks, few)
+    found = find_structure(joint, trace, method.factors, method.bounds)
+    structure = stochastic.split(found, trace)
     model.reading.require_apart("MeanField(batch_size=None)")
-    _require_room(method, problem)
+    _require_room(method, structure, source)
+    proof, few = stochastic.RowsProof(structure, source.axes), (source.batch_size or 0) <= FEW_DATA
+    problem = Problem(structure, source, proof, few)
     is_stream = isinstance(source, StreamSource)
     args, kwargs = (batch.args, batch.kwargs) if is_stream else (args, kwargs)
     checkpoints = method.checkpoint and Checkpoints(
         method.checkpoint, identity(method, model, (args, kwargs), source.num_data, rng_key)
     )
-    proof = RowsProof(structure, problem.begin, source.axes)
     q = start_of(method.init, structure, trace, keys[1])
     # Blocks in no row are at their maximum given how the first batch's rows begin: labels of a
     # start would be lost else.
-    q = _shared(problem.at(first), problem.parts, q)
-    q, bounds, result, wrong = run(
-        problem, q, method.rate, method.max_steps, checkpoints, progress, proof
-    )
-    summed = partial(over_all_data, problem, first, q, proof)
+    q = _shared(problem.at(first), q, 1.0)
+    reached = Run(problem, method, checkpoints).from_start(q, progress)
+    summed = partial(over_all_data, problem, first, reached.q)
     # without factors in rows, q is whole before the sum
-    q, (value, spread) = summed() if parts.local else unless_stopped(summed, (q, (None, None)))[0]
+    unsummed = reached.q, (None, None)
+    q, (value, spread) = summed() if structure.local else unless_stopped(summed, unsummed)[0]
+    wrong = {"bad_batch": reached.message, "stream_error": reached.cause}
     wrong |= {"checkpoint_error": checkpoints and checkpoints.error, "log_evidence_se": spread}
-    stats = _stats(problem, bounds, wrong)
+    result, stats = reached.result or Result.completed, _stats(problem, reached.bounds, wrong)
     if value is not None and not np.isfinite(value):
         result, stats = Result.nonfinite, stats | caution_of(q)
-    return fit_of(method, model, args, kwargs, trace, keys[0], q, value, (result, stats))
+    return Found(model, args, kwargs, trace, keys[0], q, value, result, stats)
 
 
 def _stats(problem: Problem, bounds, wrong: dict) -> dict:
@@ -245,7 +242,7 @@ def _stats(problem: Problem, bounds, wrong: dict) -> dict:
         "steps": len(bounds),
         "batch_size": int(problem.source.batch_size or 0),
         "num_data": problem.source.num_data,
-        "local_bounds": list(problem.joint.bounded),
+        "local_bounds": list(problem.structure.joint.bounded),
         **{k: v for k, v in wrong.items() if v is not None},
         **(problem.source.kept if isinstance(problem.source, StreamSource) else {}),
     }
@@ -260,11 +257,9 @@ def _require_shared(method: Any, trace: dict) -> None:
         )
 
 
-def _require_room(method: Any, problem: Problem) -> None:
+def _require_room(method: Any, structure: Structure, source: Source) -> None:
     """Draws of what stands one a datum are kept for all rows of arrays."""
-    if isinstance(problem.source, StreamSource):
-        return
-    rows = len(problem.parts.local) * problem.source.num_data
+    rows = 0 if isinstance(source, StreamSource) else len(structure.local) * source.num_data
     if rows * method.num_draws > _MOST_DRAWN:
         raise DataError(
             f"MeanField(num_draws={method.num_draws}) would keep that many draws of {rows} latents "
@@ -273,54 +268,35 @@ def _require_room(method: Any, problem: Problem) -> None:
         )
 
 
-@quick_jit
-def _shared(joint: LogJoint, parts: Split, q: list[Family]) -> list[Family]:
-    return shared_step(joint, parts, q, 1.0)
-
-
-@quick_jit
-def _rows(joint: LogJoint, parts: Split, q: list[Family]):
-    q = at_local_optimum(joint, parts, q)
-    return q, rows_bound(joint, parts, q)
-
-
-_rest = quick_jit(shared_bound)
-
-
 def over_all_data(
-    problem: Problem, first: Rows, q: list[Family], proof: RowsProof
+    problem: Problem, first: Rows, q: list[Family]
 ) -> tuple[list[Family], tuple[float | None, float | None]]:
     """(q with the rows' own factors, of all rows or of a stream's first batch; the bound over all
     data and its standard error, nats, `None` for a stream that cannot be read again).
-    `NotConjugateError` where rows are not what `proof` has of the first batch.
+    `NotConjugateError` where rows are not what the proof has of the first batch.
     """
     source, found, at_once = problem.source, [], problem.compiled(_rows)
 
     def sum_of(sweep: Iterable[Rows]) -> np.ndarray:
-        values = [float(_rest(problem.at(first), problem.parts, q))]
+        values = [float(_rest(problem.at(first), q))]
         for rows in sweep:
             rows = source.unpadded(rows) if isinstance(source, StreamSource) else rows
             begin = problem.with_rows(q, len(rows.weights))
-            here, value = at_once(problem.at(rows), problem.parts, begin)
+            here, value = at_once(problem.at(rows), begin)
             if np.isfinite(value):
-                problem.require_conjugate(proof, rows, here)
+                problem.require_conjugate(rows, here)
             values.append(float(value))
             keep = isinstance(source, ArraySource) or not found
             found.extend([here] if keep else [])
         return np.array(values)
 
     if isinstance(source, ArraySource):
-        bound = mean_and_error([sum_of(_all_rows(source))])
+        bound = mean_and_error([sum_of(source.sweep(source.batch_size))])
     else:
-        if not source.stream.restarts:
+        if problem.once:
             sum_of([first])
         bound = over_passes(source, False, sum_of)
-    locals_ = {j: joined([h[j] for h in found], axis) for j, axis in problem.parts.local}
-    return [locals_.get(j, q[j]) for j in range(len(q))], bound
-
-
-def _all_rows(source: ArraySource) -> Iterator[Rows]:
-    """All rows once, each with weight one."""
-    for i in range(0, source.num_data, source.batch_size):
-        rows = np.arange(i, min(i + source.batch_size, source.num_data))
-        yield source.rows(rows, np.ones(len(rows)))
+    num = source.num_data if isinstance(source, ArraySource) else None  # behind them: padding
+    local = problem.structure.local
+    whole = {j: stochastic.joined([h[j] for h in found], axis, num) for j, axis in local}
+    return stochastic.with_blocks(q, whole), bound

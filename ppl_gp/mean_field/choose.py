@@ -14,7 +14,8 @@ from ppl_gp.mean_field.discrete import Dirichlet, discrete
 from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.gaussian import gaussian
 from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
-from ppl_gp.mean_field.positive import gamma, wishart
+from ppl_gp.mean_field.positive import Gamma, Wishart
+from ppl_gp.numerics.roots import inverse
 
 Make = Callable[[str, dict], Family]
 _OWN: list[tuple[Callable[[Any], bool], Make]] = []
@@ -28,8 +29,8 @@ def register_family(fits: Callable[[Any], bool], make: Make) -> None:
 
 
 def single(name: str, site: dict) -> Family:
-    """The family of one site, q about where the trace is; `ModelError` where no family has its
-    support.
+    """The family of one site, q about where the trace is, of a gamma with shape one, of a Wishart
+    with D + 1 degrees of freedom; `ModelError` where no family has its support.
     """
     fn: Any = unwrap(site["fn"])
     support = fn.support
@@ -43,9 +44,9 @@ def single(name: str, site: dict) -> Family:
     if inner in (constraints.real, constraints.real_vector, constraints.real_matrix):
         return gaussian_of([name], {name: site}, len(site["fn"].batch_shape))
     if inner == constraints.positive:
-        inverted = isinstance(fn, dist.InverseGamma)
-        mean = _middle(site)
-        return gamma((name,), shape, 1.0 / mean if inverted else mean, inverted)
+        inverted, middle = isinstance(fn, dist.InverseGamma), _middle(site)
+        rate = middle if inverted else 1.0 / middle
+        return Gamma((name,), shape, inverted, jnp.ones_like(rate), rate)
     if inner == constraints.unit_interval:
         return Dirichlet((name,), shape, True, jnp.ones((*shape, 2)))
     if inner == constraints.simplex:
@@ -54,7 +55,9 @@ def single(name: str, site: dict) -> Family:
         inverted = isinstance(fn, dist.InverseWishart)
         value = jnp.asarray(site["value"])
         mean = jnp.linalg.inv(value) if inverted else _mean_or(fn, value)
-        return wishart((name,), shape[:-2], jnp.broadcast_to(mean, shape), inverted)
+        df = jnp.full(shape[:-2], shape[-1] + 1.0, value.dtype)
+        rate = df[..., None, None] * inverse(jnp.broadcast_to(mean, shape))
+        return Wishart((name,), shape[:-2], inverted, df, rate)
     raise ModelError(
         f"MeanField() has no family for site '{name}' ({type(fn).__name__} on {support}): it has "
         "Gaussian, gamma, inverse gamma, beta, Dirichlet, Wishart, inverse Wishart and discrete "
@@ -126,27 +129,17 @@ def _variance(site: dict, like):
 
 def paired(mean: str, precision: str, trace: dict) -> Family | None:
     """A mean and its precision as one block, where their shapes fit; `None` where they do not."""
-    m, w = trace[mean], trace[precision]
-    whole, support = tuple(m["fn"].shape()), unwrap(w["fn"]).support
-    shape = tuple(w["fn"].shape())
-    value = jnp.asarray(m["value"], jnp.result_type(float))
-    if support == constraints.positive_definite and not isinstance(
-        unwrap(w["fn"]), dist.InverseWishart
-    ):
-        batch, D = shape[:-2], shape[-1]
-        if whole != (*batch, D):
+    q: Any = single(precision, trace[precision])
+    if not isinstance(q, Gamma | Wishart) or q.inverted:
+        return None
+    sites, batch, shape = (mean, precision), q.batch, tuple(trace[mean]["fn"].shape())
+    value = jnp.asarray(trace[mean]["value"], jnp.result_type(float))
+    if isinstance(q, Wishart):
+        if shape != (*batch, q.size):
             return None
-        q: Any = single(precision, w)
-        ones = jnp.ones(batch)
-        return NormalWishart((mean, precision), batch, q.df, q.rate, ones, value)
-    if _elementwise(support) == constraints.positive and not isinstance(
-        unwrap(w["fn"]), dist.InverseGamma
-    ):
-        if whole[: len(shape)] != shape:
-            return None
-        q = single(precision, w)
-        flat = value.reshape(*shape, -1)
-        P = jnp.broadcast_to(jnp.eye(flat.shape[-1]), (*shape, flat.shape[-1], flat.shape[-1]))
-        tail = whole[len(shape) :]
-        return NormalGamma((mean, precision), shape, tail, q.shape, q.rate, flat, P)
-    return None
+        return NormalWishart(sites, batch, q.df, q.rate, jnp.ones(batch), value)
+    if shape[: len(batch)] != batch:
+        return None
+    flat, tail = value.reshape(*batch, -1), shape[len(batch) :]
+    P = jnp.broadcast_to(jnp.eye(flat.shape[-1]), (*flat.shape, flat.shape[-1]))
+    return NormalGamma(sites, batch, tail, q.shape, q.rate, flat, P)

@@ -25,73 +25,65 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import decides, num_entries
 from ppl_gp.reading.label_rules import is_entry_by_entry
 
-_SPREADS = (0.3, 1.0, 3.0, 6.0)
-_SCALES = (1e-3, 1.0, 1e2, 1e4, 1e6)  # of a Gaussian: a clip far out is seen
-_NEAR = (0.03, 0.1, 0.3, 1.0)  # about a fitted q, and of a Gaussian its standard deviations:
-_NEAR_SCALES = (0.5, 1.0, 1.0, 1.0, 2.0)
-_SURROUNDINGS, _NEARBY = 3, 4
-_TOLERANCE = 1e-8  # of the largest contribution: false conjugacy is an error of order one
-_NEAR_TOLERANCE = 1e-5  # where contributions are small, and rounding is not
+# Anywhere, and about a fitted q: how far values lie apart, of a Gaussian in its standard deviations
+# (a clip far out is seen); and what is tolerated of the largest contribution, where false conjugacy
+# is an error of order one, and about q, where contributions are small, and rounding is not.
+_SPREADS = (0.3, 1.0, 3.0, 6.0), (0.03, 0.1, 0.3, 1.0)
+_SCALES = (1e-3, 1.0, 1e2, 1e4, 1e6), (0.5, 1.0, 1.0, 1.0, 2.0)
+_TOLERANCE, _SURROUNDINGS = (1e-8, 1e-5), (3, 4)
 # values where a density decides, and the evaluations of entries that they may take
 _MANY, _FEWEST, _WORK = 2000, 100, 10**8
 _AT_ONCE = 20
 
 
-def conjugate_terms(
-    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list[Family], seed: int = 0
-) -> np.ndarray:
-    """(terms,): whether each is affine in the statistics of `family`, the other sites anywhere in
-    the supports of `all_sites`.
+def not_affine(
+    joint: LogJoint,
+    names: tuple[str, ...],
+    family: Family,
+    all_sites: list[Family],
+    near: bool = False,
+) -> list[str]:
+    """Terms among `names` that are not affine in the statistics of `family`, the other sites
+    anywhere in the supports of `all_sites`; `near`: about a fitted q, where an error would count,
+    with what is compiled already.
 
     Some twenty gradients of the terms, and values of those that decide; O(d T^2) an element for T
     statistics of d values.
     """
-    return _checked(joint, names, family, all_sites, seed, False)
-
-
-def conjugate_nearby(
-    joint: LogJoint, names: tuple[str, ...], family: Family, all_sites: list[Family]
-) -> np.ndarray:
-    """The same about a fitted q, where an error would count: with what is compiled already."""
-    return _checked(joint, names, family, all_sites, 1, True)
-
-
-def conjugate_again(
-    joint: LogJoint,
-    names: tuple[str, ...],
-    families: tuple[Family, Family],
-    all_sites: tuple[list[Family], list[Family]],
-    seed: int,
-    many: int,
-) -> np.ndarray:
-    """The same of other rows than those of the proof, in one surrounding anywhere, by the first of
-    each pair, and one about a fitted q; `many`: `num_values`.
-    """
-    keys = random.split(random.key(seed))
-    found = [
-        _looked_at(joint, names, f, sites, k, near, many)
-        for f, sites, k, near in zip(families, all_sites, keys, (False, True), strict=True)
-    ]
-    return np.all(jax.device_get(found), 0)
-
-
-def _checked(joint: LogJoint, names, family: Family, all_sites, seed: int, near: bool):
     if not names:  # an improper prior that nothing is seen through
-        return np.ones(0, bool)
-    keys = random.split(random.key(seed), _NEARBY if near else _SURROUNDINGS)
+        return []
     many = num_values(joint, names, family, all_sites)
-    found = [_looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
-    return np.all(jax.device_get(found), 0)
+    keys = random.split(random.key(int(near)), _SURROUNDINGS[near])
+    found = [looked_at(joint, names, family, all_sites, k, near, many) for k in keys]
+    return failing(names, found)
 
 
-def _looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int):
-    """In one surrounding."""
-    gaussian = isinstance(family, Gaussian)
-    check = _gaussian if gaussian else _general
-    spreads = (_NEAR_SCALES if near else _SCALES) if gaussian else (_NEAR if near else _SPREADS)
-    tolerance = jnp.asarray(_NEAR_TOLERANCE if near else _TOLERANCE)
-    how, around = jnp.asarray(spreads), random_values(all_sites, key)
-    return check(joint, names, family, around, key, how, tolerance, many)
+def failing(names: tuple[str, ...], found: list) -> list[str]:
+    """The terms that were not affine in every surrounding, (terms,) each."""
+    passed = np.all(jax.device_get(found), 0)
+    return [k for k, ok in zip(names, passed, strict=True) if not ok]
+
+
+def looked_at(joint: LogJoint, names, family: Family, all_sites, key, near: bool, many: int):
+    """(terms,): whether they are affine in one surrounding; `many`: `num_values`."""
+    spreads = (_SCALES if isinstance(family, Gaussian) else _SPREADS)[near]
+    how = jnp.asarray(spreads), jnp.asarray(_TOLERANCE[near]), many
+    return _is_conjugate(joint, names, family, random_values(all_sites, key), key, *how)
+
+
+@quick_jit
+def _is_conjugate(
+    joint: LogJoint, names, family: Family, around: Values, key, spreads, tolerance, many
+):
+    def entries(own: Values):
+        return joint.entries(names, {**around, **own})
+
+    if isinstance(family, Gaussian):
+        return quadratic_in(entries, family, key, spreads, tolerance, many)
+    keys = random.split(random.fold_in(key, 2), len(spreads))
+    points = [family.at(family.free(k, s)) for k, s in zip(keys, spreads, strict=True)]
+    log_p = _evened(entries, points, key)
+    return affine_in(log_p, family, family.statistics, key, spreads, tolerance, many)
 
 
 def num_values(joint: LogJoint, names, family: Family, all_sites: list[Family]) -> int:
@@ -143,24 +135,13 @@ def _evened(entries, points: list[Values], key):
     return terms
 
 
-@quick_jit
-def _general(joint: LogJoint, names, family: Family, around: Values, key, spreads, tolerance, many):
-    def entries(own: Values):
-        return joint.entries(names, {**around, **own})
-
-    keys = random.split(random.fold_in(key, 2), len(_SPREADS))
-    points = [family.at(family.free(k, s)) for k, s in zip(keys, spreads, strict=True)]
-    log_p = _evened(entries, points, key)
-    return affine_in(log_p, family, family.statistics, key, spreads, tolerance, many)
-
-
 def affine_in(
     function,
     family: Family,
     statistics_of,
     key,
-    spreads=_SPREADS,
-    tolerance=_TOLERANCE,
+    spreads=_SPREADS[False],
+    tolerance=_TOLERANCE[False],
     many: int = 0,
 ):
     """(terms,): whether function(values of the family's sites), (terms,), is affine in
@@ -171,7 +152,7 @@ def affine_in(
     first = family.free(key_own, 0.0)
     T = statistics_of(first[0]).shape[0]
     num = 3 + -(-T // first.shape[1])  # equations: at least two more points than unknowns need
-    spread = jnp.asarray([spreads[i % len(_SPREADS)] for i in range(num)])
+    spread = jnp.resize(spreads, (num,))
     keys = random.split(key_own, num)
     theta = jax.vmap(family.free)(keys, spread)  # (points, E, d)
 
@@ -217,18 +198,13 @@ def _fits(values, slopes, statistics, jacobians, tolerance):
     return finite & jnp.all(explained) & jnp.all(level)
 
 
-@quick_jit
-def _gaussian(
-    joint: LogJoint, names, family: Gaussian, around: Values, key, scales, tolerance, many
-):
-    def entries(own: Values):
-        return joint.entries(names, {**around, **own})
-
-    return quadratic_in(entries, family, key, scales, tolerance, many)
-
-
 def quadratic_in(
-    entries, family: Gaussian, key, scales=_SCALES, tolerance=_TOLERANCE, many: int = 0
+    entries,
+    family: Gaussian,
+    key,
+    scales=_SCALES[False],
+    tolerance=_TOLERANCE[False],
+    many: int = 0,
 ):
     """(terms,): whether each of entries(values of the family's sites), a list of arrays, is
     quadratic, and its Hessian has no entry between two elements of the batch; along `many` further
@@ -272,7 +248,8 @@ def quadratic_in(
         bent = jnp.abs(g[0] - 3.0 * g[1] + 3.0 * g[2] - g[3])
         return bent <= tolerance * jnp.max(jnp.abs(g), 0)
 
-    scales, keys = jnp.asarray(scales), random.split(random.fold_in(key, 1), len(_SCALES))
+    keys = random.split(random.fold_in(key, 1), len(scales))
+    scales = jnp.asarray(scales)
     found = jnp.all(jax.vmap(at_scale)(scales, keys), 0)
     if many:
         keys = random.split(random.fold_in(key, 2), many)

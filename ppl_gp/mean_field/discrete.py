@@ -2,17 +2,20 @@
 Dirichlet, and beta as the Dirichlet of two.
 """
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax, random
 from jax.nn import log_softmax, logsumexp
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import digamma
 from jaxtyping import Array, Float
 from numpyro.distributions import constraints
+from numpyro.distributions.util import validate_sample
 
-from ppl_gp.mean_field.family import Family, Nodes, Values
+from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, lower
 
 LEAST = -1e300  # of log q and log p: nothing times it is nothing, as nothing times -inf is not
 
@@ -33,13 +36,11 @@ class CategoricalOver(dist.CategoricalProbs):
         return constraints.integer_interval(min(self.values), max(self.values))
 
     def sample(self, key, sample_shape=()):
-        """Of the values."""
         return jnp.asarray(self.values)[super().sample(key, sample_shape)]
 
+    @validate_sample
     def log_prob(self, value):
         """Of values; of what lies between them, -inf."""
-        if self._validate_args:
-            self._validate_sample(value)
         own = jnp.asarray(value)[..., None] == jnp.asarray(self.values)
         return jnp.max(jnp.where(own, self.logits, -jnp.inf), -1)
 
@@ -55,7 +56,6 @@ class CategoricalOver(dist.CategoricalProbs):
         return jnp.sum(self.probs * away**2, -1)
 
     def enumerate_support(self, expand=True):
-        """The values."""
         return jnp.asarray(self.values)[super().enumerate_support(expand)]
 
 
@@ -72,33 +72,23 @@ class Discrete(Family):
     log_probs: Float[Array, "*batch K"]
 
     def coordinates(self):
-        """Probabilities."""
         return jnp.exp(self.log_probs)
 
     def nodes(self, coordinates):
-        """K."""
         values = jnp.asarray(self.categories).reshape(-1, *(1 for _ in self.batch))
         every = jnp.broadcast_to(values, (len(self.categories), *self.batch))
         return Nodes({self.sites[0]: every}, jnp.moveaxis(coordinates, -1, 0))
 
     def natural(self, coordinates, gradient):
         """q_k in proportion to exp E[log p at k] (PRML 10.49)."""
-        log_probs = jax.nn.log_softmax(gradient)
-        return Discrete(self.sites, self.batch, self.categories, log_probs)
+        return self.at_eta(gradient)
 
     def eta(self):
         """log q, whose constant does not matter; a category that cannot be has a finite one."""
         return jnp.maximum(self.log_probs, LEAST)
 
     def at_eta(self, eta):
-        """Normalised."""
-        log_probs = jax.nn.log_softmax(eta)
-        return Discrete(self.sites, self.batch, self.categories, log_probs)
-
-    def entropy(self):
-        """- sum q log q."""
-        q = jnp.exp(self.log_probs)
-        return -jnp.sum(jnp.where(q > 0, q * jnp.where(q > 0, self.log_probs, 0.0), 0.0))
+        return Discrete(self.sites, self.batch, self.categories, log_softmax(eta))
 
     def distributions(self):
         """`Categorical`; over the site's own values where these do not count from zero."""
@@ -108,7 +98,6 @@ class Discrete(Family):
         return {self.sites[0]: own}
 
     def log_prob(self, values):
-        """Of labels among the categories."""
         own = values[self.sites[0]][..., None] == jnp.asarray(self.categories)
         return jnp.sum(jnp.where(own, self.log_probs, 0.0))
 
@@ -127,12 +116,10 @@ class Discrete(Family):
         return random.randint(key, shape, 0, len(self.categories)).astype(self.log_probs.dtype)
 
     def at(self, free):
-        """The site's values."""
         k = free.astype(int).reshape(self.batch)
         return {self.sites[0]: jnp.asarray(self.categories)[k]}
 
     def statistics(self, row):
-        """One-hot."""
         return jax.nn.one_hot(row[0], len(self.categories))
 
 
@@ -142,17 +129,18 @@ def discrete(sites, batch, categories, probs: Array) -> Discrete:
 
 
 _LARGEST = 200.0  # of a node's log probability: far from what float64 rounds to zero
-_STEPS = 60  # Newton steps from the right of a convex function: the last dozen change rounding
+_LEAST_OFF = 1e-30  # where rounding would leave nothing of it, or less
 
 
 class Dirichlet(Family):
     """p ~ Dirichlet(alpha) of each element, t = log p; K = 2 and the first alone: a beta.
 
     Nodes inside the simplex whose weighted logarithms are m = E[log p], which no single point of it
-    has: with u = -log K and m' = u + (m - u) / M, two points log p = m' +- h d - log sum exp(m' +-
-    h d), d fixed, h such that the two normalisers cancel, of weight M / 2 each, and the centre, of
-    weight 1 - M. M >= 1 keeps the logarithms of an empty component (E[log p] = -1000 for alpha =
-    0.001) where floating point has numbers. O(K) an element.
+    has: with u = -log K, m' = u + (m - u) / M and c = log sum exp m' <= 0, the point of logarithms
+    m' - c, of weight M; the two of logarithms +-h d - log sum exp(+-h d), d = (1, -1, 1, ...), that
+    are u + c on average, of weight M / 2 each; and the centre u, of weight 1 - 2 M. M >= 1 keeps
+    the logarithms of an empty component (E[log p] = -1000 for alpha = 0.001) where floating point
+    has numbers. O(K) an element.
     """
 
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -162,12 +150,10 @@ class Dirichlet(Family):
 
     @property
     def name(self) -> str:
-        """Of what it is."""
         return "Beta" if self.is_beta else "Dirichlet"
 
     @property
     def size(self) -> int:
-        """K."""
         return self.alpha.shape[-1]
 
     def coordinates(self):
@@ -175,31 +161,25 @@ class Dirichlet(Family):
         return digamma(self.alpha) - digamma(jnp.sum(self.alpha, -1, keepdims=True))
 
     def nodes(self, coordinates):
-        """Three; of one category, which is sure, one."""
-        if self.size == 1:
+        """Four; of one category, which is sure, one."""
+        if (K := self.size) == 1:
             return Nodes(self.of(jnp.exp(coordinates)[None]), jnp.ones(1))
-        centre = -jnp.log(jnp.asarray(float(self.size), coordinates.dtype))
-        far = jnp.max(jnp.abs(lax.stop_gradient(coordinates)))
-        M = jnp.maximum(1.0, far / _LARGEST)
+        centre = jnp.full_like(coordinates, -math.log(K))
+        M = jnp.maximum(1.0, jnp.max(jnp.abs(lax.stop_gradient(coordinates))) / _LARGEST)
         inner = centre + (coordinates - centre) / M
-        d = jnp.where(jnp.arange(self.size) % 2 == 0, 1.0, -1.0).astype(inner.dtype)
-        step = _step(inner, d)[..., None] * d
-        log_p = jnp.stack(
-            [log_softmax(inner + step), log_softmax(inner - step), jnp.full_like(inner, centre)]
-        )
-        return Nodes(self.of(jnp.exp(log_p)), jnp.stack([0.5 * M, 0.5 * M, 1.0 - M]))
+        # of n entries 1 and K - n entries -1 in d: sinh(h)^2 = K^2 (exp(-2 c) - 1) / (4 n (K - n))
+        n = (K + 1) // 2
+        off = jnp.maximum(-2.0 * logsumexp(inner, -1, keepdims=True), _LEAST_OFF)
+        h = jnp.arcsinh(0.5 * K * jnp.sqrt(jnp.expm1(off) / (n * (K - n))))
+        step = jnp.where(jnp.arange(K) % 2 == 0, h, -h)
+        log_p = jnp.stack([*map(log_softmax, (inner, step, -step)), centre])
+        return Nodes(self.of(jnp.exp(log_p)), jnp.stack([M, 0.5 * M, 0.5 * M, 1.0 - 2.0 * M]))
 
     def natural(self, coordinates, gradient):
         """log q = sum (alpha - 1) log p + const."""
-        return Dirichlet(self.sites, self.batch, self.is_beta, 1.0 + gradient)
-
-    def entropy(self):
-        """log B(alpha) - sum (alpha - 1) E[log p]."""
-        log_b = jnp.sum(gammaln(self.alpha), -1) - gammaln(jnp.sum(self.alpha, -1))
-        return jnp.sum(log_b - jnp.sum((self.alpha - 1.0) * self.coordinates(), -1))
+        return self.at_eta((1.0 + gradient,))
 
     def distributions(self):
-        """`Dirichlet` or `Beta`."""
         own: dist.Distribution = (
             dist.Beta(self.alpha[..., 0], self.alpha[..., 1])
             if self.is_beta
@@ -213,46 +193,44 @@ class Dirichlet(Family):
         return self.of(jnp.exp(log_softmax(w)))
 
     def free(self, key, spread):
-        """Logits."""
         return spread * random.normal(key, (self.alpha[..., 0].size, self.size), self.alpha.dtype)
 
     def at(self, free):
-        """The site's values."""
         return self.of(jax.nn.softmax(free).reshape(*self.batch, self.size))
 
     def statistics(self, row):
-        """log p."""
         return log_softmax(row)
 
     def expectations(self, coordinates):
-        """E[log p]."""
         return coordinates.reshape(-1, self.size)
+
+    def moment_rules(self):
+        """p, and of one element p p'."""
+        first = Rule(self, Dirichlet._probabilities, Dirichlet._mean)
+        alone = self.alpha.size == self.size
+        return (first, Rule(self, Dirichlet._products, Dirichlet._urn)) if alone else (first,)
+
+    def _probabilities(self, row):
+        return jnp.exp(log_softmax(row))
+
+    def _mean(self):
+        mean = self.alpha / jnp.sum(self.alpha, -1, keepdims=True)
+        return Nodes.equal(self.of(mean[None]))
+
+    def _products(self, row):
+        p = self._probabilities(row)
+        return lower(jnp.outer(p, p))
+
+    def _urn(self):
+        """E[p p'] = (A m m' + diag(m)) / (A + 1), A = sum alpha (as an urn of Polya): the mean, and
+        the corners.
+        """
+        alpha, K = self.alpha.reshape(-1), self.size
+        total = jnp.sum(alpha)
+        points = jnp.concatenate([alpha[None] / total, jnp.eye(K, dtype=alpha.dtype)])
+        weights = jnp.concatenate([total[None], alpha / total]) / (total + 1.0)
+        return Nodes(self.of(points.reshape(K + 1, *self.batch, K)), weights)
 
     def of(self, p) -> Values:
         """The site's values at probabilities p."""
         return {self.sites[0]: p[..., 0] if self.is_beta else p}
-
-
-def _step(m: Float[Array, "*batch K"], d: Float[Array, "K"]) -> Float[Array, "*batch"]:
-    """h > 0 with log sum exp(m + h d) + log sum exp(m - h d) = 0, where m is E[log p] of some p;
-    differentiable in m.
-    """
-
-    def excess(h, m):
-        up, down = m + h[..., None] * d, m - h[..., None] * d
-        slope = jnp.sum(d * (jax.nn.softmax(up) - jax.nn.softmax(down)), -1)
-        return logsumexp(up, -1) + logsumexp(down, -1), slope
-
-    fixed = lax.stop_gradient(m)
-    # the largest entry on either side of d alone is below the sum: the root lies to the left
-    right = -0.5 * (jnp.max(fixed[..., 0::2], -1) + jnp.max(fixed[..., 1::2], -1))
-
-    def newton(_, h):
-        value, slope = excess(h, fixed)
-        return jnp.where(slope > 0, h - value / slope, h)
-
-    h = lax.fori_loop(0, _STEPS, newton, jnp.maximum(right, 0.0))
-    _, slope = excess(h, fixed)
-    value, _ = excess(lax.stop_gradient(h), m)
-    # one more step, whose derivative by m is that of the root
-    return h - jnp.where(slope > 0, value / jnp.where(slope > 0, slope, 1.0), 0.0)

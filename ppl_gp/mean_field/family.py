@@ -8,10 +8,15 @@ exactly, so that a model's own functions are integrated by calling them. The nod
 that are the same for every element of a plate, so that all elements move together; of discrete
 sites the categories are the nodes, and the probabilities their weights. Differentiating that mean
 by the coordinates of q gives the message: the coefficients of t (Winn & Bishop 2005, eq. 23).
+
+A mean or a variance of what is computed from z is affine in other statistics than a log density: of
+a gamma w, 1 / w is the variance of N(0, 1 / w), and w and w^2 make that of a Poisson. These have
+nodes of their own, `Rule`.
 """
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,8 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array
-
-from ppl_gp.quick import quick_jit
 
 Values = dict[str, Array]
 
@@ -30,6 +33,31 @@ class Nodes(NamedTuple):
 
     values: Values
     weights: Array
+
+    @classmethod
+    def equal(cls, values: Values) -> "Nodes":
+        """Nodes of equal weights."""
+        first = next(iter(values.values()))
+        return cls(values, jnp.full(len(first), 1.0 / len(first), first.dtype))
+
+
+class Rule(eqx.Module):
+    """Statistics s of one element of q, `of(q, row)` at unconstrained coordinates (d,), and nodes
+    with their means E[s], `by(q)`: E_q[g(z)] = sum_p w_p g(z_p) for g affine in s, which has to be
+    proved of g (`conjugacy.affine_in`).
+    """
+
+    q: "Family"
+    of: Callable[..., Array] = eqx.field(static=True)
+    by: Callable[..., Nodes] = eqx.field(static=True)
+
+    def statistics(self, row) -> Array:
+        """s of one element."""
+        return self.of(self.q, row)
+
+    def nodes(self) -> Nodes:
+        """Nodes with the E[s] of q."""
+        return self.by(self.q)
 
 
 class Family(eqx.Module):
@@ -51,6 +79,10 @@ class Family(eqx.Module):
     def nodes(self, coordinates) -> Nodes:
         """Nodes of q with these coordinates, differentiable in them."""
 
+    def own_nodes(self) -> Nodes:
+        """Those of this q."""
+        return self.nodes(self.coordinates())
+
     @abstractmethod
     def natural(self, coordinates, gradient) -> "Family":
         """The q of natural parameters dE[log p] / dE[t], from the gradient by the coordinates: the
@@ -58,12 +90,13 @@ class Family(eqx.Module):
         """
 
     @abstractmethod
-    def entropy(self) -> Array:
-        """H[q], nats, of all elements."""
-
-    @abstractmethod
     def distributions(self) -> dict[str, dist.Distribution]:
         """{site: its marginal under q}, of the site's own shape."""
+
+    def entropy(self) -> Array:
+        """H[q], nats, of all elements: that of the one site's distribution."""
+        (q,) = self.distributions().values()
+        return jnp.sum(q.entropy())
 
     def eta(self) -> Any:
         """An affine function of q's natural parameters that determines them, a tree of arrays: the
@@ -82,9 +115,10 @@ class Family(eqx.Module):
         ((site, q),) = self.distributions().items()
         return jnp.sum(q.log_prob(values[site]))
 
-    @abstractmethod
     def draw(self, key, num: int) -> Values:
-        """{site: (num, ...)}."""
+        """{site: (num, ...)}: of the one site's distribution."""
+        ((site, q),) = self.distributions().items()
+        return {site: jnp.asarray(q.sample(key, (num,)))}
 
     @abstractmethod
     def free(self, key, spread) -> Array:
@@ -106,15 +140,21 @@ class Family(eqx.Module):
         """
         return None
 
-    def random_values(self, key, spread=1.0) -> Values:
+    def random_values(self, key) -> Values:
         """Values far apart, anywhere in the support."""
-        return self.at(self.free(key, spread))
+        return self.at(self.free(key, 1.0))
 
+    def moment_rules(self) -> tuple[Rule, ...]:
+        """Rules for means and variances, to be tried in turn; none where the moments do not exist,
+        or where a family has none. Reads values: not under `jit`.
+        """
+        return ()
 
-@quick_jit
-def moments(q: Family) -> Array | None:
-    """E[t] of each element, (E, T), where there is a closed form."""
-    return q.expectations(q.coordinates())
+    def lacks_variances(self) -> bool:
+        """Whether E[1 / w], or E[W^-1], of a precision is infinite: a Student-t of at most two
+        degrees of freedom has no variance. Reads values: not under `jit`.
+        """
+        return False
 
 
 def blend(old: Family, new: Family, rate) -> Family:

@@ -1,5 +1,4 @@
-"""Which terms are taken by coefficients that are solved for once, in place of nodes; and terms of
-labelled rows by sufficient statistics of the rows.
+"""Which terms are taken by coefficients that are solved for once, in place of nodes.
 
 Where row n has a label k and its density sees one other block, log p(x_n | z_n = k) is affine in
 the block's statistics t, and for observations of an exponential family in few functions v of the
@@ -11,6 +10,9 @@ C is solved for once, from the term itself at random values of the block and at 
 and is taken where it gives back the term of every row and label at other values. The mean under q
 is then two products of matrices, N V K multiplications, whatever the nodes; a mixture of normals of
 D columns has V = (D + 1) (D + 2) / 2.
+
+A term with an entry for each element of one block (the prior of a plate, as a rule) is the same
+with one row, v = 1, whose entries are the labels: log p_k(z) = C_k (1, t_k(z)), all of them summed.
 """
 
 import math
@@ -24,10 +26,10 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.mean_field.expected import Term
-from ppl_gp.mean_field.family import Family, moments
+from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.log_joint import LogJoint
 from ppl_gp.mean_field.structure import Structure
+from ppl_gp.mean_field.sweep import Term
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.arguments import Leaves
 
@@ -42,11 +44,11 @@ def with_forms(structure: Structure, trace: dict) -> Structure:
     """The structure, its terms with the forms that they have, where nodes would take long."""
     joint, blocks = structure.joint, structure.blocks
     local = {k for k in joint.latents if trace[k]["data_axis"] is not None}
-    alone: dict[str, Elementwise] = {}
+    alone: dict[str, Form] = {}
     for j, q in enumerate(blocks):
         if not local.isdisjoint(q.sites):
             continue
-        own = [t for t in structure.terms if t.blocks == (j,) and not t.bounded]
+        own = [t for t in structure.terms if t.blocks == (j,) and t.site not in joint.bounded]
         names = tuple(t.site for t in own if entries_of(joint, t.site) == q.batch != ())
         if names and _num_nodes(q) * math.prod(q.batch) >= _FEW:
             alone |= elementwise(joint, names, q)
@@ -56,7 +58,8 @@ def with_forms(structure: Structure, trace: dict) -> Structure:
             return term._replace(form=alone[term.site])
         pair = _pair([blocks[j] for j in term.blocks], local)
         axis = trace[term.site]["data_axis"]
-        if pair is None or term.bounded or axis is None or axis >= 0 or not worth(*pair):
+        rows = axis is not None and axis < 0 and term.site not in joint.bounded
+        if pair is None or not rows or not worth(*pair):
             return term
         return term._replace(form=sufficient(joint, term.site, axis, *pair))
 
@@ -78,11 +81,15 @@ def worth(labels: Discrete, q: Family) -> bool:
 
 
 def _num_nodes(q: Family) -> int:
-    nodes: Any = jax.eval_shape(lambda: q.nodes(q.coordinates()).weights)
-    return nodes.shape[0]
+    return jax.eval_shape(q.own_nodes).weights.shape[0]
 
 
-class Sufficient(eqx.Module):
+def _moments(q: Family) -> Any:
+    """The shape of E[t] of each element, (E, T); `None` where there is no closed form."""
+    return jax.eval_shape(lambda: q.expectations(q.coordinates()))
+
+
+class Form(eqx.Module):
     """E_q[sum_n log p(x_n | z_n)] of one term: `rows` v, `table` C. `by_label`: whether label k
     sees the elements at k of the block alone.
     """
@@ -91,8 +98,8 @@ class Sufficient(eqx.Module):
     rows: Float[Array, "N V"]
     table: Float[Array, "K V T"]
 
-    def mean(self, probs: Float[Array, "N K"], statistics: Float[Array, "E S"]) -> Array:
-        """Given E[t] of each element, nats."""
+    def mean(self, probs: Float[Array, "N K"] | float, statistics: Float[Array, "E S"]) -> Array:
+        """Given E[t] of each element, nats; `probs` 1 of a term without labels."""
         t = _with_one(self.by_label, len(self.table), statistics)
         by_label = jnp.einsum("kvt,kt->vk", self.table, t)
         return jnp.sum(probs * (self.rows @ by_label))
@@ -108,14 +115,26 @@ def _with_one(by_label: bool, K: int, statistics):
     return jnp.concatenate([jnp.ones((K, 1), own.dtype), own], 1)
 
 
-def sufficient(
-    joint: LogJoint, name: str, axis: int, labels: Discrete, q: Family
-) -> Sufficient | None:
+def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str, Form]:
+    """{term: its form} of terms that see one block and have an entry for each of its elements;
+    those that have one. It is right at values beside those that it was solved for at.
+    """
+    statistics = _moments(q)
+    if statistics is None or statistics.shape[1] >= MOST:
+        return {}
+    num, one = statistics.shape[1] + 1 + MORE, np.ones((1, 1))
+    values, t = jax.device_get(_of_elements(joint, names, q, num + 2))
+    tables = {k: _table(values[k], t, one, num) for k in names}
+    forms = {k: (jnp.asarray(one), jnp.asarray(C)) for k, C in tables.items() if C is not None}
+    return {k: Form(True, *form) for k, form in forms.items()}
+
+
+def sufficient(joint: LogJoint, name: str, axis: int, labels: Discrete, q: Family) -> Form | None:
     """The form of a term that sees `labels`, one a row, and the block `q`; `None` where it has
     none. `axis`: of the rows in the term's batch shape, negative.
     """
     reading, K = getattr(joint.model, "reading", None), len(labels.categories)
-    statistics = moments(q)
+    statistics = _moments(q)
     if reading is None or not reading.grows or statistics is None:
         return None
     features = _features(joint, reading, labels.batch[0])
@@ -154,26 +173,29 @@ def _features(joint: LogJoint, reading, num: int) -> list[np.ndarray]:
 
 def _solved(
     joint: LogJoint, reading, what: tuple, size: int, features: list[np.ndarray]
-) -> Sufficient | None:
+) -> Form | None:
     """By the fewest functions of a row that explain some rows, if they then explain all."""
     num, most = features[-1].shape
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(num, min(num, 2 * most + MORE), replace=False))
-    values, t = jax.device_get(_probed(_at(joint, reading, rows), *what, size + 1 + MORE, 1))
-    tables = ((v, _table(values, t, v[rows])) for v in features)
+    points = size + 1 + MORE
+    values, t = jax.device_get(_of_labels(_at(joint, reading, rows), *what, points, 1))
+    tables = ((v, _table(values, t, v[rows], points)) for v in features)
     v, table = next(((v, C) for v, C in tables if C is not None), (None, None))
     if v is None or table is None:
         return None
-    values, t = jax.device_get(_probed(joint, *what, 2, 2))
+    values, t = jax.device_get(_of_labels(joint, *what, 2, 2))
     given = np.einsum("nv,kvt,pkt->pkn", v, table, t, optimize=True)
     scale = np.max(np.abs(values), (0, 1), keepdims=True)
     if not np.all(np.abs(given - values) <= RESIDUAL * (1.0 + scale)):
         return None
-    return Sufficient(what[-1], jnp.asarray(v), jnp.asarray(table))
+    return Form(what[-1], jnp.asarray(v), jnp.asarray(table))
 
 
-def _table(values, t, v) -> np.ndarray | None:
-    """C (K, V, T) of values (points, K, rows), t (points, K, T), v (rows, V) by least squares."""
+def _table(values, t, v, num: int) -> np.ndarray | None:
+    """C (K, V, T) of values (points, K, rows), t (points, K, T), v (rows, V) by least squares at
+    the first `num` points, where it is right at all of them.
+    """
     if not np.all(np.isfinite(values)):
         return None
     found = []
@@ -181,7 +203,7 @@ def _table(values, t, v) -> np.ndarray | None:
         S, y = t[:, k], values[:, k]
         scale = np.max(np.abs(S), 0)
         scale = np.where(scale > 0, scale, 1.0)
-        own = np.linalg.lstsq(S / scale, y, rcond=None)[0] / scale[:, None]  # (T, rows)
+        own = np.linalg.lstsq(S[:num] / scale, y[:num], rcond=None)[0] / scale[:, None]  # (T, rows)
         C = np.linalg.lstsq(v, own.T, rcond=None)[0]
         if not np.all(np.abs(S @ (v @ C).T - y) <= RESIDUAL * (1.0 + np.abs(y).max())):
             return None
@@ -198,12 +220,19 @@ def _at(joint: LogJoint, reading, rows: np.ndarray) -> LogJoint:
     return joint._replace(args=args, kwargs=kwargs)
 
 
-@quick_jit
-def _probed(joint: LogJoint, name, axis: int, labels: Discrete, q: Family, by_label, num, seed):
-    """(log p of every row at each label and random value, (num, K, rows); (1, t), (num, K, T))."""
+def _random(q: Family, by_label: bool, K: int, num: int, seed: int) -> tuple[Array, Array]:
+    """(`num` random values, (1, t) there, (num, K, T))."""
     keys = random.split(random.key(seed), num)
     free = jax.vmap(lambda key: q.free(key, SPREAD))(keys)
+    t = jax.vmap(jax.vmap(q.statistics))(free)  # (num, E, S)
+    return free, jax.vmap(lambda s: _with_one(by_label, K, s))(t)
+
+
+@quick_jit
+def _of_labels(joint: LogJoint, name, axis: int, labels: Discrete, q: Family, by_label, num, seed):
+    """(log p of every row at each label and random value, (num, K, rows); (1, t))."""
     site, K = labels.sites[0], len(labels.categories)
+    free, t = _random(q, by_label, K, num, seed)
 
     def term(entry):
         row, k = entry
@@ -211,66 +240,16 @@ def _probed(joint: LogJoint, name, axis: int, labels: Discrete, q: Family, by_la
         x = joint.term(name, {site: label, **q.at(row)})
         return jnp.sum(jnp.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]), 0)
 
-    which = jnp.asarray(labels.categories)
-    every = (jnp.repeat(free, K, 0), jnp.tile(which, num))
-    values = lax.map(term, every).reshape(num, K, -1)
-    t = jax.vmap(jax.vmap(q.statistics))(free)  # (num, E, S)
-    return values, jax.vmap(lambda s: _with_one(by_label, K, s))(t)
-
-
-class Elementwise(eqx.Module):
-    """E_q[sum_e log p_e] of a term with an entry for each element of one block: `table` of the
-    coefficients of (1, t_e).
-    """
-
-    table: Float[Array, "E T"]
-
-    def mean(self, statistics: Float[Array, "E S"]) -> Array:
-        """Given E[t] of each element, nats."""
-        return jnp.sum(self.table[:, 0]) + jnp.sum(self.table[:, 1:] * statistics)
-
-
-def elementwise(joint: LogJoint, names: tuple[str, ...], q: Family) -> dict[str, Elementwise]:
-    """{term: its form} of terms that see one block and have an entry for each of its elements
-    (priors of a plate as a rule); those that have one.
-
-    log p_e = c_e . (1, t_e), solved for at random values of the block and right at others.
-    """
-    statistics = moments(q)
-    if statistics is None or statistics.shape[1] >= MOST or isinstance(q, Discrete):
-        return {}
-    size = statistics.shape[1] + 1
-    values, t = jax.device_get(_probed_alone(joint, names, q, size + MORE + 2))
-    found = {}
-    for name in names:
-        tables = [_fit(t[:, e], values[name][:, e]) for e in range(len(statistics))]
-        proved = [c for c in tables if c is not None]
-        if len(proved) == len(tables):
-            found[name] = Elementwise(jnp.asarray(np.stack(proved)))
-    return found
-
-
-def _fit(t, y) -> np.ndarray | None:
-    """The coefficients of y (points,) in t (points, T), by all but two points, and right at all."""
-    if not np.all(np.isfinite(y)):
-        return None
-    scale = np.max(np.abs(t), 0)
-    scale = np.where(scale > 0, scale, 1.0)
-    c = np.linalg.lstsq(t[:-2] / scale, y[:-2], rcond=None)[0] / scale
-    return c if np.all(np.abs(t @ c - y) <= RESIDUAL * (1.0 + np.abs(y).max())) else None
+    every = (jnp.repeat(free, K, 0), jnp.tile(jnp.asarray(labels.categories), num))
+    return lax.map(term, every).reshape(num, K, -1), t
 
 
 @quick_jit
-def _probed_alone(joint: LogJoint, names: tuple[str, ...], q: Family, num: int):
-    """({term: (num, E)}, (1, t) (num, E, T)) at random values."""
-    keys = random.split(random.key(3), num)
-    free = jax.vmap(lambda key: q.free(key, SPREAD))(keys)
-
-    def terms(row):
-        return {k: joint.term(k, q.at(row)).reshape(-1) for k in names}
-
-    t = jax.vmap(jax.vmap(q.statistics))(free)
-    return lax.map(terms, free), jnp.concatenate([jnp.ones((*t.shape[:2], 1), t.dtype), t], 2)
+def _of_elements(joint: LogJoint, names: tuple[str, ...], q: Family, num: int):
+    """({term: (num, E, 1)}, (1, t)) at random values."""
+    free, t = _random(q, True, math.prod(q.batch), num, 3)
+    terms = lambda row: {k: joint.term(k, q.at(row)).reshape(-1, 1) for k in names}  # noqa: E731
+    return lax.map(terms, free), t
 
 
 def entries_of(joint: LogJoint, name: str) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Gaussian factors: one site's elements apart, or the values of one or more sites together."""
 
 import math
+from itertools import accumulate
 
 import equinox as eqx
 import jax
@@ -9,14 +10,7 @@ import numpyro.distributions as dist
 from jax import random
 from jaxtyping import Array, Float
 
-from ppl_gp.mean_field.family import (
-    Family,
-    Nodes,
-    Values,
-    by_element,
-    lower,
-    symmetric,
-)
+from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
 from ppl_gp.numerics.roots import inverse, log_det, root
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -37,20 +31,16 @@ class Gaussian(Family):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.linear.shape[-1]
 
     def coordinates(self):
-        """(m, covariance)."""
         covariance = inverse(self.precision)
         return jnp.einsum("...ij,...j->...i", covariance, self.linear), covariance
 
     def nodes(self, coordinates):
-        """2 D of them, of equal weights."""
         mean, covariance = coordinates
         columns = jnp.moveaxis(root(covariance), -1, 0) * math.sqrt(self.size)
-        z = jnp.concatenate([mean + columns, mean - columns])
-        return Nodes(self.apart(z), jnp.full(len(z), 1.0 / len(z), z.dtype))
+        return Nodes.equal(self.apart(jnp.concatenate([mean + columns, mean - columns])))
 
     def natural(self, coordinates, gradient):
         """P = -2 dL/dS, P m + dL/dm at the old m (Opper & Archambeau 2009, eq. 3, 4)."""
@@ -58,7 +48,7 @@ class Gaussian(Family):
         by_mean, by_covariance = gradient
         precision = -2.0 * symmetric(by_covariance)
         linear = by_mean + jnp.einsum("...ij,...j->...i", precision, mean)
-        return Gaussian(self.sites, self.batch, self.shapes, linear, precision)
+        return self.at_eta((linear, precision))
 
     def entropy(self):
         """(D (1 + log 2 pi) - log |P|) / 2."""
@@ -70,27 +60,23 @@ class Gaussian(Family):
         with one, else `GaussianArray`.
         """
         mean, covariance = self.coordinates()
-        found, start = {}, 0
-        for site, shape in zip(self.sites, self.shapes, strict=True):
-            part = slice(start, start + (size := math.prod(shape)))
-            start += size
+        found = {}
+        for site, shape, part in self._parts():
             m, S = mean[..., part], covariance[..., part, part]
             if shape == ():
                 found[site] = dist.Normal(m[..., 0], jnp.sqrt(S[..., 0, 0]))
-            else:
-                kind = dist.MultivariateNormal if len(shape) == 1 else GaussianArray.of(shape)
-                found[site] = kind(m, S)
+                continue
+            flat = dist.MultivariateNormal(m, S)
+            found[site] = flat if len(shape) == 1 else GaussianArray.of(flat, shape)
         return found
 
     def log_prob(self, values):
-        """Of all sites together."""
         mean, _ = self.coordinates()
         apart = self.together(values) - mean
         distance = jnp.einsum("...i,...ij,...j->...", apart, self.precision, apart)
         return 0.5 * jnp.sum(log_det(self.precision) - self.size * LOG_2PI - distance)
 
     def draw(self, key, num):
-        """By the root of the precision."""
         mean, covariance = self.coordinates()
         eps = random.normal(key, (num, *mean.shape), mean.dtype)
         return self.apart(mean + jnp.einsum("...ij,n...j->n...i", root(covariance), eps))
@@ -103,18 +89,20 @@ class Gaussian(Family):
         return z.reshape(-1, self.size)
 
     def at(self, free):
-        """The values themselves."""
         return self.apart(free.reshape(*self.batch, self.size))
 
     def statistics(self, row):
-        """(z, z z')."""
         return jnp.concatenate([row, jnp.outer(row, row)[jnp.tril_indices(len(row))]])
 
     def expectations(self, coordinates):
-        """(m, S + m m')."""
         mean, covariance = coordinates
         square = covariance + mean[..., :, None] * mean[..., None, :]
         return by_element(self.batch, mean, lower(square))
+
+    def moment_rules(self):
+        """(z, z z') of the elements apart, and of all values together."""
+        together = (self.whole(),) if self.batch and len(self.sites) == 1 else ()
+        return tuple(Rule(q, Gaussian.statistics, Family.own_nodes) for q in (self, *together))
 
     def whole(self) -> "Gaussian":
         """The same q of one site as one Gaussian of all elements' values. O((E D)^2) memory."""
@@ -126,13 +114,14 @@ class Gaussian(Family):
 
     def apart(self, z: Array) -> Values:
         """{site: value} of (..., batch, D)."""
-        found, start = {}, 0
         lead = z.shape[:-1]
-        for site, shape in zip(self.sites, self.shapes, strict=True):
-            size = math.prod(shape)
-            found[site] = z[..., start : start + size].reshape(*lead, *shape)
-            start += size
-        return found
+        return {k: z[..., part].reshape(*lead, *shape) for k, shape, part in self._parts()}
+
+    def _parts(self) -> list[tuple[str, tuple[int, ...], slice]]:
+        """(site, its shape, where its values stand among the D)."""
+        ends = [*accumulate(math.prod(shape) for shape in self.shapes)]
+        parts = map(slice, [0, *ends[:-1]], ends)
+        return list(zip(self.sites, self.shapes, parts, strict=True))
 
     def together(self, values: Values) -> Array:
         """(batch, D) of {site: value}."""
@@ -144,14 +133,9 @@ class GaussianArray(dist.TransformedDistribution):
     """A multivariate normal of the flattened values of an array with several axes, (K, D)."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...]):
-        """What makes one of a mean (..., K D) and a covariance (..., K D, K D)."""
-
-        def made(mean, covariance) -> "GaussianArray":
-            flat = dist.MultivariateNormal(mean, covariance)
-            return cls(flat, dist.transforms.ReshapeTransform(shape, (math.prod(shape),)))
-
-        return made
+    def of(cls, flat: dist.MultivariateNormal, shape: tuple[int, ...]) -> "GaussianArray":
+        """With the values of `flat`, (..., K D), in this shape."""
+        return cls(flat, dist.transforms.ReshapeTransform(shape, (math.prod(shape),)))
 
     @property
     def mean(self):

@@ -9,9 +9,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array
 from numpyro.distributions.distribution import validation_enabled
 
+from ppl_gp.errors import ModelError
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.mean_field.family import Values
-from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.roles import is_missing_part, is_observed, roles
 from ppl_gp.reading.tracing import bare_trace
 
 LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
@@ -45,7 +46,8 @@ class LogJoint(NamedTuple):
     def logistic(self, name: str, values: Values) -> "Logistic":
         """A bounded site's logits, rows by their weights."""
         form = logistic(self.trace(values)[name])
-        return form._replace(weight=self._weighed(name, form.weight))
+        y, total = (self._weighed(name, x) for x in (form.y, form.total))
+        return form._replace(y=y, total=total)
 
     def _weighed(self, name: str, x: Array) -> Array:
         axis = dict(self.axes).get(name)
@@ -63,10 +65,8 @@ class LogJoint(NamedTuple):
     def _probed(self, name: str, site: dict) -> Array:
         if name not in self.bounded:
             return _apart(site)
-        form = logistic(site)
-        return form.weight * (
-            (form.y - 0.5 * form.total) * form.eta - 0.1 * form.total * form.eta**2
-        )
+        eta, y, total = logistic(site)
+        return (y - 0.5 * total) * eta - 0.1 * total * eta**2
 
 
 def _apart(site: dict) -> Array:
@@ -99,12 +99,11 @@ def _inside(site: dict):
 
 
 class Logistic(NamedTuple):
-    """y eta - total log(1 + e^eta) of each logit, times its weight."""
+    """y eta - total log(1 + e^eta) of each logit, y and total times its weight."""
 
     eta: Array
     y: Array
     total: Array
-    weight: Array
 
 
 def logistic(site: dict) -> Logistic:
@@ -113,11 +112,47 @@ def logistic(site: dict) -> Logistic:
     weight = jnp.where(mask_of(site["fn"]), 1.0, 0.0)
     if site["scale"] is not None:
         weight = weight * site["scale"]
-    total = jnp.asarray(getattr(fn, "total_count", 1.0), fn.logits.dtype)
-    return Logistic(fn.logits, jnp.asarray(site["value"], fn.logits.dtype), total, weight)
+    y, total = site["value"], getattr(fn, "total_count", 1.0)
+    return Logistic(fn.logits, *(weight * jnp.asarray(x, fn.logits.dtype) for x in (y, total)))
 
 
 def is_logistic(site: dict) -> bool:
     """Whether the local bound of Jaakkola and Jordan is for it: scalar events, apart from masks."""
     fn = site["fn"]
     return is_observed(site) and type(unwrap(fn)) in LOGISTIC and not fn.event_shape
+
+
+def log_joint_of(model, trace: dict, args, kwargs, others: bool = False) -> LogJoint:
+    """Of all latents and observations of a trace. `ModelError` for params, mutable state, sites
+    without elements, and masks around labels; `others`: of rows that follow too, whose masks are
+    not known yet.
+    """
+    found = roles(trace)
+    if found.params:
+        raise ModelError(
+            f"site '{found.params[0]}' is a numpyro.param, which has no distribution: MeanField() "
+            "would leave it at its initial value. Declare it by numpyro.sample, with a prior."
+        )
+    if state := [k for k, s in trace.items() if s["type"] == "mutable"]:
+        raise ModelError(f"MeanField() cannot follow the state of numpyro.mutable sites {state}.")
+    latents = tuple(k for k in trace if k in (*found.hyper, *found.gps, *found.local_latents))
+    if not latents:
+        raise ModelError("MeanField(): nothing in the model is random but the observations.")
+    if masked := [k for k in latents if _is_masked_label(trace[k], others)]:
+        raise ModelError(
+            f"MeanField(): a mask stands around the labels {masked}; a label that is masked has no "
+            "prior, and each of its categories would count as one, log K nats of the bound a "
+            "label. Mask the observations alone: labels of rows without any sum to one."
+        )
+    if empty := [k for k in latents if 0 in trace[k]["fn"].shape()]:
+        raise ModelError(f"MeanField(): sites {empty} have no elements (a plate of size zero).")
+    terms = tuple(
+        k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
+    )
+    return LogJoint(model, args, kwargs, latents, terms)
+
+
+def _is_masked_label(site: dict, others: bool) -> bool:
+    mask = mask_of(site["fn"])
+    masked = not bool(jnp.all(mask)) or (others and mask.ndim > 0)
+    return masked and unwrap(site["fn"]).support.is_discrete

@@ -10,30 +10,28 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 
+from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import Stream
-from ppl_gp.mean_field.assembly import (
-    caution_of,
-    fit_of,
-    log_joint_of,
+from ppl_gp.kept import FromDraws
+from ppl_gp.mean_field.batches import Found, fit_by_steps
+from ppl_gp.mean_field.family import Family
+from ppl_gp.mean_field.forms import with_forms
+from ppl_gp.mean_field.log_joint import LogJoint, log_joint_of
+from ppl_gp.mean_field.structure import (
+    Structure,
+    find_structure,
+    require_conjugate_nearby,
     start_of,
 )
-from ppl_gp.mean_field.batches import fit_by_steps
-from ppl_gp.mean_field.forms import with_forms
-from ppl_gp.mean_field.log_joint import LogJoint
-from ppl_gp.mean_field.structure import Structure, find_structure, require_conjugate_nearby
-from ppl_gp.mean_field.sweep import (
-    Progress,
-    begin,
-    climb,
-    is_open,
-)
+from ppl_gp.mean_field.sweep import Progress, begin, caution_of, climb, is_open
+from ppl_gp.option_checks import require_whole
 from ppl_gp.quick import FEW_DATA, quick_jit
-from ppl_gp.reading.roles import require_no_subsampling
+from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.results.fit import Fit
 from ppl_gp.sparse.svgp import Checkpoint
 
@@ -83,7 +81,7 @@ class MeanField:
     restarts. `fit.log_density` integrates q exactly where its blocks stand apart in a row's
     density, and else takes draws. A sweep costs, for each block, a gradient of the densities it
     sees at the product of the other blocks' nodes (2 D of a Gaussian of D values, two of a gamma or
-    Wishart, three of a Dirichlet, the categories of a discrete site).
+    Wishart, four of a Dirichlet, the categories of a discrete site).
 
     Raises `NotConjugateError` naming both sites; `ModelError` for params, plates that subsample,
     and supports without a family; `DataError` for arguments, and in float32, where nothing can be
@@ -106,12 +104,7 @@ class MeanField:
     checkpoint: Checkpoint | None = None
 
     def __post_init__(self):
-        for name in ("restarts", "max_steps", "num_draws", "batch_size"):
-            value = getattr(self, name)
-            if name == "batch_size" and value is None:
-                continue
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise DataError(f"MeanField({name}={value!r}): give a whole number of at least 1.")
+        require_whole(self, "restarts", "max_steps", "num_draws", "batch_size")
         if not self.tol > 0:
             raise DataError(f"MeanField(tol={self.tol!r}): give a positive number of nats.")
         if isinstance(self.factors, str) or any(isinstance(g, str) for g in self.factors or ()):
@@ -153,8 +146,38 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
             "MeanField() proves conjugacy to rounding, which float32 has too much of: switch "
             'float64 on, jax.config.update("jax_enable_x64", True).'
         )
-    if method.batch_size is not None or (args and isinstance(args[0], Stream)):
-        return fit_by_steps(method, model, rng_key, args, kwargs, progress)
+    by_steps = method.batch_size is not None or (args and isinstance(args[0], Stream))
+    find = fit_by_steps if by_steps else _fit_at_once
+    return fit_of(method, find(method, model, rng_key, args, kwargs, progress))
+
+
+def fit_of(method: MeanField, found: Found) -> Fit:
+    """The fit behind independent draws of q, those of GP sites apart."""
+    values, gps = _drawn(found.q, found.key, method.num_draws), roles(found.trace).gps
+    known = {k: x for k, x in values.items() if k not in gps}
+    return Fit(
+        model=found.model,
+        method=method,
+        args=found.args,
+        kwargs=found.kwargs,
+        draws=Draws.equal(known, {k: FromDraws(values[k]) for k in gps}),
+        log_evidence=found.bound,
+        result=found.result,
+        stats=found.stats,
+        sampled=True,
+        blocks=tuple(found.q),
+    )
+
+
+@quick_jit
+def _drawn(q: list[Family], key, num: int) -> dict:
+    values = {}
+    for family, k in zip(q, random.split(key, len(q)), strict=True):
+        values |= family.draw(k, num)
+    return values
+
+
+def _fit_at_once(method: MeanField, model, rng_key, args, kwargs, progress) -> Found:
     trace = first_trace(model, args, kwargs)
     require_no_subsampling(trace, "MeanField()")
     joint = log_joint_of(model, trace, args, kwargs)
@@ -176,8 +199,9 @@ def _fit_mean_field(method: MeanField, model, rng_key, args, kwargs, progress) -
     stats |= {} if np.isfinite(value) else caution_of(q)
     if np.isfinite(value) and not stopped:
         require_conjugate_nearby(structure, q)
-    ended = _result(value, bool(is_open(state, method.tol)[best])), stats
-    return fit_of(method, model, args, kwargs, trace, keys[0], q, value, ended)
+    result = Result.max_steps if bool(is_open(state, method.tol)[best]) else Result.converged
+    result = result if np.isfinite(value) else Result.nonfinite
+    return Found(model, args, kwargs, trace, keys[0], q, value, result, stats)
 
 
 def is_conjugate(model, trace: dict, args, kwargs) -> bool:
@@ -213,9 +237,3 @@ def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
     # over starts, can wait for each other for ever (`numerics.lapack`).
     return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)
-
-
-def _result(bound: float, still_open: bool) -> Result:
-    if not np.isfinite(bound):
-        return Result.nonfinite
-    return Result.max_steps if still_open else Result.converged

@@ -1,39 +1,120 @@
 """Factors of a mean and its precision together: normal-gamma and normal-Wishart."""
 
 import math
+from abc import abstractmethod
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import random
-from jax.scipy.special import digamma, gammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.mean_field.family import (
-    Family,
-    Nodes,
-    by_element,
-    lower,
-    symmetric,
-)
+from ppl_gp.mean_field.family import Nodes, by_element, lower, symmetric
 from ppl_gp.mean_field.gaussian import LOG_2PI
-from ppl_gp.mean_field.positive import (
-    expected_log_det,
-    from_triangle,
-    some_triangles,
-    two_factors,
-    wishart_entropy,
-    wishart_log_prob,
-)
+from ppl_gp.mean_field.positive import Gamma, Scaled, Wishart, from_triangle
 from ppl_gp.numerics.roots import inverse, log_det, root
 
 
-class NormalGamma(Family):
+class Pair(Scaled):
+    """A precision w of each element, whose factor is `own`, and a mean m of D values, Gaussian
+    given w. Sites: (m, w); `tail`: m's shape behind the batch.
+
+    Coordinates: those of w, the centre of m, and what its covariance is made of at a w. Nodes: two
+    of w, and for each 2 D of m.
+    """
+
+    tail: eqx.AbstractVar[tuple[int, ...]]
+    linear: eqx.AbstractVar[Float[Array, "*batch D"]]
+
+    @property
+    @abstractmethod
+    def own(self) -> Gamma | Wishart:
+        """The factor of w."""
+
+    @abstractmethod
+    def around(self) -> tuple[Array, Array]:
+        """(Centre of m (*batch, D), what `steps` wants)."""
+
+    @abstractmethod
+    def steps(self, w, spread, eps) -> Array:
+        """A root of the covariance of m at w, times eps (num, *batch, D)."""
+
+    @abstractmethod
+    def log_precision(self, log_w) -> Array:
+        """The log-determinant of the precision of m at log|w|, (*batch,)."""
+
+    @abstractmethod
+    def distance(self, w, apart) -> Array:
+        """apart' Q apart, (*batch,), Q the precision of m at w."""
+
+    @property
+    def size(self) -> int:
+        return self.linear.shape[-1]
+
+    @property
+    def harmony(self):
+        return self.own.harmony
+
+    def coordinates(self):
+        """(E[w], E log|w|, centre, spread)."""
+        return *self.own.coordinates(), *self.around()
+
+    def gap(self, coordinates):
+        return self.own.gap(coordinates[:2])
+
+    def nodes_at(self, factors, coordinates):
+        mean_w, _, mean, spread = coordinates
+        columns, num = self._columns(mean_w, spread), 2 * self.size
+        m = [mean + sign * columns / jnp.sqrt(c)[..., None] for c in factors for sign in (1, -1)]
+        of_w = self.own.nodes_at(factors, (mean_w,)).values
+        w = {k: jnp.repeat(x, num, 0) for k, x in of_w.items()}
+        return Nodes.equal({self.sites[0]: self._shaped(jnp.concatenate(m)), **w})
+
+    def _columns(self, w, spread):
+        """sqrt(D) times those of a root of the covariance of m, (D, *batch, D)."""
+        eye = math.sqrt(self.size) * jnp.eye(self.size, dtype=self.linear.dtype)
+        eye = eye.reshape(self.size, *(1 for _ in self.batch), self.size)
+        return self.steps(w, spread, jnp.broadcast_to(eye, (self.size, *self.linear.shape)))
+
+    def _shaped(self, m):
+        return m.reshape(-1, *self.batch, *self.tail)
+
+    def entropy(self):
+        """H[w] + E[H[m | w]]."""
+        log_precision = self.log_precision(self.own.coordinates()[1])
+        return self.own.entropy() + 0.5 * jnp.sum(self.size * (1.0 + LOG_2PI) - log_precision)
+
+    def log_prob(self, values):
+        m, w = (values[k] for k in self.sites)
+        log_w = log_det(w) if isinstance(self.own, Wishart) else jnp.log(w)
+        distance = self.distance(w, m.reshape(self.linear.shape) - self.around()[0])
+        normal = self.log_precision(log_w) - self.size * LOG_2PI - distance
+        return self.own.log_prob(values) + 0.5 * jnp.sum(normal)
+
+    def draw(self, key, num):
+        key_w, key_m = random.split(key)
+        w, (mean, spread) = self.own.draw(key_w, num), self.around()
+        eps = random.normal(key_m, (num, *mean.shape), mean.dtype)
+        return {self.sites[0]: self._shaped(mean + self.steps(w[self.sites[1]], spread, eps)), **w}
+
+    def free(self, key, spread):
+        mean_w, _, mean, about = self.coordinates()
+        key_w, key_m = random.split(key)
+        variance = jnp.mean(self._columns(mean_w, about) ** 2, 0)
+        away = 3.0 * spread * jnp.sqrt(variance) * random.normal(key_m, mean.shape, mean.dtype)
+        return jnp.concatenate(
+            [self.own.free(key_w, spread), (mean + away).reshape(-1, self.size)], -1
+        )
+
+    def at(self, free):
+        m = free[:, -self.size :].reshape(*self.batch, *self.tail)
+        return {self.sites[0]: m, **self.own.at(free[:, : -self.size])}
+
+
+class NormalGamma(Pair):
     """w ~ Gamma(shape, rate) and m | w ~ N(mean, (w P)^-1) of D values, for each element.
 
-    t = (w, log w, w m, w m m'). Two nodes of w, and for each 2 D of m. Sites: (m, w); `tail`: m's
-    shape behind the batch. O(D^3) an element.
+    t = (w, log w, w m, w m m'). O(D^3) an element.
     """
 
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -45,37 +126,22 @@ class NormalGamma(Family):
     P: Float[Array, "*batch D D"]
 
     @property
-    def size(self) -> int:
-        """D."""
-        return self.linear.shape[-1]
+    def own(self):
+        return Gamma(self.sites[1:], self.batch, False, self.shape, self.rate)
 
-    def coordinates(self):
-        """(E[w], E[log w], mean, P^-1)."""
+    def around(self):
+        """(mean, P^-1)."""
         C = inverse(self.P)
-        mean = jnp.einsum("...ij,...j->...i", C, self.linear)
-        return self.shape / self.rate, digamma(self.shape) - jnp.log(self.rate), mean, C
+        return jnp.einsum("...ij,...j->...i", C, self.linear), C
 
-    def nodes(self, coordinates):
-        """4 D."""
-        mean_w, log_w, mean, C = coordinates
-        return self._nodes(two_factors(jnp.log(mean_w) - log_w), mean_w, mean, C)
+    def steps(self, w, spread, eps):
+        return jnp.einsum("...ij,n...j->n...i", root(spread), eps) / jnp.sqrt(w)[..., None]
 
-    def nodes_at(self, factors) -> Nodes:
-        """4 D, at w of these factors of its mean, which are one on average."""
-        mean_w, _, mean, C = self.coordinates()
-        return self._nodes(factors, mean_w, mean, C)
+    def log_precision(self, log_w):
+        return self.size * log_w + log_det(self.P)
 
-    def _nodes(self, factors, mean_w, mean, C):
-        columns = jnp.moveaxis(root(C), -1, 0) * math.sqrt(self.size)
-        m, w = [], []
-        for factor in factors:
-            one = factor * mean_w
-            away = columns / jnp.sqrt(one)[..., None]
-            m += [mean + away, mean - away]
-            w += [jnp.broadcast_to(one, (2 * self.size, *self.batch))]
-        m, w = jnp.concatenate(m), jnp.concatenate(w)
-        values = {self.sites[0]: m.reshape(-1, *self.batch, *self.tail), self.sites[1]: w}
-        return Nodes(values, jnp.full(len(w), 1.0 / len(w), w.dtype))
+    def distance(self, w, apart):
+        return w * jnp.einsum("...i,...ij,...j->...", apart, self.P, apart)
 
     def natural(self, coordinates, gradient):
         """By the chain rule from the coordinates to E[t]."""
@@ -85,74 +151,29 @@ class NormalGamma(Family):
         pulled = jnp.einsum("...ij,...j->...i", P, mean)
         linear = by_mean / mean_w[..., None] + pulled  # coefficient of w m
         by_w = by_w - jnp.sum(linear * mean, -1) + 0.5 * jnp.sum(mean * pulled, -1)
-        half = 0.5 * jnp.einsum("...i,...ij,...j->...", linear, inverse(P), linear)
-        shape = by_log + 1.0 - 0.5 * self.size
-        # rate b and mean c: -b - c' P c / 2 is the coefficient of w; linear stays P c
-        return NormalGamma(self.sites, self.batch, self.tail, shape, -by_w - half, linear, P)
+        return self.at_eta((by_log + 1.0 - 0.5 * self.size, -by_w, linear, P))
 
     def eta(self):
         """(shape, rate + mean' P mean / 2, P mean, P): minus the coefficient of w has the mean's
         square in it.
         """
-        half = 0.5 * jnp.einsum("...i,...ij,...j->...", self.linear, inverse(self.P), self.linear)
-        return self.shape, self.rate + half, self.linear, self.P
+        return self.shape, self.rate + _half_square(self.linear, self.P), self.linear, self.P
 
     def at_eta(self, eta):
-        """By completing the square."""
         shape, by_w, linear, P = eta
-        half = 0.5 * jnp.einsum("...i,...ij,...j->...", linear, inverse(P), linear)
-        return NormalGamma(self.sites, self.batch, self.tail, shape, by_w - half, linear, P)
-
-    def entropy(self):
-        """H[w] + E[H[m | w]]."""
-        a, (_, log_w, *_) = self.shape, self.coordinates()
-        own = a - jnp.log(self.rate) + gammaln(a) + (1.0 - a) * digamma(a)
-        normal = 0.5 * (self.size * (1.0 + LOG_2PI - log_w) - log_det(self.P))
-        return jnp.sum(own + normal)
-
-    def log_prob(self, values):
-        """log q(w) + log q(m | w)."""
-        m, w = values[self.sites[0]].reshape(*self.batch, self.size), values[self.sites[1]]
-        _, _, mean, _ = self.coordinates()
-        distance = jnp.einsum("...i,...ij,...j->...", m - mean, self.P, m - mean)
-        normal = self.size * (jnp.log(w) - LOG_2PI) + log_det(self.P) - w * distance
-        own = self.shape * jnp.log(self.rate) - gammaln(self.shape) - self.rate * w
-        return jnp.sum(own + (self.shape - 1.0) * jnp.log(w) + 0.5 * normal)
+        rate = by_w - _half_square(linear, P)
+        return NormalGamma(self.sites, self.batch, self.tail, shape, rate, linear, P)
 
     def distributions(self):
         """Student-t (`MultivariateStudentT` of several values) and `Gamma`."""
-        _, _, mean, C = self.coordinates()
+        mean, C = self.around()
         scale = C * (self.rate / self.shape)[..., None, None]
         student: dist.Distribution = (
             dist.StudentT(2.0 * self.shape, mean[..., 0], jnp.sqrt(scale[..., 0, 0]))
             if self.tail == ()
             else dist.MultivariateStudentT(2.0 * self.shape, mean, root(scale))
         )
-        return {self.sites[0]: student, self.sites[1]: dist.Gamma(self.shape, self.rate)}
-
-    def draw(self, key, num):
-        """w, then m."""
-        key_w, key_m = random.split(key)
-        w = random.gamma(key_w, self.shape, (num, *self.batch)) / self.rate
-        _, _, mean, C = self.coordinates()
-        eps = random.normal(key_m, (num, *mean.shape), mean.dtype) / jnp.sqrt(w)[..., None]
-        m = mean + jnp.einsum("...ij,n...j->n...i", root(C), eps)
-        return {self.sites[0]: m.reshape(num, *self.batch, *self.tail), self.sites[1]: w}
-
-    def free(self, key, spread):
-        """(log w, m)."""
-        mean_w, _, mean, C = self.coordinates()
-        key_w, key_m = random.split(key)
-        log_w = jnp.log(mean_w)[..., None]
-        scale = jnp.sqrt(jnp.diagonal(C, axis1=-2, axis2=-1) / mean_w[..., None])
-        m = mean + 3.0 * spread * scale * random.normal(key_m, mean.shape, mean.dtype)
-        log_w = log_w + spread * random.normal(key_w, log_w.shape, log_w.dtype)
-        return jnp.concatenate([log_w, m], -1).reshape(-1, 1 + self.size)
-
-    def at(self, free):
-        """The sites' values."""
-        m = free[:, 1:].reshape(*self.batch, *self.tail)
-        return {self.sites[0]: m, self.sites[1]: jnp.exp(free[:, 0]).reshape(self.batch)}
+        return {self.sites[0]: student, **self.own.distributions()}
 
     def expectations(self, coordinates):
         """E[w m m'] = E[w] mean mean' + P^-1."""
@@ -163,17 +184,25 @@ class NormalGamma(Family):
         return by_element(self.batch, own, moved, lower(square))
 
     def statistics(self, row):
-        """(w, log w, w m, w m m')."""
         w, m = jnp.exp(row[0]), row[1:]
-        square = jnp.outer(m, m)[jnp.tril_indices(len(m))]
-        return jnp.concatenate([jnp.stack([w, row[0]]), w * m, w * square])
+        return jnp.concatenate([jnp.stack([w, row[0]]), w * m, w * lower(jnp.outer(m, m))])
+
+    def with_inverse(self, row):
+        """(w, 1 / w, m, m m', w m, w m m')."""
+        w, m = jnp.exp(row[0]), row[1:]
+        both = jnp.concatenate([m, lower(jnp.outer(m, m))])
+        return jnp.concatenate([jnp.stack([w, 1.0 / w]), both, w * both])
 
 
-class NormalWishart(Family):
+def _half_square(linear, P):
+    """mean' P mean / 2."""
+    return 0.5 * jnp.einsum("...i,...ij,...j->...", linear, inverse(P), linear)
+
+
+class NormalWishart(Pair):
     """W ~ Wishart(df, rate^-1) and m | W ~ N(mean, (strength W)^-1), for each element.
 
-    t = (W, log|W|, W m, m' W m). Two nodes of W, and for each 2 D of m. Sites: (m, W). O(D^3) an
-    element.
+    t = (W, log|W|, W m, m' W m). O(D^3) an element.
     """
 
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -184,38 +213,26 @@ class NormalWishart(Family):
     linear: Float[Array, "*batch D"]  # strength mean
 
     @property
-    def size(self) -> int:
-        """D."""
-        return self.linear.shape[-1]
+    def tail(self):
+        return (self.size,)
 
-    def coordinates(self):
-        """(E[W], E log|W|, mean, 1 / strength)."""
-        mean_W = self.df[..., None, None] * inverse(self.rate)
-        log_W = expected_log_det(self.df, self.rate)
-        return mean_W, log_W, self.linear / self.strength[..., None], 1.0 / self.strength
+    @property
+    def own(self):
+        return Wishart(self.sites[1:], self.batch, False, self.df, self.rate)
 
-    def nodes(self, coordinates):
-        """4 D."""
-        mean_W, log_W, mean, c = coordinates
-        return self._nodes(two_factors((log_det(mean_W) - log_W) / self.size), mean_W, mean, c)
+    def around(self):
+        """(mean, 1 / strength)."""
+        return self.linear / self.strength[..., None], 1.0 / self.strength
 
-    def nodes_at(self, factors) -> Nodes:
-        """4 D, at W of these factors of its mean, which are one on average."""
-        mean_W, _, mean, c = self.coordinates()
-        return self._nodes(factors, mean_W, mean, c)
+    def steps(self, w, spread, eps):
+        covariance = inverse(w) * spread[..., None, None]
+        return jnp.einsum("...ij,...j->...i", root(covariance), eps)
 
-    def _nodes(self, factors, mean_W, mean, c):
-        m, W = [], []
-        spread = root(inverse(mean_W) * (self.size * c)[..., None, None])
-        columns = jnp.moveaxis(spread, -1, 0)
-        for factor in factors:
-            away = columns / jnp.sqrt(factor)[..., None]
-            m += [mean + away, mean - away]
-            one = factor[..., None, None] * mean_W
-            W += [jnp.broadcast_to(one, (2 * self.size, *one.shape))]
-        m, W = jnp.concatenate(m), jnp.concatenate(W)
-        values = {self.sites[0]: m, self.sites[1]: W}
-        return Nodes(values, jnp.full(len(m), 1.0 / len(m), m.dtype))
+    def log_precision(self, log_w):
+        return self.size * jnp.log(self.strength) + log_w
+
+    def distance(self, w, apart):
+        return self.strength * jnp.einsum("...i,...ij,...j->...", apart, w, apart)
 
     def natural(self, coordinates, gradient):
         """By the chain rule from the coordinates to E[t]."""
@@ -227,84 +244,46 @@ class NormalWishart(Family):
         outer = linear[..., :, None] * mean[..., None, :]
         square = mean[..., :, None] * mean[..., None, :]
         coefficient = by_W - outer + 0.5 * strength[..., None, None] * square
-        rate = -2.0 * symmetric(coefficient) - _square(linear, strength)
         df = 2.0 * by_log + self.size
-        return NormalWishart(self.sites, self.batch, df, rate, strength, linear)
+        return self.at_eta((df, -2.0 * symmetric(coefficient), strength, linear))
 
     def eta(self):
         """(df, rate + strength mean mean', strength, strength mean)."""
         return self.df, self.rate + _square(self.linear, self.strength), self.strength, self.linear
 
     def at_eta(self, eta):
-        """By completing the square."""
         df, by_W, strength, linear = eta
         rate = by_W - _square(linear, strength)
         return NormalWishart(self.sites, self.batch, df, rate, strength, linear)
 
-    def entropy(self):
-        """H[W] + E[H[m | W]]."""
-        log_W = expected_log_det(self.df, self.rate)
-        constant = self.size * (1.0 + LOG_2PI - jnp.log(self.strength))
-        return jnp.sum(wishart_entropy(self.df, self.rate) + 0.5 * (constant - log_W))
-
-    def log_prob(self, values):
-        """log q(W) + log q(m | W)."""
-        m, W = values[self.sites[0]], values[self.sites[1]]
-        apart = m - self.linear / self.strength[..., None]
-        distance = self.strength * jnp.einsum("...i,...ij,...j->...", apart, W, apart)
-        normal = self.size * (jnp.log(self.strength) - LOG_2PI) + log_det(W) - distance
-        return jnp.sum(wishart_log_prob(W, self.df, self.rate) + 0.5 * normal)
-
     def distributions(self):
         """`MultivariateStudentT` and `Wishart`."""
-        _, _, mean, _ = self.coordinates()
         df = self.df - self.size + 1.0
         scale = root(self.rate / (self.strength * df)[..., None, None])
-        return {
-            self.sites[0]: dist.MultivariateStudentT(df, mean, scale),
-            self.sites[1]: dist.Wishart(self.df, rate_matrix=self.rate),
-        }
-
-    def draw(self, key, num):
-        """W, then m."""
-        key_W, key_m = random.split(key)
-        W = dist.Wishart(self.df, rate_matrix=self.rate).sample(key_W, (num,))
-        _, _, mean, c = self.coordinates()
-        spread = root(inverse(W) * c[..., None, None])
-        eps = random.normal(key_m, (num, *mean.shape), mean.dtype)
-        return {self.sites[0]: mean + jnp.einsum("...ij,...j->...i", spread, eps), self.sites[1]: W}
-
-    def free(self, key, spread):
-        """(root of W, m)."""
-        mean_W, _, mean, c = self.coordinates()
-        key_W, key_m = random.split(key)
-        scale = jnp.sqrt(jnp.diagonal(inverse(mean_W), axis1=-2, axis2=-1) * c[..., None])
-        m = mean + 3.0 * spread * scale * random.normal(key_m, mean.shape, mean.dtype)
-        W = some_triangles(key_W, mean_W, 0.3 * spread)
-        return jnp.concatenate([W, m.reshape(-1, self.size)], -1)
-
-    def at(self, free):
-        """The sites' values."""
-        D = self.size
-        W = jax.vmap(lambda row: from_triangle(row, D))(free[:, :-D])
-        m = free[:, -D:].reshape(*self.batch, D)
-        return {self.sites[0]: m, self.sites[1]: W.reshape(*self.batch, D, D)}
+        student = dist.MultivariateStudentT(df, self.around()[0], scale)
+        return {self.sites[0]: student, **self.own.distributions()}
 
     def expectations(self, coordinates):
         """E[m' W m] = mean' E[W] mean + D / strength."""
         mean_W, log_W, mean, c = coordinates
         moved = jnp.einsum("...ij,...j->...i", mean_W, mean)
         square = jnp.sum(mean * moved, -1) + self.size * c
-        rest = jnp.stack([log_W, square], -1)
-        return by_element(self.batch, lower(mean_W), moved, rest)
+        return by_element(self.batch, lower(mean_W), moved, jnp.stack([log_W, square], -1))
 
     def statistics(self, row):
-        """(W, log|W|, W m, m' W m)."""
         D = self.size
         W, m = from_triangle(row[:-D], D), row[-D:]
-        log_det_W = 2.0 * jnp.sum(row[:D])
         moved = W @ m
-        return jnp.concatenate([W[jnp.tril_indices(D)], moved, jnp.stack([log_det_W, m @ moved])])
+        rest = jnp.stack([2.0 * jnp.sum(row[:D]), m @ moved])
+        return jnp.concatenate([lower(W), moved, rest])
+
+    def with_inverse(self, row):
+        """(W, W^-1, m, m m', W m, m' W m)."""
+        D = self.size
+        W, m = from_triangle(row[:-D], D), row[-D:]
+        moved = W @ m
+        both = jnp.concatenate([m, lower(jnp.outer(m, m)), moved, (m @ moved)[None]])
+        return jnp.concatenate([lower(W), lower(inverse(W)), both])
 
 
 def _square(linear, strength):

@@ -3,40 +3,75 @@ definite matrices (Wishart, and inverse Wishart as the Wishart of X^-1).
 """
 
 import math
+from abc import abstractmethod
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import random
-from jax.scipy.special import digamma, gammaln, multigammaln
+from jax.scipy.special import digamma, multigammaln
 from jaxtyping import Array, Float
 
-from ppl_gp.mean_field.family import (
-    Family,
-    Nodes,
-    Values,
-    by_element,
-    lower,
-    symmetric,
-)
+from ppl_gp.mean_field.family import Family, Nodes, Rule, Values, by_element, lower, symmetric
 from ppl_gp.numerics.roots import inverse, log_det, root
 
 
+class Scaled(Family):
+    """A factor of a positive number or matrix w, alone or with a mean whose precision it scales.
+
+    Nodes have w at two multiples 1 -+ s of E[w], of equal weights: their mean is E[w], and s is
+    such that the mean of log|w|, or of 1 / w, is that of q too.
+    """
+
+    @property
+    @abstractmethod
+    def harmony(self) -> Array:
+        """1 / (E[w] E[1 / w]) of each element, (*batch,): not positive where E[1 / w] is infinite,
+        and a precision w has no variance.
+        """
+
+    @abstractmethod
+    def gap(self, coordinates) -> Array:
+        """(log|E[w]| - E log|w|) / D of each element, (*batch,)."""
+
+    @abstractmethod
+    def nodes_at(self, factors, coordinates) -> Nodes:
+        """Nodes with w at these multiples of its mean."""
+
+    def nodes(self, coordinates):
+        return self.nodes_at(two_factors(self.gap(coordinates)), coordinates)
+
+    def lacks_variances(self):
+        return float(jnp.min(self.harmony)) <= 0.0
+
+    def moment_rules(self):
+        return () if self.lacks_variances() else (self._rule(),)
+
+    def _rule(self) -> Rule:
+        return Rule(self, type(self).with_inverse, Scaled._with_inverses)
+
+    @abstractmethod
+    def with_inverse(self, row) -> Array:
+        """(w, 1 / w) of one element, and what its mean makes with them."""
+
+    def _with_inverses(self) -> Nodes:
+        """Nodes with E[w] and E[1 / w]; where the latter is infinite, a node is zero."""
+        gap = -0.5 * jnp.log(jnp.maximum(self.harmony, 0.0))
+        return self.nodes_at(two_factors(gap), self.coordinates())
+
+
 def two_factors(gap: Array) -> tuple[Array, Array]:
-    """(c_-, c_+) of mean 1 whose logarithms have the mean -gap: 1 -+ s with s^2 = 1 - exp(-2
-    gap).
+    """(1 - s, 1 + s) with s^2 = 1 - exp(-2 gap): their logarithms have the mean -gap, their
+    inverses exp(2 gap).
     """
     s = jnp.sqrt(-jnp.expm1(-2.0 * gap))
     return jnp.exp(-2.0 * gap) / (1.0 + s), 1.0 + s
 
 
-class Gamma(Family):
+class Gamma(Scaled):
     """w ~ Gamma(shape, rate) of each element, t = (w, log w); the site is w, or 1 / w where it is
-    `inverted`.
-
-    Two nodes E[w] (1 -+ s), of equal weights: their mean is E[w], that of their logarithms E[log
-    w]. O(1) an element.
+    `inverted`. Two nodes; O(1) an element.
     """
 
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -45,37 +80,29 @@ class Gamma(Family):
     shape: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
 
+    @property
+    def harmony(self):
+        return (self.shape - 1.0) / self.shape
+
     def coordinates(self):
         """(E[w], E[log w])."""
         return self.shape / self.rate, digamma(self.shape) - jnp.log(self.rate)
 
-    def nodes(self, coordinates):
-        """Two."""
+    def gap(self, coordinates):
         mean, log_mean = coordinates
-        w = jnp.stack([mean * c for c in two_factors(jnp.log(mean) - log_mean)])
-        return Nodes(self.of(w), jnp.full(2, 0.5, w.dtype))
+        return jnp.log(mean) - log_mean
+
+    def nodes_at(self, factors, coordinates):
+        return Nodes.equal(self.of(jnp.stack([c * coordinates[0] for c in factors])))
 
     def natural(self, coordinates, gradient):
         """log q = (shape - 1) log w - rate w + const; of x = 1 / w, dx = w^-2 dw."""
         by_mean, by_log = gradient
-        shape = by_log + (-1.0 if self.inverted else 1.0)
-        return Gamma(self.sites, self.batch, self.inverted, shape, -by_mean)
-
-    def entropy(self):
-        """Of the site."""
-        a, (_, log_mean) = self.shape, self.coordinates()
-        own = a - jnp.log(self.rate) + gammaln(a) + (1.0 - a) * digamma(a)
-        return jnp.sum(own - 2.0 * log_mean if self.inverted else own)
+        return self.at_eta((by_log + (-1.0 if self.inverted else 1.0), -by_mean))
 
     def distributions(self):
-        """`Gamma` or `InverseGamma`."""
         kind = dist.InverseGamma if self.inverted else dist.Gamma
         return {self.sites[0]: kind(self.shape, self.rate)}
-
-    def draw(self, key, num):
-        """Independent."""
-        w = random.gamma(key, self.shape, (num, *self.batch)) / self.rate
-        return self.of(w)
 
     def free(self, key, spread):
         """log w, about the mean."""
@@ -83,83 +110,57 @@ class Gamma(Family):
         return centre + spread * random.normal(key, centre.shape, centre.dtype)
 
     def at(self, free):
-        """The site's values."""
         return self.of(jnp.exp(free).reshape(self.batch))
 
     def statistics(self, row):
-        """(w, log w)."""
         return jnp.concatenate([jnp.exp(row), row])
 
     def expectations(self, coordinates):
-        """(E[w], E[log w])."""
-        mean, log_mean = coordinates
-        return jnp.stack([mean.reshape(-1), log_mean.reshape(-1)], 1)
+        return jnp.stack([x.reshape(-1) for x in coordinates], 1)
+
+    def moment_rules(self):
+        """Of variances 1 / w, for any shape; rates of counts; waiting times of scale 1 / w."""
+        least = float(jnp.min(self.shape))
+        found = [self._rule()]
+        found += [Rule(self, Gamma._with_square, Gamma._three)] if least > 1.0 else []
+        found += [Rule(self, Gamma._inverse_square, Gamma._two_inverses)] if least > 3.0 else []
+        return tuple(found)
+
+    def with_inverse(self, row):
+        return jnp.concatenate([jnp.exp(row), jnp.exp(-row)])
+
+    def _with_square(self, row):
+        """(w, 1 / w, w^2)."""
+        return jnp.concatenate([self.with_inverse(row), jnp.exp(2.0 * row)])
+
+    def _three(self):
+        """For shapes a > 1. The roots of x^3 - 3 a x^2 + 3 a (a - 1/2) x - a (a - 1/2) (a - 1) have
+        the sums 3 a of x, 3 a (a + 1) of x^2 and 3 / (a - 1) of 1 / x.
+        """
+        a = self.shape
+        angle = jnp.arccos(jnp.sqrt(0.5 / a))
+        turns = 2.0 * jnp.pi * jnp.arange(3.0).reshape(-1, *(1 for _ in a.shape))
+        away = jnp.sqrt(2.0 * a) * jnp.cos((angle + turns) / 3.0)
+        return Nodes.equal(self.of((a + away) / self.rate))
+
+    def _inverse_square(self, row):
+        """(1 / w, 1 / w^2)."""
+        return jnp.concatenate([jnp.exp(-row), jnp.exp(-2.0 * row)])
+
+    def _two_inverses(self):
+        """For shapes a > 3: two, mean and standard deviation of 1 / w."""
+        s = 1.0 / jnp.sqrt(self.shape - 2.0)
+        mean = self.rate / (self.shape - 1.0)
+        return Nodes.equal(self.of(jnp.stack([1.0 / (mean * (1.0 - s)), 1.0 / (mean * (1.0 + s))])))
 
     def of(self, w) -> Values:
         """The site's values at values of w."""
         return {self.sites[0]: 1.0 / w if self.inverted else w}
 
 
-def gamma(sites, batch, mean, inverted: bool = False) -> Gamma:
-    """With shape one and this mean of w."""
-    mean = jnp.broadcast_to(mean, batch)
-    return Gamma(tuple(sites), tuple(batch), inverted, jnp.ones_like(mean), 1.0 / mean)
-
-
-def expected_log_det(df, rate):
-    """E log|W| of W ~ Wishart(df, rate^-1): PRML (B.81)."""
-    D = rate.shape[-1]
-    steps = jnp.sum(digamma(0.5 * (df[..., None] - jnp.arange(D))), -1)
-    return steps + D * math.log(2.0) - log_det(rate)
-
-
-def log_normaliser(df, rate):
-    """log integral of |W|^((df - D - 1) / 2) exp(-tr(rate W) / 2): minus log B of PRML (B.79)."""
-    D = rate.shape[-1]
-    own = 0.5 * df * D * math.log(2.0) + multigammaln(0.5 * df, D)
-    return own - 0.5 * df * log_det(rate)
-
-
-def wishart_entropy(df, rate):
-    """PRML (B.82)."""
-    D = rate.shape[-1]
-    log_mean = expected_log_det(df, rate)
-    return log_normaliser(df, rate) - 0.5 * (df - D - 1.0) * log_mean + 0.5 * df * D
-
-
-def wishart_log_prob(W, df, rate):
-    """PRML (B.78)."""
-    own = 0.5 * (df - rate.shape[-1] - 1.0) * log_det(W)
-    return own - 0.5 * jnp.sum(rate * W, (-2, -1)) - log_normaliser(df, rate)
-
-
-def from_triangle(row: Array, size: int) -> Array:
-    """L L' of its free entries, the diagonal's logarithms first."""
-    L = jnp.diag(jnp.exp(row[:size])).at[jnp.tril_indices(size, -1)].set(row[size:])
-    return L @ L.T
-
-
-def some_triangles(key, mean: Array, spread) -> Array:
-    """(E, D (D + 1) / 2) free entries of roots about those of the mean: rows scaled by factors of
-    size exp(spread), and entries off the diagonal moved by little, whatever D, of which the
-    condition would be exponential.
-    """
-    L = root(mean).reshape(-1, *mean.shape[-2:])
-    D = L.shape[-1]
-    rows, columns = jnp.tril_indices(D, -1)
-    diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
-    eps = spread * random.normal(key, (len(L), D * (D + 1) // 2), L.dtype)
-    lower = L[:, rows, columns] + diagonal[:, rows] * eps[:, D:] / D
-    scaled = jnp.exp(eps[:, rows]) * lower
-    return jnp.concatenate([jnp.log(diagonal) + eps[:, :D], scaled], -1)
-
-
-class Wishart(Family):
+class Wishart(Scaled):
     """W ~ Wishart(df, rate^-1) of each element, t = (W, log|W|); the site is W, or W^-1 where it is
-    `inverted`.
-
-    Two nodes (1 -+ s) E[W], of equal weights: their mean is E[W], that of their log-determinants
-    E log|W|. O(D^3) an element.
+    `inverted`. Two nodes; O(D^3) an element.
     """
 
     sites: tuple[str, ...] = eqx.field(static=True)
@@ -170,19 +171,25 @@ class Wishart(Family):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.rate.shape[-1]
 
-    def coordinates(self):
-        """(E[W], E log|W|)."""
-        return self.df[..., None, None] * inverse(self.rate), expected_log_det(self.df, self.rate)
+    @property
+    def harmony(self):
+        return (self.df - self.size - 1.0) / self.df
 
-    def nodes(self, coordinates):
-        """Two."""
+    def coordinates(self):
+        """(E[W], E log|W|): PRML (B.80), (B.81)."""
+        steps = jnp.sum(digamma(0.5 * (self.df[..., None] - jnp.arange(self.size))), -1)
+        log_mean = steps + self.size * math.log(2.0) - log_det(self.rate)
+        return self.df[..., None, None] * inverse(self.rate), log_mean
+
+    def gap(self, coordinates):
         mean, log_mean = coordinates
-        factors = two_factors((log_det(mean) - log_mean) / self.size)
-        W = jnp.stack([c[..., None, None] * mean for c in factors])
-        return Nodes(self.of(W), jnp.full(2, 0.5, W.dtype))
+        return (log_det(mean) - log_mean) / self.size
+
+    def nodes_at(self, factors, coordinates):
+        W = jnp.stack([c[..., None, None] * coordinates[0] for c in factors])
+        return Nodes.equal(self.of(W))
 
     def natural(self, coordinates, gradient):
         """log q = (df - D - 1) / 2 log|W| - tr(rate W) / 2 + const; of W^-1, the volume is
@@ -190,22 +197,32 @@ class Wishart(Family):
         """
         by_mean, by_log = gradient
         shift = -1.0 if self.inverted else 1.0
-        df = 2.0 * by_log + shift * (self.size + 1.0)
-        return Wishart(self.sites, self.batch, self.inverted, df, -2.0 * symmetric(by_mean))
+        return self.at_eta((2.0 * by_log + shift * (self.size + 1.0), -2.0 * symmetric(by_mean)))
+
+    def _log_normaliser(self):
+        """log integral of |W|^((df - D - 1) / 2) exp(-tr(rate W) / 2): minus log B of PRML
+        (B.79).
+        """
+        own = 0.5 * self.df * self.size * math.log(2.0) + multigammaln(0.5 * self.df, self.size)
+        return own - 0.5 * self.df * log_det(self.rate)
+
+    def _volume(self, log_w):
+        """log|dW / dx| of the site x, at log|W|."""
+        return (self.size + 1.0) * log_w if self.inverted else 0.0
 
     def entropy(self):
-        """Of the site."""
-        volume = (self.size + 1.0) * expected_log_det(self.df, self.rate) if self.inverted else 0.0
-        return jnp.sum(wishart_entropy(self.df, self.rate) - volume)
+        """PRML (B.82), of the site."""
+        _, log_mean = self.coordinates()
+        own = self._log_normaliser() - 0.5 * (self.df - self.size - 1.0) * log_mean
+        return jnp.sum(own + 0.5 * self.df * self.size - self._volume(log_mean))
 
     def log_prob(self, values):
-        """Of the site."""
         W = self.of(values[self.sites[0]])[self.sites[0]]
-        volume = (self.size + 1.0) * log_det(W) if self.inverted else 0.0
-        return jnp.sum(wishart_log_prob(W, self.df, self.rate) + volume)
+        log_w = log_det(W)
+        own = 0.5 * (self.df - self.size - 1.0) * log_w - 0.5 * jnp.sum(self.rate * W, (-2, -1))
+        return jnp.sum(own - self._log_normaliser() + self._volume(log_w))
 
     def distributions(self):
-        """`Wishart` or `InverseWishart`."""
         own: dist.Distribution = (
             dist.InverseWishart(self.df, scale_matrix=self.rate)
             if self.inverted
@@ -214,36 +231,44 @@ class Wishart(Family):
         return {self.sites[0]: own}
 
     def draw(self, key, num):
-        """Independent."""
-        W = dist.Wishart(self.df, rate_matrix=self.rate).sample(key, (num,))
-        return self.of(W)
+        return self.of(dist.Wishart(self.df, rate_matrix=self.rate).sample(key, (num,)))
 
     def free(self, key, spread):
-        """Roots about the mean's; matrices of large condition would show rounding alone."""
-        return some_triangles(key, self.coordinates()[0], 0.3 * spread)
+        """Free entries of roots about the mean's, (E, D (D + 1) / 2): rows scaled by factors of
+        size exp(0.3 spread), as matrices of large condition would show rounding alone, and entries
+        off the diagonal moved by little, whatever D, of which the condition would be exponential.
+        """
+        D = self.size
+        L = root(self.coordinates()[0]).reshape(-1, D, D)
+        rows, columns = jnp.tril_indices(D, -1)
+        diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)
+        eps = 0.3 * spread * random.normal(key, (len(L), D * (D + 1) // 2), L.dtype)
+        below = L[:, rows, columns] + diagonal[:, rows] * eps[:, D:] / D
+        scaled = jnp.exp(eps[:, rows]) * below
+        return jnp.concatenate([jnp.log(diagonal) + eps[:, :D], scaled], -1)
 
     def at(self, free):
-        """The site's values."""
         W = jax.vmap(lambda row: from_triangle(row, self.size))(free)
         return self.of(W.reshape(*self.batch, self.size, self.size))
 
     def statistics(self, row):
-        """(W, log|W|)."""
         W = from_triangle(row, self.size)
-        return jnp.append(W[jnp.tril_indices(self.size)], 2.0 * jnp.sum(row[: self.size]))
+        return jnp.append(lower(W), 2.0 * jnp.sum(row[: self.size]))
 
     def expectations(self, coordinates):
-        """(E[W], E log|W|)."""
         mean, log_mean = coordinates
         return by_element(self.batch, lower(mean), log_mean[..., None])
+
+    def with_inverse(self, row):
+        W = from_triangle(row, self.size)
+        return jnp.concatenate([lower(W), lower(inverse(W))])
 
     def of(self, W) -> Values:
         """The site's values at values of W."""
         return {self.sites[0]: inverse(W) if self.inverted else W}
 
 
-def wishart(sites, batch, mean, inverted: bool = False) -> Wishart:
-    """With D + 1 degrees of freedom and this mean of W."""
-    df = jnp.full(batch, mean.shape[-1] + 1.0, mean.dtype)
-    rate = df[..., None, None] * inverse(jnp.broadcast_to(mean, (*batch, *mean.shape[-2:])))
-    return Wishart(tuple(sites), tuple(batch), inverted, df, rate)
+def from_triangle(row: Array, size: int) -> Array:
+    """L L' of its free entries, the diagonal's logarithms first."""
+    L = jnp.diag(jnp.exp(row[:size])).at[jnp.tril_indices(size, -1)].set(row[size:])
+    return L @ L.T

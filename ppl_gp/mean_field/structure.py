@@ -1,41 +1,52 @@
-"""The blocks of mean field: who sees whom, which sites are taken together, and what each is proved
-to be.
+"""The blocks of mean field: who sees whom, which sites are taken together, what each is proved to
+be, and where it starts.
 
 By default every latent site is a block of its own, but for a mean and the precision that scales
 its prior, where both together are proved conjugate. Elements of a plate are apart in q where no
 term couples them, and one joint Gaussian where one does.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from scipy.spatial.distance import cdist
 
 from ppl_gp.errors import LISTED, DataError, NotConjugateError
 from ppl_gp.gp import unwrap
 from ppl_gp.mean_field.choose import gaussian_of, paired, single
-from ppl_gp.mean_field.conjugacy import (
-    conjugate_nearby,
-    conjugate_terms,
-    coupled_rows,
-    random_values,
-)
+from ppl_gp.mean_field.conjugacy import coupled_rows, not_affine, random_values
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.mean_field.expected import Term, require_few_nodes
 from ppl_gp.mean_field.family import Family
 from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.mean_field.log_joint import LogJoint, is_logistic, scored
+from ppl_gp.mean_field.sweep import Term, require_few_nodes
 from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.roles import is_observed
+from ppl_gp.reading.tracing import bare_trace
 
 
 class Structure(NamedTuple):
-    """Blocks in the order of their updates, discrete ones last, and the terms that see them."""
+    """Blocks in the order of their updates, discrete ones last, and the terms that see them;
+    `local`: (block, axis of the rows in its batch) of what stands one a datum, for batches.
+    """
 
     joint: LogJoint
     blocks: list[Family]
     terms: tuple[Term, ...]
+    local: tuple[tuple[int, int], ...] = ()
+
+    def shared(self) -> list[int]:
+        """The other blocks."""
+        return sorted(set(range(len(self.blocks))) - {j for j, _ in self.local})
+
+    def to_prove(self) -> list[tuple[int, tuple[str, ...]]]:
+        """(Block, the terms that see it) of all but the discrete ones, which are summed."""
+        seen = [tuple(t.site for t in self.terms if j in t.blocks) for j in range(len(self.blocks))]
+        pairs = enumerate(zip(self.blocks, seen, strict=True))
+        return [(j, names) for j, (q, names) in pairs if names and not isinstance(q, Discrete)]
 
 
 def find_structure(
@@ -54,8 +65,8 @@ class _Finder:
     def __init__(self, joint: LogJoint, trace: dict, bounds: bool):
         self.joint, self.trace, self.bounds = joint, trace, bounds
         self.alone = {k: single(k, trace[k]) for k in joint.latents}
-        self.seen = _seen(joint, trace)
-        self.passed: dict[tuple, np.ndarray] = {}
+        self.all_sites, self.seen = list(self.alone.values()), _seen(joint, trace)
+        self.failed: dict[tuple, list[str]] = {}
 
     def find(self, factors) -> Structure:
         """Blocks as asked for, or as found, each proved; again where one took a local bound."""
@@ -68,25 +79,27 @@ class _Finder:
             blocks = [self._proved(f) for f in blocks]
         order = {k: i for i, k in enumerate(self.joint.latents)}
         blocks.sort(key=lambda f: (isinstance(f, Discrete), min(order[k] for k in f.sites)))
-        terms = tuple(self._term(name, blocks) for name in self.joint.terms)
+        terms = tuple(
+            Term(name, tuple(i for i, f in enumerate(blocks) if self._meet(name, f.sites)))
+            for name in self.joint.terms
+        )
         require_few_nodes(terms, blocks)
         return Structure(self.joint, blocks, terms)
 
-    def _term(self, name: str, blocks: list[Family]) -> Term:
-        sees = tuple(i for i, f in enumerate(blocks) if not self.seen[name].isdisjoint(f.sites))
-        return Term(name, sees, name in self.joint.bounded)
+    def _meet(self, name: str, sites) -> bool:
+        """Whether a term sees one of these sites."""
+        return not self.seen[name].isdisjoint(sites)
 
     def _names(self, sites) -> tuple[str, ...]:
-        return tuple(k for k in self.joint.terms if not self.seen[k].isdisjoint(sites))
+        return tuple(k for k in self.joint.terms if self._meet(k, sites))
 
-    def _passes(self, family: Family) -> np.ndarray:
-        """Each term's proof, which `_pairs` and `_proved` both ask for, once."""
+    def _fails(self, family: Family) -> list[str]:
+        """Terms without a proof, which `_pairs` and `_proved` both ask for, once."""
         what = (type(family), family.sites, family.batch, self.joint.bounded)
-        if what not in self.passed:
+        if what not in self.failed:
             names = self._names(family.sites)
-            all_sites = list(self.alone.values())
-            self.passed[what] = conjugate_terms(self.joint, names, family, all_sites)
-        return self.passed[what]
+            self.failed[what] = not_affine(self.joint, names, family, self.all_sites)
+        return self.failed[what]
 
     def _pairs(self) -> list[Family]:
         """A mean with the precision of its own prior."""
@@ -97,7 +110,7 @@ class _Finder:
                 continue
             for precision in sorted(self.seen[mean] - {mean} - taken):
                 both = paired(mean, precision, self.trace)
-                if both is not None and np.all(self._passes(both)):
+                if both is not None and not self._fails(both):
                     found.append(both)
                     taken |= {mean, precision}
                     break
@@ -134,29 +147,26 @@ class _Finder:
         """The block with the independence that its terms have; or `NotConjugateError`."""
         if isinstance(family, Discrete):
             return self._discrete(family)
-        names, passed = self._names(family.sites), self._passes(family)
-        failed = [k for k, ok in zip(names, passed, strict=True) if not ok]
         # where one overflows, no gradient is a number: the block's own prior comes last
-        failed = sorted(failed, key=lambda k: k in family.sites)
-        if failed and isinstance(family, Gaussian) and family.batch:
+        failed = sorted(self._fails(family), key=lambda k: k in family.sites)
+        if not failed:
+            return family
+        if isinstance(family, Gaussian) and family.batch:
             fewer = gaussian_of(list(family.sites), self.trace, len(family.batch) - 1)
             return self._proved(fewer)
-        if failed and self.bounds and isinstance(family, Gaussian):
-            logistic = [k for k in failed if self._takes_bound(k)]
-            if logistic and set(logistic) == set(failed):
-                self.joint = self.joint._replace(bounded=(*self.joint.bounded, *logistic))
+        if self.bounds and isinstance(family, Gaussian):
+            if all(map(self._takes_bound, failed)):
+                self.joint = self.joint._replace(bounded=(*self.joint.bounded, *failed))
                 # with elements apart: which ones the bound couples is another question
                 own = family.sites
                 return self._proved(self.alone[own[0]] if len(own) == 1 else family)
-        if failed:
-            self._require_finite(failed)
-            raise self._error(family, failed[0])
-        return family
+        self._require_finite(failed)
+        raise self._error(family, failed[0])
 
     def _require_finite(self, names: list[str]) -> None:
         """A density that is not finite at some values cannot be looked at there."""
         for key in random.split(random.key(0), 4):
-            values = random_values(list(self.alone.values()), key)
+            values = random_values(self.all_sites, key)
             for name, x in zip(names, self.joint.entries(tuple(names), values), strict=True):
                 if not np.all(np.isfinite(x)):
                     raise NotConjugateError(
@@ -176,7 +186,7 @@ class _Finder:
 
     def _discrete(self, family: Discrete) -> Family:
         for name in self._names(family.sites):
-            why = coupled_rows(self.joint, name, family, list(self.alone.values()))
+            why = coupled_rows(self.joint, name, family, self.all_sites)
             if why is not None:
                 raise NotConjugateError(
                     f"MeanField() sums discrete site '{family.sites[0]}' element by element, and "
@@ -189,7 +199,6 @@ class _Finder:
 
     def _error(self, family: Family, term: str) -> NotConjugateError:
         kind = type(unwrap(self.trace[term]["fn"])).__name__
-        sites = " and ".join(f"'{k}'" for k in family.sites)
         what = "its own prior" if term in family.sites else f"'{term}'"
         hint = (
             "bounds=True takes the local bound of Bernoulli and binomial sites with logits= that "
@@ -197,28 +206,25 @@ class _Finder:
             if isinstance(family, Gaussian) and ("Bernoulli" in kind or "Binomial" in kind)
             else ""
         )
-        return NotConjugateError(
-            f"site {sites} is not conjugate to {what} ({kind}): its log density is not affine in "
-            f"the statistics of a {family.name} factor. {hint}{LISTED}"
-        )
+        return not_conjugate(family, f"{what} ({kind}): its log density is", hint)
+
+
+def not_conjugate(family: Family, what: str, hint: str = "") -> NotConjugateError:
+    """The error that names the sites and says `what` is not affine."""
+    sites = " and ".join(f"'{k}'" for k in family.sites)
+    return NotConjugateError(
+        f"site {sites} is not conjugate to {what} not affine in the statistics of a {family.name} "
+        f"factor. {hint}{LISTED}"
+    )
 
 
 def require_conjugate_nearby(structure: Structure, q: list[Family]) -> None:
     """Raise `NotConjugateError` where a density is not affine about the fitted q: a bump there that
     no value of the proof met. Compiles nothing that the proof has not.
     """
-    for j, family in enumerate(q):
-        names = tuple(t.site for t in structure.terms if j in t.blocks)
-        if isinstance(family, Discrete) or not names:
-            continue
-        passed = conjugate_nearby(structure.joint, names, family, q)
-        if failed := [k for k, ok in zip(names, passed, strict=True) if not ok]:
-            sites = " and ".join(f"'{k}'" for k in family.sites)
-            raise NotConjugateError(
-                f"site {sites} is not conjugate to '{failed[0]}': about the fitted q its log "
-                f"density is not affine in the statistics of a {family.name} factor. "
-                f"{LISTED}"
-            )
+    for j, names in structure.to_prove():
+        if failed := not_affine(structure.joint, names, q[j], q, near=True):
+            raise not_conjugate(q[j], f"'{failed[0]}': about the fitted q its log density is")
 
 
 def _seen(joint: LogJoint, trace: dict) -> dict[str, frozenset]:
@@ -229,4 +235,114 @@ def _seen(joint: LogJoint, trace: dict) -> dict[str, frozenset]:
         again = joint.trace(values)
         return {k: scored(again[k]) for k in joint.terms}
 
-    return {k: s & frozenset(joint.latents) for k, s in sources(terms, values).items()}
+    return sources(terms, values)
+
+
+_SURE = 0.9  # of a label that a start gives
+
+
+def start_of(
+    init: Mapping[str, Any] | None, structure: Structure, trace: dict, key
+) -> list[Family]:
+    """A first q of every block: values of `init` where given, else draws of the prior by this key,
+    and labels by k-means++.
+    """
+    joint, rng = structure.joint, np.random.default_rng(number_of(key))
+    drawn = bare_trace(joint.model, joint.args, joint.kwargs, key=key)
+    prior = {k: {**trace[k], "value": drawn[k]["value"]} for k in joint.latents}
+    known = {k: s for k, s in trace.items() if k in drawn} | prior
+    return [_one(structure, i, known, init or {}, rng) for i in range(len(structure.blocks))]
+
+
+def number_of(key) -> int:
+    """A seed for what the host draws."""
+    return int(np.asarray(random.key_data(key)).ravel()[-1])
+
+
+def _one(structure: Structure, i: int, trace, init, rng) -> Family:
+    family = structure.blocks[i]
+    given = {k: init[k] for k in family.sites if k in init}
+    if isinstance(family, Discrete):
+        if given:
+            return _labelled(family, given[family.sites[0]])
+        return _labels(family, _rows(structure, i, trace), rng)
+    if isinstance(family, Gaussian):
+        values = {k: {**trace[k], "value": _value(k, given, trace)} for k in family.sites}
+        return gaussian_of(list(family.sites), values, len(family.batch))
+    if given:
+        raise DataError(
+            f"MeanField(init=...): site '{next(iter(given))}' is part of a "
+            f"{type(family).__name__} factor; values to start from are for discrete and Gaussian "
+            "sites."
+        )
+    return family
+
+
+def _value(name: str, given: dict, trace: dict):
+    value = given.get(name, trace[name]["value"])
+    if np.shape(value) != tuple(trace[name]["fn"].shape()):
+        raise DataError(
+            f"MeanField(init=...): '{name}' has shape {np.shape(value)}, and the site "
+            f"{tuple(trace[name]['fn'].shape())}."
+        )
+    return value
+
+
+def _labelled(family: Discrete, labels) -> Family:
+    """Given labels, or given probabilities, for the first update of the other blocks."""
+    name, labels = family.sites[0], np.asarray(labels)
+    K = len(family.categories)
+    if labels.shape == (*family.batch, K) and np.issubdtype(labels.dtype, np.floating):
+        probs = labels / labels.sum(-1, keepdims=True)
+    elif labels.shape == family.batch and set(np.unique(labels)) <= set(family.categories):
+        probs = (labels[..., None] == np.asarray(family.categories)).astype(float)
+    else:
+        raise DataError(
+            f"MeanField(init={{'{name}': ...}}): give labels of shape {family.batch} among "
+            f"{list(family.categories)}, or probabilities of shape {(*family.batch, K)}; got "
+            f"shape {labels.shape}."
+        )
+    return _with_probs(family, probs)
+
+
+def _with_probs(family: Discrete, probs) -> Family:
+    return family.at_eta(jnp.log(np.maximum(probs, np.finfo(float).tiny)))
+
+
+def _rows(structure: Structure, i: int, trace) -> np.ndarray | None:
+    """(N, columns): what is observed behind a discrete site with one entry per row."""
+    family, columns = structure.blocks[i], []
+    if len(family.batch) != 1:
+        return None
+    for term in structure.terms:
+        site = trace[term.site]
+        if i in term.blocks and is_observed(site):
+            value = np.asarray(site["value"], float)
+            if value.shape[:1] == family.batch:
+                columns.append(value.reshape(len(value), -1))
+    return np.concatenate(columns, 1) if columns else None
+
+
+def _labels(family: Discrete, rows: np.ndarray | None, rng) -> Family:
+    K = len(family.categories)
+    if rows is None or not np.all(np.isfinite(rows)) or len(rows) == 0:
+        return _with_probs(family, rng.dirichlet(np.ones(K), family.batch))
+    spread = rows.std(0)
+    rows = rows / np.where(spread > 0, spread, 1.0)
+    near = np.argmin(cdist(rows, _plus_plus(rows, K, rng), "sqeuclidean"), 1)
+    probs = np.full((len(rows), K), (1.0 - _SURE) / K)
+    probs[np.arange(len(rows)), near] += _SURE
+    return _with_probs(family, probs)
+
+
+def _plus_plus(rows: np.ndarray, K: int, rng) -> np.ndarray:
+    """K rows, each drawn in proportion to its squared distance from those before (Arthur &
+    Vassilvitskii 2007).
+    """
+    found = [rows[rng.integers(len(rows))]]
+    while len(found) < K:
+        near = np.min(cdist(rows, found, "sqeuclidean"), 1)
+        total = near.sum()
+        p = near / total if total > 0 else np.full(len(rows), 1.0 / len(rows))
+        found.append(rows[rng.choice(len(rows), p=p)])
+    return np.asarray(found)

@@ -1,47 +1,159 @@
-"""Coordinate ascent: each block in turn to the maximum of the bound (Bishop 2006, eq. 10.9),
-from draws of the prior, labels near centres of the observed rows.
+"""E_q[log p] of every term of a model, by the nodes of the blocks that it sees, and coordinate
+ascent: each block in turn to the maximum of the bound (Bishop 2006, eq. 10.9).
+
+Means are exact where the terms are affine in each block's statistics, which `conjugacy` proves
+first.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ppl_gp.errors import DataError
-from ppl_gp.mean_field.choose import gaussian_of
-from ppl_gp.mean_field.discrete import Discrete, discrete
-from ppl_gp.mean_field.expected import Term, bound, expected
-from ppl_gp.mean_field.family import Family, blend
-from ppl_gp.mean_field.gaussian import Gaussian
+from ppl_gp.errors import LISTED, ModelError
+from ppl_gp.local.bound import lam
+from ppl_gp.mean_field.discrete import LEAST, Discrete
+from ppl_gp.mean_field.family import Family, Values, blend
 from ppl_gp.mean_field.log_joint import LogJoint
-from ppl_gp.mean_field.structure import Structure
-from ppl_gp.reading.roles import is_observed
+
+_AT_ONCE = 256  # nodes that one call of a term evaluates side by side
+MAX_NODES = 10_000
+
+
+class Term(NamedTuple):
+    """A site, the blocks that its density sees, and its `forms.Form`, where it has one."""
+
+    site: str
+    blocks: tuple[int, ...]
+    form: Any = None
+
+
+def expected(joint: LogJoint, term: Term, q: list[Family], coordinates: list) -> Array:
+    """E_q[log p(site | parents)], nats, or its local bound."""
+    if term.form is not None:
+        return _by_form(term, q, coordinates)
+    rest = _any_values(q)
+    seen = [(q[j], coordinates[j]) for j in term.blocks]
+    if term.site in joint.bounded:
+        return _bound(joint, term, seen, rest)
+    labelled = any(isinstance(family, Discrete) for family, _ in seen)
+
+    def log_p(values):
+        found = joint.term(term.site, values)
+        return jnp.maximum(found, LEAST) if labelled else found  # a label that cannot be
+
+    return _over_nodes(log_p, seen, rest, jnp.sum)
+
+
+def energy(
+    joint: LogJoint, terms: Iterable[Term], q: list[Family], coordinates: list | None = None
+) -> Array:
+    """The sum of `expected` over terms; `coordinates` of the blocks, by default those of q."""
+    at = [f.coordinates() for f in q] if coordinates is None else coordinates
+    return sum((expected(joint, t, q, at) for t in terms), jnp.zeros(()))
+
+
+def _by_form(term: Term, q: list[Family], coordinates: list) -> Array:
+    labels = [j for j in term.blocks if isinstance(q[j], Discrete)]
+    (other,) = set(term.blocks).difference(labels)
+    probs = coordinates[labels[0]] if labels else 1.0
+    return term.form.mean(probs, q[other].expectations(coordinates[other]))
+
+
+def _any_values(q: list[Family]) -> Values:
+    """Values that no term of interest sees."""
+    found: Values = {}
+    for family in q:
+        nodes = family.nodes(lax.stop_gradient(family.coordinates()))
+        found |= {k: x[0] for k, x in nodes.values.items()}
+    return found
+
+
+def _over_nodes(function, seen, values: Values, total: Callable, weights: tuple = ()) -> Array:
+    """Sum over the product of the blocks' nodes of `total` of the weighted terms; the largest loop
+    inside.
+    """
+    if not seen:
+        found = function(values)
+        for w in weights:
+            found = w * found  # a weight an element stands in the plates that the term has
+        return total(found)
+    (family, at), *rest = seen
+    nodes = family.nodes(at)
+
+    def one(node):
+        own, weight = node
+        return _over_nodes(function, rest, {**values, **own}, total, (*weights, weight))
+
+    inner = math.prod(len(f.nodes(c).weights) for f, c in rest)
+    each = lax.map if inner > _AT_ONCE else lambda f, x: jax.vmap(f)(x)
+    return jnp.sum(each(one, (nodes.values, nodes.weights)), 0)
+
+
+def require_few_nodes(terms: tuple[Term, ...], q: list[Family]) -> None:
+    """Raise `ModelError` where a term's product of nodes is too large to sum."""
+    sizes = [jax.eval_shape(f.own_nodes).weights.shape[0] for f in q]
+    for term in terms:
+        if (num := math.prod(sizes[j] for j in term.blocks)) > MAX_NODES:
+            raise ModelError(
+                f"site '{term.site}' sees the blocks {[q[j].sites for j in term.blocks]}, and its "
+                f"mean would take {num} calls of the model (at most {MAX_NODES}). {LISTED}"
+            )
+
+
+def _bound(joint: LogJoint, term: Term, seen, rest: Values) -> Array:
+    """The local bound of logistic terms at its best xi (PRML 10.144, 10.163): E[eta], E[eta^2] by
+    nodes, xi^2 = E[eta^2].
+    """
+
+    def moment(power):
+        return lambda v: joint.logistic(term.site, v).eta ** power
+
+    mean, second = (_over_nodes(moment(p), seen, rest, lambda x: x) for p in (1, 2))
+    eta, y, total = joint.logistic(term.site, rest)
+    xi = jnp.sqrt(lax.stop_gradient(second))
+    rate = lam(xi)
+    bound = jax.nn.log_sigmoid(xi) - 0.5 * xi - rate * (second - xi**2)
+    # what is no logistic term: binomial coefficients
+    extra = joint.term(term.site, rest) - (y * eta - total * jax.nn.softplus(eta))
+    return jnp.sum((y - 0.5 * total) * mean + total * bound + lax.stop_gradient(extra))
+
+
+def bound(joint: LogJoint, terms: tuple[Term, ...], q: list[Family]) -> Array:
+    """E_q[log p(y, z)] + H[q], nats: at most log p(y)."""
+    total = energy(joint, terms, q) + sum((f.entropy() for f in q), jnp.zeros(()))
+    return jnp.where(total < 1e-10 * LEAST, -jnp.inf, total)
 
 
 def updated(joint: LogJoint, terms, q: list[Family], j: int, rate=1.0) -> Family:
     """Block j at the maximum of the bound given the others, or a step `rate` of the way to it in
     natural parameters. One gradient of the terms that see it.
     """
-    coordinates: list[Any] = [f.coordinates() for f in q]
+    at = [f.coordinates() for f in q]
     own = [t for t in terms if j in t.blocks]
 
-    def energy(c):
-        here = [*coordinates[:j], c, *coordinates[j + 1 :]]
-        return sum((expected(joint, t, q, here) for t in own), jnp.zeros(()))
+    def of_own(c):
+        return energy(joint, own, q, [*at[:j], c, *at[j + 1 :]])
 
-    target = q[j].natural(coordinates[j], jax.grad(energy)(coordinates[j]))
+    target = q[j].natural(at[j], jax.grad(of_own)(at[j]))
     return target if isinstance(rate, float) and rate == 1.0 else blend(q[j], target, rate)
 
 
-def sweep(joint: LogJoint, terms: tuple[Term, ...], q: list[Family]) -> list[Family]:
-    """Every block once, in order; the bound never falls."""
-    for j in range(len(q)):
-        q = [*q[:j], updated(joint, terms, q, j), *q[j + 1 :]]
+def sweep(
+    joint: LogJoint,
+    terms: tuple[Term, ...],
+    q: list[Family],
+    which: Sequence[int] | None = None,
+    rate=1.0,
+) -> list[Family]:
+    """Every block once, or `which`, in order, as `updated`; the bound never falls."""
+    for j in range(len(q)) if which is None else which:
+        q = [*q[:j], updated(joint, terms, q, j, rate), *q[j + 1 :]]
     return q
 
 
@@ -88,112 +200,16 @@ def climb(joint: LogJoint, terms, state: Progress, tol: float, num: int) -> tupl
     return lax.while_loop(going, one, (state, jnp.full(num, jnp.nan)))
 
 
-_SURE = 0.9  # of a label that a start gives
-
-
-def start(
-    structure: Structure, trace: dict, init: Mapping[str, Any], rng: np.random.Generator
-) -> list[Family]:
-    """A first q of every block: values of `init` where given, else from `trace`, a draw of the
-    prior, and labels by k-means++.
+def caution_of(q: list[Family]) -> dict[str, str]:
+    """What a bound that is no number comes from, where it is known: blocks whose moments are no
+    numbers.
     """
-    return [_one(structure, i, trace, init, rng) for i in range(len(structure.blocks))]
-
-
-def _one(structure: Structure, i: int, trace, init, rng) -> Family:
-    family = structure.blocks[i]
-    given = {k: init[k] for k in family.sites if k in init}
-    if isinstance(family, Discrete):
-        if given:
-            return _labelled(family, given[family.sites[0]])
-        return _labels(family, _rows(structure, i, trace), rng)
-    if isinstance(family, Gaussian):
-        values = {k: {**trace[k], "value": _value(k, given, trace)} for k in family.sites}
-        return gaussian_of(list(family.sites), values, len(family.batch))
-    if given:
-        raise DataError(
-            f"MeanField(init=...): site '{next(iter(given))}' is part of a "
-            f"{type(family).__name__} factor; values to start from are for discrete and Gaussian "
-            "sites."
-        )
-    return family
-
-
-def _value(name: str, given: dict, trace: dict):
-    value = given.get(name, trace[name]["value"])
-    if np.shape(value) != tuple(trace[name]["fn"].shape()):
-        raise DataError(
-            f"MeanField(init=...): '{name}' has shape {np.shape(value)}, and the site "
-            f"{tuple(trace[name]['fn'].shape())}."
-        )
-    return value
-
-
-def _labelled(family: Discrete, labels) -> Family:
-    """Given labels, or given probabilities, for the first update of the other blocks."""
-    name, labels = family.sites[0], np.asarray(labels)
-    K = len(family.categories)
-    if labels.shape == (*family.batch, K) and np.issubdtype(labels.dtype, np.floating):
-        probs = labels / labels.sum(-1, keepdims=True)
-    elif labels.shape == family.batch and set(np.unique(labels)) <= set(family.categories):
-        probs = (labels[..., None] == np.asarray(family.categories)).astype(float)
-    else:
-        raise DataError(
-            f"MeanField(init={{'{name}': ...}}): give labels of shape {family.batch} among "
-            f"{list(family.categories)}, or probabilities of shape {(*family.batch, K)}; got "
-            f"shape {labels.shape}."
-        )
-    return _as_discrete(family, probs)
-
-
-def _as_discrete(family: Discrete, probs) -> Family:
-    tiny = np.finfo(float).tiny
-    probs = jnp.asarray(np.maximum(probs, tiny))
-    return discrete(family.sites, family.batch, family.categories, probs)
-
-
-def _rows(structure: Structure, i: int, trace) -> np.ndarray | None:
-    """(N, columns): what is observed behind a discrete site with one entry per row."""
-    family, columns = structure.blocks[i], []
-    if len(family.batch) != 1:
-        return None
-    for term in structure.terms:
-        site = trace[term.site]
-        if i in term.blocks and is_observed(site):
-            value = np.asarray(site["value"], float)
-            if value.shape[:1] == family.batch:
-                columns.append(value.reshape(len(value), -1))
-    return np.concatenate(columns, 1) if columns else None
-
-
-def _labels(family: Discrete, rows: np.ndarray | None, rng) -> Family:
-    K = len(family.categories)
-    if rows is None or not np.all(np.isfinite(rows)) or len(rows) == 0:
-        return _as_discrete(family, rng.dirichlet(np.ones(K), family.batch))
-    centres = _plus_plus(_scaled(rows), K, rng)
-    near = np.argmin(_distances(_scaled(rows), centres), 1)
-    probs = np.full((len(rows), K), (1.0 - _SURE) / K)
-    probs[np.arange(len(rows)), near] += _SURE
-    return _as_discrete(family, probs)
-
-
-def _scaled(rows: np.ndarray) -> np.ndarray:
-    spread = rows.std(0)
-    return rows / np.where(spread > 0, spread, 1.0)
-
-
-def _distances(rows, centres):
-    return np.sum((rows[:, None] - centres) ** 2, -1)
-
-
-def _plus_plus(rows: np.ndarray, K: int, rng) -> np.ndarray:
-    """K rows, each drawn in proportion to its squared distance from those before (Arthur &
-    Vassilvitskii 2007).
-    """
-    found = [rows[rng.integers(len(rows))]]
-    while len(found) < K:
-        near = np.min(_distances(rows, np.asarray(found)), 1)
-        total = near.sum()
-        p = near / total if total > 0 else np.full(len(rows), 1.0 / len(rows))
-        found.append(rows[rng.choice(len(rows), p=p)])
-    return np.asarray(found)
+    moments = [jax.tree.leaves(f.coordinates()) for f in q]
+    finite = [all(bool(jnp.all(jnp.isfinite(x))) for x in m) for m in moments]
+    improper = [k for f, ok in zip(q, finite, strict=True) if not ok for k in f.sites]
+    if not improper:
+        return {}
+    return {
+        "caution": f"q of {improper} is no distribution, as where the data do not make up for an "
+        "improper prior, or a mask takes both away; give these sites a proper one"
+    }

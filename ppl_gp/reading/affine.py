@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ppl_gp.reading.walk import Walk, WholeArrays
+from ppl_gp.reading.walk import Rules, Walk
 
 
 class Dependence(IntEnum):
@@ -53,8 +53,13 @@ def dependence(function: Callable, x: jax.Array) -> tuple[Dependence, ...]:
     x, and whatever the function closes over, may be tracers: it is decided while tracing. Cost: one
     trace, nothing is computed.
     """
+    return tuple(_walked(_Affine(), function, x, Dependence.affine))
+
+
+def _walked(rules, function: Callable, x, own) -> list:
+    """What a walk with these rules says of the outputs; `own`: the value of x."""
     closed = jax.make_jaxpr(function)(x)
-    return tuple(Walk(_Affine()).closed(closed, [Dependence.affine] * len(closed.jaxpr.invars)))
+    return Walk(rules).closed(closed, [own] * len(closed.jaxpr.invars))
 
 
 def of_equation(equation, operands: list[Dependence]) -> list[Dependence]:
@@ -66,9 +71,8 @@ def bend(function: Callable, x) -> tuple[str, Any] | None:
     """(the first operation on the way to an output that is not proved affine in x, what JAX keeps
     of its line); None if all are.
     """
-    closed = jax.make_jaxpr(function)(x)
     rules = _Bends()
-    Walk(rules).closed(closed, [Dependence.affine] * len(closed.jaxpr.invars))
+    _walked(rules, function, x, Dependence.affine)
     return rules.first
 
 
@@ -78,8 +82,7 @@ def degree(function: Callable, x) -> float:
 
     For fixed other arguments, of any values. One trace, no evaluation.
     """
-    closed = jax.make_jaxpr(function)(x)
-    return max(Walk(_Degrees()).closed(closed, [1.0] * len(closed.jaxpr.invars)), default=0.0)
+    return max(_walked(_Degrees(), function, x, 1.0), default=0.0)
 
 
 def _is_linear(equation, depending: list[int]) -> bool:
@@ -93,7 +96,7 @@ def _is_linear(equation, depending: list[int]) -> bool:
     return name in _LINEAR or alone or _IN_SOME.get(name, set()).issuperset(depending)
 
 
-class _Proof(WholeArrays):
+class _Proof(Rules):
     """Of numbers, 0 for what does not depend on the argument."""
 
     # a custom derivative need not be the function's slope
@@ -101,7 +104,6 @@ class _Proof(WholeArrays):
     most: Any
 
     def either(self, values: Sequence):
-        """One of several, whichever."""
         return max(values)
 
     def chosen(self, by, value):
@@ -109,7 +111,6 @@ class _Proof(WholeArrays):
         return self.most if by else value
 
     def primitive(self, equation, into):
-        """Of an equation's outputs."""
         depending = [i for i, d in enumerate(into) if d]
         found = self.of(equation, into, depending) if depending else self.none
         return [found] * len(equation.outvars)

@@ -119,7 +119,6 @@ def wide(dtype):
 
 
 def _remedy(entry) -> str:
-    """What to do about NaN, a missing value, or infinity."""
     if np.isinf(entry):
         return (
             "arguments are finite numbers: drop or replace the row, or give a large finite "
@@ -142,7 +141,6 @@ def argument_names(model: Callable, num: int) -> list[str]:
 
 
 def optional_arguments(model: Callable) -> set[str]:
-    """Names of the arguments that have a default."""
     return {name for name, p in parameters_of(model).items() if p.default is not p.empty}
 
 
@@ -184,14 +182,9 @@ class Leaves:
     def __init__(self, model: Callable, args: tuple, kwargs: dict):
         names = argument_names(model, len(args))
         flat, self._structure = tree_flatten_with_path((args, kwargs))
-        self._leaves = [leaf for _, leaf in flat]
-        self._paths = [_path(keys, names) for keys, _ in flat]
+        # {path: leaf}, options too
+        self.leaves: dict[str, Any] = {_path(keys, names): leaf for keys, leaf in flat}
         self.inputs = argument_names(model, 1)[0] if args else None
-
-    @property
-    def leaves(self) -> dict[str, Any]:
-        """{path: leaf}, options too."""
-        return dict(zip(self._paths, self._leaves, strict=True))
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -206,9 +199,9 @@ class Leaves:
         """(args, kwargs) with these leaves in place of the own ones, and `others`, where it is
         given, in place of all that are left.
         """
-        pairs = zip(self._paths, self._leaves, strict=True)
+        own = self.leaves.items()
         return jax.tree.unflatten(
-            self._structure, [values.get(p, x if others is ... else others) for p, x in pairs]
+            self._structure, [values.get(p, x if others is ... else others) for p, x in own]
         )
 
 

@@ -11,7 +11,6 @@ from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.fingerprint import Keyed, changed, keyed
 from ppl_gp.reading.reading import Reading, read_off
-from ppl_gp.reading.tracing import declare_by
 
 
 @dataclass(unsafe_hash=True, repr=False)
@@ -78,6 +77,3 @@ def require_unchanged(model: Declared) -> None:
             "old and new values: put the old value back, fit again, or make it an argument of "
             "the model, which a fit remembers."
         )
-
-
-declare_by(declare)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend
 
-from ppl_gp.reading.walk import Walk, WholeArrays
+from ppl_gp.reading.walk import Rules, Walk, jaxprs_of
 
 
 def depends(function, x) -> bool:
@@ -44,19 +43,16 @@ def sources(function, named: dict[str, Any]):
     return jax.tree.unflatten(jax.tree.structure(shapes), flow)
 
 
-class _Sources(WholeArrays):
+class _Sources(Rules):
     none = frozenset()
 
     def either(self, values: Sequence[frozenset]) -> frozenset:
-        """All that one of them is computed from."""
         return frozenset().union(*values)
 
     def chosen(self, by: frozenset, value: frozenset) -> frozenset:
-        """The choice, too."""
         return by | value
 
     def primitive(self, equation, into: list[frozenset]) -> list[frozenset]:
-        """Every output of all inputs."""
         return [frozenset().union(*into)] * len(equation.outvars)
 
 
@@ -72,20 +68,20 @@ def decides(function, x, rest) -> bool:
     """
     closed, num = jax.make_jaxpr(function)(x, rest), len(jax.tree.leaves(x))
     rules = _Decisions()
-    Walk(rules).closed(closed, [i < num for i in range(len(closed.jaxpr.invars))])
+    given = [frozenset(["x"] * (i < num)) for i in range(len(closed.jaxpr.invars))]
+    Walk(rules).closed(closed, given)
     return rules.found
 
 
-class _Decisions(WholeArrays):
-    """Whether a value depends on x; `found`: whether such a step was met."""
+class _Decisions(_Sources):
+    """`found`: whether such a step was met."""
 
     whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
-    none, found = False, False
+    found = False
 
-    def primitive(self, equation, into: list[bool]) -> list[bool]:
-        """Every output of all inputs."""
+    def primitive(self, equation, into: list[frozenset]) -> list[frozenset]:
         self.found |= any(into) and _is_deciding(equation)
-        return [any(into)] * len(equation.outvars)
+        return super().primitive(equation, into)
 
 
 def num_entries(function, x, rest) -> int:
@@ -95,7 +91,7 @@ def num_entries(function, x, rest) -> int:
 
 def _entries(jaxpr) -> int:
     own = sum(math.prod(v.aval.shape) for e in jaxpr.eqns for v in e.outvars)
-    return own + sum(_entries(inner) for e in jaxpr.eqns for inner in _inner(e))
+    return own + sum(_entries(inner) for e in jaxpr.eqns for inner in jaxprs_of(e))
 
 
 def _is_deciding(equation) -> bool:
@@ -105,13 +101,4 @@ def _is_deciding(equation) -> bool:
     if name == "convert_element_type":
         kinds = [v.aval.dtype.kind for v in (into[0], equation.outvars[0])]
         return kinds[0] in "fc" and kinds[1] in "iub"
-    return any(_is_deciding(e) for inner in _inner(equation) for e in inner.eqns)
-
-
-def _inner(equation) -> list:
-    """The jaxprs of a loop."""
-    leaves = jax.tree.leaves(
-        list(equation.params.values()),
-        is_leaf=lambda x: isinstance(x, jax.extend.core.ClosedJaxpr | jax.extend.core.Jaxpr),
-    )
-    return [getattr(x, "jaxpr", x) for x in leaves if hasattr(getattr(x, "jaxpr", x), "eqns")]
+    return any(_is_deciding(e) for inner in jaxprs_of(equation) for e in inner.eqns)

@@ -241,7 +241,6 @@ class Bones(NamedTuple):
         return arrays_of(tree), cls(structure, static)
 
     def with_arrays(self, arrays: list):
-        """The tree again."""
         left = iter(arrays)
         leaves = [next(left) if x is None else x for x in self.leaves]
         return _closed(jax.tree.unflatten(self.structure, leaves))

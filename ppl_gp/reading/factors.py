@@ -32,7 +32,6 @@ from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.roles import (
     Roles,
-    is_factor,
     is_observed,
     is_whole,
     log_prob_per_datum,
@@ -42,16 +41,15 @@ from ppl_gp.reading.roles import (
 )
 from ppl_gp.reading.tracing import run
 
-# {family: ({parameter that may see f: how}, other parameters, which may not)}.
-_FAMILIES = {
-    dist.BernoulliLogits: ({"logits": Dependence.affine}, ()),
-    dist.BinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
-    BernoulliProbit: ({"f": Dependence.affine}, ()),
-    dist.CategoricalLogits: ({"logits": Dependence.affine}, ()),
-    dist.MultinomialLogits: ({"logits": Dependence.affine}, ("total_count",)),
-    dist.Normal: ({"loc": Dependence.affine}, ("scale",)),
-    dist.Poisson: ({"rate": Dependence.exponential}, ()),
-    dist.NegativeBinomial2: ({"mean": Dependence.exponential}, ("concentration",)),
+_FAMILIES: dict[type, dict[str, Dependence]] = {  # how a parameter may see f
+    dist.BernoulliLogits: {"logits": Dependence.affine},
+    dist.BinomialLogits: {"logits": Dependence.affine, "total_count": Dependence.constant},
+    BernoulliProbit: {"f": Dependence.affine},
+    dist.CategoricalLogits: {"logits": Dependence.affine},
+    dist.MultinomialLogits: {"logits": Dependence.affine, "total_count": Dependence.constant},
+    dist.Normal: {"loc": Dependence.affine, "scale": Dependence.constant},
+    dist.Poisson: {"rate": Dependence.exponential},
+    dist.NegativeBinomial2: {"mean": Dependence.exponential, "concentration": Dependence.constant},
 }
 
 
@@ -63,24 +61,18 @@ def is_concave(trace_at: Callable, sites: tuple[str, ...] | None, num: int) -> b
     """
     zero = jnp.zeros((num,))
     found = trace_at(zero)
-    names = [k for k, s in found.items() if is_observed(s)] if sites is None else list(sites)
-    if any(is_factor(found[k]) or type(unwrap(found[k]["fn"])) not in _FAMILIES for k in names):
+    names = [k for k, s in found.items() if is_observed(s)] if sites is None else sites
+    kinds = {k: type(unwrap(found[k]["fn"])) for k in names}
+    if any(kind not in _FAMILIES for kind in kinds.values()):
         return False
-    wanted = [(k, *_FAMILIES[type(unwrap(found[k]["fn"]))]) for k in names]
+    allowed = [(k, p, how) for k, kind in kinds.items() for p, how in _FAMILIES[kind].items()]
 
     def parameters(f):
-        trace = {k: unwrap(s["fn"]) for k, s in trace_at(f).items() if k in names}
-        return [[getattr(trace[k], p) for p in (*seeing, *others)] for k, seeing, others in wanted]
+        trace = trace_at(f)
+        return [jnp.asarray(getattr(unwrap(trace[k]["fn"]), p)) for k, p, _ in allowed]
 
-    allowed = [
-        how
-        for _, seeing, others in wanted
-        for how in (*seeing.values(), *[Dependence.constant] * len(others))
-    ]
-    ways = dependence(lambda f: [jnp.asarray(x) for x in sum(parameters(f), [])], zero)
-    return all(
-        way is how or way is Dependence.constant for way, how in zip(ways, allowed, strict=True)
-    )
+    pairs = zip(dependence(parameters, zero), allowed, strict=True)
+    return all(way in (how, Dependence.constant) for way, (*_, how) in pairs)
 
 
 class JointLogLikelihood(eqx.Module):
@@ -93,12 +85,20 @@ class JointLogLikelihood(eqx.Module):
     hyper: dict[str, Any]
     args: tuple
     kwargs: dict[str, Any]
+    keep: Bool[Array, "N"] | None = None  # the data that count, where not all do
 
     def trace(self, latent: dict | None) -> dict:
         """The model's trace with GP sites given."""
-        return run(
-            declare(self.model, self.args, self.kwargs), self.args, self.kwargs, self.hyper, latent
-        )
+        model = declare(self.model, self.args, self.kwargs)
+        sites = run(model, self.args, self.kwargs, self.hyper, latent)
+        return sites if self.keep is None else {k: self._masked(s) for k, s in sites.items()}
+
+    def _masked(self, site: dict) -> dict:
+        if not is_observed(site) or site["data_axis"] is None:
+            return site
+        mask, site = mask_of(site["fn"]), without_wrappers(site)
+        shape = (-1,) + (1,) * (-1 - site["data_axis"])
+        return {**site, "fn": site["fn"].mask(mask & jnp.reshape(self.keep, shape))}
 
     def __call__(self, latent: dict) -> Float[Array, "N"]:
         return _per_datum(self, latent)
@@ -114,22 +114,6 @@ def shared_log_prob(trace: dict) -> Float[Array, ""]:
     """
     terms = [log_prob_per_datum(s) for s in trace.values() if is_observed(s)]
     return sum([t for t in terms if t.ndim == 0], jnp.zeros(()))
-
-
-class RowsLogLikelihood(JointLogLikelihood):
-    """The same of the data that `keep` names; that of the others is 0."""
-
-    keep: Bool[Array, "N"]
-
-    def trace(self, latent):
-        return {k: self._masked(site) for k, site in super().trace(latent).items()}
-
-    def _masked(self, site: dict) -> dict:
-        if not is_observed(site) or site["data_axis"] is None:
-            return site
-        mask, site = mask_of(site["fn"]), without_wrappers(site)
-        shape = (-1,) + (1,) * (-1 - site["data_axis"])
-        return {**site, "fn": site["fn"].mask(mask & jnp.reshape(self.keep, shape))}
 
 
 class LogLikelihood(eqx.Module):
@@ -170,11 +154,7 @@ class LogLikelihood(eqx.Module):
 
     def of_rows(self, keep: Bool[Array, "N"]) -> "LogLikelihood":
         """Of some of the data alone."""
-        whole = self.joint
-        joint = RowsLogLikelihood(
-            whole.model, whole.num, whole.hyper, whole.args, whole.kwargs, keep
-        )
-        return dataclasses.replace(self, joint=joint)
+        return dataclasses.replace(self, joint=dataclasses.replace(self.joint, keep=keep))
 
     @property
     def is_concave(self) -> bool:

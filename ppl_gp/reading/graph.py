@@ -3,13 +3,10 @@ distribution, its spread, its masks and a GP's kernel are computed. Followed in 
 abstract trace.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
-from jax.core import Tracer
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, mask_of, unwrap
@@ -17,8 +14,7 @@ from ppl_gp.kernels.pairs import square_fault
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of, own_density, own_kinds
-from ppl_gp.reading.roles import is_factor
-from ppl_gp.reading.shapes import ARGUMENT, SITE, Look, named_trace
+from ppl_gp.reading.shapes import ARGUMENT, SITE, Look, kernel_beside, named_trace
 
 # What spreads a distribution: where it is random itself, the density has no upper bound.
 _SPREADS = (
@@ -37,54 +33,29 @@ _ONE_EACH = (
 )
 
 
-class Seen(NamedTuple):
+class Sources(NamedTuple):
     """What something is computed from: paths of arguments, names of sites."""
 
     arguments: frozenset[str]
     sites: frozenset[str]
 
 
-NOTHING = Seen(frozenset(), frozenset())
-
-
-class Graph(NamedTuple):
-    """{sample site: what its distribution, its spread, its masks and scales are computed from}; a
-    factor is its own distribution.
-
-    `kernels`: of GP sites, what the kernel is computed from beside the inputs. `variances`: where a
-    distribution tells its variance.
+class Sees(NamedTuple):
+    """What a sample site's distribution is computed from, its spread, its masks and scales, a GP's
+    kernel beside its inputs, its variance where it tells it, and the density of a user's class.
     """
 
-    distributions: dict[str, Seen]
-    spreads: dict[str, Seen]
-    around: dict[str, Seen]
-    kernels: dict[str, Seen]
-    variances: dict[str, Seen]
-
-    @property
-    def shaping(self) -> frozenset[str]:
-        """Arguments that the distribution of some site, no factor among them, is computed from."""
-        return frozenset().union(*(s.arguments for s in self.distributions.values()))
+    fn: Sources
+    spread: Sources
+    around: Sources
+    kernel: Sources
+    variance: Sources
+    density: Sources
 
 
-def graph(model: Callable, leaves: Leaves, base: Look) -> tuple[Graph, dict[str, Seen]]:
-    """(the graph, {factor: what it sees}). One abstract trace.
-
-    A model that looks at its arguments' values while it is traced is taken to compute every
-    distribution from all of them but `y`.
-    """
-    with suppress(jax.errors.JAXTypeError):
-        return _graph(model, leaves, base, leaves.arrays)
-    found, factors = Graph({k: NOTHING for k in base.sites}, {}, {}, {}, {}), {}
-    with suppress(jax.errors.JAXTypeError):
-        found, factors = _graph(model, leaves, base, {})
-    given = frozenset(p for p in leaves.arrays if p != "y")
-    everything = {k: Seen(given, s.sites) for k, s in found.distributions.items()}
-    return found._replace(distributions=everything), factors
-
-
-def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
-    named, trace_at = named_trace(model, leaves, base, arrays)
+def graph(model: Callable, leaves: Leaves, base: Look) -> dict[str, Sees]:
+    """Of each sample site. One abstract trace."""
+    named, trace_at = named_trace(model, leaves, base, leaves.arrays)
     sites: dict[str, dict] = {}
 
     def parts(named):
@@ -92,13 +63,10 @@ def _graph(model, leaves: Leaves, base: Look, arrays: Mapping[str, Any]):
         return {k: _parts(s) for k, s in sites.items()}
 
     flow = jax.tree.map(_told, sources(parts, named), is_leaf=lambda x: isinstance(x, list))
-    fn, spread, around, kernels, variances, densities = (
-        {k: parts[i] for k, parts in flow.items()} for i in range(6)
-    )
-    _require_attributes(sites, fn, densities)
-    factors = {k: seen for k, seen in fn.items() if is_factor(sites[k])}
-    own = {k: seen for k, seen in fn.items() if k not in factors}
-    return Graph(own, spread, around, kernels, variances), factors
+    found = {k: Sees(*told) for k, told in flow.items()}
+    for k, seen in found.items():
+        _require_attributes(k, sites[k]["fn"], seen)
+    return found
 
 
 def _parts(site) -> tuple[list, ...]:
@@ -111,24 +79,23 @@ def _parts(site) -> tuple[list, ...]:
     # A kernel or a mean may be any callable: what it is computed from shows in its values alone.
     own = [fn.X, fn.kernel(fn.X, fn.X), fn.mean] if isinstance(fn, GP) else fn
     around = [mask_of(site["fn"]), site["scale"]]
-    kernel = _kernel_beside_inputs(fn) if isinstance(fn, GP) else []
+    kernel = kernel_beside(fn) if isinstance(fn, GP) else []
     density = own_density(fn, site["value"])
     parts = (own, _spread(fn), around, kernel, _variance(fn), density)
     return tuple(arrays_of(part) for part in parts)
 
 
-def _require_attributes(sites: Mapping, seen: Mapping, densities: Mapping) -> None:
+def _require_attributes(name: str, fn, seen: Sees) -> None:
     """Raise `ModelError` where a density is computed from what its distribution does not keep."""
-    for name, density in densities.items():
-        hidden = {*density.sites, *density.arguments} - {*seen[name].sites, *seen[name].arguments}
-        if hidden:
-            kind = own_kinds(sites[name]["fn"])[0].__name__
-            raise ModelError(
-                f"log_prob of {kind}, the distribution of site '{name}', depends on "
-                f"{sorted(hidden)} through a function or an object that encloses arrays. Keep each "
-                f"array as an attribute, for example self.loc = loc in {kind}.__init__, also in a "
-                "list, a dictionary or a registered pytree, but not in another object."
-            )
+    hidden = {*seen.density.sites, *seen.density.arguments} - {*seen.fn.sites, *seen.fn.arguments}
+    if hidden:
+        kind = own_kinds(fn)[0].__name__
+        raise ModelError(
+            f"log_prob of {kind}, the distribution of site '{name}', depends on "
+            f"{sorted(hidden)} through a function or an object that encloses arrays. Keep each "
+            f"array as an attribute, for example self.loc = loc in {kind}.__init__, also in a "
+            "list, a dictionary or a registered pytree, but not in another object."
+        )
 
 
 def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
@@ -139,17 +106,6 @@ def _require_matrix(name: str, prior: GP, is_in_plate: bool) -> None:
             f"{prior.X.shape}: {fault}. A kernel is k(X1, X2) -> (N1, N2), one entry a pair of "
             f"rows.{_ONE_EACH if is_in_plate else ''}"
         )
-
-
-def _kernel_beside_inputs(gp: GP):
-    """k(C, C) at inputs C that are computed from nothing: those of the GP where they are numbers,
-    or else a tracer of their shape.
-
-    A kernel may look at the values of its inputs where it sees them, and refuse what nobody gave
-    it.
-    """
-    C = gp.X if not isinstance(gp.X, Tracer) else jnp.zeros(gp.X.shape, gp.X.dtype)
-    return gp.kernel(C, C)
 
 
 def _spread(fn) -> list:
@@ -182,7 +138,7 @@ def _variance(fn):
     return fn if found is None and own_kinds(fn) else found
 
 
-def _told(flow: list[frozenset]) -> Seen:
+def _told(flow: list[frozenset]) -> Sources:
     names = frozenset().union(*flow)
     arguments = frozenset(n.removeprefix(ARGUMENT) for n in names if n.startswith(ARGUMENT))
-    return Seen(arguments, frozenset(n.removeprefix(SITE) for n in names if n.startswith(SITE)))
+    return Sources(arguments, frozenset(n.removeprefix(SITE) for n in names if n.startswith(SITE)))

@@ -10,31 +10,25 @@ enters it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_gp.reading.walk import NONLINEAR, Walk, WholeArrays
+from ppl_gp.reading.walk import NONLINEAR, Known, Rules, Walk, later
 
 _WORD = 32  # functions a word of a set
 _LINEAR = {"add", "sub", "neg", "add_any", "copy", "copy_p", "stop_gradient", "real"}
-# linear where one factor, or the numerator alone, depends on the functions
-_MULTIPLES = {"mul", "div"}
+# `mul` and `div` are linear where one factor, or the numerator alone, depends on the functions
+_ENTRY_BY_ENTRY = _LINEAR | NONLINEAR | {"mul", "div", "select_n", "convert_element_type"}
 _MOVES = frozenset(
     """
     reshape transpose broadcast_in_dim squeeze slice rev expand_dims concatenate stack gather
     dynamic_slice
     """.split()
 )
-_REDUCTIONS = {
-    "reduce_max",
-    "reduce_min",
-    "reduce_and",
-    "reduce_or",
-    "reduce_prod",
+_REDUCTIONS = {f"reduce_{how}" for how in ("max", "min", "and", "or", "prod")} | {
     "argmax",
     "argmin",
 }
@@ -67,19 +61,7 @@ def dependence(function: Callable, num: int, like) -> Dependence:
     )
 
 
-class _Known:
-    """A value that no function enters, computed when it is asked for (an index, say)."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make, self._value = make, None
-
-    def __call__(self):
-        if self._make is not None:
-            self._value, self._make = self._make(), None
-        return self._value
-
-
-class _Reader(WholeArrays):
+class _Reader(Rules):
     """The rules of a walk for sets; gathers `coupled` as it goes. A loop mixes what enters it."""
 
     whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
@@ -93,23 +75,18 @@ class _Reader(WholeArrays):
 
     def unpacked(self, x, shape) -> np.ndarray:
         """A value's sets as booleans, (F, *shape)."""
-        x = np.zeros((self.words, *shape), np.uint32) if isinstance(x, _Known) else x
+        x = np.zeros((self.words, *shape), np.uint32) if isinstance(x, Known) else x
         return np.stack(
             [(x[i // _WORD] >> np.uint32(i % _WORD)) & 1 for i in range(self.num)]
         ).astype(bool)
 
-    def constant(self, array) -> "_Known":
-        """A value that no function enters."""
-        return _Known(lambda: array)
-
-    def literal(self, literal) -> "_Known":
-        """A number."""
-        return self.constant(literal.val)
+    def constant(self, array) -> Known:
+        return Known(lambda: array)
 
     def primitive(self, equation, operands: list) -> list:
-        """Sets of the outputs; `_Known` where no function enters."""
+        """Sets of the outputs; `Known` where no function enters."""
         if not any(map(_is_set, operands)):
-            return _later(equation, operands)
+            return later(equation, operands)
         name, params = equation.primitive.name, equation.params
         shape = getattr(equation.outvars[0].aval, "shape", ())
         if name in _MOVES and (moved := self._moved(equation, operands)) is not None:
@@ -120,25 +97,18 @@ class _Reader(WholeArrays):
             return [united if name == "reduce_sum" else self._couple(united)]
         if name == "dot_general" and sum(isinstance(x, np.ndarray) for x in operands) == 1:
             return [self._product(equation, operands)]
-        if (
-            name in _LINEAR
-            or name in NONLINEAR
-            or name in _MULTIPLES
-            or name in ("select_n", "convert_element_type")
-        ):
+        if name in _ENTRY_BY_ENTRY:
             united = self._union(operands, shape)
             return [united if _is_linear(equation, operands) else self._couple(united)]
-        everything = self._couple(
-            self._union([np.bitwise_or.reduce(_flat(x), -1) for x in operands if _is_set(x)], ())
-        )
-        everything = np.reshape(everything, (self.words, -1))
-        return [
-            np.broadcast_to(
-                np.reshape(everything, (self.words, *[1] * len(v.aval.shape))),
-                (self.words, *v.aval.shape),
-            )
-            for v in equation.outvars
+        sets = [
+            np.bitwise_or.reduce(np.reshape(x, (self.words, -1)), -1)
+            for x in operands
+            if _is_set(x)
         ]
+        shapes, everything = [v.aval.shape for v in equation.outvars], self._union(sets, ())
+        everything = self._couple(everything)
+        wide = [np.reshape(everything, (-1, *[1] * len(shape))) for shape in shapes]
+        return [np.broadcast_to(x, (self.words, *s)) for x, s in zip(wide, shapes, strict=True)]
 
     def _union(self, operands, shape) -> np.ndarray:
         """Of the sets of operands that broadcast to a shape."""
@@ -173,21 +143,17 @@ class _Reader(WholeArrays):
         """A sum of multiples of the one operand that depends on functions, whatever the other's
         entries are.
         """
-        left = _is_set(operands[0])
-        (contract, batch), x = equation.params["dimension_numbers"], operands[0 if left else 1]
-        axes, kept = contract[0 if left else 1], batch[0 if left else 1]
-        free = [i for i in range(x.ndim - 1) if i not in (*axes, *kept)]
-        united = np.bitwise_or.reduce(
-            np.transpose(x, [0, *(a + 1 for a in (*kept, *free, *axes))]).reshape(
-                (self.words, *[x.shape[a + 1] for a in (*kept, *free)], -1)
-            ),
-            -1,
-        )
+        side = 0 if _is_set(operands[0]) else 1
+        (summed, batch), x = equation.params["dimension_numbers"], operands[side]
+        rest = [i for i in range(x.ndim - 1) if i not in summed[side]]
+        kept = [rest.index(i) for i in batch[side]]
+        free = [i for i in range(len(rest)) if i not in kept]
+        united = np.bitwise_or.reduce(x, axis=tuple(a + 1 for a in summed[side]))
+        united = np.transpose(united, [0, *(i + 1 for i in (*kept, *free))])
         shape = equation.outvars[0].aval.shape
-        others = len(shape) - len(kept) - len(free)
-        at = len(kept) + len(free) if left else len(kept)
-        united = np.expand_dims(united, tuple(range(at + 1, at + 1 + others)))
-        return np.array(np.broadcast_to(united, (self.words, *shape)))
+        first = united.ndim if side == 0 else 1 + len(kept)  # of the other operand's axes
+        others = range(first, first + 1 + len(shape) - united.ndim)
+        return np.broadcast_to(np.expand_dims(united, tuple(others)), (self.words, *shape))
 
     def _couple(self, sets: np.ndarray) -> np.ndarray:
         """The sets as they are, after their functions have been noted as coupled."""
@@ -206,10 +172,6 @@ def _is_set(x) -> bool:
     return isinstance(x, np.ndarray)
 
 
-def _flat(x):
-    return np.reshape(x, (x.shape[0], -1))
-
-
 def _is_linear(equation, operands) -> bool:
     name, sets = equation.primitive.name, [_is_set(x) for x in operands]
     if name == "mul":
@@ -224,12 +186,3 @@ def _is_linear(equation, operands) -> bool:
             for v in (*equation.invars, *equation.outvars)
         )
     return name in _LINEAR
-
-
-def _later(equation, operands) -> list[_Known]:
-    def results():
-        out = equation.primitive.bind(*[x() for x in operands], **equation.params)
-        return out if equation.primitive.multiple_results else [out]
-
-    every = _Known(results)
-    return [_Known(lambda i=i: cast(list, every())[i]) for i in range(len(equation.outvars))]

@@ -18,12 +18,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.roles import (
-    Roles,
-    is_factor,
-    is_observed,
-    roles,
-)
+from ppl_gp.reading.roles import Roles, is_factor, is_observed, roles
 from ppl_gp.reading.tracing import bare_trace
 
 
@@ -140,7 +135,6 @@ class _Named(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg):
-        """Inside of the seed, which draws."""
         if msg["type"] == "sample" and msg["value"] is not None and not msg["is_observed"]:
             self.found.append(msg["name"])
         elif msg["type"] == "prng_key":

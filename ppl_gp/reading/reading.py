@@ -15,7 +15,7 @@ from ppl_gp.errors import (
     NotPointwiseError,
 )
 from ppl_gp.reading.arguments import Leaves, argument_of
-from ppl_gp.reading.graph import NOTHING, Graph, Seen, graph
+from ppl_gp.reading.graph import Sees, Sources, graph
 from ppl_gp.reading.rows import Rows, rows_of
 from ppl_gp.reading.shapes import Look, look_at
 from ppl_gp.reading.walk import line_of
@@ -206,7 +206,9 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     """The reading of `model(*args, **kwargs)`. Abstract traces only, five as a rule."""
     leaves = Leaves(model, args, kwargs)
     base = look_at(model, leaves)
-    seen, factors = graph(model, leaves, base)
+    seen = graph(model, leaves, base)
+    factors = {k: seen[k].fn.arguments for k, s in base.sites.items() if s.is_factor}
+    shaping = _every(s.fn.arguments for k, s in seen.items() if k not in factors)
     found = rows_of(model, leaves, base, tables)
     _require_tables(tables, leaves, found)
     rows = {p: a[0] for p, a in found.rows.items() if len(a) == 1}
@@ -216,6 +218,8 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     mixing += [(k, "kernel", c) for k, c in found.kernels.items()]
     causes = {**found.shared, **found.coupled, **{k: c for k, _, c in mixing}}
     predicted = tuple(k for k in observed if k in found.axes or _sees_gp(k, seen, base))
+    needed = _needed(leaves, found, shaping, [seen[k].fn for k in predicted if k not in found.axes])
+    free = {k: seen[k] for k, s in base.sites.items() if not (s.observed or s.is_gp)}
     return Reading(
         axes=tuple(found.axes.items()),
         plates=found.plates,
@@ -224,18 +228,14 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         grows=found.grows,
         observed=observed,
         predicted=predicted,
-        scored=tuple(k for k, s in factors.items() if s.arguments - seen.shaping),
-        shaping=tuple(sorted(seen.shaping)),
-        masking=tuple(sorted(frozenset().union(*(s.arguments for s in seen.around.values())))),
-        needed=tuple(
-            p for p in _needed(leaves, found, seen, predicted) if argument_of(p) not in tables
-        ),
-        factored=tuple(
-            sorted(frozenset().union(*(s.arguments for s in factors.values())) - seen.shaping)
-        ),
-        spread=_from_random(seen.spreads, base),
-        variance=_from_random(seen.variances, base),
-        kernels=_kernels_of_data(seen, rows),
+        scored=tuple(k for k, arguments in factors.items() if arguments - shaping),
+        shaping=tuple(sorted(shaping)),
+        masking=tuple(sorted(_every(s.around.arguments for s in seen.values()))),
+        needed=tuple(p for p in needed if argument_of(p) not in tables),
+        factored=tuple(sorted(_every(factors.values()) - shaping)),
+        spread=_any((k, s.spread.sites) for k, s in free.items()),
+        variance=_any((k, s.variance.sites) for k, s in free.items()),
+        kernels=_any((k, s.kernel.arguments & {*rows, "y"}) for k, s in seen.items()),
         mixing=tuple((k, what, c.kind) for k, what, c in mixing),
         shared=tuple((k, "density", c.kind) for k, c in found.shared.items()),
         coupled=tuple((k, c.kind) for k, c in found.coupled.items()),
@@ -243,6 +243,15 @@ def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
         whole=found.whole,
         lines=tuple((k, line_of(c.source)) for k, c in causes.items()),
     )
+
+
+def _every(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)
+
+
+def _any(pairs: Iterable[tuple[str, frozenset[str]]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(site, what something about it is computed from) where that is anything."""
+    return tuple((k, tuple(sorted(names))) for k, names in pairs if names)
 
 
 def _require_tables(tables, leaves: Leaves, found: Rows) -> None:
@@ -258,40 +267,27 @@ def _require_tables(tables, leaves: Leaves, found: Rows) -> None:
 
 
 def _needed(
-    leaves: Leaves, found: Rows, seen: Graph, predicted: tuple[str, ...]
+    leaves: Leaves, found: Rows, shaping: frozenset[str], loose: Iterable[Sources]
 ) -> tuple[str, ...]:
-    """Shaping arrays with one entry per datum, and those of sites whose own data axis is not known
-    (f[idx]: idx belongs to the new data).
+    """Shaping arrays with one entry per datum, and those of the `loose` sites, whose own data axis
+    is not known (f[idx]: idx belongs to the new data).
     """
     arrays = [
         p
         for p, x in leaves.arrays.items()
-        if x.shape and p in seen.shaping and argument_of(p) != leaves.inputs
+        if x.shape and p in shaping and argument_of(p) != leaves.inputs
     ]
     if not found.grows:
         return tuple(arrays)
-    loose = frozenset().union(
-        *(seen.distributions[k].arguments for k in predicted if k not in found.axes)
-    )
-    return tuple(p for p in arrays if len(found.rows.get(p, ())) == 1 or p in loose)
+    told = _every(s.arguments for s in loose)
+    return tuple(p for p in arrays if len(found.rows.get(p, ())) == 1 or p in told)
 
 
-def _sees_gp(name: str, seen: Graph, base: Look) -> bool:
+def _sees_gp(name: str, seen: Mapping[str, Sees], base: Look) -> bool:
     """Whether a site's distribution is computed from a GP's values, also through other sites."""
     front, known = [name], set()
     while front:
-        new = seen.distributions.get(front.pop(), NOTHING).sites - known
+        new = seen[front.pop()].fn.sites - known
         known |= new
-        front += new
+        front += [k for k in new if k in seen]
     return any(base.sites[k].is_gp for k in known if k in base.sites)
-
-
-def _kernels_of_data(seen: Graph, rows: Mapping) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    found = {k: tuple(sorted(s.arguments & {*rows, "y"})) for k, s in seen.kernels.items()}
-    return tuple((k, paths) for k, paths in found.items() if paths)
-
-
-def _from_random(seen: dict[str, Seen], base: Look) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """(site, the random sites that something about it is computed from)."""
-    free = [k for k, s in base.sites.items() if not (s.observed or s.is_gp)]
-    return tuple((k, tuple(sorted(seen[k].sites))) for k in free if seen.get(k, NOTHING).sites)

@@ -116,21 +116,24 @@ def data_plates(trace: dict) -> set[str]:
 
 def plate_scale(trace: dict) -> float:
     """N / B of the plates that subsample in the model itself; 1 where none does."""
-    plates = [s["args"] for s in trace.values() if s["type"] == "plate"]
-    return float(math.prod(size / (subsample or size) for size, subsample in plates))
+    return float(math.prod(size / batch for size, batch in subsampling(trace).values()))
+
+
+def subsampling(trace: dict) -> dict[str, tuple]:
+    """{plate of the model that subsamples: (its rows, rows of a batch)}."""
+    plates = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
+    return {k: sizes for k, sizes in plates.items() if sizes[1] not in (None, sizes[0])}
 
 
 def require_no_subsampling(trace: dict, method: str) -> None:
     """Raise `ModelError` where a plate of the model subsamples: `method` would see one random batch
     of the data.
     """
-    for name, site in trace.items():
-        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-            size, batch = site["args"]
-            raise ModelError(
-                f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
-                "in every step; leave subsample_size out, or fit by SVGP()."
-            )
+    for name, (size, batch) in subsampling(trace).items():
+        raise ModelError(
+            f"plate '{name}' subsamples {batch} of {size} rows, and {method} takes all data "
+            "in every step; leave subsample_size out, or fit by SVGP()."
+        )
 
 
 def log_prob_per_datum(site):

@@ -6,11 +6,10 @@ array that is only looked up is a table. What Python takes from a shape (the siz
 number) is no operation: the second trace shows what it made longer, and which numbers changed.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from numpyro.primitives import Messenger
@@ -19,13 +18,15 @@ from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.label_rules import LabelRules
 from ppl_gp.reading.labels import Cause, Seen
 from ppl_gp.reading.shapes import (
+    ARGUMENT,
+    SITE,
     Look,
     like,
     look_at,
+    named_trace,
     parts_of,
     unused_length,
 )
-from ppl_gp.reading.tracing import bare_trace
 from ppl_gp.reading.walk import Walk, changed_numbers
 
 
@@ -64,7 +65,6 @@ class whole(Messenger):
     """Plates that subsample take all rows, in order."""
 
     def process_message(self, msg):
-        """Set the indices of a plate."""
         if msg["type"] == "plate" and (size := msg["args"][0]) != msg["args"][1]:
             msg["args"], msg["value"] = (size, size), jnp.arange(size)
 
@@ -95,16 +95,13 @@ class _Reader:
 
     def traced(self, arrays: Mapping, look: Look):
         """(the jaxpr from arguments and sites to what is read, the structure of that)."""
-        is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)  # noqa: E731
-        values, static = eqx.partition(look.values, is_shape)
+        named, trace_at = named_trace(self.model, self.leaves, look, arrays)
 
-        def parts(arrays, values):
-            latent = eqx.combine(values, static)
-            trace = bare_trace(self.model, *self.leaves.replaced(arrays), latent, latent)
-            return {k: parts_of(s) for k, s in trace.items() if s["type"] == "sample"}
+        def parts(named):
+            return {k: parts_of(s) for k, s in trace_at(named).items()}
 
-        closed, shapes = jax.make_jaxpr(parts, return_shape=True)(arrays, values)
-        return closed, (jax.tree.structure(shapes), sorted(values))
+        closed, shapes = jax.make_jaxpr(parts, return_shape=True)(named)
+        return closed, jax.tree.structure(shapes)
 
     def found(self, subsampling: Collection[str]) -> Rows:
         """All of it. A single row is read as the first of several: an operation along an axis of
@@ -125,18 +122,18 @@ class _Reader:
         return self.told(look)
 
     def walk(self) -> None:
-        """Label all axes."""
+        """Label all axes: those of arguments and sites alike in each walk."""
         self.labels = labels = LabelRules(frozenset(self.counts))
-        structure, names = self.structure
-        self.given = {p: [labels.argument(x.shape, free=False)] for p, x in self.arrays.items()}
+        self.given = {p: labels.argument(x.shape, free=False) for p, x in self.arrays.items()}
         self.values = {
-            k: [labels.argument(x.shape, free=True) for x in jax.tree.leaves(self.base.values[k])]
-            for k in names
+            k: [labels.argument(x.shape, free=True) for x in jax.tree.leaves(v)]
+            for k, v in self.base.values.items()
         }
-        flat = [x[0] for _, x in sorted(self.given.items())]
-        flat += [x for k in names for x in self.values[k]]
+        named = {ARGUMENT + p: [v] for p, v in self.given.items()}
+        named |= {SITE + k: v for k, v in self.values.items()}
+        flat = [x for _, parts in sorted(named.items()) for x in parts]
         out = Walk(labels).closed(self.jaxpr, flat)
-        self.sites = {k: Found(*v) for k, v in jax.tree.unflatten(structure, out).items()}
+        self.sites = {k: Found(*v) for k, v in jax.tree.unflatten(self.structure, out).items()}
         for v in self.sites.values():  # masks and scales stand before the densities
             for around in v.around:
                 for pair in zip(around.axes, v.own[0].axes, strict=True):
@@ -150,33 +147,29 @@ class _Reader:
         """GP sites, also observed ones."""
         return [k for k, v in self.sites.items() if v.kernel]
 
+    def groups(self, labels: Iterable[int | None]) -> set[int]:
+        """What stands for these labels."""
+        return {self.labels.group(a) for a in labels if a is not None}
+
     def is_row(self, label: int | None) -> bool:
         """Whether an axis is the data's."""
-        return label is not None and self.labels.group(label) == self.labels.group(self.labels.rows)
+        return not self.groups([label]).isdisjoint(self.groups([self.labels.rows]))
 
     def rows_label(self, subsampling: Collection[str]) -> int | None:
         """The observations' own rows, those of the first argument before others; of nothing that
         is observed by rows, a GP's, or the first argument's.
         """
-        groups = [self.labels.group(a) for a in self._first()]
+        first = [v.axes[0] for p, v in self.given.items() if self._is_first(p) and v.axes]
         gps = [v.axes[-1] for k in self.gps for v in self.values.get(k, ())]
-        found = [
-            self.labels.group(a)
-            for k in self.sites
-            if (a := self._own_rows(k, subsampling, gps, groups)) is not None
-        ]
-        found = [a for a in found if a in groups] or found or gps or groups
+        ends = self.groups(gps), self.groups(first)
+        own = [a for k in self.sites if (a := self._own_rows(k, subsampling, ends)) is not None]
+        found = [a for a in own if a in ends[1]] or own or gps or first
         if not found:
             return None
         self.labels.join((self.labels.rows, found[0]))
         return found[0]
 
-    def _first(self) -> Iterator[int]:
-        for p, (seen,) in self.given.items():
-            if self._is_first(p) and seen.axes:
-                yield seen.axes[0]
-
-    def _own_rows(self, name: str, subsampling, gps, first) -> int | None:
+    def _own_rows(self, name: str, subsampling, ends: tuple[set[int], ...]) -> int | None:
         """Of an observed site: a plate's that subsamples, the axis with the rows of a GP or of the
         first argument, its only plate's, the one of as many members as the inputs have rows, its
         only one.
@@ -187,18 +180,11 @@ class _Reader:
         axes = self.sites[name].own[0].axes
         if plates := [axes[a] for p, a in site.frames if p in subsampling]:
             return plates[0]
-        framed = [axes[a] for _, a in site.frames if axes[a] is not None]
         inputs = {x.shape[0] for p, x in self.arrays.items() if self._is_first(p) and x.shape}
         alike = [axes[a] for _, a in site.frames if site.shape[a] in inputs]
-        own = [a for a in axes if a is not None]
-        for known in (self._met(axes, gps), self._met(axes, first), framed, alike, own):
-            if len(found := {self.labels.group(a) for a in known}) == 1:
-                return found.pop()
-        return None
-
-    def _met(self, axes, ends: Collection[int]) -> list[int]:
-        groups = {self.labels.group(a) for a in ends}
-        return [a for a in axes if a is not None and self.labels.group(a) in groups]
+        every, framed = self.groups(axes), self.groups(axes[a] for _, a in site.frames)
+        known = (*(every & end for end in ends), framed, self.groups(alike), every)
+        return next((min(found) for found in known if len(found) == 1), None)
 
     def _is_first(self, path: str) -> bool:
         return argument_of(path) == self.leaves.inputs
@@ -206,12 +192,8 @@ class _Reader:
     # More rows.
 
     def _num_rows(self) -> int | None:
-        pairs = (
-            (x.shape[i], a)
-            for p, x in self.arrays.items()
-            for i, a in enumerate(self.given[p][0].axes)
-        )
-        return next((n for n, a in pairs if self.is_row(a)), None)
+        axes = ((x, i) for p, x in self.arrays.items() for i in self._row_axes(p))
+        return next((x.shape[i] for x, i in axes), None)
 
     def grown(self, row: int) -> tuple[Look, Any, dict] | None:
         """What a few rows more give, the jaxpr of it, and the arguments' shapes: of what meets the
@@ -222,7 +204,7 @@ class _Reader:
             return None
         more, group = unused_length(self.leaves, self.base, num), self.labels.group
         alike = {
-            p: group(self.given[p][0].axes[0])
+            p: group(self.given[p].axes[0])
             for p, x in self.arrays.items()
             if x.shape[:1] == (num,) and argument_of(p) not in self.tables
         }
@@ -241,8 +223,11 @@ class _Reader:
         self.labels.join(labels)
         return tuple(rest)
 
+    def _row_axes(self, path: str) -> tuple[int, ...]:
+        return tuple(i for i, a in enumerate(self.given[path].axes) if self.is_row(a))
+
     def _longer(self, path: str, labels: Collection[int], more: int):
-        x, axes = self.arrays[path], self.given[path][0].axes
+        x, axes = self.arrays[path], self.given[path].axes
         grows = (self.labels.group(a) in labels for a in axes)
         shape = tuple(n + more * g for n, g in zip(x.shape, grows, strict=True))
         return jax.ShapeDtypeStruct(shape, x.dtype)
@@ -285,32 +270,14 @@ class _Reader:
         self.labels.join((self.labels.rows, *joined))
         self.counts = changed_numbers(self.jaxpr, closed)
         if self.counts:
-            before = {
-                (p, i)
-                for p, (v,) in self.given.items()
-                for i, a in enumerate(v.axes)
-                if self.is_row(a)
-            }
-            sites = {
-                (k, j, i)
-                for k, vs in self.values.items()
-                for j, v in enumerate(vs)
-                for i, a in enumerate(v.axes)
-                if self.is_row(a)
-            }
+            every = (*self.given.values(), *(v for vs in self.values.values() for v in vs))
+            rows = [a for v in every for a in v.axes if self.is_row(a)]
             self.walk()
-            self.labels.join(
-                [
-                    self.labels.rows,
-                    *(self.given[p][0].axes[i] for p, i in before),
-                    *(self.values[k][j].axes[i] for k, j, i in sites),
-                ]
-            )
+            self.labels.join([self.labels.rows, *rows])
 
     # The answer.
 
     def told(self, look: Look | None) -> Rows:
-        """By name."""
         if look is not None:
             plates = tuple(k for k, s in self.base.plates.items() if look.plates.get(k, s) != s)
         else:
@@ -331,11 +298,7 @@ class _Reader:
             for k, parts in self.values.items()
             if k not in axes and any(self.is_row(a) for v in parts for a in v.axes)
         )
-        rows = {
-            p: tuple(i for i, a in enumerate(v.axes) if self.is_row(a))
-            for p, (v,) in self.given.items()
-        }
-        rows = {p: a for p, a in rows.items() if a}
+        rows = {p: a for p in self.given if (a := self._row_axes(p))}
         return Rows(
             axes, plates, rows, mixing, shared, coupled, looked, kernels, whole, look is not None
         )
@@ -353,20 +316,19 @@ class _Reader:
         found = self.sites[name]
         if by_row or name in self.gps:
             return self._cause(found.own, free=True) if self._is_asked(name) else None
-        ends = {self.labels.group(v[0].axes[-1]) for k, v in self.values.items() if k in self.gps}
-        ends.add(self.labels.group(self.labels.rows))
-        (terms,) = found.own
+        (terms,), gps = found.own, [k for k in self.gps if k in self.values]
+        ends = self.groups([self.labels.rows, *(self.values[k][0].axes[-1] for k in gps)])
         met = [c for (a, free), c in terms.across.items() if free and self.labels.group(a) in ends]
-        seen = terms.free and self._met(terms.axes, ends)
+        seen = terms.free and self.groups(terms.axes) & ends
         cause = next(iter(met), Cause("mixes", "site", None) if seen else None)
         return cause if self._is_asked(name) else None
 
     def _is_seen(self, gp: str) -> bool:
         """Whether an observed site sees values of a GP."""
-        ends = {self.labels.group(v.axes[-1]) for v in self.values.get(gp, ())}
+        ends = self.groups(v.axes[-1] for v in self.values.get(gp, ()))
         observed = (self.sites[k].own[0] for k, s in self.base.sites.items() if s.observed)
         met = (a for v in observed for a in (*v.axes, *(a for a, _ in v.across)))
-        return any(a is not None and self.labels.group(a) in ends for a in met)
+        return not ends.isdisjoint(self.groups(met))
 
     def _is_asked(self, name: str) -> bool:
         return self.base.sites[name].observed or name in self.gps

@@ -17,12 +17,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, bare, bare_shape, hidden_axes, mask_of, unwrap
 from ppl_gp.reading.arguments import Leaves, is_array
 from ppl_gp.reading.digest import own_density
-from ppl_gp.reading.roles import (
-    is_factor,
-    is_gp,
-    is_missing_part,
-    is_observed,
-)
+from ppl_gp.reading.roles import is_factor, is_gp, is_missing_part, is_observed
 from ppl_gp.reading.tracing import bare_trace
 
 ARGUMENT, SITE = "argument ", "site "  # what names of `named_trace` begin with
@@ -39,6 +34,7 @@ class Site(NamedTuple):
     matches: bool  # whether value, parameters and `scale` have shapes that fit together
     is_gp: bool
     observed: bool
+    is_factor: bool
 
 
 class Look(NamedTuple):
@@ -98,7 +94,6 @@ def _seen(trace) -> Look:
 
 
 def _sizes(name: str, size, part) -> Sizes:
-    """Of a plate and of what it subsamples."""
     if bad := [n for n in (size, part) if not isinstance(n, int | np.integer | None)]:
         raise DataError(
             f"plate '{name}' has the size {bad[0]!r}, and sizes are options of a model, which its "
@@ -130,13 +125,12 @@ def _site(site) -> Site:
         _matches(site),
         is_gp(site),
         is_observed(site),
+        is_factor(site),
     )
 
 
 def _matches(site) -> bool:
-    scale, batch = np.shape(site["scale"]), site["fn"].batch_shape  # () of None
-    pairs = zip(scale[::-1], batch[::-1], strict=False)
-    scaled = len(scale) <= len(batch) and all(n in (1, m) for n, m in pairs)
+    scaled = _fits(np.shape(site["scale"]), site["fn"].batch_shape)  # () of None
     fits = jax.eval_shape(lambda: own_density(site["fn"], site["value"])) is not None
     free = not is_observed(site) or is_factor(site)
     return scaled and fits and (free or jnp.shape(site["value"]) == tuple(site["fn"].shape()))
@@ -156,7 +150,7 @@ def parts_of(site: dict) -> tuple[list, list, list]:
     fn = unwrap(site["fn"])
     if isinstance(fn, GP):
         mean = jnp.broadcast_to(fn.mean, (*jnp.shape(fn.mean)[:-1], fn.X.shape[0]))
-        return [fn.X, mean], [_kernel(fn)], []
+        return [fn.X, mean], [kernel_beside(fn)], []
     terms, scale = _terms(bare(site["fn"]), site["value"]), site["scale"]
     around = [mask_of(site["fn"])]
     if scale is not None:
@@ -180,9 +174,9 @@ def _fits(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(n in (1, m) for n, m in pairs)
 
 
-def _kernel(fn: GP):
-    """At two rows that are computed from nothing, so that no number in it is that of rows; at as
-    many as the inputs have where a kernel takes no others.
+def kernel_beside(fn: GP):
+    """The kernel at two rows that are computed from nothing, so that no number in it is that of
+    rows; at as many as the inputs have where a kernel takes no others.
     """
     C = jnp.zeros((2, *fn.X.shape[1:]), fn.X.dtype)
     try:

@@ -13,6 +13,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import (
+    cannot_be_drawn,
     is_factor,
     is_gp,
     is_missing_part,
@@ -22,33 +23,46 @@ from ppl_gp.reading.roles import (
 
 # the shape of a gamma from which on its draws have a logarithm as a rule
 _VAGUE = 0.1
+_GAMMAS = (dist.Gamma, dist.InverseGamma)
 # samplers of many steps
 _LONG = (dist.Wishart, dist.WishartCholesky, dist.InverseWishart, dist.LKJ, dist.LKJCholesky)
 
 
 class pin(Messenger):
-    """Gives every GP site a value, by default its prior mean, so that tracing a model never
-    factorises a matrix.
+    """Gives sites without a value one that needs no long computation: a GP site its `values`, by
+    default its prior mean, so that tracing a model never factorises a matrix; one that cannot be
+    drawn (an improper prior, a class without `sample`) some value of its support.
 
-    Sites that cannot be drawn (an improper prior, a class without `sample`) get some value of their
-    support.
+    `drawn(name)`, where it is given: whether a prediction is of a site, which is left to chance.
+    Other vague gamma and inverse gamma sites (shape below 0.1) get shape / rate, or its inverse:
+    their draws are zero or infinite in floating point, and what they scale is no number. And each
+    site whose sampler takes many steps is drawn by one program: step by step a Wishart site
+    compiles 74 of them, three seconds.
     """
 
-    def __init__(self, fn=None, values: Mapping[str, Any] | None = None):
-        self.values = values or {}
+    def __init__(
+        self,
+        fn=None,
+        values: Mapping[str, Any] | None = None,
+        drawn: Callable[[str], bool] | None = None,
+    ):
+        self.values, self.drawn = values or {}, drawn
         super().__init__(fn)
 
     def process_message(self, msg):
-        """Set the value of an unset GP site."""
         if msg["type"] != "sample" or msg["value"] is not None:
             return
+        fn, name = unwrap(msg["fn"]), msg["name"]
         if is_gp(msg):
-            value = self.values.get(msg["name"])
+            value = self.values.get(name)
             msg["value"] = _prior_mean(msg) if value is None else value
-        elif (own := type(unwrap(msg["fn"]))).sample is dist.Distribution.sample or issubclass(
-            own, dist.ImproperUniform
-        ):
+        elif cannot_be_drawn(msg) or isinstance(fn, dist.ImproperUniform):
             msg["value"] = msg["fn"].support.feasible_like(jnp.zeros(msg["fn"].shape()))
+        elif self.drawn is not None and isinstance(fn, _GAMMAS) and not self.drawn(name):
+            msg["value"] = _settled(msg, fn)
+        elif self.drawn is not None and type(fn) in _LONG:  # of a subclass JAX need not know
+            own = msg["kwargs"]
+            msg["value"] = _drawn(msg["fn"], own["rng_key"], own.get("sample_shape", ()))
 
 
 def _prior_mean(site):
@@ -62,42 +76,12 @@ def _prior_mean(site):
     return jnp.broadcast_to(mean, shape)
 
 
-class settle(Messenger):
-    """Gives vague gamma and inverse gamma sites (shape below 0.1) shape / rate, or its inverse:
-    their draws are zero or infinite in floating point, and what they scale is no number.
-
-    Sites that are `drawn` are what a prediction is of, and are left to chance.
-    """
-
-    def __init__(self, fn, drawn: Callable[[str], bool]):
-        self.drawn = drawn
-        super().__init__(fn)
-
-    def process_message(self, msg):
-        """Set the value of an unset site, its draw where it is not vague."""
-        if msg["type"] != "sample" or msg["value"] is not None or self.drawn(msg["name"]):
-            return
-        fn: Any = unwrap(msg["fn"])
-        if isinstance(fn, dist.Gamma | dist.InverseGamma):
-            shape: Any = fn.concentration
-            ratio = shape / fn.rate
-            middle = ratio if isinstance(fn, dist.Gamma) else 1.0 / ratio
-            drawn = msg["fn"](*msg["args"], **msg["kwargs"])
-            msg["value"] = jnp.where(shape < _VAGUE, middle, drawn)
-
-
-class compiled(Messenger):
-    """Draws each site whose sampler takes many steps by one program: step by step a Wishart site
-    compiles 74 of them, three seconds.
-    """
-
-    def process_message(self, msg):
-        """Set the value of an unset site."""
-        if msg["type"] != "sample" or msg["value"] is not None:
-            return
-        if type(unwrap(msg["fn"])) in _LONG:  # no subclass, whose fields JAX need not know
-            own = msg["kwargs"]
-            msg["value"] = _drawn(msg["fn"], own["rng_key"], own.get("sample_shape", ()))
+def _settled(site, gamma: Any):
+    """The draw of a gamma site, or its middle where it is vague."""
+    ratio = gamma.concentration / gamma.rate
+    middle = ratio if isinstance(gamma, dist.Gamma) else 1.0 / ratio
+    drawn = site["fn"](*site["args"], **site["kwargs"])
+    return jnp.where(gamma.concentration < _VAGUE, middle, drawn)
 
 
 @quick_jit
@@ -128,19 +112,8 @@ class set_gps(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg):
-        """Set the value of an unset GP site."""
         if msg["type"] == "sample" and msg["value"] is None and is_gp(msg):
             msg["value"] = self.value(msg["name"], unwrap(msg["fn"]))
-
-
-# How a model that was not declared is read off: `ppl_gp.reading.declared` sets it, which imports
-# this file.
-_declare: list[Callable] = []
-
-
-def declare_by(function: Callable) -> None:
-    """Let `run` declare models by this function of (model, args, kwargs)."""
-    _declare[:] = [function]
 
 
 def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
@@ -150,7 +123,9 @@ def run(model, args, kwargs, hyper=None, latent=None, key=None) -> dict:
     Sites given in neither are drawn with `key`, by default a fixed one. O(N), no factorisation; a
     model that was not declared is read off first.
     """
-    declared = model if reading_of(model) is not None else _declare[0](model, args, kwargs)
+    from ppl_gp.reading.declared import declare  # here, as it imports this file
+
+    declared = model if reading_of(model) is not None else declare(model, args, kwargs)
     reading = reading_of(declared)
 
     def drawn(name: str) -> bool:
@@ -172,11 +147,9 @@ def bare_trace(
     those that are `drawn`.
     """
     with handlers.block():
-        given = handlers.substitute(
-            handlers.seed(model, random.key(0) if key is None else key), data=dict(hyper or {})
-        )
-        drawn_at_once = compiled(settle(pin(given, latent), drawn))
-        return _unique(drawn_at_once).get_trace(*args, **kwargs)
+        seeded = handlers.seed(model, random.key(0) if key is None else key)
+        given = handlers.substitute(seeded, data=dict(hyper or {}))
+        return _unique(pin(given, latent, drawn)).get_trace(*args, **kwargs)
 
 
 def annotated(trace: dict, model) -> dict:

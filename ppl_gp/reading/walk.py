@@ -6,8 +6,8 @@ here, once for all tables. Nothing is computed and nothing compiled.
 
 import linecache
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +15,6 @@ from jax.extend.core import Literal
 
 from ppl_gp.errors import HERE
 
-V = TypeVar("V")
 # Entry by entry, and not linear.
 NONLINEAR = frozenset(
     """
@@ -28,96 +27,83 @@ NONLINEAR = frozenset(
 )
 
 
-class Rules(Protocol[V]):
-    """What a kind of abstract value is, and how equations act on it. `source`: what JAX keeps of
-    the line of the equation that is followed. `whole`: operations that count as one, whatever they
-    call.
+class Rules:
+    """What a kind of abstract value is, and how equations act on it; here, of values of whole
+    arrays, whatever their axes, with `none` that of a constant.
+
+    A kind of value also has `primitive(equation, into)`, the outputs of an equation without a jaxpr
+    of its own; `either(values)`, one of several, whichever: branches, and a carry before and after
+    a step; and `chosen(by, value)`, one that depends on which branch was taken, or when a loop
+    ended. `whole`: operations that count as one, whatever they call. `source`: what JAX keeps of
+    the line of the equation that is followed.
     """
-
-    source: Any
-    whole: frozenset[str]
-
-    def constant(self, array) -> V:
-        """The value of an array that the function encloses."""
-        ...
-
-    def literal(self, literal) -> V:
-        """The value of a number that is written into an equation."""
-        ...
-
-    def primitive(self, equation, into: list[V]) -> list[V]:
-        """The outputs of an equation without a jaxpr of its own."""
-        ...
-
-    def either(self, values: Sequence[V]) -> V:
-        """One of several, whichever: branches, and a carry before and after a step."""
-        ...
-
-    def chosen(self, by: V, value: V) -> V:
-        """A value that depends on which branch was taken, or when a loop ended."""
-        ...
-
-    def entry(self, values: list[V]) -> list[V]:
-        """What a step of a loop takes of arrays that it goes through."""
-        ...
-
-    def stacked(self, given: list[V], entries: list[V]) -> list[V]:
-        """Arrays of what each step gave; `given`: the arrays that the loop goes through."""
-        ...
-
-    def carried(self, value: V, primitive: str) -> V:
-        """What one step hands to the next."""
-        ...
-
-    def rounds(self) -> Callable[[], None]:
-        """What to call before each round of a loop."""
-        ...
-
-
-class WholeArrays:
-    """Rules for values of whole arrays, whatever their axes; `none` is that of a constant."""
 
     whole: frozenset[str] = frozenset()
     source: Any = None
     none: Any
 
     def constant(self, array):
-        """Depends on nothing."""
+        """The value of an array that the function encloses."""
         return self.none
 
-    literal = constant
+    def literal(self, literal):
+        """The value of a number that is written into an equation."""
+        return self.constant(literal.val)
 
-    def entry(self, values):
-        """As all entries."""
+    def entry(self, values: list) -> list:
+        """What a step of a loop takes of arrays that it goes through."""
         return values
 
-    def stacked(self, given, entries):
-        """As each entry."""
+    def stacked(self, given: list, entries: list) -> list:
+        """Arrays of what each step gave; `given`: the arrays that the loop goes through."""
         return entries
 
     def carried(self, value, primitive: str):
-        """From one step of a loop to the next."""
+        """What one step hands to the next."""
         return value
 
-    def rounds(self):
-        """Each is like the first."""
+    def rounds(self) -> Callable[[], None]:
+        """What to call before each round of a loop."""
         return lambda: None
 
 
-class Walk(Generic[V]):
+class Known:
+    """A value that nothing followed enters, computed when it is asked for (an index, say)."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make, self._value = make, None
+
+    def __call__(self):
+        if self._make is not None:
+            self._value, self._make = self._make(), None
+        return self._value
+
+
+def later(equation, operands: Sequence[Known]) -> list[Known]:
+    """The outputs of an equation whose inputs are known."""
+
+    def results():
+        out = equation.primitive.bind(*[x() for x in operands], **equation.params)
+        return out if equation.primitive.multiple_results else [out]
+
+    every = Known(results)
+    return [Known(lambda i=i: every()[i]) for i in range(len(equation.outvars))]
+
+
+class Walk:
     """Follows jaxprs by one table of rules."""
 
-    def __init__(self, rules: Any):  # `Rules[V]`
+    def __init__(self, rules: Any):  # `Rules`
         self.rules = rules
         self._inside = 0  # functions that are called
 
     def follow(
-        self, jaxpr, consts: Sequence[V], given: Sequence[V], wanted: Sequence[bool] | None = None
-    ) -> list[V]:
+        self, jaxpr, consts: Sequence, given: Sequence, wanted: Sequence[bool] | None = None
+    ) -> list:
         """The values of a jaxpr's outputs; None in place of those that are not wanted."""
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
-        wanted = [True] * len(jaxpr.outvars) if wanted is None else wanted
-        equations, used = needed(jaxpr, wanted)
+        asked = [True] * len(jaxpr.outvars) if wanted is None else wanted
+        equations, used = needed(jaxpr, [v for v, w in zip(jaxpr.outvars, asked, strict=True) if w])
 
         def of(v) -> Any:
             return self.rules.literal(v) if isinstance(v, Literal) else known.get(v)
@@ -130,12 +116,11 @@ class Walk(Generic[V]):
             known.update(zip(equation.outvars, out, strict=True))
         return [of(v) for v in jaxpr.outvars]
 
-    def closed(self, closed, given: Sequence[V]) -> list[V]:
+    def closed(self, closed, given: Sequence) -> list:
         """As `follow`, of a jaxpr with its constants."""
         return self.follow(closed.jaxpr, [self.rules.constant(c) for c in closed.consts], given)
 
-    def step(self, equation, into: list[V], wanted: Sequence[bool] | None = None) -> list[V]:
-        """The outputs of one equation."""
+    def step(self, equation, into: list, wanted: Sequence[bool] | None = None) -> list:
         own = {"scan": self._scan, "while": self._while, "cond": self._cond}
         own["custom_linear_solve"] = self._linear_solve
         name, inner = equation.primitive.name, called(equation)
@@ -145,7 +130,7 @@ class Walk(Generic[V]):
             return self.rules.primitive(equation, into)
         return self._call(inner, into, wanted)
 
-    def _call(self, inner, into: list[V], wanted: Sequence[bool] | None) -> list[V]:
+    def _call(self, inner, into: list, wanted: Sequence[bool] | None) -> list:
         """JAX keeps what it has traced of a function, with the lines of its first caller: a cause
         inside has the line of this call.
         """
@@ -156,38 +141,44 @@ class Walk(Generic[V]):
         finally:
             self._inside -= 1
 
-    def _scan(self, equation, into: list[V]) -> list[V]:
-        """Round until the carry stays as it is."""
+    def _scan(self, equation, into: list) -> list:
         closed, num = equation.params["jaxpr"], _scanned(equation)
         consts, carry, arrays = into[: num[0]], into[num[0] : num[1]], into[num[1] :]
-        entries, begin = self.rules.entry(arrays), self.rules.rounds()
-        while True:
-            begin()
+        entries = self.rules.entry(arrays)
+
+        def step(carry):
             out = self.closed(closed, [*consts, *carry, *entries])
             after = [self.rules.carried(v, "scan") for v in out[: len(carry)]]
-            joined = [self.rules.either(pair) for pair in zip(carry, after, strict=True)]
-            if joined == carry:
-                return [*carry, *self.rules.stacked(arrays, out[len(carry) :])]
-            carry = joined
+            return after, out[len(carry) :]
 
-    def _while(self, equation, into: list[V]) -> list[V]:
-        """Round until the carry stays as it is. What asks whether to go on chooses between a step
-        and none.
-        """
+        carry, out = self._settled(step, carry)
+        return [*carry, *self.rules.stacked(arrays, out)]
+
+    def _while(self, equation, into: list) -> list:
+        """What asks whether to go on chooses between a step and none."""
         p, num = equation.params, equation.params["cond_nconsts"]
         asked, consts = into[:num], into[num : num + p["body_nconsts"]]
-        carry, begin = into[num + p["body_nconsts"] :], self.rules.rounds()
-        while True:
-            begin()
+
+        def step(carry):
             (goes_on,) = self.closed(p["cond_jaxpr"], [*asked, *carry])
             out = self.closed(p["body_jaxpr"], [*consts, *carry])
-            out = [self.rules.carried(self.rules.chosen(goes_on, v), "while") for v in out]
-            joined = [self.rules.either(pair) for pair in zip(carry, out, strict=True)]
+            after = (self.rules.chosen(goes_on, v) for v in out)
+            return [self.rules.carried(v, "while") for v in after], None
+
+        return self._settled(step, into[num + p["body_nconsts"] :])[0]
+
+    def _settled(self, step: Callable, carry: list) -> tuple[list, Any]:
+        """(the carry, what else a step gives), after rounds until the carry stays as it is."""
+        begin = self.rules.rounds()
+        while True:
+            begin()
+            after, others = step(carry)
+            joined = [self.rules.either(pair) for pair in zip(carry, after, strict=True)]
             if joined == carry:
-                return carry
+                return carry, others
             carry = joined
 
-    def _cond(self, equation, into: list[V]) -> list[V]:
+    def _cond(self, equation, into: list) -> list:
         by, *rest = into
         branches = (self.closed(b, rest) for b in equation.params["branches"])
         return [
@@ -195,8 +186,7 @@ class Walk(Generic[V]):
             for values in zip(*branches, strict=True)
         ]
 
-    def _linear_solve(self, equation, into: list[V]) -> list[V]:
-        """By the function that solves."""
+    def _linear_solve(self, equation, into: list) -> list:
         p = equation.params
         before, num = p["const_lengths"], len(equation.outvars)
         start = before.matvec + before.vecmat
@@ -209,22 +199,33 @@ def called(equation):
     """
     params = equation.params
     inner = next((params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in params), None)
-    jaxpr, shape = getattr(inner, "jaxpr", inner), lambda v: np.shape(v.aval)
-    fits = [*map(shape, getattr(jaxpr, "invars", ()))] == [*map(shape, equation.invars)]
-    return inner if hasattr(jaxpr, "eqns") and fits else None
+    jaxpr = getattr(inner, "jaxpr", inner)
+    if not hasattr(jaxpr, "eqns"):
+        return None
+    # those of `lax.reduce` are two numbers
+    inside, outside = ([shape_of(v) for v in x.invars] for x in (jaxpr, equation))
+    return inner if inside == outside else None
 
 
-def needed(jaxpr, wanted: Sequence[bool]) -> tuple[list, set]:
-    """(the equations that wanted outputs are computed from, in order, the variables that these
-    use): a model's deterministic sites and NumPyro's checks of parameters are left out.
+def shape_of(v) -> tuple[int, ...]:
+    """Of a variable or a literal."""
+    return getattr(v.aval, "shape", ())
+
+
+def needed(jaxpr, wanted: Sequence, known: Collection = ()) -> tuple[list, set]:
+    """(the equations that the variables `wanted` are computed from, and the `known` are not, in
+    order, the variables that these use): a model's deterministic sites and NumPyro's checks of
+    parameters are left out.
     """
-    pairs = zip(jaxpr.outvars, wanted, strict=True)
-    used = {v for v, w in pairs if w and not isinstance(v, Literal)}
-    kept = []
+
+    def unknown(variables):
+        return (v for v in variables if not isinstance(v, Literal) and v not in known)
+
+    used, kept = set(unknown(wanted)), []
     for equation in reversed(jaxpr.eqns):
-        if any(v in used for v in equation.outvars):
+        if not used.isdisjoint(equation.outvars):
             kept.append(equation)
-            used.update(v for v in equation.invars if not isinstance(v, Literal))
+            used.update(unknown(equation.invars))
     return kept[::-1], used
 
 
@@ -255,7 +256,7 @@ def changed_numbers(a, b) -> set[int]:
         for v, w in zip(one.invars, other.invars, strict=True):
             if isinstance(v, Literal) and isinstance(w, Literal) and _is_other(v.val, w.val):
                 found.add(id(v))
-        for inner in zip(_inner(one), _inner(other), strict=False):
+        for inner in zip(jaxprs_of(one), jaxprs_of(other), strict=False):
             found |= changed_numbers(*inner)
     return found
 
@@ -270,7 +271,8 @@ def _is_other(x, y) -> bool:
     return bool(same and x[0] != y[0])
 
 
-def _inner(equation) -> list:
+def jaxprs_of(equation) -> list:
+    """All that an equation calls, or goes through in a loop."""
     flat = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda x: hasattr(getattr(x, "jaxpr", x), "eqns")
     )

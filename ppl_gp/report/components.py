@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_gp.errors import DataError
-from ppl_gp.report.panels import Variable, variable
-from ppl_gp.report.slices import inputs_in_columns, slice_through
+from ppl_gp.report.panels import Column, draw_band, draw_bars, grid, variable
+from ppl_gp.report.slices import inputs_in_columns, place, slice_through
 from ppl_gp.results.fit import Fit
 
 if TYPE_CHECKING:
@@ -44,18 +44,10 @@ def plot_components(
     `DataError` for a term that the predictor does not have, for columns and labels that are not
     there, and where a datum sees several functions.
     """
-    import matplotlib.pyplot as plt
-
     terms = _terms(fit, X_new, args, kwargs, along, at or {}, num)
     lines = max((len(held.splitlines()) for *_, held in terms.values()), default=0)
     change = (lambda x: x) if response is None else (lambda x: np.asarray(response(x)))
-    figure, axes = plt.subplots(
-        1,
-        len(along),
-        figsize=(_PANEL[0] * len(along), _PANEL[1] + 0.2 * lines),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, axes = grid(1, len(along), (_PANEL[0] * len(along), _PANEL[1] + 0.2 * lines))
     for ax, (term, (found, along_it, held)) in zip(axes[0], terms.items(), strict=True):
         mean, sd = np.asarray(found.mean), np.sqrt(np.asarray(found.variance))
         if mean.ndim > 1:
@@ -63,8 +55,8 @@ def plot_components(
                 f"term '{term}' has {mean.shape[0]} functions; draw each by matplotlib from "
                 "fit.components(...)."
             )
-        edges = change(mean - 2.0 * sd), change(mean), change(mean + 2.0 * sd)
-        _draw(ax, along_it, edges)
+        ends = np.stack([change(mean - 2.0 * sd), change(mean + 2.0 * sd)])
+        _draw(ax, along_it, change(mean), ends)
         ax.set_title(f"{term}\n{held}", fontsize="medium") if held else ax.set_title(term)
         ax.set(xlabel=(labels or {}).get(term, along_it.name))
     axes[0, 0].set_ylabel("added to the predictor" if response is None else "on the response")
@@ -79,13 +71,10 @@ def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
     found = {}
     for term, values in along.items():
         if isinstance(values, str):
-            inputs = inputs_in_columns(fit, X_new)
-            held = {
-                k: v
-                for k, v in at.items()
-                if inputs.place("at", k) != inputs.place("along", values)
-            }
-            cut = slice_through(inputs, values, held, num, {})
+            columns = inputs_in_columns(fit, X_new)
+            j = place(columns, "along", values)
+            held = {k: v for k, v in at.items() if place(columns, "at", k) != j}
+            cut = slice_through(columns, values, held, num)
             terms, along_it = fit.components(cut.X, *args, **kwargs), cut.along
             told = cut.title(cut.held, 36)
         else:
@@ -99,16 +88,12 @@ def _terms(fit: Fit, X_new, args, kwargs, along, at, num: int) -> dict:
     return found
 
 
-def _draw(ax, along: Variable, edges) -> None:
-    x, (low, mean, high) = along.values, edges
+def _draw(ax, along: Column, mean, ends) -> None:
+    x = along.values
     if len(np.unique(x)) < 10 or along.labels is not None:
         first = np.unique(x, return_index=True)[1]
-        bars = np.abs(np.stack([mean - low, high - mean]))[:, first]
-        ax.errorbar(x[first], mean[first], bars, fmt="o", color="black", capsize=3)
-        ax.set_xticks(
-            x[first], None if along.labels is None else [along.labels[i] for i in x[first]]
-        )
-        return
-    order = np.argsort(x)
-    ax.plot(x[order], mean[order], color="black")
-    ax.fill_between(x[order], low[order], high[order], color="black", alpha=0.15, linewidth=0)
+        draw_bars(ax, x[first], mean[first], ends[:, first])
+        ax.set_xticks(x[first], along.labels and [along.labels[i] for i in x[first]])
+    else:
+        order = np.argsort(x)
+        draw_band(ax, x[order], mean[order], ends[:, order])

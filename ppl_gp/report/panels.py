@@ -24,27 +24,23 @@ MARKERS = "osD^vP*"
 CLASS_COLOURS = COLOURS[:2]
 
 
-def panels(names: Sequence[str], title: str, **kwargs):
-    """(figure, {name: axes}): one panel a method, at most three in a row."""
+def grid(rows: int, columns: int, size: tuple[float, float], **how):
+    """(figure of this size in inches, its axes (rows, columns))."""
     import matplotlib.pyplot as plt
 
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **how)
+
+
+def one_each(names: Sequence[str], title: str):
+    """(figure, {name: axes}): one panel a method, at most three in a row, with common axes."""
     columns = min(3, len(names))
     rows = math.ceil(len(names) / columns)
     size = (max(_PANEL[0] * columns, 5.0) + 0.8, _PANEL[1] * rows + 0.6)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=size, squeeze=False, layout="constrained", **kwargs
-    )
+    figure, axes = grid(rows, columns, size, sharex=True, sharey=True)
     figure.suptitle(title)
     for unused in axes.ravel()[len(names) :]:
         unused.set_axis_off()
     return figure, dict(zip(names, axes.ravel(), strict=False))
-
-
-def probability_of(figure, response: str | None, held: str = "") -> str:
-    """Title a picture of classes, and return what its vertical axis shows."""
-    what = f"Probability of each {response or 'class'}"
-    figure.suptitle(f"{what}; the data are the marks above{held}")
-    return what
 
 
 def as_fits(fits: Fit | Mapping[str, Fit]) -> dict[str, Fit]:
@@ -57,26 +53,21 @@ def mean_and_interval(name: str, fit: Fit, X_new, kwargs: dict, observed: bool):
     whose integers have no mean, (probabilities (M, C), `None`). Raises `DataError` if the fit
     called `name` predicts anything else but one number per row.
     """
-    if not observed and not fit.sampled:  # one Gaussian, whose quantiles need no search
-        p = fit.predict(X_new, **kwargs)
-        _require_rows(name, p.f_mean, len(X_new))
-        half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
-        return np.asarray(p.f_mean), np.asarray(p.f_mean) + np.stack([-half, half])
-    p = fit.predict(X_new, quantiles=(0.025, 0.975), **kwargs)
+    known = not observed and not fit.sampled  # one Gaussian, whose quantiles need no search
+    p = fit.predict(X_new, quantiles=None if known else (0.025, 0.975), **kwargs)
     if observed and np.ndim(p.probs) == 2 and not p.counts:
         return np.asarray(p.probs), None
-    mean, ends = (p.mean, p.quantiles) if observed else (p.f_mean, p.f_quantiles)
-    _require_rows(name, mean, len(X_new))
-    return np.asarray(mean), np.asarray(ends)
-
-
-def _require_rows(name: str, mean, num: int) -> None:
-    if np.shape(mean) != (num,):
+    mean = p.mean if observed else p.f_mean
+    if np.shape(mean) != (len(X_new),):
         told = f"sites {list(mean)}" if isinstance(mean, dict) else f"shape {np.shape(mean)}"
         raise DataError(
-            f"'{name}' predicts {told} at {num} rows, and a band needs one per row; draw each "
-            "function or site by matplotlib from fit.predict(...)."
+            f"'{name}' predicts {told} at {len(X_new)} rows, and a band needs one per row; draw "
+            "each function or site by matplotlib from fit.predict(...)."
         )
+    if known:
+        half = 1.959964 * np.sqrt(np.asarray(p.f_variance))
+        return np.asarray(mean), np.asarray(mean) + np.stack([-half, half])
+    return np.asarray(mean), np.asarray(p.quantiles if observed else p.f_quantiles)
 
 
 def draw_band(ax, x, mean, ends, color="black", dashes="-", label="mean"):
@@ -104,29 +95,19 @@ def draw_classes(ax, x, probs, data_x, y, levels=None, marker=""):
 
 
 def draw_points(ax, x, y, label="data"):
-    """The data on y's own axis."""
     ax.plot(x, y, "o", color=CLASS_COLOURS[0], markersize=3, alpha=0.7, label=label)
 
 
 def draw_rug(ax, x, y, levels=None):
     """Where the data are along x, by class where y is 0 or 1; `levels`: what these are called."""
     called = levels if levels and len(levels) == 2 else ("y = 0", "y = 1")
-    transform = ax.get_xaxis_transform()
+    marks = [("data", x, 0.02, 0)]
     if set(np.unique(y).tolist()) <= {0, 1}:
-        for label, height in ((0, 0.02), (1, 0.98)):
-            at = x[y == label]
-            ax.plot(
-                at,
-                np.full(at.size, height),
-                "|",
-                color=CLASS_COLOURS[label],
-                transform=transform,
-                label=called[label],
-            )
-    else:
-        ax.plot(
-            x, np.full(x.size, 0.02), "|", color=CLASS_COLOURS[0], transform=transform, label="data"
-        )
+        marks = [(called[c], x[y == c], height, c) for c, height in ((0, 0.02), (1, 0.98))]
+    along = ax.get_xaxis_transform()
+    for label, at, height, c in marks:
+        heights = np.full(at.size, height)
+        ax.plot(at, heights, "|", color=CLASS_COLOURS[c], transform=along, label=label)
 
 
 def sevens(fits: Mapping) -> list[dict]:
@@ -136,9 +117,7 @@ def sevens(fits: Mapping) -> list[dict]:
 
 
 class Shown(NamedTuple):
-    """Inputs and observations as arrays; names of the inputs' columns and of y, and the labels of
-    y, `None` where there are none.
-    """
+    """Inputs, observations, names of the inputs' columns and of y, and labels of y, or `None`."""
 
     X: np.ndarray
     y: np.ndarray
@@ -158,23 +137,58 @@ def shown(fit: Record, X, y) -> Shown:
     return Shown(np.asarray(X), np.asarray(y), columns, response, given[1].level(0))
 
 
-class Variable(NamedTuple):
-    """A variable to draw along: numbers (M,), its name or `""`, and the labels of the numbers where
-    it holds labels.
+class Column(NamedTuple):
+    """What is drawn along: numbers (N,), their name or "", and their labels where they stand for
+    some. In its own units it is shift + scale values.
     """
 
     values: np.ndarray
     name: str
-    labels: tuple[str, ...] | None
+    labels: tuple[str, ...] | None = None
+    shift: float = 0.0
+    scale: float = 1.0
+
+    def own(self, numbers):
+        return numbers if self.labels else self.shift + self.scale * numbers
+
+    def spread(self, num: int) -> np.ndarray:
+        """Numbers from the smallest to the largest: all labels, or integers, where it has such."""
+        if self.labels is not None:
+            return np.arange(len(self.labels))
+        between = np.linspace(self.values.min(), self.values.max(), num)
+        whole = self.values.dtype.kind in "biu"
+        return np.unique(between.round().astype(int)) if whole else between
+
+    def middle(self):
+        """The median, of an even number the lower of two; of labels the most frequent."""
+        if self.labels is None:
+            return np.sort(self.values)[(len(self.values) - 1) // 2]
+        values, counts = np.unique(self.values, return_counts=True)
+        return values[np.argmax(counts)]
+
+    def code(self, value):
+        """The number of a value in the column's own units, or of a label."""
+        given = f"at={{{self.name!r}: {value!r}}}"
+        if self.labels is not None:
+            if value not in self.labels:
+                raise DataError(f"{given}: the labels are {list(self.labels)}; give one.")
+            return self.labels.index(value)
+        if not isinstance(value, int | float | np.number) or not np.isfinite(value):
+            raise DataError(f"{given}: the column holds numbers; give a finite one.")
+        found = (value - self.shift) / self.scale
+        if self.values.dtype.kind in "biu" and found != round(found):
+            raise DataError(f"{given}: the inputs hold integers; give one.")
+        return found
+
+    def told(self, number) -> str:
+        return self.labels[int(number)] if self.labels else f"{self.own(number):.4g}"
 
 
-def variable(what: str, values: Any) -> Variable:
-    """Of a column of a frame, a DataArray or an array. Raises `DataError` as
-    `frames.opened.opened`.
-    """
+def variable(what: str, values: Any) -> Column:
+    """Of a column of a frame, a DataArray or an array. Raises `DataError` as `opened`."""
     if (table := opened(what, values)) is None:
-        return Variable(np.asarray(values), "", None)
+        return Column(np.asarray(values), "")
     (part, *_), names = table.parts, table.names
     labels = part.labels if isinstance(part, Labelled) else None
     array = table.array(what, names.levels or (None,))
-    return Variable(array, names.columns[0] if names.columns else "", labels)
+    return Column(array, names.columns[0] if names.columns else "", labels)

@@ -12,24 +12,10 @@ import numpy as np
 from scipy import stats
 
 from ppl_gp.errors import DataError
-from ppl_gp.report.panels import (
-    CLASS_COLOURS,
-    COLOURS,
-    MARKERS,
-    as_fits,
-    draw_band,
-    draw_classes,
-    draw_points,
-    draw_rug,
-    mean_and_interval,
-    panels,
-    probability_of,
-    sevens,
-    shown,
-)
+from ppl_gp.report import panels
+from ppl_gp.report.slices import Slice, draw_slices
 from ppl_gp.results.compare import scores
 from ppl_gp.results.fit import Fit
-from ppl_gp.results.predict.log_density import pit
 from ppl_gp.results.query.by_names import by_names, with_observations
 from ppl_gp.results.tree_dimensions import dots, row_names
 
@@ -54,9 +40,9 @@ def plot_band(
     (coloured by class where y is 0 or 1). `xlabel`: by default the column's name, where the fit or
     X has one.
     """
-    fits = as_fits(fits)
+    fits = panels.as_fits(fits)
     first = next(iter(fits.values()))
-    data = shown(first, X, y)
+    data = panels.shown(first, X, y)
     X, y = data.X.reshape(len(data.y), -1), data.y
     if X.shape[1] != 1:
         raise DataError(
@@ -69,19 +55,9 @@ def plot_band(
         given = given.reshape(-1, *trained[1:])
     X_new = np.asarray(by_names(first, given, (), {})[0])
     what = (data.response or "y") if observed else flabel
-    xlabel = xlabel or (data.columns or ("x",))[0]
-    figure, axes = panels(
-        list(fits), f"Mean of {what} and its 95 % interval", sharex=True, sharey=True
-    )
-    for name, ax in axes.items():
-        mean, ends = mean_and_interval(name, fits[name], X_new, kwargs, observed)
-        if ends is None:
-            draw_classes(ax, X_new.ravel(), mean, X[:, 0], y, data.levels)
-            what = probability_of(figure, data.response)
-        else:
-            draw_band(ax, X_new.ravel(), mean, ends)
-            draw_points(ax, X[:, 0], y) if observed else draw_rug(ax, X[:, 0], y, data.levels)
-        ax.set(title=name, xlabel=xlabel, ylabel=what)
+    along = panels.Column(X_new.ravel(), xlabel or (data.columns or ("x",))[0])
+    cut = {"mean": Slice(X_new, along, {}, frozenset())}
+    figure, axes = draw_slices(fits, cut, X[:, 0], data, what, observed, kwargs)
     next(iter(axes.values())).legend(loc="best", fontsize="small")
     return figure
 
@@ -92,8 +68,8 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
     `num`: grid points a side (prediction takes num^2 rows); `labels`: of the axes, with units;
     `classes`: of y = 0, 1; by default what the fit, or X and y, call them.
     """
-    fits = as_fits(fits)
-    data = shown(next(iter(fits.values())), X, y)
+    fits = panels.as_fits(fits)
+    data = panels.shown(next(iter(fits.values())), X, y)
     X, y, labels = data.X, data.y, labels or data.columns or ("x1", "x2")
     classes = classes or data.levels or ("y = 0", "y = 1")
     if X.ndim != 2 or X.shape[1] != 2:
@@ -101,14 +77,10 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
             f"plot_surface(X=...) has shape {X.shape}; it shows two columns, plot_band one."
         )
     margin = 0.08 * np.ptp(X, axis=0)
-    sides = [
-        np.linspace(low, high, num)
-        for low, high in zip(X.min(0) - margin, X.max(0) + margin, strict=True)
-    ]
+    sides = np.linspace(X.min(0) - margin, X.max(0) + margin, num).T
     grid = np.stack([side.ravel() for side in np.meshgrid(*sides)], 1)
-    figure, axes = panels(
-        list(fits), f"Probability of {classes[1]}, and its boundary 1/2", sharex=True, sharey=True
-    )
+    title = f"Probability of {classes[1]}, and its boundary 1/2"
+    figure, axes = panels.one_each(list(fits), title)
     for name, ax in axes.items():
         probs = np.asarray(fits[name].predict(grid, **kwargs).probs)
         if probs.shape != (len(grid),):
@@ -116,72 +88,40 @@ def plot_surface(fits, X, y, *, labels=None, classes=None, num: int = 20, **kwar
                 f"plot_surface shows p(y = 1) of binary observations; '{name}' predicts shape "
                 f"{probs.shape}."
             )
-        surface = ax.contourf(
-            *sides, probs.reshape(num, num), np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8
-        )
-        ax.contour(*sides, probs.reshape(num, num), [0.5], colors="black", linewidths=1.2)
-        _classes(ax, X, y, classes)
+        shown = (*sides, probs.reshape(num, num))
+        surface = ax.contourf(*shown, np.linspace(0, 1, 11), cmap="PuOr_r", alpha=0.8)
+        ax.contour(*shown, [0.5], colors="black", linewidths=1.2)
+        for c, (marker, colour) in enumerate(zip("o^", panels.CLASS_COLOURS, strict=True)):
+            how = {"color": colour, "edgecolors": "white", "linewidths": 0.4}
+            ax.scatter(*X[y == c].T, s=14, marker=marker, label=classes[c], **how)
         ax.set(title=name, xlabel=labels[0], ylabel=labels[1])
     next(iter(axes.values())).legend(loc="best", fontsize="small", framealpha=0.8)
     figure.colorbar(surface, ax=list(axes.values()), label=f"p({classes[1]})")
     return figure
 
 
-def _classes(ax, X, y, classes):
-    for label, marker in ((0, "o"), (1, "^")):
-        at = X[y == label]
-        ax.scatter(
-            *at.T,
-            s=14,
-            marker=marker,
-            color=CLASS_COLOURS[label],
-            edgecolors="white",
-            linewidths=0.4,
-            label=classes[label],
-        )
-
-
 def plot_evidence(comparison: "Comparison") -> "Figure":
     """Each method's log evidence or bound beside the importance-sampled truth at the same
     hyperparameters (+-2 s.e.).
     """
-    import matplotlib.pyplot as plt
-
     rows = [row for row in comparison.table if row["log_evidence"] is not None]
     if not rows:
         raise DataError(
             "plot_evidence: no fit has a log evidence (their hyperparameters were sampled)."
         )
-    figure, ax = plt.subplots(figsize=(1.4 * len(rows) + 3.0, 4.0), layout="constrained")
+    figure, ((ax,),) = panels.grid(1, 1, (1.4 * len(rows) + 3.0, 4.0))
     x = np.arange(len(rows))
-    ax.plot(
-        x,
-        [row["log_evidence"] for row in rows],
-        "D",
-        color="tab:red",
-        label="the method's own value",
-    )
-    known = [
-        (i, row["truth"], 2.0 * row["truth_se"])
-        for i, row in enumerate(rows)
-        if row["truth"] is not None
-    ]
-    if known:
-        at, truth, width = zip(*known, strict=True)
-        ax.errorbar(
-            at,
-            truth,
-            yerr=width,
-            fmt="o",
-            color="black",
-            capsize=6,
-            label="importance-sampled truth ±2 s.e.",
-        )
-    for i, row in enumerate(rows):
-        gap = "no truth" if row["truth"] is None else f"{row['log_evidence'] - row['truth']:+.2f}"
-        ax.annotate(
-            gap, (i, row["log_evidence"]), xytext=(9, -4), textcoords="offset points", fontsize=9
-        )
+    own = np.array([row["log_evidence"] for row in rows])
+    truth, error = (np.array([row[k] for row in rows], float) for k in ("truth", "truth_se"))
+    ax.plot(x, own, "D", color="tab:red", label="the method's own value")
+    if np.any(known := np.isfinite(truth)):
+        told = "importance-sampled truth ±2 s.e."
+        how = {"fmt": "o", "color": "black", "capsize": 6, "label": told}
+        ax.errorbar(x[known], truth[known], yerr=2.0 * error[known], **how)
+    for i, gap in enumerate(own - truth):
+        told = f"{gap:+.2f}" if known[i] else "no truth"
+        at = {"xytext": (9, -4), "textcoords": "offset points"}
+        ax.annotate(told, (i, own[i]), fontsize=9, **at)
     ax.set(
         title="Log evidence at each method's own hyperparameters\n(figures: method minus truth, "
         "where it was found)",
@@ -206,8 +146,6 @@ def plot_forest(
     hyperparameters shows them as points. Positive hyperparameters have a panel with a logarithmic
     axis: their posteriors have long right tails.
     """
-    import matplotlib.pyplot as plt
-
     trees = {name: fit.to_datatree() for name, fit in fits.items()}
     sites = [k for fit in fits.values() for k in fit.latent]
     if site is None:
@@ -216,26 +154,18 @@ def plot_forest(
     draws = {k: _forest_draws(trees[k], fit, site, num_latents) for k, fit in fits.items()}
     labels = list(next(iter(draws.values())))
     latents = [k for k in labels if site is not None and k.startswith(f"{site}[")]
-    panels = [p for p in ([k for k in labels if k not in latents], latents) if p]
-    if not panels:
+    shown = [p for p in ([k for k in labels if k not in latents], latents) if p]
+    if not shown:
         raise DataError(f"plot_forest: the fits share none of the sites {sites}; draw each alone.")
-    groups, heights = sevens(draws), [len(p) for p in panels]
+    groups, heights = panels.sevens(draws), [len(p) for p in shown]
     rows = len(groups[0]) + 1
-    figure, axes = plt.subplots(
-        len(panels),
-        len(groups),
-        squeeze=False,
-        sharex="row",
-        figsize=(8.0 * len(groups), 1.0 + 0.16 * rows * sum(heights)),
-        height_ratios=heights,
-        layout="constrained",
-    )
+    size, how = (8.0 * len(groups), 1.0 + 0.16 * rows * sum(heights)), {"height_ratios": heights}
+    figure, axes = panels.grid(len(shown), len(groups), size, sharex="row", **how)
     for column, group in zip(axes.T, groups, strict=True):
-        for ax, panel in zip(column, panels, strict=True):
+        for ax, panel in zip(column, shown, strict=True):
             _forest(ax, group, panel, rows)
-            if panel is not latents and all(
-                np.min(d[k]) > 0 for d in draws.values() for k in panel
-            ):
+            positive = all(np.min(d[k]) > 0 for d in draws.values() for k in panel)
+            if panel is not latents and positive:
                 ax.set_xscale("log")
         if latents:
             column[-1].set_xlabel(f"latent value of {site} at a training row")
@@ -247,40 +177,33 @@ def plot_forest(
 def _forest(ax, group: Mapping[str, dict], panel: Sequence[str], rows: int) -> None:
     """One panel: a block of lines a quantity, one a method."""
     for j, (name, draws) in enumerate(group.items()):
+        how, marker = {"color": panels.COLOURS[j]}, panels.MARKERS[j]
         for i, label in enumerate(panel):
-            _interval(ax, draws[label], -rows * i - j, j, name if i == 0 else None)
+            low, q1, median, q3, high = np.quantile(draws[label], [0.03, 0.25, 0.5, 0.75, 0.97])
+            y = -rows * i - j
+            ax.plot([low, high], [y, y], lw=1, **how)
+            ax.plot([q1, q3], [y, y], lw=3, **how)
+            ax.plot(median, y, marker, ms=5, label=name if i == 0 else None, **how)
     ax.set_yticks([-rows * i - 0.5 * (len(group) - 1) for i in range(len(panel))], panel)
     ax.grid(axis="x", alpha=0.3)
 
 
 def _forest_draws(tree, fit: Fit, site: str | None, num_latents: int) -> dict[str, np.ndarray]:
-    """{label: all draws} of every entry of the hyperparameters, then of `num_latents` rows of f, by
-    the rows' labels where they have some.
-    """
-    flat, posterior = {}, tree.posterior
-    for name in [k for k in fit.hyper if k in fit.points or dots(k) in posterior]:
-        point = name in fit.points
-        values = np.asarray(tree["point_estimates" if point else "posterior"][dots(name)])
-        entries = values.reshape(1 if point else values.shape[0] * values.shape[1], -1)
-        single = entries.shape[1] == 1
-        flat |= {name if single else f"{name}[{i}]": entries[:, i] for i in range(entries.shape[1])}
+    """{label: all draws} of entries of hyperparameters, and `num_latents` rows of f by label."""
+    flat = {}
+    for name, x in fit.draws.of_equal_weight(1000).known.items():
+        entries = np.reshape(np.asarray(x), (len(x), -1)).T
+        single = len(entries) == 1
+        flat |= {name if single else f"{name}[{i}]": entry for i, entry in enumerate(entries)}
     if site is None:
         return flat
-    f = np.asarray(posterior[dots(site)])
+    f = np.asarray(tree.posterior[dots(site)])
     names = row_names(fit, f.shape[-1])
     f = f.reshape(f.shape[0] * f.shape[1], -1, len(names))  # functions, rows
     of = [f"{c}, " if f.shape[1] > 1 else "" for c in range(f.shape[1])]
     chosen = np.linspace(0, f[0].size - 1, num_latents).round().astype(int)
     places = np.stack(np.unravel_index(chosen, f.shape[1:]), 1)
     return flat | {f"{site}[{of[c]}{names[n]}]": f[:, c, n] for c, n in places}
-
-
-def _interval(ax, draws, y, method: int, label):
-    low, quarter, median, three_quarters, high = np.quantile(draws, [0.03, 0.25, 0.5, 0.75, 0.97])
-    colour, marker = COLOURS[method], MARKERS[method]
-    ax.plot([low, high], [y, y], color=colour, lw=1)
-    ax.plot([quarter, three_quarters], [y, y], color=colour, lw=3)
-    ax.plot(median, y, marker, color=colour, ms=5, label=label)
 
 
 class _Curve(NamedTuple):
@@ -301,21 +224,11 @@ def plot_calibration(fits, X_test, y_test, *args, **kwargs) -> "Figure":
     Cai & DasGupta 2001, equation 9): a bin of few rows says little, and its bar is long. Otherwise
     the observed coverage of the predictive central intervals.
     """
-    import matplotlib.pyplot as plt
-
-    curves = {
-        name: _curve(fit, X_test, y_test, args, kwargs) for name, fit in as_fits(fits).items()
-    }
-    groups, binned = sevens(curves), any(c.rows is not None for c in curves.values())
-    figure, axes = plt.subplots(
-        1 + binned,
-        len(groups),
-        figsize=(5.6 * len(groups), 5.2 + 1.3 * binned),
-        height_ratios=[4, 1][: 1 + binned],
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    given = X_test, y_test, args, kwargs
+    curves = {name: _curve(fit, *given) for name, fit in panels.as_fits(fits).items()}
+    groups, binned = panels.sevens(curves), any(c.rows is not None for c in curves.values())
+    size, heights = (5.6 * len(groups), 5.2 + 1.3 * binned), [4, 1][: 1 + binned]
+    figure, axes = panels.grid(len(heights), len(groups), size, sharex=True, height_ratios=heights)
     for column, group in zip(axes.T, groups, strict=True):
         _draw(column[0], group)
         if binned:
@@ -333,7 +246,7 @@ def _draw(ax, group: dict[str, _Curve]) -> None:
         ax.plot(curve.stated, curve.observed, alpha=0.8, label=label, markersize=5, **_style(j))
         if curve.rows is not None:
             ends = _share_interval(curve.observed * curve.rows, curve.rows)
-            ax.vlines(curve.stated, *ends, color=COLOURS[j], alpha=0.35, linewidth=1)
+            ax.vlines(curve.stated, *ends, color=panels.COLOURS[j], alpha=0.35, linewidth=1)
     ax.set(ylabel=next(iter(group.values())).axes[1], xlim=(0, 1), ylim=(0, 1))
     ax.legend(fontsize="small")
 
@@ -348,36 +261,29 @@ def _draw_rows(ax, group: dict[str, _Curve]) -> None:
 
 
 def _style(j: int) -> dict:
-    return {"marker": MARKERS[j], "color": COLOURS[j], "linewidth": 1.2}
+    return {"marker": panels.MARKERS[j], "color": panels.COLOURS[j], "linewidth": 1.2}
 
 
 def _share_interval(happened, rows):
     """Jeffreys' central interval of a frequency; to the end where none, or every one, happened."""
-    tail = 0.5 * (1.0 - _LEVEL)
-    low, high = (
-        stats.beta.ppf(p, happened + 0.5, rows - happened + 0.5) for p in (tail, 1.0 - tail)
-    )
+    low, high = stats.beta(happened + 0.5, rows - happened + 0.5).interval(_LEVEL)
     return np.where(happened < 0.5, 0.0, low), np.where(happened > rows - 0.5, 1.0, high)
 
 
 def _curve(fit: Fit, X_test, y_test, args, kwargs) -> _Curve:
     X, y, others, named = with_observations(fit, X_test, y_test, args, kwargs)
-    prediction = fit.predict(X, *others, **named)
+    prediction, found = scores.judged(fit, X, y, others, named)
     if scores.is_classification(prediction):
-        score = scores.calibration(prediction, y)
-        several = scores.outcome_probabilities(prediction).shape[-1] > 2
-        words = (
-            ("probability of the most probable class", "how often it was observed")
-            if several
-            else ("predicted probability", "observed frequency")
-        )
-        return _Curve(*scores.reliability(prediction, y), score, words)
-    found = pit(fit, X, y, *others, **named)
-    if found is None:
+        words = ("predicted probability", "observed frequency")
+        if scores.outcome_probabilities(prediction).shape[-1] > 2:
+            words = ("probability of the most probable class", "how often it was observed")
+        curve = scores.reliability(prediction, y)
+    elif found is None:
         raise DataError(
             "plot_calibration shows one observed site of numbers or classes; the model "
             "observes vectors or several sites."
         )
-    score = scores.calibration(prediction, y, found)
-    words = ("nominal coverage", "observed coverage")
-    return _Curve(scores.LEVELS, scores.coverage(found), None, score, words)
+    else:
+        words = ("nominal coverage", "observed coverage")
+        curve = scores.LEVELS, scores.coverage(found), None
+    return _Curve(*curve, scores.calibration(prediction, y, found), words)

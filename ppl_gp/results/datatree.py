@@ -14,24 +14,19 @@ from jax import lax, random
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
-from ppl_gp.gp import bare, bare_shape, mask_of
+from ppl_gp.gp import bare, mask_of
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.roles import (
-    data_axis,
-    is_factor,
-    is_gp,
-    is_observed,
-)
+from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.integrals.enumerated import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
+from ppl_gp.results.parts import function_rows
 from ppl_gp.results.query.layout import require_all_rows
 from ppl_gp.results.query.mixture import Moments, mixture
 from ppl_gp.results.query.new_inputs import num_rows
-from ppl_gp.results.record import Record, feeds_another, prior_at
+from ppl_gp.results.record import Record, first_trace, has_layers, prior_at
 from ppl_gp.results.store.archive import package_versions
 from ppl_gp.results.symmetry import symmetries
 from ppl_gp.results.tree_dimensions import (
@@ -40,20 +35,20 @@ from ppl_gp.results.tree_dimensions import (
     deterministic_dimensions,
     dots,
     dotted,
-    input_dimensions,
     inputs_of,
     label_of,
+    observed_names,
+    rows_that_count,
+    scored_names,
     site_dimensions,
-    without_clashes,
 )
 from ppl_gp.results.tree_groups import (
-    coordinates,
     datasets,
     deterministic_sites,
     further_groups,
-    names_of_variables,
+    names_of_observed,
+    parts_of,
     predicted_groups,
-    with_columns,
     without_masked_rows,
 )
 
@@ -120,48 +115,37 @@ def to_datatree(
     """
     if num_draws < 1:
         raise DataError(f"to_datatree(num_draws={num_draws}): give at least 1.")
+    if pred_coords and predictions is None:
+        raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
     require_whole_data(fit, "to_datatree")
-    key = as_key(rng_key, "fit.to_datatree(rng_key=0)")
-    hyper, f, parts = draws_with_parts(fit, key, num_draws)
-    sites = training_sites(fit)
-    groups = _groups_of_training(fit, sites, hyper, f, parts)
-    values = {**hyper, **parts, **f}
-    further, still = deterministic_sites(fit, values)
-    groups["posterior"] |= by_chain(further, _chains(fit))
-    groups["point_estimates"] |= jax.tree.map(np.asarray, still)
-    shapes = {k: np.shape(v)[1:] for k, v in further.items()}
-    shapes |= {k: np.shape(v) for k, v in still.items()}
-    own = dimensions(fit, sites) | deterministic_dimensions(fit, shapes, data_plate(sites))
+    key, sites = as_key(rng_key, "fit.to_datatree(rng_key=0)"), training_sites(fit)
+    drawn = draws_with_parts(fit, key, num_draws)
+    values = {k: v for group in drawn for k, v in group.items()}
+    groups, dims = _groups_of_training(fit, sites, *drawn)
     if whole:
-        found = further_groups(fit, values, key, num_draws)
-        groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in found.items()}
-    inputs = inputs_of(fit.model, fit.args, fit.kwargs)
-    along = input_dimensions(fit.model, inputs, data_plate(sites))
-    own, along = without_clashes(own, along)
-    observed, named = names_of_variables(fit, sites)
-    constant = with_columns("constant_data", inputs, along, named)
-    training = Part(groups, own, observed).dotted(), constant.dotted()
+        further = further_groups(fit, values, key, num_draws)
+        groups |= {k: by_chain(v, 1 if k in _BEFORE else _chains(fit)) for k, v in further.items()}
+    observed, plate = names_of_observed(fit, sites), data_plate(sites)
+    inputs = inputs_of(fit, fit.args, fit.kwargs, plate)
+    part = Part(groups, dims, observed)
+    training = parts_of(part, "constant_data", *inputs, fit.names, {})
     each = function_rows(fit)  # what each function of a predictor is
     functions = {} if each is None else {training[0].dims[fit.model.plan.name][0]: list(each)}
     given = dotted(coords or {})
-    labels = coordinates("coords", training, functions, given)
-    found = datasets(training, labels)
+    found = datasets(training, "coords", functions, given)
     if predictions is not None:
-        num = np.shape(next(iter({**hyper, **f}.values())))[0]
-        drawn, inputs = predicted_groups(
-            fit, predictions, random.fold_in(key, _NEW), num, observed, still
-        )
-        drawn.groups["predictions"] = by_chain(drawn.groups["predictions"], _chains(fit))
-        rows = dots(data_plate(sites) or "")
-        shared = functions | {d: labels for d, labels in given.items() if d != rows}
-        labels = coordinates("pred_coords", (drawn, inputs), shared, dotted(pred_coords or {}))
-        found |= datasets((drawn, inputs), labels)
-    elif pred_coords:
-        raise DataError("to_datatree(pred_coords=...) names the rows of predictions=; give both.")
+        num, own = len(next(iter(values.values()))), random.fold_in(key, _NEW)
+        still = groups["point_estimates"]
+        new = predicted_groups(fit, predictions, own, num, observed, still)
+        new[0].groups["predictions"] = by_chain(new[0].groups["predictions"], _chains(fit))
+        shared = functions | {d: x for d, x in given.items() if d != dots(plate or "")}
+        found |= datasets(new, "pred_coords", shared, dotted(pred_coords or {}))
     import xarray as xr  # with pandas it takes a second, which a fit need not wait for
 
-    scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
-    tree = without_masked_rows(xr.DataTree.from_dict(found), scored)
+    if (densities := found.get("log_likelihood")) is not None:
+        scored = dotted({label_of(k, sites): sites[k] for k in scored_names(sites)})
+        found["log_likelihood"] = without_masked_rows(densities, scored)
+    tree = xr.DataTree.from_dict(found)
     tree.attrs = _attributes(fit)
     return tree
 
@@ -171,16 +155,27 @@ def _chains(fit: Record) -> int:
     return 1 if fit.draws.is_weighted() else fit.num_chains
 
 
-def _groups_of_training(fit: Record, sites: dict, hyper: dict, f: dict, parts: dict) -> dict:
-    observed = {label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)}
-    drawn = {k: v for k, v in {**hyper, **parts, **f}.items() if k not in fit.points}
-    return {
-        "posterior": by_chain(drawn, _chains(fit)),
-        "point_estimates": {k: np.asarray(hyper[k][0]) for k in hyper if k in fit.points},
-        "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), _chains(fit)),
-        "observed_data": observed,
+def _groups_of_training(
+    fit: Record, sites: dict, hyper: dict, f: dict, parts: dict
+) -> tuple[dict[str, dict], dict[str, list[str]]]:
+    """({group: {variable: array}}, {variable: dimensions after chain and draw})."""
+    values, chains = {**hyper, **parts, **f}, _chains(fit)
+    further, still = deterministic_sites(fit, values)
+    shapes = {k: np.shape(v)[1:] for k, v in further.items()}
+    shapes |= {k: np.shape(v) for k, v in still.items()}
+    drawn = {k: v for k, v in values.items() if k not in fit.points}
+    fixed = {k: hyper[k][0] for k in hyper if k in fit.points}
+    groups = {
+        "posterior": by_chain(drawn | further, chains),
+        "point_estimates": {k: np.asarray(v) for k, v in (fixed | still).items()},
+        "log_likelihood": by_chain(_pointwise(fit, sites, hyper, f), chains),
+        "observed_data": {
+            label_of(k, sites): np.asarray(sites[k]["value"]) for k in observed_names(sites)
+        },
         "sample_stats": {k: np.asarray(v) for k, v in fit.stats.get("sample_stats", {}).items()},
     }
+    plate = data_plate(sites)
+    return groups, dimensions(fit, sites) | deterministic_dimensions(fit, shapes, plate)
 
 
 def _pointwise(fit: Record, sites: dict, hyper: dict, f: dict) -> dict:
@@ -208,10 +203,15 @@ def draws_with_parts(fit: Record, key, num_draws: int) -> tuple[dict, dict, dict
             f"effects {own} stand one a datum, and have a posterior given the observations, which "
             "a saved fit of SVGP() does not hold; draw before saving."
         )
-    draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
-    known = jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
+    draws, repeats, known = _even(fit, num_draws)
     parts, eta = draw_parts(fit.model, draws, fit.args, fit.kwargs, key, repeats)
     return known, {fit.model.plan.name: eta}, parts
+
+
+def _even(fit: Record, num_draws: int) -> tuple[Draws, int, dict]:
+    """(draws of equal weight, how often each is used, {site: (S, ...)} of all of these)."""
+    draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
+    return draws, repeats, jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
 
 
 def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
@@ -221,24 +221,21 @@ def posterior_draws(fit: Record, key, num_draws: int) -> tuple[dict, dict]:
     S is `num_draws` where the hyperparameters are one value or their draws have different weights
     (which are then resampled), and the number of draws kept otherwise.
     """
-    draws, repeats = fit.draws.of_equal_weight(num_draws), 1 if fit.sampled else num_draws
+    draws, repeats, known = _even(fit, num_draws)
     if all(kept.is_draws for kept in draws.kept.values()):
         return draws.known, {k: v.mean for k, v in draws.kept.items()}
-    known = jax.tree.map(lambda x: jnp.repeat(x, repeats, 0), draws.known)
-    if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
+    if has_layers(fit):
         h, f = draw_layers(fit.model, draws, fit.local, fit.args, fit.kwargs, key, repeats)
         return {**known, **h}, f
-    keys = [random.fold_in(key, i) if i else key for i in range(len(draws.kept))]
-    f = {
-        k: _draw(fit.model, k, draws, fit.args, fit.kwargs, own, repeats)
-        for k, own in zip(draws.kept, keys, strict=True)
-    }
+    f = {}
+    for i, k in enumerate(draws.kept):
+        own = random.fold_in(key, i) if i else key
+        f[k] = _draw(fit.model, k, draws, fit.args, fit.kwargs, own, repeats)
     return known, f
 
 
 @full_jit
 def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
-    """(S repeats, *C, N) draws of q(f)."""
 
     def one(entry):
         draw, key = entry
@@ -249,16 +246,20 @@ def _draw(model, site: str, draws: Draws, args, kwargs, key, repeats: int):
 
 
 def training_moments(fit: Record) -> dict[str, Moments]:
-    """{GP site: mean and variance of q(f) at the training inputs}, (*C, N), mixed over draws. O(S
-    (M^3 + N M^2)) for `SVGP`.
-    """
+    """{GP site: moments of q(f) at the training inputs, (*C, N)}. O(S (M^3 + N M^2)) for `SVGP`."""
     if own_effects(fit):
         _, f, _ = draws_with_parts(fit, random.key(0), 1000)
-        return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}
-    if fit.local or (len(fit.latent) > 1 and feeds_another(fit)):
+    elif has_layers(fit):
         _, f = posterior_draws(fit, random.key(0), 1000)
-        return {k: Moments(jnp.mean(x, 0), jnp.var(x, 0)) for k, x in f.items()}
-    return {site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs) for site in fit.latent}
+    else:
+        of = lambda site: _moments(fit.model, site, fit.draws, fit.args, fit.kwargs)  # noqa: E731
+        return {site: of(site) for site in fit.latent}
+    return {k: moments_of(x) for k, x in f.items()}
+
+
+def moments_of(draws) -> Moments:
+    """Of equally likely draws (S, ...)."""
+    return Moments(jnp.mean(draws, 0), jnp.var(draws, 0))
 
 
 @full_jit
@@ -271,9 +272,7 @@ def _moments(model, site: str, draws: Draws, args, kwargs) -> Moments:
 
 @full_jit
 def _log_likelihood(model, hyper, f, args, kwargs):
-    """{observed site: (S, ...)}: log p(y | f, hyperparameters) of every observation, nats; 0 where
-    masked, unscaled.
-    """
+    """{observed site: (S, ...)}: log p(y | f, hyperparameters), nats, unscaled; 0 where masked."""
 
     def one(entry):
         trace = run(model, args, kwargs, *entry)
@@ -283,9 +282,7 @@ def _log_likelihood(model, hyper, f, args, kwargs):
 
 
 def log_prob_of(site):
-    """log p of each entry of an observed site, in the batch shape without `to_event`; 0 where
-    masked. Of a factor its value.
-    """
+    """log p of each entry without `to_event`, 0 where masked; of a factor its value."""
     if is_factor(site):
         return site["fn"].log_prob(site["value"])
     return jnp.where(mask_of(site["fn"]), bare(site["fn"]).log_prob(site["value"]), 0.0)
@@ -311,48 +308,26 @@ def require_same_stream(verb: str, named: Mapping[str, Record]) -> None:
 
 
 def training_sites(fit: Record) -> dict:
-    """The model's trace on the training arguments, at the first draw of everything.
-
-    Raises `DataError` where the model itself subsamples, so that its trace is of some rows only.
-    """
-    first = fit.draws.at(0)
-    trace = run(fit.model, fit.args, fit.kwargs, first.known, first.values)
+    """`first_trace`; `DataError` where the model subsamples, so that it is of some rows only."""
+    trace = first_trace(fit)
     require_all_rows(trace)
     return trace
 
 
-def observed_names(trace: dict) -> list[str]:
-    """The sites of a trace that observe data."""
-    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
-
-
-def scored_names(trace: dict) -> list[str]:
-    """The sites of a trace that score data: those that observe, and factors that see
-    observations.
-    """
-    return [k for k, site in trace.items() if site["type"] == "sample" and site["is_scored"]]
-
-
 def dimensions(fit: Record, trace: dict) -> dict[str, list[str]]:
-    """{variable that has draws or is observed: names of its dimensions after chain and draw}:
-    plates by name, else `<variable>_dim_<i>`.
-    """
-    kept = [
-        k
+    """{variable that has draws or is observed: its dimensions after chain and draw}."""
+    drawn = {*fit.hyper, *fit.local}
+    kept = {
+        label_of(k, trace): s
         for k, s in trace.items()
-        if s["type"] == "sample" and (k in (*fit.hyper, *fit.local) or is_gp(s) or is_observed(s))
-    ]
-    plate = data_plate(trace)
-    named = {label_of(k, trace): site_dimensions(label_of(k, trace), trace[k], plate) for k in kept}
-    return named | _part_dimensions(fit)
-
-
-def _part_dimensions(fit: Record) -> dict[str, list[str]]:
-    if not isinstance(fit.model, Collapsed):
-        return {}
-    trace = run(fit.model.source, fit.args, fit.kwargs, fit.draws.at(0).known)
-    plate = data_plate(trace)
-    return {k: site_dimensions(k, trace[k], plate) for k in fit.model.plan.sites}
+        if s["type"] == "sample" and (k in drawn or is_gp(s) or is_observed(s))
+    }
+    named = {k: site_dimensions(k, s, data_plate(trace)) for k, s in kept.items()}
+    if isinstance(fit.model, Collapsed):
+        whole = run(fit.source, fit.args, fit.kwargs, fit.draws.at(0).known)
+        plate = data_plate(whole)
+        named |= {k: site_dimensions(k, whole[k], plate) for k in fit.model.plan.sites}
+    return named
 
 
 def num_data(fit: Record) -> int:
@@ -360,12 +335,10 @@ def num_data(fit: Record) -> int:
     if (num := num_rows(fit, fit.args, fit.kwargs)) or fit.latent:
         return num or next(iter(fit.latent.values())).mean.shape[-1]
     sites = training_sites(fit)
-    shapes = {k: bare_shape(sites[k]["fn"]) for k in scored_names(sites)}
-    axes = {k: data_axis(sites[k], len(shape)) for k, shape in shapes.items()}
-    found = [shapes[k][axis] for k, axis in axes.items() if axis is not None]
-    if not found:
-        raise DataError("the model observes no rows, and nothing is left out or scored by row.")
-    return found[0]
+    for name in scored_names(sites):
+        if (rows := rows_that_count(sites[name])) is not None:
+            return len(rows[1])
+    raise DataError("the model observes no rows, and nothing is left out or scored by row.")
 
 
 def by_chain(values: dict, chains: int) -> dict:

@@ -3,8 +3,9 @@
 import functools
 import inspect
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -18,9 +19,8 @@ from ppl_gp.reading.arguments import argument_names, argument_of
 from ppl_gp.reading.declared import require_unchanged
 from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
-from ppl_gp.results.function_rows import function_rows
 from ppl_gp.results.loo import loo
-from ppl_gp.results.parts import components, effects
+from ppl_gp.results.parts import components, effects, function_rows
 from ppl_gp.results.predict.infer_latents import infer_latents
 from ppl_gp.results.predict.predict import log_density, predict, sample
 from ppl_gp.results.record import Record
@@ -31,14 +31,19 @@ from ppl_gp.runtime import one_at_a_time
 if TYPE_CHECKING:
     import pandas as pd
 
+_T = TypeVar("_T")
 _DRAWS, _LEVELS = 4000, np.array([0.05, 0.95])
 
 
-def _verb(function):
-    """A question to a fit: by one thread at a time, and of the model that was fitted."""
+def _verb(function: Callable[..., _T]) -> Callable[..., _T]:
+    """A question to a fit: by one thread at a time, and of the model that was fitted.
 
+    Inputs may go by the model's name of them, as in `fit`. Given by name, the question's own
+    argument after the inputs leaves all positions to the model's arguments.
+    """
     order = [*inspect.signature(function).parameters]
     place = order.index("X_new") if "X_new" in order else 0
+    own = next((k for k in ("y_new", "num_samples") if k in order), None)
 
     @functools.wraps(function)
     def ask(self, *args, **kwargs):
@@ -46,6 +51,8 @@ def _verb(function):
         _require_numbers(self, function.__name__)
         if len(args) < place and "X_new" not in kwargs:
             kwargs["X_new"] = _inputs(self, function.__name__, kwargs)
+        if len(args) > place and own in kwargs:
+            args = (*args[:place], kwargs.pop(own), *args[place:])
         return function(self, *args, **kwargs)
 
     return one_at_a_time(of_the_model(ask))
@@ -72,107 +79,6 @@ def _require_numbers(fit: Record, verb: str) -> None:
             f"{fit.result.message}",
             fit,
         )
-
-
-def _first(name: str, args: tuple, kwargs: dict) -> tuple:
-    """Given by name, a verb's own argument leaves all positions to those of the model."""
-    return (kwargs.pop(name), *args) if name in kwargs else args
-
-
-class Fit(Record):
-    """A fitted model. Made by `fit`; the fields are those of `Record`."""
-
-    @_verb
-    def predict(self, X_new, *args, **kwargs):
-        """Predictions at new inputs, as `ppl_gp.results.predict.predict.predict`."""
-        return predict(self, X_new, *args, **kwargs)
-
-    @_verb
-    def log_density(self, X_new, *args, **kwargs):
-        """log p(y*_n | x*_n, data), (N_new,), nats, as
-        `ppl_gp.results.predict.predict.log_density`.
-        """
-        return log_density(self, X_new, *_first("y_new", args, kwargs), **kwargs)
-
-    @_verb
-    def sample(self, rng_key, X_new, *args, **kwargs):
-        """Joint draws of f and y at new inputs, as `ppl_gp.results.predict.predict.sample`."""
-        return sample(self, rng_key, X_new, *_first("num_samples", args, kwargs), **kwargs)
-
-    @_verb
-    def components(self, X_new, *args, **kwargs):
-        """What each site adds to the predictor at new inputs, as
-        `ppl_gp.results.parts.components`.
-        """
-        return components(self, X_new, *args, **kwargs)
-
-    @functools.cached_property
-    def sites(self):
-        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`; of
-        mean field, each site's marginal under q; of other fits without a GP, the draws.
-        """
-        require_unchanged(self.model)
-        if self.blocks:
-            return {k: d for q in self.blocks for k, d in q.distributions().items()}
-        return effects(self) if self.latent else dict(self.draws.known)
-
-    @functools.cached_property
-    def factors(self) -> list[list[str]]:
-        """The blocks of mean field: sites that share a factor of q, discrete ones first."""
-        if not self.blocks:
-            raise ModelError(
-                f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
-            )
-        found = [list(q.sites) for q in self.blocks]
-        return sorted(found, key=lambda sites: not self._is_discrete(sites))
-
-    def _is_discrete(self, sites) -> bool:
-        (one,) = [q for q in self.blocks if list(q.sites) == sites]
-        return isinstance(one, Discrete)
-
-    @functools.cached_property
-    def functions(self) -> tuple[str, ...] | None:
-        """What each row of a predictor of several functions is, `f_mean`'s and `components`', as
-        `ppl_gp.results.function_rows.function_rows`.
-        """
-        require_unchanged(self.model)
-        return function_rows(self)
-
-    @functools.cached_property
-    def symmetries(self) -> tuple[Symmetry, ...]:
-        """Plates whose entries the posterior does not tell apart, a mixture's components, as
-        `ppl_gp.results.symmetry.symmetries`.
-        """
-        require_unchanged(self.model)
-        _require_numbers(self, "symmetries")
-        return symmetries(self)
-
-    @_verb
-    def infer_latents(self, rng_key, X_new, *args, **kwargs):
-        """Draws of the latents of new data given their y, as
-        `ppl_gp.results.predict.infer_latents.infer_latents`.
-        """
-        return infer_latents(self, rng_key, X_new, *_first("y_new", args, kwargs), **kwargs)
-
-    @_verb
-    def loo(self):
-        """Leave-one-out ELPD as ArviZ's `ELPDData`, as `ppl_gp.results.loo.loo`."""
-        return loo(self)
-
-    @_verb
-    def to_datatree(self, **kwargs):
-        """ArviZ's DataTree, as `ppl_gp.results.datatree.to_datatree`."""
-        return to_datatree(self, **kwargs)
-
-    @_verb
-    def summary(self):
-        """One table of the hyperparameters and effects, as `ppl_gp.results.fit.summary`."""
-        return summary(self)
-
-    @_verb
-    def save(self, path):
-        """Write what prediction needs to one file, as `ppl_gp.results.store.save.save`."""
-        return save(self, path)
 
 
 def summary(fit: Record) -> "pd.DataFrame":
@@ -240,3 +146,55 @@ def _halved(cdf, level: float, low, high):
         middle = 0.5 * (low + high)
         low, high = np.where(cdf(middle) >= level, (low, middle), (middle, high))  # NaN: below
     return high
+
+
+class Fit(Record):
+    """A fitted model. Made by `fit`; the fields are those of `Record`.
+
+    Its verbs are functions of the fit, `fit.predict(X_new)` is `predict(fit, X_new)`: `predict`,
+    `log_density`, `sample` and `infer_latents` (`ppl_gp.results.predict`), `components`, `loo`,
+    `to_datatree`, `summary` and `save`.
+    """
+
+    predict = _verb(predict)
+    log_density = _verb(log_density)
+    sample = _verb(sample)
+    infer_latents = _verb(infer_latents)
+    components = _verb(components)
+    loo = _verb(loo)
+    to_datatree = _verb(to_datatree)
+    summary = _verb(summary)
+    save = _verb(save)
+
+    @functools.cached_property
+    def sites(self):
+        """Posteriors of the integrated sites that are no GPs, as `ppl_gp.results.parts.effects`; of
+        mean field, each site's marginal under q; of other fits without a GP, the draws.
+        """
+        require_unchanged(self.model)
+        if self.blocks:
+            return {k: d for q in self.blocks for k, d in q.distributions().items()}
+        return effects(self) if self.latent else dict(self.draws.known)
+
+    @functools.cached_property
+    def factors(self) -> list[list[str]]:
+        """The blocks of mean field: sites that share a factor of q, discrete ones first."""
+        if not self.blocks:
+            raise ModelError(
+                f"factors: {type(self.method).__name__} does not factorise; MeanField() does."
+            )
+        discrete_first = sorted(self.blocks, key=lambda q: not isinstance(q, Discrete))
+        return [list(q.sites) for q in discrete_first]
+
+    @functools.cached_property
+    def functions(self) -> tuple[str, ...] | None:
+        """What each row of `f_mean` and `components` is: `ppl_gp.results.parts.function_rows`."""
+        require_unchanged(self.model)
+        return function_rows(self)
+
+    @functools.cached_property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """Plates whose entries no posterior tells apart: `ppl_gp.results.symmetry.symmetries`."""
+        require_unchanged(self.model)
+        _require_numbers(self, "symmetries")
+        return symmetries(self)

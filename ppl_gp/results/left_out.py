@@ -25,8 +25,9 @@ from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.integrals.averages import NODES, SEVERAL_NODES
-from ppl_gp.results.integrals.likelihood import log_density_per_datum, log_expectation
-from ppl_gp.results.integrals.several import Effort, log_expectation_over
+from ppl_gp.results.integrals.cubature import Effort, log_expectation
+from ppl_gp.results.integrals.likelihood import log_density_per_datum
+from ppl_gp.results.integrals.several import log_expectation_over
 from ppl_gp.results.query.layout import Layout
 from ppl_gp.results.query.mixture import JointMoments, Moments
 from ppl_gp.results.record import prior_at
@@ -46,48 +47,55 @@ def cavity_log_densities(
     q_{-n} of `rows` is `method`'s fit to the other rows, which starts from q's sites, where that
     converges; else, and of all other rows, it is the cavity.
     """
-    plan, num_nodes = Layout((), (), num), NODES[draws.num > 1]
+    plan, several = Layout((), (), num), draws.num > 1
+    effort = Effort(SEVERAL_NODES[several], several, DRAWS)
 
     def one(draw):
-        hyper, latent, off = draw.known, draw.kept[site], jnp.zeros(())
-        sparse = isinstance(latent, FromInducing)
+        latent: Any = draw.kept[site]
+        hyper, off, sparse = draw.known, jnp.zeros(()), isinstance(latent, FromInducing)
         factors: Any = None if sparse else read(model, *args, hyper=hyper, **kwargs)
-        if isinstance(latent, FromFunctions):
-            refit = _refits(factors, latent, method, rows) if len(rows) else None
-            return *_of_functions(factors, latent, plan, draws.num, scaled, rows, refit), off
-        concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
 
         def log_lik(f, weighed=False):
             trace = run(model, args, kwargs, hyper, {site: f})
             return log_density_per_datum(trace, plan, weighed)
 
         def score(moments, weighed=False):
+            if isinstance(moments, JointMoments):  # by cubature, or weighted draws above 3
+                log_p = lambda f: log_lik(f[site], weighed)  # noqa: E731
+                together, key = (tuple(range(len(moments.mean))),), random.key(4)
+                return log_expectation_over(log_p, {site: moments}, together, effort, key)[0]
             proper = jnp.isfinite(moments.variance)  # else one row's NaN is every row's
             at = Moments(*(jnp.where(proper, x, 1.0) for x in (moments.mean, moments.variance)))
-            found = log_expectation(lambda f: log_lik(f, weighed), at, num_nodes, concave)
+            concave = is_concave(lambda f: run(model, args, kwargs, hyper, {site: f}), None, num)
+            found = log_expectation(lambda f: log_lik(f, weighed), at, NODES[several], concave)
             return jnp.where(proper, found, jnp.nan)
 
         if sparse:
-            weighed = lambda f: log_lik(f, True)  # noqa: E731
             prior = prior_at(model, site, hyper, args, kwargs)
-            within, without, off = cavity_of_inducing(prior, latent, weighed)
+            within, without, off = cavity_of_inducing(prior, latent, lambda f: log_lik(f, True))
+        elif isinstance(latent, FromFunctions):
+            without, within = cavity_of_functions(factors.prior, latent)
         else:
-            within = Moments(latent.mean, latent.variance)
-            without = cavity(factors.prior, latent)
+            within, without = Moments(latent.mean, latent.variance), cavity(factors.prior, latent)
         if len(rows):
-            mean, variance, ended = _refits(factors, latent, method, rows)
-            pair = zip(without, (mean[:, 0], variance[:, 0, 0]), strict=True)
-            without = Moments(*(_put(old, rows, new, ended) for old, new in pair))
+            without = _replaced(without, rows, *_refits(factors, latent, method, rows))
         left_out, kept = score(without), score(within)
         return left_out, kept, score(without, True) if scaled else left_out, off
 
     return lax.map(one, draws)
 
 
-def _put(old, rows, new, ended):
-    """`rows` of an array (N, ...) replaced by new ones, where a fit without them `ended` well."""
-    ended = jnp.reshape(ended, (-1,) + (1,) * (old.ndim - 1))
-    return old.at[rows].set(jnp.where(ended, new, old[rows]))
+def _replaced(without, rows, mean, covariance, ended):
+    """Moments with those of `rows` under a fit without them, where it `ended` well."""
+
+    def put(old, new):
+        well = jnp.reshape(ended, (-1,) + (1,) * (old.ndim - 1))
+        return old.at[rows].set(jnp.where(well, new, old[rows]))
+
+    if isinstance(without, Moments):
+        return Moments(put(without.mean, mean[:, 0]), put(without.variance, covariance[:, 0, 0]))
+    blocks = put(without.root @ jnp.swapaxes(without.root, 1, 2), covariance)
+    return JointMoments.of(put(without.mean.T, mean).T, jnp.einsum("naa->an", blocks), blocks)
 
 
 def _refits(factors, latent: BehindSites, method, rows):
@@ -125,29 +133,6 @@ def _refits(factors, latent: BehindSites, method, rows):
     return lax.map(without, rows)
 
 
-def _of_functions(
-    factors, latent: FromFunctions, plan: Layout, num_draws: int, scaled: bool, rows, refit
-):
-    """As `cavity_log_densities`, of several functions: by cubature, or weighted draws above 3."""
-    log_lik, site, (R, _) = factors.log_lik, factors.log_lik.site, latent.mean.shape
-    effort = Effort(SEVERAL_NODES[num_draws > 1], num_draws > 1, DRAWS)
-
-    def score(moments, weighed=False):
-        def log_p(f):
-            return log_density_per_datum(log_lik.trace(f[site]), plan, weighed)
-
-        together = (tuple(range(R)),)
-        return log_expectation_over(log_p, {site: moments}, together, effort, random.key(4))[0]
-
-    without, within = cavity_of_functions(factors.prior, latent)
-    if refit is not None:
-        mean, S = _put(without.mean.T, rows, refit[0], refit[2]).T, without.root
-        covariance = _put(S @ jnp.swapaxes(S, 1, 2), rows, refit[1], refit[2])
-        without = JointMoments.of(mean, jnp.einsum("naa->an", covariance), covariance)
-    left_out, kept = score(without), score(within)
-    return left_out, kept, score(without, True) if scaled else left_out
-
-
 def distinct(log_lik) -> np.ndarray:
     """Log densities (S, N), of a row moved by 1e-8 nats if its largest weights 1 / p are equal."""
     log_lik, num = np.asarray(log_lik), len(log_lik)
@@ -159,9 +144,7 @@ def distinct(log_lik) -> np.ndarray:
 
 @full_jit
 def draw_log_densities(model, hyper, f, args, kwargs, num: int):
-    """log p(y_n | f, hyperparameters) at each draw, over all observed sites of a datum, and the
-    same times `scale` handlers, as it is part of the posterior; (S, N) each.
-    """
+    """log p(y_n | f, hyperparameters) of all sites of a datum, and that by `scale`; (S, N) each."""
     plan = Layout((), (), num)
 
     def one(draw):
@@ -200,11 +183,8 @@ def cavity_of_functions(prior: GP, latent: FromFunctions) -> tuple[JointMoments,
     covariance = jnp.where(small.is_definite(left)[:, None, None], covariance, jnp.nan)
     alpha = jnp.reshape(latent.alpha, shape)
     mean = latent.mean - jnp.einsum("nab,bn->an", covariance, alpha)
-    variance = jnp.einsum("naa->an", covariance)
-    return (
-        JointMoments.of(mean, variance, covariance),
-        JointMoments.of(latent.mean, latent.variance, Sigma),
-    )
+    without = JointMoments.of(mean, jnp.einsum("naa->an", covariance), covariance)
+    return without, JointMoments.of(latent.mean, latent.variance, Sigma)
 
 
 def cavity(prior: GP, latent: FromPseudo) -> Moments:

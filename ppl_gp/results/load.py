@@ -1,5 +1,7 @@
 """`load`: a saved fit, checked against the model it is given."""
 
+import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,17 +20,17 @@ from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.archive import named, package_versions, read_archive
 from ppl_gp.results.store.portrait import changed_classes, changed_numbers, portrait
-from ppl_gp.results.store.save import FORMAT, FORMAT_VERSION, decode, qualified_name
+from ppl_gp.results.store.save import FIELDS, FORMAT, FORMAT_VERSION, decode, qualified_name
 from ppl_gp.runtime import one_at_a_time
 
 _ROUNDING = 1e-3  # relative: draws of a simplex in float32 are off by 1e-6 and more
 
 
+@dataclasses.dataclass(repr=False, frozen=True)
 class SavedMethod:
     """The method behind a loaded fit: its description, not something to fit with."""
 
-    def __init__(self, description: str):
-        self.description = description
+    description: str
 
     def __repr__(self):
         return self.description
@@ -84,14 +86,13 @@ def _rebuilt(model: Callable, parts: dict) -> Fit:
     declared = Declared(keyed(own_function(model)), parts["reading"])
     if parts["plan"] is not None:
         declared = Collapsed(declared, parts["plan"], parts["skeleton"])
-    own = ("draws", "local", "blocks", "names", "stats", "log_evidence", "num_chains", "sampled")
     return Fit(
         model=declared,
         method=SavedMethod(parts["method"]),
         args=tuple(parts["args"]),
         kwargs=parts["kwargs"],
         result=Result(parts["result"]),
-        **{k: parts[k] for k in own},
+        **{k: parts[k] for k in FIELDS},
     )
 
 
@@ -145,24 +146,19 @@ def _is_other_code(told: dict, given: str, fit: Fit) -> bool:
     """A function of another name and other code is another model, with priors that q was not
     fitted to; one that was renamed, moved or edited is the same.
     """
-    names = [x.rpartition(".")[2] for x in (told["model"], given)]
-    codes = [
-        {v for k, v in entries.items() if _last_name(k) == name}
-        for name, entries in zip(names, (told["reads"], reads(fit.model.function)), strict=True)
-    ]
-    return names[0] != names[1] and all(codes) and codes[0] != codes[1]
+    old, new = (x.rpartition(".")[2] for x in (told["model"], given))
+    before, now = _codes(told["reads"], old), _codes(reads(fit.model.function), new)
+    return old != new and bool(before and now) and before != now
 
 
-def _last_name(entry: str) -> str:
-    """Of "code of 'module.outer.<locals>.model#2'"."""
-    name = entry.removeprefix("code of '").removesuffix("'").partition("#")[0]
-    return name.rpartition(".")[2] if entry.startswith("code of '") else ""
+def _codes(entries: dict, name: str) -> set[str]:
+    """Those of functions of this name, as "code of 'module.outer.<locals>.name#2'"."""
+    wanted = re.compile(rf"code of '([^#']*\.)?{re.escape(name)}(#.*)?'")
+    return {v for k, v in entries.items() if wanted.fullmatch(k)}
 
 
 def _changed_values(saved: dict, fit: Fit) -> list[str]:
-    """Values that the model reads (globals, closures, defaults) must be those of the fit; its code
-    may have been edited.
-    """
+    """Values that the model reads (globals, closures, defaults); its code may have been edited."""
     now = reads(fit.model.function)
     code = "code of "  # an entry that is a function has one for its code as well
     moved = [k for k, v in saved.items() if not k.startswith(code) and now.get(k, v) != v]
@@ -170,9 +166,7 @@ def _changed_values(saved: dict, fit: Fit) -> list[str]:
 
 
 def _outside(fit: Fit) -> list[str]:
-    """Hyperparameters with a draw outside the support that they have at that draw. O(S), nothing is
-    factored.
-    """
+    """Hyperparameters with a draw outside the support that they have there. Factors nothing."""
 
     def inside(draw):
         trace = run(fit.model, fit.args, fit.kwargs, draw.known, draw.values)
@@ -184,14 +178,9 @@ def _outside(fit: Fit) -> list[str]:
 
 
 def _inside(site, value):
-    """By the constraint, or, for one that rounding may break, by a way to unconstrained numbers and
-    back.
-    """
-    support = (
-        site["kwargs"].get("constraint", constraints.real)
-        if site["type"] == "param"
-        else site["fn"].support
-    )
+    """By the constraint, or up to rounding by a way to unconstrained numbers and back."""
+    is_param = site["type"] == "param"
+    support = site["kwargs"].get("constraint", constraints.real) if is_param else site["fn"].support
     try:
         met = jnp.all(support(value))
         if support.is_discrete:
@@ -200,6 +189,5 @@ def _inside(site, value):
         back = transform(transform.inv(value))
     except NotImplementedError:  # a support that says no more than that it depends on parameters
         return jnp.ones((), bool)
-    return met | jnp.all(
-        jnp.abs(back - value) <= _ROUNDING * (jnp.abs(value) + jnp.max(jnp.abs(value)))
-    )
+    near = _ROUNDING * (jnp.abs(value) + jnp.max(jnp.abs(value)))
+    return met | jnp.all(jnp.abs(back - value) <= near)

@@ -12,7 +12,7 @@
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,19 +22,17 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
-from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.hyperparameters import Fixed
 from ppl_gp.kept import FromInducing
 from ppl_gp.numerics.blocks import times
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import JointLogLikelihood
-from ppl_gp.reading.roles import data_axis, roles
+from ppl_gp.reading.roles import roles
 from ppl_gp.results.datatree import (
     by_chain,
     num_data,
     posterior_draws,
     require_whole_data,
-    scored_names,
     training_sites,
 )
 from ppl_gp.results.integrals.enumerated import densities_without_labels
@@ -47,8 +45,15 @@ from ppl_gp.results.left_out import (
     log_prior_over,
 )
 from ppl_gp.results.part_draws import own_effects
-from ppl_gp.results.record import Record, feeds_another, prior_at
-from ppl_gp.results.tree_dimensions import data_plate, dots, dotted, row_names
+from ppl_gp.results.record import Record, has_layers, prior_at
+from ppl_gp.results.tree_dimensions import (
+    data_plate,
+    dots,
+    dotted,
+    row_names,
+    rows_that_count,
+    scored_names,
+)
 from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
 
 if TYPE_CHECKING:
@@ -106,58 +111,97 @@ def loo(fit: Record) -> "ELPDData":
             "its own datum. VI(), EP() and Laplace() leave data out by cavities; or score held-out "
             "data by log_density."
         )
-    if not _has_cavities(fit):
-        if num_data(fit) > MAX_DATA:
-            raise DataError(
-                f"loo() of {num_data(fit)} data weighs 1000 draws of each; score held-out data by "
-                "log_density."
-            )
-        if can_be_corrected(fit, num_data(fit)):
-            return _corrected(fit, sites)
-        hyper, f = (
-            _draws_of_blocks(fit) if fit.blocks else posterior_draws(fit, random.key(0), DRAWS)
+    data = _scored_data(fit, sites)
+    if _has_cavities(fit):
+        return _by_cavities(fit, data)
+    if data.num > MAX_DATA:
+        raise DataError(
+            f"loo() of {data.num} data weighs 1000 draws of each; score held-out data by "
+            "log_density."
         )
-        found = densities_without_labels(fit, sites, hyper, num_data(fit))
-        if found is not None and not _is_scaled(sites):
-            densities, draws = found
-            removed = densities
-        else:
-            densities, removed = draw_log_densities(
-                fit.model, hyper, f, fit.args, fit.kwargs, num_data(fit)
-            )
-            draws = {**hyper, **f}
-        if not fit.blocks:
-            found = _psis(fit, sites, densities, removed, draws)
-            lpd = logsumexp(densities, 0) - np.log(len(densities))
-            return _told(fit, sites, found, lpd, own=_of_rows(sites, draws))
+    return _corrected(fit, data) if can_be_corrected(fit, data.num) else _by_draws(fit, sites, data)
+
+
+class _Data(NamedTuple):
+    """What is scored: `num` data, of which those at `keep` count, as not all of their entries are
+    masked. `dim` and `labels`: what the tree calls them. `scaled`: whether a `scale` handler stands
+    around what scores them; `local`: latents of single rows.
+    """
+
+    num: int
+    keep: np.ndarray
+    dim: str
+    labels: list
+    scaled: bool
+    local: tuple[str, ...]
+
+
+def _scored_data(fit: Record, sites: dict) -> _Data:
+    num, scored = num_data(fit), [sites[k] for k in scored_names(sites)]
+    rows = [found[1] for site in scored if (found := rows_that_count(site)) is not None]
+    keep = np.flatnonzero(np.any(rows, 0)) if rows else np.zeros(0, int)
+    dim, labels = dots(data_plate(sites) or f"{_LABEL}_dim_0"), row_names(fit, num)
+    scales = [np.asarray(s["scale"]) for s in scored if s["scale"] is not None]
+    return _Data(
+        num,
+        keep,
+        f"{dim}_dim" if dim == _LABEL else dim,
+        [labels[i] for i in keep],
+        any(np.any(x != 1) for x in scales),
+        tuple(roles(sites).local_latents),
+    )
+
+
+def _by_draws(fit: Record, sites: dict, data: _Data):
+    """PSIS-LOO by draws of f and of the hyperparameters, or of mean field's q."""
+    given = fit.args, fit.kwargs
+    hyper, f = _draws_of_blocks(fit) if fit.blocks else posterior_draws(fit, random.key(0), DRAWS)
+    found = None if data.scaled else densities_without_labels(fit, sites, hyper, data.num)
+    if found is None:
+        densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+        draws = {**hyper, **f}
+    else:
+        densities, draws = found
+        removed = densities
+    if fit.blocks:
         blocks = [q for q in fit.blocks if set(q.sites) <= set(draws)]
-        log_ratio = log_prior_over(blocks, fit.model, draws, fit.args, fit.kwargs)
-        return _weighed(fit, sites, densities, removed, draws, jnp.sum(removed, 1) + log_ratio)
+        log_ratio = log_prior_over(blocks, fit.model, draws, *given)
+        return _weighed(fit, data, densities, removed, draws, jnp.sum(removed, 1) + log_ratio)
+    lpd = logsumexp(densities, 0) - np.log(len(densities))
+    return _told(fit, data, _psis(fit, data, densities, removed, draws), lpd, draws)
+
+
+def _by_cavities(fit: Record, data: _Data):
     (site,) = fit.latent
-    left_out, kept, removed, off = _left_out(fit, site, _is_scaled(sites))
+    left_out, kept, removed, off = _left_out(fit, site, data)
     log_w = fit.draws.log_weights[:, None]
     lpd = logsumexp(kept + log_w, 0)
     if fit.sampled and not fit.draws.is_weighted():
-        return _told(fit, sites, _psis(fit, sites, left_out, removed, fit.hyper, lpd), lpd)
+        return _told(fit, data, _psis(fit, data, left_out, removed, fit.hyper, lpd), lpd, {})
     without = -logsumexp(log_w - removed, 0)
-    if _is_scaled(sites):  # else what is scored is what is taken out
+    if data.scaled:  # else what is scored is what is taken out
         without = without + logsumexp(left_out - removed + log_w, 0)
-    corrected = not fit.latent[site].has_sites and can_be_corrected(fit, num_data(fit))
-    if float(jnp.max(off)) > SETTLED:
-        _tell_of_unsettled(float(jnp.max(off)), corrected)
+    has_sites = fit.latent[site].has_sites
+    corrected = not has_sites and can_be_corrected(fit, data.num)
+    if (most := float(jnp.max(off))) > SETTLED:
+        instead = "`elpd_i` is off accordingly"
         if corrected:
-            return _corrected(fit, sites)
-    judged = corrected or (fit.latent[site].has_sites and num_data(fit) <= MAX_DATA)
-    khat = _khat(fit, site) if judged and not fit.sampled else None
-    return _elpd(fit, sites, np.asarray(without), np.asarray(lpd), khat)
+            instead = "weighted draws of q serve instead"
+        warn(
+            "loo(): q(u) is not at the maximum of its bound, where leave-one-out is from cavities: "
+            f"some f_n would move by {most:.2g} sd in a step; {instead}. Raise max_steps."
+        )
+        if corrected:
+            return _corrected(fit, data)
+    judged = corrected or (has_sites and data.num <= MAX_DATA)
+    khat = _khat(fit, site, data.num) if judged and not fit.sampled else None
+    return _elpd(data, np.asarray(without), np.asarray(lpd), khat)
 
 
-def _left_out(fit: Record, site: str, scaled: bool):
-    """As `cavity_log_densities`, with refits of as many rows as `MOST_WORK` allows: of all, or of
-    those that the fit follows most.
-    """
-    num, data = num_data(fit), (fit.args, fit.kwargs, scaled, num_data(fit))
-    ask = lambda *refits: cavity_log_densities(fit.model, site, fit.draws, *data, *refits)  # noqa: E731
+def _left_out(fit: Record, site: str, data: _Data):
+    """`cavity_log_densities`, with refits of the rows that the fit follows most, by `MOST_WORK`."""
+    num, given = data.num, (fit.args, fit.kwargs, data.scaled, data.num)
+    ask = lambda *refits: cavity_log_densities(fit.model, site, fit.draws, *given, *refits)  # noqa: E731
     if not fit.latent[site].has_sites:
         return ask()
     method = dataclasses.replace(fit.method, hyper=Fixed())  # what compiled code is keyed by
@@ -191,30 +235,21 @@ def _has_cavities(fit: Record) -> bool:
     """Whether a q is its prior times a site for each datum: behind a pseudo-likelihood, or at the
     maximum of its bound q(u) of one function with a full covariance.
     """
-    every = list(fit.latent.values())
-    if len(every) != 1 or fit.sampled or fit.local or not isinstance(every[0], FromInducing):
-        return bool(every) and all(kept.has_sites for kept in every)
-    kept = every[0]
+    if len(fit.latent) != 1:
+        return False
+    (kept,) = fit.latent.values()
+    if fit.sampled or fit.local or not isinstance(kept, FromInducing):
+        return kept.has_sites
     return not kept.coupled and kept.mean.ndim == 2 and getattr(kept.reduction, "ndim", 0) == 3
 
 
-def _tell_of_unsettled(off: float, corrected: bool) -> None:
-    instead = "weighted draws of q serve instead" if corrected else "`elpd_i` is off accordingly"
-    warn(
-        "loo(): q(u) is not at the maximum of its bound, where leave-one-out is from cavities: "
-        f"some f_n would move by {off:.2g} sd in a step; {instead}. Raise max_steps."
-    )
-
-
-def _corrected(fit, sites):
+def _corrected(fit: Record, data: _Data):
     """PSIS-LOO of draws of q(f) with weights p(y, f) / (p(y_n | f_n) q(f))."""
-    num, known = num_data(fit), fit.draws.at(0).known
-    f, log_lik, log_ratio = corrected_draws(
-        fit.model, fit.draws, num, fit.args, fit.kwargs, random.key(0), DRAWS
-    )
+    given, known = (fit.args, fit.kwargs), fit.draws.at(0).known
+    f, log_lik, log_ratio = corrected_draws(fit.model, fit.draws, data.num, *given)
     hyper = {k: jnp.broadcast_to(v, (DRAWS, *jnp.shape(v))) for k, v in known.items()}
-    densities, removed = draw_log_densities(fit.model, hyper, f, fit.args, fit.kwargs, num)
-    return _weighed(fit, sites, densities, removed, f, log_lik + log_ratio)
+    densities, removed = draw_log_densities(fit.model, hyper, f, *given, data.num)
+    return _weighed(fit, data, densities, removed, f, log_lik + log_ratio)
 
 
 def _draws_of_blocks(fit: Record) -> tuple[dict, dict]:
@@ -225,22 +260,20 @@ def _draws_of_blocks(fit: Record) -> tuple[dict, dict]:
     return {k: z[k] for k in z if k not in fit.latent}, {k: z[k] for k in fit.latent}
 
 
-def _weighed(fit, sites, densities, removed, draws, log_w):
+def _weighed(fit: Record, data: _Data, densities, removed, draws, log_w):
     """Of draws of q that log weights (S,) make the posterior's."""
     import arviz_stats
 
-    found: Any = _quiet(
-        arviz_stats.loo_approximate_posterior,
-        _tree(fit, sites, removed, draws),
-        log_p=np.asarray(log_w),
-        log_q=np.zeros(len(log_w)),
-    )
-    khat, own = float(np.median(found.pareto_k)), _of_rows(sites, draws)
-    better = _scored(fit, sites, densities, removed - log_w[:, None], draws, found)
+    tree, log_p = _tree(fit, data, removed, draws), np.asarray(log_w)
+    estimator, log_q = arviz_stats.loo_approximate_posterior, np.zeros(len(log_w))
+    found: Any = _quiet(estimator, tree, log_p=log_p, log_q=log_q)
+    khat, own, better = float(np.median(found.pareto_k)), _of_rows(data, draws), found
+    if data.scaled:
+        better = _psis(fit, data, densities, removed - log_w[:, None], draws)
     if khat <= GOOD_KHAT:
         lpd = logsumexp(densities + log_w[:, None], 0) - logsumexp(log_w)
-        return _told(fit, sites, better, lpd, weighed=True, own=own)
-    plain = _psis(fit, sites, densities, removed, draws)
+        return _told(fit, data, better, lpd, draws, weighed=True)
+    plain = _psis(fit, data, densities, removed, draws)
     usable = bool(fit.blocks) and khat < 1.0  # the weights of a narrow q have a mean
     told = (
         f"are roughly corrected: weights move `elpd` by {better.elpd - plain.elpd:.2g} nats, and a "
@@ -253,29 +286,30 @@ def _weighed(fit, sites, densities, removed, draws, log_w):
     told = f"{own}. Score held-out data by log_density." if own else told
     warn(
         f"loo(): draws of q of {type(fit.method).__name__} (median Pareto k {khat:.2f} of weights "
-        f"over all {num_data(fit)} data) {told}"
+        f"over all {data.num} data) {told}"
     )
     return dataclasses.replace(better if usable else plain, warning=True)
 
 
-def _of_rows(sites, draws) -> str:
+def _of_rows(data: _Data, draws) -> str:
     """What is to be said of draws that have latents of single rows."""
-    own = [k for k in roles(sites).local_latents if k in draws]
+    own = [k for k in data.local if k in draws]
     told = "follow each row by its own {}, which weights seldom take back: `elpd` may be nats off "
     return own and (told + "(4.3 and 7.5 too high over 25 rows where tried)").format(own) or ""
 
 
-def _told(fit: Record, sites, found: Any, lpd, weighed=False, own=""):
+def _told(fit: Record, data: _Data, found: Any, lpd, draws, weighed=False):
     """`found`, after a warning of rows whose weights fail, of a q that is not the posterior, and of
-    latents of rows (`own`). `lpd` (N,): log p(y_n | data).
+    latents of rows among `draws`. `lpd` (N,): log p(y_n | data).
     """
+    own = _of_rows(data, draws)
     bad, is_q = np.asarray(found.pareto_k) > found.good_k, fit.log_evidence is not None
     gain, causes = fit.stats.get("importance_gain"), []
     if is_q and not weighed and (bad.any() or not fit.latent):
         by = "" if gain is None else f", whose log evidence is {gain:.2g} nats below log p(y),"
         causes += [f"draws of {type(fit.method).__name__}'s q{by} are taken for the posterior's"]
     if bad.any():
-        lowered = (np.asarray(lpd)[_counted(sites, len(lpd))] - np.asarray(found.elpd_i))[bad]
+        lowered = (np.asarray(lpd)[data.keep] - np.asarray(found.elpd_i))[bad]
         causes += [
             f"{bad.sum()} of {bad.size} rows have a Pareto k-hat above {found.good_k:.2g}, the "
             f"worst {np.max(found.pareto_k):.2f}; none of the {np.sum(lowered):.2g} nats by which "
@@ -289,13 +323,7 @@ def _told(fit: Record, sites, found: Any, lpd, weighed=False, own=""):
     return found
 
 
-def _is_scaled(sites) -> bool:
-    """Whether a `scale` handler stands around what scores data."""
-    scales = [sites[k]["scale"] for k in scored_names(sites)]
-    return any(x is not None and not np.all(np.asarray(x) == 1) for x in scales)
-
-
-def _psis(fit, sites, densities, removed, posterior, lpd=None):
+def _psis(fit: Record, data: _Data, densities, removed, posterior, lpd=None) -> Any:
     """ArviZ's PSIS-LOO of log densities (S, N) with `removed` (S, N) taken out of the posterior:
     the same, unless `scale` handlers weigh the data. `lpd` (N,) is log p(y_n | data) where the
     densities are not given f.
@@ -307,26 +335,16 @@ def _psis(fit, sites, densities, removed, posterior, lpd=None):
             f"loo() weighs draws, and the fit has {len(densities)}; Pareto smoothing wants at "
             f"least {FEWEST}. Fit with more (num_draws=, num_samples=)."
         )
-    keep = _counted(sites, densities.shape[-1])
-    without: Any = _quiet(arviz_stats.loo, _tree(fit, sites, removed, posterior))
-    elpd = _scored(fit, sites, densities, removed, posterior, without)
+    tree, weights = _tree(fit, data, removed, posterior), {}
+    if data.scaled:
+        log_weights, k = tree.log_likelihood[_LABEL].azstats.psislw(dim=["chain", "draw"])
+        weights = {"log_weights": log_weights, "pareto_k": k}
+        tree = _tree(fit, data, densities, posterior)
+    elpd: Any = _quiet(arviz_stats.loo, tree, **weights)
     if lpd is None:
         return elpd
-    return dataclasses.replace(elpd, p=float(np.sum(np.asarray(lpd)[keep] - elpd.elpd_i.values)))
-
-
-def _scored(fit, sites, densities, removed, posterior, without) -> Any:
-    """`without`, the result of taking out what it scores; where `scale` handlers weigh the data,
-    the log densities (S, N) with `removed` (S, N) taken out.
-    """
-    import arviz_stats
-
-    if not _is_scaled(sites):
-        return without
-    draws = _tree(fit, sites, removed, posterior).log_likelihood[_LABEL]
-    log_weights, k = draws.azstats.psislw(dim=["chain", "draw"])
-    tree = _tree(fit, sites, densities, posterior)
-    return _quiet(arviz_stats.loo, tree, log_weights=log_weights, pareto_k=k)
+    p = np.sum(np.asarray(lpd)[data.keep] - elpd.elpd_i.values)
+    return dataclasses.replace(elpd, p=float(p))
 
 
 def _quiet(estimator, tree, **options):
@@ -336,44 +354,41 @@ def _quiet(estimator, tree, **options):
         return estimator(tree, pointwise=True, **options)
 
 
-def _tree(fit, sites, densities, posterior):
-    """What ArviZ's estimators take."""
+def _tree(fit: Record, data: _Data, densities, posterior):
     import arviz_base
 
-    keep, dim = _counted(sites, densities.shape[-1]), _dimension(fit, sites)
-    named = {_LABEL: np.reshape(distinct(densities)[:, keep], (fit.num_chains, -1, keep.size))}
-    posterior = by_chain(dotted(posterior), fit.num_chains)
-    groups = {"posterior": posterior, "log_likelihood": named}
-    coords = {dim: _names(fit, keep, densities.shape[-1])}
-    return arviz_base.from_dict(groups, dims={_LABEL: [dim]}, coords=coords)
+    scored, chains = {_LABEL: distinct(densities)[:, data.keep]}, fit.num_chains
+    groups = {"posterior": dotted(posterior), "log_likelihood": scored}
+    groups = {k: by_chain(values, chains) for k, values in groups.items()}
+    coords = {data.dim: data.labels}
+    return arviz_base.from_dict(groups, dims={_LABEL: [data.dim]}, coords=coords)
 
 
-def _khat(fit: Record, site: str) -> np.ndarray:
+def _khat(fit: Record, site: str, num: int) -> np.ndarray:
     """Pareto k-hat of each datum, (N,), from draws of q(f): of the weights that turn q into the
     posterior without the datum, prod_m p(y_m | f_m) / site_m(f_m) / p(y_n | f_n).
     """
-    num, key, data = num_data(fit), random.key(0), (fit.args, fit.kwargs)
-    hyper, f = posterior_draws(fit, key, DRAWS)
+    given = fit.args, fit.kwargs
+    hyper, f = posterior_draws(fit, random.key(0), DRAWS)
     if fit.latent[site].has_sites:
         pseudo, flat = fit.draws.at(0).kept[site].sites, jnp.reshape(f[site], (DRAWS, -1))
         squares = jnp.sum(flat.T * times(pseudo.nat2, flat.T), 0)
         log_sites = flat @ jnp.ravel(pseudo.nat1) - 0.5 * squares
     else:  # log q(u) - log p(u)
-        f, _, log_ratio = corrected_draws(fit.model, fit.draws, num, *data, key, DRAWS)
+        f, _, log_ratio = corrected_draws(fit.model, fit.draws, num, *given)
         log_sites = -log_ratio
-    _, log_p = draw_log_densities(fit.model, hyper, f, *data, num)
+    _, log_p = draw_log_densities(fit.model, hyper, f, *given, num)
     log_w = jnp.sum(log_p, 1) - log_sites
     return khats(np.asarray(log_p - log_w[:, None]).T)
 
 
-def _elpd(fit, sites, left_out, lpd, khat=None):
+def _elpd(data: _Data, left_out, lpd, khat=None):
     """The result for one setting of the hyperparameters, from (N,) log densities."""
     import xarray as xr
     from arviz_stats import utils as arviz_utils
 
-    keep, dim = _counted(sites, left_out.size), _dimension(fit, sites)
-    elpd_i, names = left_out[keep], _names(fit, keep, left_out.size)
-    named = {"dims": [dim], "coords": {dim: names}}
+    keep, named = data.keep, {"dims": [data.dim], "coords": {data.dim: data.labels}}
+    elpd_i = left_out[keep]
     figures = {
         "elpd": float(np.sum(elpd_i)),
         "se": float(np.sqrt(keep.size * np.var(elpd_i))),
@@ -392,58 +407,25 @@ def _elpd(fit, sites, left_out, lpd, khat=None):
     return arviz_utils.ELPDData(kind="loo", **figures)
 
 
-def _dimension(fit, sites) -> str:
-    name = dots(data_plate(sites) or f"{_LABEL}_dim_0")
-    return f"{name}_dim" if name == _LABEL else name
-
-
-def _names(fit, keep, num: int) -> list:
-    """Of the data that count."""
-    rows = row_names(fit, num)
-    return [rows[i] for i in keep]
-
-
-def _counted(sites, num):
-    """Indices of the data that some site scores: those that are not masked everywhere."""
-    counted = np.zeros(num, bool)
-    for name in scored_names(sites):
-        shape = bare_shape(sites[name]["fn"])
-        mask = np.broadcast_to(mask_of(sites[name]["fn"]), shape)
-        axis = data_axis(sites[name], len(shape))
-        if axis is not None:
-            counted |= np.any(np.moveaxis(mask, axis, 0).reshape(num, -1), 1)
-    return np.flatnonzero(counted)
-
-
 def can_be_corrected(fit: Record, num_data: int) -> bool:
-    """Whether p(f, y) / q(f) is known: one setting of the hyperparameters, one layer, and q(u) over
-    inducing variables alone.
-    """
+    """Whether p(f, y) / q(f) is known: one setting, one layer, q(u) of inducing variables alone."""
     functions = max([kept.coupled for kept in fit.latent.values()], default=0)
-    if (
-        fit.sampled
-        or fit.local
-        or num_data * max(1, functions) > MAX_ROWS
-        or (len(fit.latent) > 1 and feeds_another(fit))
-    ):
+    if fit.sampled or num_data * max(1, functions) > MAX_ROWS or has_layers(fit):
         return False
     return all(isinstance(kept, FromInducing) for kept in fit.latent.values())
 
 
 @full_jit
 def corrected_draws(
-    model, draws: Draws, num_data: int, args, kwargs, key, num: int
+    model, draws: Draws, num_data: int, args, kwargs
 ) -> tuple[dict, Float[Array, "S"], Float[Array, "S"]]:
-    """({GP site: (S, *C, N)}, log p(y | f) (S,), log p(u) - log q(u) (S,)), S = `num`. O(N^3 + S
-    N^2).
-    """
+    """({GP site: (S, *C, N)}, log p(y | f), log p(u) - log q(u), (S,) each). O(N^3 + S N^2)."""
     draw = draws.at(0)
-    f, log_ratio = {}, jnp.zeros(num)
+    f, log_ratio = {}, jnp.zeros(DRAWS)
     for i, (site, kept) in enumerate(draw.kept.items()):
         prior = prior_at(model, site, draw.known, args, kwargs)
-        f[site], ratio = draws_with_inducing(
-            cast(SparseProcess, kept.process(prior)), prior, random.fold_in(key, i), num
-        )
+        process, key = cast(SparseProcess, kept.process(prior)), random.fold_in(random.key(0), i)
+        f[site], ratio = draws_with_inducing(process, prior, key, DRAWS)
         log_ratio = log_ratio + ratio
     log_lik = JointLogLikelihood(model, num_data, draw.known, args, kwargs)
     return f, lax.map(lambda f: jnp.sum(log_lik(f)), f), log_ratio

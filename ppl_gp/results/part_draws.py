@@ -23,7 +23,8 @@ from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import JointLogLikelihood
-from ppl_gp.reading.predictor.collapsed import Collapsed, Moved
+from ppl_gp.reading.predictor.behind import Behind
+from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.predictor.sites import root_of
 from ppl_gp.reading.tracing import run, set_gps
@@ -42,7 +43,7 @@ def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
     def one(entry):
         draw, key = entry
         prior: Any = prior_at(model, name, draw.known, args, kwargs)
-        kept, here = draw.kept[name], model.moved(prior.kernel, prior.X)
+        kept, here = draw.kept[name], prior.behind
         e = _innovations(kept, prior, here, key, repeats)
         if any(k not in e for k in here.fns):
             joint = JointLogLikelihood(model, len(prior.X), draw.known, args, kwargs)
@@ -54,7 +55,7 @@ def draw_parts(model: Collapsed, draws: Draws, args, kwargs, key, repeats: int):
     return jax.tree.map(lambda x: jnp.reshape(x, (-1, *x.shape[2:])), found)
 
 
-def _innovations(kept, prior, here: Moved, key, num: int) -> dict:
+def _innovations(kept, prior, here: Behind, key, num: int) -> dict:
     if isinstance(kept, FromInducing):
         return _given_inducing(kept, prior, here, key, num)
     root = kept.root(prior)
@@ -63,7 +64,7 @@ def _innovations(kept, prior, here: Moved, key, num: int) -> dict:
     return _given_predictor(kept, prior, here, key, num)
 
 
-def _of_unknowns(w, here: Moved) -> dict:
+def _of_unknowns(w, here: Behind) -> dict:
     """(num, U) unknowns, the sites in alphabetical order."""
     found, start = {}, 0
     for k in sorted(here.fns):
@@ -74,20 +75,32 @@ def _of_unknowns(w, here: Moved) -> dict:
     return found
 
 
-def _given_predictor(kept, prior, here: Moved, key, num: int) -> dict:
-    roots = {k: root_of(fn) for k, fn in here.fns.items()}
+def _given_predictor(kept, prior, here: Behind, key, num: int) -> dict:
     solve, centre = _solver(prior), here.eta({})
 
-    def toward(e, residual):
-        """Cov[e, eta] K^-1 residual is added."""
-        alpha = jnp.reshape(solve(jnp.ravel(residual)), centre.shape)
-        (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha)
-        return {k: x + _covariance(roots[k], slopes[k]) for k, x in e.items()}
+    def given(e, eta):
+        alpha = jnp.reshape(solve(jnp.ravel(eta - here.eta(e))), centre.shape)
+        return _moved(here, e, alpha)
 
     key_eta, key_e = random.split(key)
     eta = jnp.reshape(kept.sample(prior, key_eta, num), (num, *centre.shape))
-    e = _from_prior(here, key_e, num)
-    return jax.vmap(lambda e, eta: toward(e, eta - here.eta(e)))(e, eta)
+    keys = random.split(key_e, len(here.fns))
+    e = {
+        k: jax.vmap(root_of(fn))(random.normal(own, (num, *fn.shape())))
+        for own, (k, fn) in zip(keys, here.fns.items(), strict=True)
+    }
+    return jax.vmap(given)(e, eta)
+
+
+def _moved(here: Moved, e: dict, alpha) -> dict:
+    """e + Cov[e, eta] alpha, of these sites."""
+    (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha)
+    found = {}
+    for k, x in e.items():
+        root = root_of(here.fns[k])
+        (white,) = jax.linear_transpose(root, x)(slopes[k])
+        found[k] = x + root(white)
+    return found
 
 
 def _solver(prior):
@@ -102,21 +115,7 @@ def _solver(prior):
     return lambda r: jnp.ravel(solve(factors, jnp.reshape(r, factors.shape[:2])))
 
 
-def _covariance(root, x):
-    """L L^T x of a site."""
-    (back,) = jax.linear_transpose(root, x)(x)
-    return root(back)
-
-
-def _from_prior(here: Moved, key, num: int) -> dict:
-    keys = random.split(key, len(here.fns))
-    return {
-        k: jax.vmap(root_of(fn))(random.normal(own, (num, *fn.shape())))
-        for own, (k, fn) in zip(keys, here.fns.items(), strict=True)
-    }
-
-
-def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> dict:
+def _given_inducing(kept: FromInducing, prior, here: Behind, key, num: int) -> dict:
     variables: Any = kept.inducing
     process = kept.process(prior)
     key_v, key_f = random.split(key)
@@ -137,24 +136,22 @@ def _given_inducing(kept: FromInducing, prior, here: Moved, key, num: int) -> di
     return found
 
 
-def _given_functions(likelihood: Any, here: Moved, e: dict, key) -> dict:
+def _given_functions(likelihood: Any, here: Behind, e: dict, key) -> dict:
     """Draws of what stands one a datum and `e` lacks: their sum from p(. | f_n, y_n), each of them
     given that by Matheron's rule.
     """
-    own = {k: here.fns[k] for k in here.fns if k not in e}
-    roots, S = {k: root_of(fn) for k, fn in own.items()}, likelihood.variance
+    own, S = {k: here.fns[k] for k in here.fns if k not in e}, likelihood.variance
 
     def one(entry):
         e, key = entry
         key_sum, *keys = random.split(key, 1 + len(own))
         total = likelihood.draw(here.eta(e)[0], key_sum)
         before = {
-            k: roots[k](random.normal(k_own, fn.shape()))
+            k: root_of(fn)(random.normal(k_own, fn.shape()))
             for k_own, (k, fn) in zip(keys, own.items(), strict=True)
         }
         alpha = (total - (here.eta(before) - here.eta({}))[0]) / jnp.where(S > 0, S, 1.0)
-        (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha[None])
-        return {k: x + _covariance(roots[k], slopes[k]) for k, x in before.items()}
+        return _moved(here, before, alpha[None])
 
     num = len(next(iter(e.values())))
     return lax.map(one, (e, random.split(random.fold_in(key, 1), num)))
@@ -162,11 +159,10 @@ def _given_functions(likelihood: Any, here: Moved, e: dict, key) -> dict:
 
 def own_effects(record: Record) -> list[str]:
     """Sites that stand one a datum and are integrated in the likelihood (`sparse.own_effects`)."""
-    if not isinstance(record.model, Collapsed):
+    kept: Any = next(iter(record.latent.values()), None)
+    if not isinstance(record.model, Collapsed) or not isinstance(kept, FromInducing):
         return []
-    (kept,) = record.latent.values()
-    variables: Any = kept.inducing if isinstance(kept, FromInducing) else None
-    return [] if variables is None else sorted({*record.model.plan.sites} - {*variables.names})
+    return sorted({*record.model.plan.sites} - {*cast(Any, kept.inducing).names})
 
 
 def _of_inducing(variables, prior: GP, v, key):
@@ -210,9 +206,8 @@ def _draw(model, draw: Draws, local, args, kwargs, key):
 
     def value(name, prior):
         process = cast(SparseProcess, draw.kept[name].process(prior))
-        return draw_given_inducing(
-            process, prior, random.fold_in(key, len(h) + names.index(name)), 1
-        )[0]
+        own = random.fold_in(key, len(h) + names.index(name))
+        return draw_given_inducing(process, prior, own, 1)[0]
 
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(model, random.key(0)), data={**draw.known, **h})

@@ -14,7 +14,6 @@ from ppl_gp.posterior import (
     Unknowns,
     UnknownsProcess,
 )
-from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
@@ -22,7 +21,6 @@ from ppl_gp.sparse.projection import reduction_of_some
 
 
 def part_processes(
-    model: Collapsed,
     process: Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess,
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ...
@@ -31,30 +29,26 @@ def part_processes(
     these reach the data in other ways too, or f has inducing variables or a table of places.
     """
     prior: Any = process.prior
-    _require_own_means(model, process)
+    _require_own_means(process)
+    priors = prior.behind.priors()
     if isinstance(process, SparseProcess):
-        return _of_inducing(model.priors(prior.kernel, prior.X), process)
-    train: Loadings = prior.kernel.at(prior.X)
-    priors = model.priors(prior.kernel, prior.X)
-    found, start = {}, 0
-    for k in sorted(train.parts):
-        part = train.parts[k]
-        width = part.num_unknowns if isinstance(part, Table) else 0
-        if k in priors and isinstance(part, Weighted):
-            found |= _units(k, part, priors[k], process)
-        elif k in priors and isinstance(part, Table):
-            found |= _of_table(k, part, start, priors[k], process)
-        start += width
-    return found
+        found = {k: _of_inducing(k, own, process) for k, own in priors.items()}
+    else:
+        found = _of_columns(prior.kernel.at(prior.X), priors, process)
+    named = {}
+    for k, units in found.items():
+        one = len(units) == 1
+        named |= {k if one else f"{k}[{p}]": unit for p, unit in enumerate(units)}
+    return named
 
 
-def _require_own_means(model: Collapsed, process: Any) -> None:
+def _require_own_means(process: Any) -> None:
     """A GP whose mean takes part of other integrated sites is a process where these reach the data
     through it alone, and where it is not told by inducing variables.
     """
     prior = process.prior
-    behind = model.mean_sites(prior.kernel, prior.X)
-    direct, sparse = model.seen_directly(prior.kernel, prior.X), not isinstance(process, Posterior)
+    behind = prior.behind.mean_sites()
+    direct, sparse = prior.behind.seen_directly(), not isinstance(process, Posterior)
     for site, sites in behind.items():
         others = frozenset().union(*(s for k, s in behind.items() if k != site))
         if sites and (sparse or sites & (direct | others)):
@@ -66,49 +60,19 @@ def _require_own_means(model: Collapsed, process: Any) -> None:
             )
 
 
-def _named(site: str, units: list) -> dict[str, Any]:
-    """One process, or one a unit of the site's plate."""
-    return {site if len(units) == 1 else f"{site}[{p}]": x for p, x in enumerate(units)}
-
-
-def _units(site: str, part: Weighted, prior: GP, process) -> dict[str, Posterior]:
-    weights = part.weights
-    of = lambda p: _of_weighted(weights[:, p], prior, process)  # noqa: E731
-    return _named(site, [of(p) for p in range(weights.shape[1])])
-
-
-def _of_table(site: str, part: Table, start: int, prior: GP, process) -> dict[str, SparseProcess]:
-    """Of a GP at a table of places, or of each unit of one; its unknowns begin at `start`, units
-    outermost.
-    """
-
-    def of(first: int) -> SparseProcess:
-        if isinstance(process.root, Unknowns):
-            own = process.root.part(start + first, num)
-            return _of_unknowns(cast(SomeUnknowns, own), prior)
-        return _of_columns(part.flat[:, first : first + num], prior, process)
-
-    (num,) = prior.event_shape
-    return _named(site, [of(first) for first in range(0, part.num_unknowns, num)])
-
-
-def _of_inducing(priors: dict[str, GP], process: SparseProcess) -> dict[str, SparseProcess]:
-    """Of each GP from its own inducing variables; of one at a table of places, f = L w, w are
-    those.
-    """
-    variables: Any = process.inducing
-    found = {}
-    for k, prior in priors.items():
-        own = Points(prior.X) if k in variables.tables else variables.gps[k]
-        start = variables.start(k)
-
-        def of(first: int, prior=prior, own=own) -> SparseProcess:
-            mean = process.mean[first : first + own.num]
-            reduction = reduction_of_some(process.reduction, first, own.num)
-            return SparseProcess(prior, own, own.root(prior), mean, reduction)
-
-        units = range(start, start + variables.size(k), own.num)
-        found |= _named(k, [of(first) for first in units])
+def _of_columns(train: Loadings, priors: dict[str, GP], process: Any) -> dict[str, list]:
+    """Of each GP's units, by their columns of the predictor: functions, or tables of places."""
+    found, start = {}, 0
+    for k in sorted(train.parts):
+        part = train.parts[k]
+        if k in priors and isinstance(part, Weighted):
+            units = range(part.weights.shape[1])
+            found[k] = [_of_weighted(part.weights[:, p], priors[k], process) for p in units]
+        elif k in priors and isinstance(part, Table):
+            (num,) = priors[k].event_shape
+            units = range(0, part.num_unknowns, num)  # outermost
+            found[k] = [_of_table(part, start, u, priors[k], process) for u in units]
+        start += part.num_unknowns if isinstance(part, Table) else 0
     return found
 
 
@@ -118,15 +82,30 @@ def _of_weighted(a, prior: GP, process) -> Posterior:
     return Posterior(prior, alpha, process.root.of_sum(a))
 
 
-def _of_columns(F, prior: GP, process: Any) -> SparseProcess:
-    """Of f at a table of places, f = L w, Cov[eta, w] = F: q(w) = N(F^T alpha, I - F^T R F)."""
-    points = Points(prior.X)
-    reduction = process.root.quadratic(F)
-    return SparseProcess(prior, points, points.root(prior), F.T @ process.alpha, reduction)
+def _of_table(part: Table, start: int, first: int, prior: GP, process: Any) -> SparseProcess:
+    """Of f = L w at a table of places, whose unknowns are those from `first` on of the part's,
+    which begin at `start`: from q(w), else with Cov[eta, w] = F, q(w) = N(F^T alpha, I - F^T R F).
+    """
+    (num,), root = prior.event_shape, process.root
+    if isinstance(root, Unknowns):
+        q = cast(SomeUnknowns, root.part(start + first, num))
+        return _given(Points(prior.X), prior, q.mean, jnp.eye(num) - q.half.T @ q.half)
+    F = part.flat[:, first : first + num]
+    return _given(Points(prior.X), prior, F.T @ process.alpha, root.quadratic(F))
 
 
-def _of_unknowns(q: SomeUnknowns, prior: GP) -> SparseProcess:
-    """Of f = L w at a table of places, from q(w)."""
-    points, covariance = Points(prior.X), q.half.T @ q.half
-    reduction = jnp.eye(len(q.mean)) - covariance
-    return SparseProcess(prior, points, points.root(prior), q.mean, reduction)
+def _of_inducing(site: str, prior: GP, process: SparseProcess) -> list[SparseProcess]:
+    """Of a GP's units from its own inducing variables; of one at a table of places, f = L w, w are
+    those.
+    """
+    variables: Any = process.inducing
+    own = Points(prior.X) if site in variables.tables else variables.gps[site]
+    start, num = variables.start(site), own.num
+    return [
+        _given(own, prior, process.mean[u : u + num], reduction_of_some(process.reduction, u, num))
+        for u in range(start, start + variables.size(site), num)
+    ]
+
+
+def _given(variables, prior: GP, mean, reduction) -> SparseProcess:
+    return SparseProcess(prior, variables, variables.root(prior), mean, reduction)

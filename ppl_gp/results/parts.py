@@ -10,9 +10,10 @@ u: mean c + a^T m and variance v - a^T P a, a = R^-1 Cov[u, .].
 
 from typing import Any, cast
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
+from jax import lax
 from jaxtyping import Array
 
 from ppl_gp.draws import Draws, mixed_normals
@@ -23,16 +24,18 @@ from ppl_gp.posterior import Unknowns
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.parts import Loadings
+from ppl_gp.reading.predictor.parts import Loadings, Weighted
 from ppl_gp.reading.predictor.prior import side_by_side, widest
 from ppl_gp.results.query.by_names import by_names
-from ppl_gp.results.query.mixture import Moments, over_draws
+from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables
 from ppl_gp.sparse.projection import explained
 
 TOTAL, OFFSET = "total", "offset"
+_ROWS = 1000  # of the training inputs, from which coefficients are read
+_VARIES = "(..)"  # a factor that depends on the row or on hyperparameters
 
 
 def components(record: Record, X_new, *args, **kwargs) -> dict[str, dist.Distribution]:
@@ -80,9 +83,7 @@ def _known(record: Record, offset: Array) -> dist.Distribution:
 
 
 def _predictor_of_one(record: Record) -> Collapsed | None:
-    """Of a model that is read as it stands: the predictor that its one GP enters, where the data
-    see one.
-    """
+    """Of a model that is read as it stands, the predictor of its one GP, where the data see one."""
     if isinstance(record.model, Collapsed):
         return None
     known = record.draws.at(0).known
@@ -93,9 +94,7 @@ def _predictor_of_one(record: Record) -> Collapsed | None:
 
 @quick_jit
 def _components(query: Query, seen: Collapsed | None):
-    """({part: Moments}, the offset), each with a leading axis of the draws; `seen`: the predictor
-    of a model of one GP.
-    """
+    """({part: Moments}, the offset) of each draw; `seen`: the predictor of a model of one GP."""
     (site,) = query.draws.kept
 
     def one(draw: Draws):
@@ -114,7 +113,7 @@ def _components(query: Query, seen: Collapsed | None):
         parts = _part_moments(prior.kernel.at(prior.X), there, root, kept)
         return _and_total(parts, total), jnp.reshape(there.offset, total.mean.shape)
 
-    return over_draws(one, query.draws)
+    return lax.map(one, query.draws)
 
 
 def _and_total(parts: dict[str, Moments], total: Moments) -> dict[str, Moments]:
@@ -140,25 +139,24 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
             mean, variance = root.part(start, part.num_unknowns).moments_of(part)
             start += part.num_unknowns
         else:
+            u = kept.inducing_variables
+            C = train.parts[k].cross(part) if u is None else u.cross_of_part(k, part)
             prior = part.diag() + diagonal_of(part.jitter())
-            sparse = isinstance(kept, FromInducing)
-            variables: Any = kept.inducing_variables
-            C = variables.cross_of_part(k, part) if sparse else train.parts[k].cross(part)
-            mean, known = _explained(kept, root, C)
-            variance = prior - known
+            mean, variance = _given_data(kept, root, C, prior)
         functions = part.mean.shape if len(part.mean) > 1 else part.mean.shape[1:]
-        whole = Moments(jnp.ravel(part.mean) + mean, jnp.maximum(variance, 0.0))
-        found[k] = jax.tree.map(lambda x, shape=functions: jnp.reshape(x, shape), whole)
+        mean, variance = jnp.ravel(part.mean) + mean, jnp.maximum(variance, 0.0)
+        found[k] = Moments(jnp.reshape(mean, functions), jnp.reshape(variance, functions))
     return found
 
 
-def _explained(kept, root, C) -> tuple[Array, Array]:
-    """(E[x] less its prior mean, what the data explain of its variance), C the covariances of x
-    with what is kept: u, or the predictor at the data.
+def _given_data(kept, root, C, prior) -> tuple[Array, Array]:
+    """(E[x] less its prior mean, its variance), `prior` its prior variance and C the covariances of
+    x with what is kept: u, or the predictor at the data.
     """
     if isinstance(kept, FromInducing):
-        return explained(root, C, kept.mean, kept.reduction)
-    return C.T @ kept.alpha, root.explained(C)
+        mean, known = explained(root, C, kept.mean, kept.reduction)
+        return mean, prior - known
+    return C.T @ kept.alpha, prior - root.explained(C)
 
 
 def effects(record: Record) -> dict[str, dist.Distribution]:
@@ -183,22 +181,69 @@ def _effects(model: Collapsed, draws: Draws, args, kwargs):
         prior = prior_at(model, name, draw.known, args, kwargs)
         train, root = prior.kernel.at(prior.X), kept.root(prior)
         found = {}
-        for k, (mean, loads) in model.effects(prior.kernel, prior.X).items():
+        for k, (mean, loads) in prior.behind.effects().items():
             if isinstance(root, Unknowns):
                 centred, variance = root.moments(side_by_side(loads, widest(train.parts)))
             else:
-                variables: Any = kept.inducing_variables
-                C: Any = (
-                    variables.cross_of_effects(loads)
-                    if isinstance(kept, FromInducing)
-                    # Cov[eta, site]; tables have columns
-                    else sum(train.parts[j].cross(D) for j, D in loads.items())
-                )
-                centred, known = _explained(kept, root, C)
-                variance = sum(D.diag() for D in loads.values()) - known
-            moments = Moments(centred, jnp.maximum(variance, 0.0))
-            shaped = jax.tree.map(lambda x, m=mean: jnp.reshape(x, m.shape), moments)
-            found[k] = Moments(mean + shaped.mean, shaped.variance)
+                if (u := kept.inducing_variables) is not None:
+                    C = u.cross_of_effects(loads)
+                else:  # Cov[eta, site]; tables have columns
+                    C = sum(train.parts[j].cross(D) for j, D in loads.items())
+                prior_variance = sum(D.diag() for D in loads.values())
+                centred, variance = _given_data(kept, root, C, prior_variance)
+            variance = jnp.reshape(jnp.maximum(variance, 0.0), mean.shape)
+            found[k] = Moments(mean + jnp.reshape(centred, mean.shape), variance)
         return found
 
-    return over_draws(one, draws)
+    return lax.map(one, draws)
+
+
+def function_rows(record: Record) -> tuple[str, ...] | None:
+    """What each row r of the predictor eta (R, N) adds up, as ("f", "g - f") or ("f[1] + offset",
+    ...): `None` where the model's sites are not integrated in one predictor, or it is one function.
+
+    A GP has its factor, `f`, `-f`, or `(..) f` of others; of a GP in a plate `f[0]`, `f[1]`, ...;
+    effects are named alone, and "offset" is what is added without a site. Read from at most 1000
+    training rows, evenly spread, at the first draw; O(1000 R^2 U) for U unknowns.
+    """
+    model: Any = record.model
+    if not isinstance(model, Collapsed) or model.plan.functions == 1:
+        return None
+    there = _loadings(model, record.draws.at(0), record.args, record.kwargs)
+    terms = [_functions_of(k, part) for k, part in there.parts.items()]
+    offset = np.any(np.abs(there.offset) > 1e-12, 1)
+    return tuple(_told(r, terms, bool(offset[r])) for r in range(model.plan.functions))
+
+
+@quick_jit
+def _loadings(model: Collapsed, draw, args, kwargs) -> Loadings:
+    prior: Any = prior_at(model, model.plan.name, draw.known, args, kwargs)
+    num = prior.X.shape[0]
+    rows = np.unique(np.linspace(0, num - 1, min(num, _ROWS)).astype(int))
+    return prior.kernel.at(prior.X[rows])
+
+
+def _functions_of(site: str, part) -> tuple[list[str], np.ndarray]:
+    """(names, factors (R, P, n)) of a GP's units; of another site itself, 1 where it is."""
+    if isinstance(part, Weighted):
+        units = part.weights.shape[1]
+        names = [site] if units == 1 else [f"{site}[{p}]" for p in range(units)]
+        return names, np.asarray(part.weights)
+    seen = jnp.reshape(part.diag(), part.mean.shape)[:, None] > 0
+    return [site], np.asarray(seen, float)
+
+
+def _told(r: int, terms: list, offset: bool) -> str:
+    signed = []
+    for names, weights in terms:
+        for name, w in zip(names, weights[r], strict=True):
+            if not np.any(np.abs(w) > 1e-12):
+                continue
+            plain = [k for k, one in (("+", 1.0), ("-", -1.0)) if np.all(np.abs(w - one) <= 1e-9)]
+            signed.append((plain[0], name) if plain else ("+", f"{_VARIES} {name}"))
+    signed.sort(key=lambda x: x[0] == "-")  # "g - f"
+    signed += [("+", "offset")] * offset
+    if not signed:
+        return "0"
+    (sign, first), *others = signed
+    return "".join(["-" * (sign == "-"), first, *(f" {k} {name}" for k, name in others)])

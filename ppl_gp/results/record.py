@@ -20,12 +20,7 @@ from ppl_gp.mean_field.family import Family
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.declared import Declared, declare, require_unchanged
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import tied
-from ppl_gp.reading.row_independence import (
-    require_none_tied,
-    require_pairs,
-    unpaired,
-)
+from ppl_gp.reading.row_independence import require_none_tied, require_pairs, unpaired
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.part_processes import part_processes
 from ppl_gp.runtime import one_at_a_time
@@ -75,9 +70,8 @@ class Record:
     def _declare(self):
         declared = declare(self.model, self.args, self.kwargs)
         known = {*self.draws.known, *self.draws.kept, *self.local}
-        unseen = tuple(
-            k for k, _ in declared.reading.axes if k not in known
-        )  # without observations, what is left is observed
+        # without observations, what is left is observed
+        unseen = tuple(k for k, _ in declared.reading.axes if k not in known)
         self.model = Declared(declared.function, declared.reading.observing(unseen))
 
     @property
@@ -117,7 +111,6 @@ class Record:
         return self.stats.get("log_evidence_se")
 
     def __repr__(self) -> str:
-        """What was fitted by what and how it ended, without arrays."""
         evidence = "" if self.log_evidence is None else f", log_evidence={self.log_evidence:.4f}"
         evidence += "" if self.log_evidence_se is None else f" (se {self.log_evidence_se:.2g})"
         hyper = ", ".join(_told(k, v) for k, v in self.hyper.items())
@@ -145,33 +138,39 @@ class Record:
             )
         process: Any = self.process
         if not isinstance(self.model, Collapsed):
-            return _Processes(process) if isinstance(process, dict) else process
+            return process
         with jax.ensure_compile_time_eval():
-            parts: Any = _mixed_parts(self, self.model) if self.sampled else None
-            found: Any = part_processes(self.model, process) if parts is None else parts
+            found: Any = _mixed_parts(self) if self.sampled else part_processes(process)
         if not found:
             raise ModelError(
                 "posterior: the model has no GP site; the effects that were integrated are in "
                 "fit.sites, and what they add at new rows in fit.components(X_new, ...)."
             )
-        return next(iter(found.values())) if len(found) == 1 else _Processes(found)
+        return _one_or_all(found)
 
     @functools.cached_property
     @one_at_a_time
     def process(self) -> Process | dict[str, Process]:
         """The posterior process of what the fit keeps, `latent`: of the predictor, where several
-        sites were integrated.
+        sites were integrated. `Posterior` where the hyperparameters are one value, else `Mixture`.
+
+        Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random;
+        with inducing variables each layer is a process at its own inputs.
         """
         require_unchanged(self.model)
         self.require_pairs()
         with jax.ensure_compile_time_eval():  # kept: no array of a function that is compiled
-            return posterior_of(self)
+            if self.draws.at(0).values and feeds_another(self):
+                raise ModelError(
+                    f"a GP of this model is fed by another (GP sites {list(self.latent)}), so it "
+                    "is no process of given inputs; fit.predict and fit.sample draw through both."
+                )
+            processes = {site: _process(self, site) for site in self.latent}
+        return _one_or_all(processes)
 
     @property
     def mixing(self) -> list[str]:
-        """Sites whose row n sees other rows' arguments, so that no row has a prediction of its
-        own.
-        """
+        """Sites whose row n sees other rows' arguments: no row has a prediction of its own."""
         return self.model.reading.mixed
 
     @functools.cached_property
@@ -179,15 +178,13 @@ class Record:
         """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
         none with new rows.
         """
-        first = self.draws.at(0)
-        trace = run(self.model, self.args, self.kwargs, first.known, first.values)
+        trace = first_trace(self)
         return unpaired({k: unwrap(trace[k]["fn"]) for k in self.latent})
 
     def require_pairs(self) -> None:
         """Raise `ModelError` where new rows have no covariance with the training rows."""
         if self.unpaired and isinstance(self.model, Collapsed):
-            known = self.draws.at(0).known
-            require_none_tied(tied(self.model, self.args, self.kwargs, known))
+            require_none_tied(self.model.tied)
         require_none_tied(self.tied_latents, "fit.hyper")
         require_pairs(self.unpaired)
 
@@ -198,9 +195,7 @@ class Record:
         return sorted(sites.intersection((*reading.whole, *reading.mixed)))
 
     def warn_of_others(self, verb: str) -> None:
-        """Warn of observed sites that have no entry for each row, which a verb by row leaves
-        out.
-        """
+        """Warn of observed sites without an entry for each row, which a verb by row leaves out."""
         reading = self.model.reading
         apart = [k for k in reading.observed if reading.axis(k) is None]
         if others := [k for k in apart if k not in reading.predicted]:
@@ -224,15 +219,14 @@ class Record:
 
     @property
     def inducing(self):
-        """The inducing variables of a sparse fit, {site: ...} for several GP sites; to be given as
-        `inducing=` again.
-        """
-        found = {k: v.draw(0).inducing_variables for k, v in self.latent.items()}
-        found = {k: v for k, v in found.items() if v is not None}
-        for k, v in list(found.items()):
-            if isinstance(v, PartsVariables):  # the GPs' own: effects are what they are
-                del found[k]
-                found |= v.gps
+        """Inducing variables of a sparse fit, {site: ...} of several; for `inducing=` again."""
+        found = {}
+        for k, kept in self.latent.items():
+            own = kept.draw(0).inducing_variables
+            if isinstance(own, PartsVariables):  # the GPs' own: effects are what they are
+                found |= own.gps
+            elif own is not None:
+                found[k] = own
         if not found:
             raise ModelError(
                 f"{type(self.method).__name__} has no inducing variables; SVGP() and SparseNUTS() "
@@ -251,10 +245,20 @@ class _Processes(dict[str, Process]):
         )
 
 
+def _one_or_all(processes: dict[str, Process]) -> Process | dict[str, Process]:
+    return next(iter(processes.values())) if len(processes) == 1 else _Processes(processes)
+
+
 def _told(name: str, value) -> str:
     if not hasattr(value, "shape") or np.shape(value):
         return f"{name} {np.shape(value)}" if hasattr(value, "shape") else name
     return f"{name}={float(value):.4g}"
+
+
+def first_trace(record: Record) -> dict:
+    """The model's trace on the training arguments, at the first draw of everything."""
+    first = record.draws.at(0)
+    return run(record.model, record.args, record.kwargs, first.known, first.values)
 
 
 def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
@@ -263,29 +267,12 @@ def prior_at(model, site: str, hyper: dict, args: tuple, kwargs: dict) -> GP:
 
 
 def training_prior(record: Record, site: str, hyper: dict) -> GP:
-    """The GP prior at the training inputs."""
     return prior_at(record.model, site, hyper, record.args, record.kwargs)
 
 
 @quick_jit
 def _root(model, site: str, draw: Draws, args, kwargs):
     return draw.kept[site].root(prior_at(model, site, draw.known, args, kwargs))
-
-
-def posterior_of(record: Record) -> Process | dict[str, Process]:
-    """`Posterior` where the hyperparameters are one value, else `Mixture` over the draws; {site:
-    ...} for several.
-
-    Raises `ModelError` for draws of GPs that feed each other, whose inputs are then random; with
-    inducing variables each layer is a process at its own inputs.
-    """
-    if len(record.latent) > 1 and record.draws.at(0).values and feeds_another(record):
-        raise ModelError(
-            f"a GP of this model is fed by another (GP sites {list(record.latent)}), so it is no "
-            "process of given inputs; fit.predict and fit.sample draw through both."
-        )
-    processes = {site: _process(record, site) for site in record.latent}
-    return next(iter(processes.values())) if len(processes) == 1 else processes
 
 
 def _process(record: Record, site: str) -> Process:
@@ -299,7 +286,6 @@ def _process(record: Record, site: str) -> Process:
 
 
 def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
-    """The posterior process at an entry of the draws. O(N^3)."""
     kept = draw.kept[site]
     if kept.mean.ndim > 1 and not isinstance(record.model, Collapsed):
         raise ModelError(
@@ -309,9 +295,10 @@ def _of_draw(record: Record, site: str, draw: Draws) -> OneProcess:
     return kept.process(training_prior(record, site, draw.known))
 
 
-def _mixed_parts(record: Record, model: Collapsed) -> dict[str, Mixture]:
+def _mixed_parts(record: Record) -> dict[str, Mixture]:
     """As `part_processes`, each mixed over the draws. Which there are is read off abstractly."""
-    parts = lambda draw: part_processes(model, _of_draw(record, model.plan.name, draw))  # noqa: E731
+    name = record.model.plan.name  # pyright: ignore[reportAttributeAccessIssue]
+    parts = lambda draw: part_processes(_of_draw(record, name, draw))  # noqa: E731
     of = lambda name: Mixture(lambda draw: parts(draw)[name], record.draws)  # noqa: E731
     names: list[str] = []
     jax.eval_shape(lambda draw: names.extend(parts(draw)), record.draws.at(0))
@@ -320,12 +307,14 @@ def _mixed_parts(record: Record, model: Collapsed) -> dict[str, Mixture]:
 
 def feeds_another(record: Record) -> bool:
     """Whether a GP of the model stands at inputs that another GP gives."""
+    if len(record.latent) < 2:
+        return False
     first = record.draws.at(0)
-    known = {**first.known, **first.values}
-    gps, trace = tuple(record.latent), run(record.model, record.args, record.kwargs, known)
-    return any(
-        feeds(
-            g, gps, trace, lambda v: run(record.model, record.args, record.kwargs, {**known, **v})
-        )
-        for g in gps
-    )
+    known, data = {**first.known, **first.values}, (record.model, record.args, record.kwargs)
+    gps, trace = tuple(record.latent), run(*data, known)
+    return any(feeds(g, gps, trace, lambda v: run(*data, {**known, **v})) for g in gps)
+
+
+def has_layers(record: Record) -> bool:
+    """Whether f has no moments in closed form, as its inputs are latents or another GP's values."""
+    return bool(record.local) or feeds_another(record)

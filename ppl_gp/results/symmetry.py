@@ -24,8 +24,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.mean_field.log_joint import LogJoint, scored
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import data_plates, is_missing_part, is_observed
-from ppl_gp.reading.tracing import run
-from ppl_gp.results.record import Record
+from ppl_gp.results.record import Record, first_trace
 
 _SPREADS = (0.3, 1.0, 2.0)  # of values, in NumPyro's unconstrained coordinates
 _TOLERANCE = 1e-10  # of the sum of a site's terms, each without its sign
@@ -73,40 +72,44 @@ def symmetries(fit: Record) -> tuple[Symmetry, ...]:
     """
     if fit.latent:
         return ()
-    known = fit.draws.at(0).known
-    trace = run(fit.model, fit.args, fit.kwargs, known)
+    known, trace = fit.draws.at(0).known, first_trace(fit)
     plates = _plates(trace)
     if not plates:
         return ()
-    terms = tuple(
-        k for k, s in trace.items() if s["type"] == "sample" and not is_missing_part(k, trace)
-    )
+    sampled = (k for k, site in trace.items() if site["type"] == "sample")
+    terms = tuple(k for k in sampled if not is_missing_part(k, trace))
     latents = tuple(k for k in terms if not is_observed(trace[k]))
     joint = LogJoint(fit.model, fit.args, fit.kwargs, latents, terms)
     params = {k: v for k, v in known.items() if k not in latents}
     values = [{**params, **_values(trace, latents, i)} for i in range(len(_SPREADS))]
     before = [_terms(joint, v) for v in values]
-    found = (_symmetry(joint, trace, latents, name, plates, values, before) for name in plates)
+
+    def invariant(parts: tuple[_Part, ...], size: int) -> bool:
+        turns = {tuple(np.roll(np.arange(size), 1)), (1, 0, *range(2, size))}  # generate all orders
+        for order in turns:
+            for v, (sums, sizes) in zip(values, before, strict=True):
+                after, _ = _terms(joint, _moved(v, parts, np.asarray(order)))
+                if not bool(jnp.all(jnp.abs(after - sums) <= _TOLERANCE * (1.0 + sizes))):
+                    return False  # of infinite terms too, which show nothing
+        return True
+
+    found = (_symmetry(invariant, trace, latents, name, plates) for name in plates)
     return tuple(s for s in found if s is not None)
 
 
 def _plates(trace: dict) -> dict[str, int]:
     """{name: size} of whole plates of two entries or more in which latents stand, and no data."""
-    frames = {
-        f.name: f.size
-        for s in trace.values()
-        if s["type"] == "sample" and not is_observed(s)
-        for f in s["cond_indep_stack"]
-    }
-    observed = {
-        f.name for s in trace.values() if is_observed(s) for f in s["cond_indep_stack"]
-    } | data_plates(trace)
-    sizes = {k: s["args"] for k, s in trace.items() if s["type"] == "plate"}
-    whole = {k for k, (size, subsample) in sizes.items() if subsample in (None, size)}
-    return {k: n for k, n in frames.items() if n > 1 and k not in observed and k in whole}
+    latent, seen, whole = {}, data_plates(trace), set()
+    for name, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] in (None, site["args"][0]):
+            whole.add(name)
+        if site["type"] == "sample":
+            frames = {f.name: f.size for f in site["cond_indep_stack"]}
+            (seen if is_observed(site) else latent).update(frames)
+    return {k: n for k, n in latent.items() if n > 1 and k in whole - seen}
 
 
-def _symmetry(joint, trace, latents, name: str, plates, values, before) -> Symmetry | None:
+def _symmetry(invariant, trace, latents, name: str, plates) -> Symmetry | None:
     size, own = plates[name], _along(trace, latents, name)
     others = list(_others(trace, latents, name, plates))
     if len(others) > _MOST:
@@ -114,7 +117,7 @@ def _symmetry(joint, trace, latents, name: str, plates, values, before) -> Symme
     for num in range(len(others) + 1):
         for more in itertools.combinations(others, num):
             parts = (own, *more)
-            if _invariant(joint, trace, parts, size, values, before):
+            if invariant(parts, size):
                 sites = dict.fromkeys(k for p in parts for k, _ in p.axes)
                 labels = tuple(p.label for p in parts if p.label is not None)
                 return Symmetry(name, size, tuple(sites), labels)
@@ -122,7 +125,6 @@ def _symmetry(joint, trace, latents, name: str, plates, values, before) -> Symme
 
 
 def _along(trace: dict, latents, name: str) -> _Part:
-    """The sites of a plate, along its axis."""
     axes = []
     for k in latents:
         fn = trace[k]["fn"]
@@ -169,16 +171,6 @@ def _values(trace: dict, latents, i: int) -> dict:
             free = random.normal(key, bijection.inverse_shape(shape))
             found[k] = bijection(_SPREADS[i] * free)
     return found
-
-
-def _invariant(joint, trace, parts, size: int, values, before) -> bool:
-    turns = {tuple(np.roll(np.arange(size), 1)), (1, 0, *range(2, size))}  # generate all orders
-    for order in turns:
-        for v, (sums, sizes) in zip(values, before, strict=True):
-            after, _ = _terms(joint, _moved(v, parts, np.asarray(order)))
-            if not bool(jnp.all(jnp.abs(after - sums) <= _TOLERANCE * (1.0 + sizes))):
-                return False  # of infinite terms too, which show nothing
-    return True
 
 
 def _moved(values: dict, parts, order: np.ndarray) -> dict:

@@ -2,7 +2,7 @@
 plates by name, else `<variable>_dim_<i>`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -10,9 +10,9 @@ import numpy as np
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
+from ppl_gp.gp import bare_shape, mask_of
 from ppl_gp.reading.arguments import Leaves, argument_names
-from ppl_gp.reading.declared import Declared
-from ppl_gp.reading.roles import data_plates, is_factor
+from ppl_gp.reading.roles import data_axis, data_plates, is_factor, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.record import Record
 
@@ -43,12 +43,32 @@ def label_of(name: str, trace: dict) -> str:
     return stem if f"{stem}_unobserved" in trace else name
 
 
+def observed_names(trace: dict) -> list[str]:
+    return [k for k, site in trace.items() if is_observed(site) and not is_factor(site)]
+
+
+def scored_names(trace: dict) -> list[str]:
+    """The sites of a trace that score data: those that observe, and factors that see data."""
+    return [k for k, site in trace.items() if site["type"] == "sample" and site["is_scored"]]
+
+
+def rows_that_count(site: dict) -> tuple[int, np.ndarray] | None:
+    """(axis of the data without `to_event`, which rows have an entry that no mask leaves out,
+    (N,)) of a site that scores data; `None` where one event holds all of them.
+    """
+    shape = bare_shape(site["fn"])
+    if (axis := data_axis(site, len(shape))) is None:
+        return None
+    counts = np.broadcast_to(np.asarray(mask_of(site["fn"])), shape)
+    by_row = np.moveaxis(counts, axis, 0).reshape(shape[axis], -1)
+    return axis % len(shape), np.any(by_row, 1)
+
+
 def data_plate(trace: dict) -> str | None:
     """The name of the data's plate, if there is one; of several the first."""
     plates = data_plates(trace)
-    frames = [
-        f.name for s in trace.values() if s["type"] == "sample" for f in s["cond_indep_stack"]
-    ]
+    sites = [s for s in trace.values() if s["type"] == "sample"]
+    frames = (f.name for s in sites for f in s["cond_indep_stack"])
     return next((name for name in frames if name in plates), None)
 
 
@@ -71,52 +91,37 @@ def deterministic_dimensions(
     that is longer where the model is run with a row more: O(N).
     """
     grown = _with_a_row_more(fit) if shapes and plate and fit.model.reading.grows else {}
-    return {
-        k: [
-            plate if plate and n < m else f"{k}_dim_{i}"
-            for i, (n, m) in enumerate(zip(*grown.get(k, (shape,) * 2), strict=True))
-        ]
-        for k, shape in shapes.items()
-    }
+    found = {}
+    for k, shape in shapes.items():
+        lengths = enumerate(zip(*grown.get(k, (shape, shape)), strict=True))
+        found[k] = [plate if plate and n < m else f"{k}_dim_{i}" for i, (n, m) in lengths]
+    return found
 
 
 def _with_a_row_more(fit: Record) -> dict[str, tuple]:
-    """{deterministic site: (its shape in training, and with the first row once more at the
-    end)}.
-    """
+    """{deterministic site: (its shape in training, and with the first row again at the end)}."""
     model, hyper = fit.source, fit.draws.at(0).hyper
     leaves, axes = Leaves(model, fit.args, fit.kwargs), model.reading.row_axes
     own = {p: x for p, x in leaves.arrays.items() if p in axes}
-    more = {
-        p: jnp.concatenate([x, jnp.take(x, jnp.arange(1), axes[p])], axes[p])
-        for p, x in own.items()
-    }
+    first = {p: jnp.take(x, jnp.arange(1), axes[p]) for p, x in own.items()}
+    more = {p: jnp.concatenate([x, first[p]], axes[p]) for p, x in own.items()}
     before, after = (run(model, *leaves.replaced(x), hyper) for x in (own, more))
-    return {
-        k: (jnp.shape(s["value"]), jnp.shape(after[k]["value"]))
-        for k, s in before.items()
-        if s["type"] == "deterministic"
-    }
+    known = [k for k, s in before.items() if s["type"] == "deterministic"]
+    return {k: (jnp.shape(before[k]["value"]), jnp.shape(after[k]["value"])) for k in known}
 
 
-def inputs_of(model: Declared, args: tuple, kwargs: dict) -> dict[str, np.ndarray]:
-    """{path: array} of the arguments that distributions are computed from; plain numbers are
-    options.
-    """
-    arrays = Leaves(model, args, kwargs).arrays
-    return {
-        p: np.asarray(v) for p, v in arrays.items() if p in model.reading.shaping and np.ndim(v) > 0
-    }
-
-
-def input_dimensions(model: Declared, inputs: Mapping, plate: str | None) -> dict[str, list[str]]:
-    """{path: dimensions} of arguments."""
-    named = {}
-    for path, array in inputs.items():
-        own = [f"{path}_dim_{i}" for i in range(array.ndim)]
-        axis = model.reading.axis_of(path)
-        named[path] = own if axis is None or not plate else [*own[:axis], plate, *own[axis + 1 :]]
-    return named
+def inputs_of(
+    fit: Record, args: tuple, kwargs: dict, plate: str | None
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    """({path: array}, {path: dimensions}) of the arrays that distributions are computed from."""
+    reading, arrays, dims = fit.model.reading, {}, {}
+    for path, value in Leaves(fit.model, args, kwargs).arrays.items():
+        if path in reading.shaping and np.ndim(value) > 0:
+            arrays[path] = np.asarray(value)
+            dims[path] = [f"{path}_dim_{i}" for i in range(np.ndim(value))]
+            if plate and (axis := reading.axis_of(path)) is not None:
+                dims[path][axis] = plate
+    return arrays, dims
 
 
 def dotted(named: Mapping) -> dict:
@@ -146,31 +151,6 @@ def without_clashes(sites: dict, inputs: dict) -> tuple[dict, dict]:
         {k: free(own) for k, own in sites.items()},
         {k: free(apart(k, own) if k in sites else own) for k, own in inputs.items()},
     )
-
-
-def sizes_of(parts: Iterable[Part]) -> dict[str, int]:
-    """{dimension: its length} in the groups."""
-    return {
-        d: n
-        for part in parts
-        for group, values in part.groups.items()
-        for k, v in values.items()
-        for d, n in zip(
-            part.dims.get(k, ()), np.shape(v)[0 if group in DATA else 2 :], strict=False
-        )
-    }
-
-
-def require_known(option: str, coords: Mapping, sizes: Mapping[str, int]) -> None:
-    """Raise `DataError` for coordinates of a dimension that is not there, or is of another
-    length.
-    """
-    for name, labels in coords.items():
-        if sizes.get(name) != len(labels):
-            raise DataError(
-                f"to_datatree({option}={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
-                f"are {dict(sizes)}."
-            )
 
 
 def row_names(fit: Record, num: int) -> tuple[str | int, ...]:

@@ -6,7 +6,7 @@ data, its prior densities, and deterministic sites.
 
 import json
 from collections.abc import Container, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,13 @@ from numpyro import handlers
 
 from ppl_gp.errors import DataError
 from ppl_gp.frames.opened import ArrayNames
-from ppl_gp.gp import bare, bare_shape, mask_of
+from ppl_gp.gp import bare
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.arguments import Leaves, argument_names, is_array
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.roles import (
-    data_axis,
-    is_factor,
-    is_missing_part,
-    is_observed,
-    roles,
-)
+from ppl_gp.reading.roles import is_factor, is_missing_part, is_observed, roles
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.integrals.compiled import joint_sites
+from ppl_gp.results.integrals.compiled import joint_draws
 from ppl_gp.results.query.by_names import named_at
 from ppl_gp.results.query.query import query_at
 from ppl_gp.results.record import Record
@@ -37,12 +31,11 @@ from ppl_gp.results.tree_dimensions import (
     Part,
     data_plate,
     deterministic_dimensions,
-    input_dimensions,
     inputs_of,
     label_of,
-    require_known,
+    observed_names,
+    rows_that_count,
     site_dimensions,
-    sizes_of,
     without_clashes,
 )
 
@@ -80,12 +73,9 @@ def _each(model, values: dict, names: tuple[str, ...], args, kwargs) -> dict:
 
 
 def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, dict]:
-    """{group: {variable: (S, ...)}}: `posterior_predictive` and `log_prior` at `values`, draws of
-    every site; `prior` and `prior_predictive` of `num_draws` draws.
-
-    `log_prior`: nats, of each hyperparameter that has draws, in its batch shape (GP and integrated
-    sites are left out). A prior that cannot be drawn (an improper one) has no such groups. O(S N^3)
-    for the prior.
+    """{group: {variable: (S, ...)}}: `posterior_predictive` and `log_prior` (nats, of each
+    hyperparameter that has draws, in its batch shape) at `values`, draws of every site; `prior` and
+    `prior_predictive` of `num_draws` draws, O(S N^3), where the prior can be drawn.
     """
     model = fit.source
     found = _after(model, values, fit.args, fit.kwargs, key)
@@ -99,10 +89,9 @@ def further_groups(fit: Record, values: dict, key, num_draws: int) -> dict[str, 
 
 def _replicated(trace: dict, key) -> dict:
     """A draw of each observed site given all else, without its observations."""
-    data = [k for k, s in trace.items() if is_observed(s) and not is_factor(s)]
     return {
         label_of(k, trace): bare(trace[k]["fn"]).sample(random.fold_in(key, i))
-        for i, k in enumerate(data)
+        for i, k in enumerate(observed_names(trace))
     }
 
 
@@ -126,41 +115,29 @@ def _before(model, args, kwargs, key, num_draws: int) -> dict:
     def one(key):
         with handlers.block():
             drawn = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
-        free = {
-            k: jnp.asarray(s["value"])
-            for k, s in drawn.items()
-            if s["type"] in ("sample", "deterministic")
-            and not is_observed(s)
-            and not is_missing_part(k, drawn)
-            and f"{k}_unobserved" not in drawn  # observations, and draws where these are missing
-        }
+        own = {k: s for k, s in drawn.items() if s["type"] in ("sample", "deterministic")}
+        # not observations, nor draws where these are missing
+        seen = lambda k: is_missing_part(k, drawn) or f"{k}_unobserved" in drawn  # noqa: E731
+        free = {k: jnp.asarray(s["value"]) for k, s in own.items() if not is_observed(s)}
+        free = {k: x for k, x in free.items() if not seen(k)}
         return {"prior": free, "prior_predictive": _replicated(drawn, random.fold_in(key, 1))}
 
     return lax.map(one, random.split(key, num_draws))
 
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-
-def coordinates(option: str, parts: tuple[Part, ...], shared: Mapping, given: Mapping) -> dict:
-    """{dimension: labels} of `parts`: of their columns and rows that have names, before these
-    `shared` ones where the dimension has that length, before both `given` ones.
-
-    Raises `DataError` for given labels of other dimensions or lengths; `option` has them.
+def parts_of(
+    drawn: Part, group: str, inputs: dict, along: dict, names: Mapping, still: Mapping
+) -> tuple[Part, Part]:
+    """`drawn`, and `group` of the arguments `inputs`, whose dimensions are `along`, with their
+    `names`: under names that a tree can hold and that are one variable or dimension each. `still`:
+    values of sites that go to the arguments.
     """
-    sizes, found = sizes_of(parts), {}
-    require_known(option, given, sizes)
-    for part in parts:
-        for variable, names in part.named.items():
-            own = part.dims.get(variable, ())
-            if names.columns and len(own) > 1:
-                found.setdefault(own[-1], list(names.columns))
-            if names.rows and own:
-                found.setdefault(own[0], list(names.rows))
-    return {
-        d: labels for d, labels in (found | shared).items() if sizes.get(d) == len(labels)
-    } | given
+    for k, value in still.items():
+        own = f"{k}_" if k in inputs else k
+        inputs[own], along[own] = value, drawn.dims[k]
+    dims, along = without_clashes(drawn.dims, along)
+    constant = with_columns(group, inputs, along, names)
+    return drawn._replace(dims=dims).dotted(), constant.dotted()
 
 
 def with_columns(group: str, inputs: dict, dims: dict, named: Mapping[str, ArrayNames]) -> Part:
@@ -181,14 +158,19 @@ def with_columns(group: str, inputs: dict, dims: dict, named: Mapping[str, Array
     return Part({group: {**columns, **inputs}}, {**dims, **along}, {**named, **labels})
 
 
-def datasets(parts: tuple[Part, ...], coords: Mapping) -> "dict[str, xr.Dataset]":
-    """{group: its variables}, by ArviZ. A log density has the batch's dimensions alone. Variables
-    of labels have the attribute `levels`: a list of them, the integers being their places; of a
-    frame, JSON of {column: list}.
+def datasets(
+    parts: tuple[Part, ...], option: str, shared: Mapping, given: Mapping
+) -> dict[str, Any]:
+    """{group: Dataset}, by ArviZ. A log density has the batch's dimensions alone. Variables of
+    labels have the attribute `levels`: a list of them, the integers being their places; of a frame,
+    JSON of {column: list}.
+
+    Coordinates are columns and rows that have names, before these `shared` ones where the dimension
+    has that length, before both `given` ones, which `option` has.
     """
     import arviz_base  # with xarray and pandas it takes a second, which a fit need not wait for
 
-    found = {}
+    found, coords = {}, _coordinates(parts, option, shared, given)
     for groups, dims, named in parts:
         for group, values in groups.items():
             density, draws = group in ("log_likelihood", "log_prior"), [] if group in DATA else None
@@ -200,6 +182,31 @@ def datasets(parts: tuple[Part, ...], coords: Mapping) -> "dict[str, xr.Dataset]
     return found
 
 
+def _coordinates(parts: tuple[Part, ...], option: str, shared: Mapping, given: Mapping) -> dict:
+    """{dimension: labels}. Raises `DataError` for given labels of other dimensions or lengths."""
+    found: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    for groups, dims, named in parts:
+        for group, values in groups.items():
+            first = 0 if group in DATA else 2  # after chain and draw
+            for k, v in values.items():
+                sizes |= zip(dims.get(k, ()), np.shape(v)[first:], strict=False)
+        for variable, names in named.items():
+            own = dims.get(variable, ())
+            if names.columns and len(own) > 1:
+                found.setdefault(own[-1], list(names.columns))
+            if names.rows and own:
+                found.setdefault(own[0], list(names.rows))
+    for name, labels in given.items():
+        if sizes.get(name) != len(labels):
+            raise DataError(
+                f"to_datatree({option}={{{name!r}: {len(labels)} labels}}): the tree's dimensions "
+                f"are {sizes}."
+            )
+    fitting = {d: x for d, x in (found | shared).items() if sizes.get(d) == len(x)}
+    return fitting | given
+
+
 def _told(names: ArrayNames) -> list[str] | str:
     if len(names.levels) == 1 and names.levels[0]:
         return list(names.levels[0])
@@ -208,53 +215,33 @@ def _told(names: ArrayNames) -> list[str] | str:
     return json.dumps({k: labels for k, labels in pairs if labels})
 
 
-def names_of_variables(fit: Record, trace: dict) -> tuple[dict, dict]:
-    """({observed site: names of the argument that it observes, which has the same values},
-    {argument's path: its names}).
+def names_of_observed(fit: Record, trace: dict) -> dict[str, ArrayNames]:
+    """{observed site: names of the argument that it observes, which has the same values}."""
+    leaves, found = Leaves(fit.model, fit.args, fit.kwargs).arrays, {}
+    for k in observed_names(trace):
+        y = trace[k]["value"]
+        for path, names in fit.names.items():
+            if path in leaves and (y is leaves[path] or np.array_equal(y, leaves[path])):
+                found.setdefault(k.removesuffix("_observed"), names)
+    return found
+
+
+def without_masked_rows(densities: Any, scored: dict[str, dict]) -> Any:
+    """A Dataset of log densities without these rows, where they are the same ones of all sites
+    {variable: site of the training trace}: ArviZ's leave-one-out refuses a density of 0 in every
+    draw.
     """
-    leaves = Leaves(fit.model, fit.args, fit.kwargs).arrays
-    named = {p: names for p, names in fit.names.items() if p in leaves}
-    found = {}
-    for k, site in trace.items():
-        if is_observed(site) and not is_factor(site):
-            y = site["value"]
-            same = (n for p, n in named.items() if y is leaves[p] or np.array_equal(y, leaves[p]))
-            if (names := next(same, None)) is not None:
-                found[k.removesuffix("_observed")] = names
-    return found, named
-
-
-def without_masked_rows(tree: "xr.DataTree", scored: dict[str, dict]) -> "xr.DataTree":
-    """The tree without these rows in its group `log_likelihood`, where they are the same ones of
-    all observed sites: ArviZ's leave-one-out refuses a density that is 0 in every draw.
-
-    `scored`: {variable: its site of the model's trace on the training data}.
-    """
-    found = {k: _left_out(site) for k, site in scored.items()}
-    if "log_likelihood" not in tree.children or any(x is None for x in found.values()):
-        return tree
-    densities = tree["log_likelihood"].to_dataset()
-    dims = {densities[k].dims[2 + axis] for k, (axis, _) in found.items()}  # pyright: ignore
-    first, *others = [rows for _, rows in found.values()]  # pyright: ignore
-    alike = len(dims) == 1 and all(np.array_equal(first, rows) for rows in others)
-    if alike and np.any(first) and not np.all(first):
-        kept = densities.isel({dims.pop(): np.flatnonzero(~first)})
-        tree["log_likelihood"] = type(tree)(kept)
-    return tree
-
-
-def _left_out(site: dict) -> tuple[int, np.ndarray] | None:
-    """(axis of the data, which rows have no entry that counts, (N,)); `None` of factors, and where
-    one event holds all data.
-    """
-    if is_factor(site):
-        return None
-    shape = bare_shape(site["fn"])
-    if (axis := data_axis(site, len(shape))) is None:
-        return None
-    counts = np.broadcast_to(np.asarray(mask_of(site["fn"])), shape)
-    seen = np.moveaxis(counts, axis, 0).reshape(shape[axis], -1)
-    return axis % len(shape), np.logical_not(np.any(seen, axis=1))
+    dims, counted = set(), []
+    for k, site in scored.items():
+        if is_factor(site) or (found := rows_that_count(site)) is None:
+            return densities
+        axis, counts = found
+        dims.add(densities[k].dims[2 + axis])
+        counted.append(counts)
+    alike = len(dims) == 1 and all(np.array_equal(counted[0], x) for x in counted)
+    if not alike or not np.any(counted[0]):
+        return densities
+    return densities.isel({dims.pop(): np.flatnonzero(counted[0])})
 
 
 def predicted_groups(
@@ -275,27 +262,20 @@ def predicted_groups(
     X_new, kwargs = _arguments(fit, predictions)
     X_new, args, kwargs, names = named_at(fit, X_new, (), kwargs)
     query = query_at(fit, X_new, args, kwargs)
-    f, y, further = joint_sites(query, key, num)
-    inputs = inputs_of(fit.model, query.new_args, query.new_kwargs)
+    f, y, further = joint_draws(query, key, num, further=True)
     trace = query.trace(query.draws.at(0), {})
     plate = data_plate(trace)
     labels = {s.name: s.label for s in query.layout.sites} | {k: k for k in f}
     dims = {v: site_dimensions(v, trace[k], plate) for k, v in labels.items()}
     dims |= deterministic_dimensions(fit, {k: np.shape(v)[1:] for k, v in further.items()}, plate)
-    along = input_dimensions(fit.model, inputs, plate)
-    for k in [k for k in further if k in fixed]:
-        own = f"{k}_" if k in inputs else k
-        inputs[own], along[own] = np.asarray(further.pop(k)[0]), dims[k]
-    dims, along = without_clashes(dims, along)
-    own = {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
+    still = {k: np.asarray(further.pop(k)[0]) for k in [*further] if k in fixed}
     drawn = {"predictions": jax.tree.map(np.asarray, {**further, **f, **y})}
-    named = {p: found for p, found in names.items() if p in inputs}
-    constant = with_columns("predictions_constant_data", inputs, along, named)
-    return Part(drawn, dims, own).dotted(), constant.dotted()
+    own = {k: ArrayNames(trained[k].columns, trained[k].levels) for k in y if k in trained}
+    new = inputs_of(fit, query.new_args, query.new_kwargs, plate)
+    return parts_of(Part(drawn, dims, own), "predictions_constant_data", *new, names, still)
 
 
 def _arguments(fit: Record, predictions) -> tuple[Any, dict]:
-    """(X_new, the other arguments by name)."""
     first = argument_names(fit.model, 1)[0]
     given = predictions if type(predictions) is dict else {first: predictions}
     if first not in given or "y" in given:

@@ -3,9 +3,8 @@
 import abc
 import dataclasses
 import functools
-import importlib
 import inspect
-import types
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ from ppl_gp.errors import DataError, ModelError, Result, StoreError, warn
 from ppl_gp.infer.fit import fit
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
+from ppl_gp.results.store.save import qualified_name
 from ppl_gp.sparse.svgp import SVGP
 
 DENSE_ROWS = 1000  # up to which a default method makes matrices of rows by rows
@@ -84,17 +84,13 @@ class GPEstimator(BaseEstimator, abc.ABC):
                 f"{name}.fit(): Ctrl-C ended the search early. Predictions and scores "
                 "are those of where it stood and may be far off. Fit again for the right ones."
             )
-        self.model_ = model
-        self._keep(found)
+        self.model_, self.fit_result_ = model, found
+        self.log_evidence_ = found.log_evidence
+        self.hyper_ = jax.tree.map(np.asarray, found.hyper)
         return self
 
     def _method_for(self, num_rows: int):
         return self._default_method() if num_rows <= DENSE_ROWS else SVGP()
-
-    def _keep(self, found) -> None:
-        self.fit_result_ = found
-        self.log_evidence_ = found.log_evidence
-        self.hyper_ = jax.tree.map(np.asarray, found.hyper)
 
     def _inputs(self, X):
         """X checked against the training inputs, for a prediction."""
@@ -103,7 +99,7 @@ class GPEstimator(BaseEstimator, abc.ABC):
 
     def _predicted(self, X, **options):
         """The `Prediction` at X."""
-        X = self._inputs(X)
+        X = self._inputs(X)  # first: without a fit it says so
         return self.fit_result_.predict(X, **options)
 
     def _of_one_site(self, value, what: str):
@@ -121,12 +117,18 @@ class GPEstimator(BaseEstimator, abc.ABC):
         state: Any = super().__getstate__()  # a copy, or the attributes themselves
         if _FIT not in state:
             return state
-        return {**state, _FIT: to_bytes(self.fit_result_, self.model_)}
+        require_importable(self.model_)
+        with TemporaryDirectory() as folder:
+            return {**state, _FIT: self.fit_result_.save(Path(folder) / "fit").read_bytes()}
 
     def __setstate__(self, state):
-        super().__setstate__({k: v for k, v in state.items() if k != _FIT})
-        if _FIT in state:
-            self.fit_result_ = from_bytes(state[_FIT], self.model_)
+        saved = state.pop(_FIT, None)
+        super().__setstate__(state)
+        if saved is not None:
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "fit"
+                path.write_bytes(saved)
+                self.fit_result_ = load(path, self.model_)
 
 
 def require_arguments(estimator: str, model: Any, arguments: Any) -> None:
@@ -196,43 +198,17 @@ def _fields(value) -> list[str]:
     return [field.name for field in dataclasses.fields(value) if field.init]
 
 
-def to_bytes(fit: Fit, model: Callable) -> bytes:
-    """What `fit.save` writes. Raises `StoreError` for a model that another process could not
-    import, as neither a file nor a pickle holds code.
-    """
-    require_importable(model)
-    with TemporaryDirectory() as folder:
-        return fit.save(Path(folder) / "fit").read_bytes()
-
-
-def from_bytes(saved: bytes, model: Callable) -> Fit:
-    """What `load` reads; its errors are those of a file called `fit`."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "fit"
-        path.write_bytes(saved)
-        return load(path, model)
-
-
 def require_importable(model: Callable) -> None:
-    """Raise `StoreError` for a function that does not stand in a module under its own name: a
-    lambda, one that was made inside of another.
+    """Raise `StoreError` for a model that another process could not import, as neither a file nor a
+    pickle holds code: a lambda, a function that was made inside of another.
     """
     while isinstance(model, functools.partial):
         model = model.func
-    if not isinstance(model, types.FunctionType) or _by_name(model) is model:
-        return
-    raise StoreError(
-        f"the model {model.__module__}.{model.__qualname__} cannot be pickled, as it is not "
-        "found in its module by that name: define it at the top level of a module, with "
-        "functools.partial for its constants; or keep estimator.fit_result_.save(path)."
-    )
-
-
-def _by_name(function: types.FunctionType):
     try:
-        found = importlib.import_module(function.__module__)
-        for name in function.__qualname__.split("."):
-            found = getattr(found, name)
-    except (ImportError, AttributeError):
-        return None
-    return found
+        pickle.dumps(model)
+    except Exception as error:
+        raise StoreError(
+            f"the model {qualified_name(model)} cannot be pickled, as it is not found in its "
+            "module by that name: define it at the top level of a module, with functools.partial "
+            "for its constants; or keep estimator.fit_result_.save(path)."
+        ) from error

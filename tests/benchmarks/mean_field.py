@@ -20,10 +20,10 @@ from sklearn.mixture import BayesianGaussianMixture
 import ppl_gp as pg
 from models.mixture import mixture
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.mean_field.assembly import log_joint_of, start_of
 from ppl_gp.mean_field.forms import with_forms
+from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.method import _climb
-from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.mean_field.sweep import begin
 from ppl_gp.reading.declared import declare
 from tests.benchmarks.common import Row, ratio, seconds

@@ -137,11 +137,9 @@ def test_the_optimiser_begins_anew_at_the_end_of_the_warm_up():
     variational = Variational({"f": jnp.asarray([1.0, 2.0])}, {"f": jnp.asarray([0.5])})
     spec = jax.tree.map(lambda _: True, (free, variational))
     gradient = jax.tree.map(lambda x: x + 0.7, (free, variational))
-    plan = SimpleNamespace(warm_up=3, noisy=True)
-    problem = SimpleNamespace(
-        plan=plan, units={"f": jnp.ones(2)}, optax=lambda step: optax.adam(0.1)
-    )
-    optimiser, dirty = optax.adam(0.1), jax.tree.map(lambda x: 5.0 * x - 2.0, gradient)
+    units, optimiser = {"f": jnp.ones(2)}, optax.adam(0.1)
+    problem = SimpleNamespace(warm_up=3, noisy=True, units=units, optax=lambda step: optimiser)
+    dirty = jax.tree.map(lambda x: 5.0 * x - 2.0, gradient)
     clean = optimiser.init((free, variational))
     _, used = optimiser.update(dirty, clean, (free, variational))
 

@@ -26,13 +26,12 @@ import ppl_gp as pg
 from ppl_gp.cli import app, pictures
 from ppl_gp.cli import run as cli_run
 from ppl_gp.cli.app import write_predictions
-from ppl_gp.cli.csv_file import read_csv
 from ppl_gp.cli.data import Preparation, prepare
 from ppl_gp.cli.demo import breast_cancer, digits_3_5, principal_components, standardised
-from ppl_gp.cli.parquet_file import read_table
 from ppl_gp.cli.pictures import require_drawable
 from ppl_gp.cli.problem import load_model, num_outcomes, parse_settings, read_problem
 from ppl_gp.cli.run import Problem
+from ppl_gp.cli.tables import read_csv, read_table
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.results.predict.predict import Prediction
 
@@ -533,7 +532,7 @@ def test_csv_that_cannot_be_used(text, words, tmp_path):
         (b"x,kind\n1,yes\n2,yes\n", "1 values such as 'yes'"),
         (
             "x,kind\n1,no\n2,fran\u00e7ais\n".encode("latin-1"),
-            "line 3, column 2: the byte 0xe7 is not UTF-8",
+            "line 3: the byte 0xe7 is not UTF-8",
         ),
         (b'x,kind\n1,no\n2,"yes\n3,no\n', "line 4: unexpected end of data"),
         (b"x;kind\n1;0\n2;1\n", "line 1: one column, named 'x;kind'.*separated by semicolons"),

@@ -217,7 +217,7 @@ def test_a_second_press_raises_where_the_first_ended_the_search(monkeypatch):
     [
         ("svgp", "ppl_gp.infer.svgp.run.LongRun._first"),
         pytest.param("collapsed", "ppl_gp.infer.svgp.collapsed._climb", marks=pytest.mark.slow),
-        pytest.param("batches", "ppl_gp.mean_field.batches._advanced", marks=pytest.mark.slow),
+        pytest.param("batches", "ppl_gp.mean_field.batches.Run._advanced", marks=pytest.mark.slow),
     ],
 )
 def test_a_press_before_the_first_step_raises(name, place, monkeypatch):

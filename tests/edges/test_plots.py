@@ -281,17 +281,17 @@ def on_wards_fit():
 
 def test_a_slice_holds_the_other_inputs():
     fit, codes = on_wards_fit()
-    cut = slice_through(inputs_in_columns(fit, HELD), "dose", {"ward": "south"}, 7, {})
+    cut = slice_through(inputs_in_columns(fit, HELD), "dose", {"ward": "south"}, 7)
     middle = np.sort(codes[:, 1])[12]
     want = np.column_stack([np.linspace(X[:, 0].min(), X[:, 0].max(), 7), [middle] * 7, [1.0] * 7])
     np.testing.assert_array_equal(cut.X, want)
     assert cut.held == {"age": f"{middle:.4g}", "ward": "south"} and cut.along.name == "dose"
-    by_label = slice_through(inputs_in_columns(fit, codes), 2, {0: 0.5}, 7, {"dose": (1.0, 2.0)})
+    by_label = slice_through(inputs_in_columns(fit, codes, {"dose": (1.0, 2.0)}), 2, {0: 0.5}, 7)
     np.testing.assert_array_equal(by_label.X[:, 2], [0, 1, 2])
     np.testing.assert_allclose(by_label.X[:, 0], -0.25)
     assert by_label.held["dose"] == "0.5" and by_label.along.labels == ("north", "south", "west")
-    assert slice_through(inputs_in_columns(fit, HELD), "dose", {}, 7, {}).held["ward"] == "north"
-    scaled = slice_through(inputs_in_columns(fit, HELD), "dose", {}, 7, {"dose": (1.0, 2.0)})
+    assert slice_through(inputs_in_columns(fit, HELD), "dose", {}, 7).held["ward"] == "north"
+    scaled = slice_through(inputs_in_columns(fit, HELD, {"dose": (1.0, 2.0)}), "dose", {}, 7)
     np.testing.assert_allclose(scaled.along.values, 1.0 + 2.0 * scaled.X[:, 0])
     for along, at, told in (
         ("sex", {}, r"names the column 'sex'; the inputs are \['dose', 'age', 'ward'\]"),
@@ -301,7 +301,7 @@ def test_a_slice_holds_the_other_inputs():
         ("dose", {7: 1.0}, "names the column 7"),
     ):
         with pytest.raises(DataError, match=told):
-            slice_through(inputs_in_columns(fit, HELD), along, at, 7, {})
+            slice_through(inputs_in_columns(fit, HELD), along, at, 7)
     with pytest.raises(DataError, match=r"'X' is of shape \(25,\)"):
         inputs_in_columns(made_fit(regression_of_one, {}, X[:, 0], y=y), X[:, 0])
 

@@ -215,14 +215,13 @@ def test_weights_of_a_grid_are_those_of_its_design(monkeypatch):
     """Of a density that is exactly Gaussian: the integral, second moments, and weights that add up
     to one.
     """
-    monkeypatch.setattr(grid, "Fit", SimpleNamespace)
     kept = FromDraws(jnp.zeros((25, 1))), None, np.ones(25, bool)
     monkeypatch.setattr(grid, "kept_of_draws", lambda *_: kept)
     monkeypatch.setattr(grid, "warn_if_wide", lambda *_: {})
     S, (points, log_design) = np.diag([0.5, 2.0, 1.0, 3.0]), composite(4)
     loss = 0.5 * np.sum(points**2, 1) - 4.0
     rebuilt = SimpleNamespace(unconstrain=lambda x: x, constrain=lambda x: x)
-    asked = SimpleNamespace(model=None, method=pg.Laplace(), args=(), kwargs={}, site="f")
+    asked = SimpleNamespace(method=pg.Laplace(), setting=None, site="f", fit=SimpleNamespace)
     solution = SimpleNamespace(sites=None, steps=1, residual=jnp.zeros(()))
     mode = SimpleNamespace(hyper={"x": jnp.zeros(4)}, stats={}, solution=solution)
     at = SimpleNamespace(loss=jnp.asarray(loss), solution=solution)

@@ -17,6 +17,7 @@ from ppl_gp.reading.interactions import dependence
 from ppl_gp.results.compare import scores
 from ppl_gp.results.compare.compare import Comparison, _same
 from ppl_gp.results.integrals import cubature
+from ppl_gp.results.query.mixture import Moments
 
 F = jnp.asarray(np.random.default_rng(0).normal(size=(4, 5)))
 COUNTS, WHICH = jnp.array([0.0, 1.0, 0.0, 3.0, 2.0]), jnp.array([0, 1, 2, 3, 0])
@@ -94,6 +95,11 @@ def test_outputs_with_a_function_each_are_exact():
     assert p.mean_error is None
 
 
+def standard(num):
+    """Independent functions of one datum, of mean 0 and variance 1."""
+    return Moments(jnp.zeros((num, 1)), jnp.ones((num, 1)))
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize("y", [0.0, 3.0])
 def test_two_coupled_functions_against_a_grid(y):
@@ -101,7 +107,7 @@ def test_two_coupled_functions_against_a_grid(y):
     grid in f is refined with it.
     """
     log_g = lambda z: dist.Normal(z[0], jnp.exp(-1.0 + z[1])).log_prob(y)  # noqa: E731
-    (found,), (error,) = cubature.log_integral(log_g, 2, jnp.zeros(1), False)
+    (found,), (error,) = cubature.log_integral(log_g, standard(2), cubature.Effort(0, False, 0))
     z = np.linspace(-9.0, 9.0, 20_001)
     # f is integrated in closed form
     given = stats.norm.logpdf(y, 0.0, np.sqrt(1.0 + np.exp(2.0 * (-1.0 + z))))
@@ -113,7 +119,9 @@ def test_more_functions_are_weighted_draws_with_an_honest_error():
     log_g = lambda z: dist.Normal(jnp.sum(z, 0), 0.1).log_prob(4.0)  # noqa: E731
     found, error = (
         np.asarray(x)[0]
-        for x in cubature.log_integral_by_draws(log_g, 5, jnp.zeros(1), 1000, random.key(0))
+        for x in cubature.log_integral(
+            log_g, standard(5), cubature.Effort(0, False, 1000), random.key(0)
+        )
     )
     exact = stats.norm.logpdf(4.0, 0.0, np.sqrt(5.01))
     assert abs(found - exact) < 4 * np.sqrt(error) and 0 < np.sqrt(error) < 0.1

@@ -13,10 +13,9 @@ import ppl_gp as pg
 from models.mixture import mixture
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.mean_field import conjugacy
-from ppl_gp.mean_field.assembly import log_joint_of
 from ppl_gp.mean_field.choose import paired, single
 from ppl_gp.mean_field.conjugacy import num_values
-from ppl_gp.mean_field.log_joint import scored
+from ppl_gp.mean_field.log_joint import log_joint_of, scored
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.dependence import decides
 

@@ -14,7 +14,6 @@ from jax import random
 import ppl_gp as pg
 from models.linear_regression import linear_regression
 from ppl_gp.mean_field.discrete import Dirichlet
-from ppl_gp.mean_field.moment_rules import moment_rules
 
 RNG = np.random.default_rng(8)
 MOMENTS = {
@@ -65,7 +64,7 @@ def _with_df(q, df):
 def test_rules_have_the_moments_of_draws(name):
     q = of_many(name)
     draws = {k: np.asarray(v) for k, v in q.draw(random.key(0), 40_000).items()}
-    rules = moment_rules(q)
+    rules = q.moment_rules()
     assert len(rules) == len(HAS[name])
     for rule, which in zip(rules, HAS[name], strict=True):
         nodes = rule.nodes()
@@ -79,7 +78,7 @@ def test_rules_have_the_moments_of_draws(name):
 
 
 def test_the_statistics_of_a_mean_and_its_precision_are_those_that_the_rule_names():
-    rule = moment_rules(of_many("normal-gamma"))[0]
+    rule = of_many("normal-gamma").moment_rules()[0]
     w, m = 1.7, np.array([0.4, -2.0, 1.1])[: rule.q.size]
     square = np.outer(m, m)[np.tril_indices(len(m))]
     wanted = np.concatenate([[w, 1.0 / w], m, square, w * m, w * square])
@@ -97,7 +96,7 @@ def test_one_category_is_sure():
 def test_one_dirichlet_has_its_second_moments():
     q = families(RNG)["dirichlet"]
     one = type(q)(q.sites, (), False, jnp.asarray([0.2, 1.0, 3.0]))
-    _, pairs = moment_rules(one)
+    _, pairs = one.moment_rules()
     nodes, total = pairs.nodes(), 4.2
     p, m = np.asarray(nodes.values["p"]), np.array([0.2, 1.0, 3.0]) / 4.2
     exact = (total * np.outer(m, m) + np.diag(m)) / (total + 1.0)  # Var = (diag(m) - m m') / 5.2
@@ -107,13 +106,13 @@ def test_one_dirichlet_has_its_second_moments():
 def test_moments_that_do_not_exist_have_no_rule():
     q = families(RNG)
     gamma = type(q["gamma"])(("w",), (), False, jnp.asarray(0.5), jnp.asarray(1.0))
-    (reciprocal,) = moment_rules(gamma)
+    (reciprocal,) = gamma.moment_rules()
     w = np.asarray(reciprocal.nodes().values["w"])
     np.testing.assert_allclose([w.mean(), w.min()], [0.5, 0.0])  # E[1 / w] is infinite
     wishart = q["wishart"]
-    assert moment_rules(type(wishart)(*_with_df(wishart, jnp.full(2, 3.9)))) == ()
+    assert type(wishart)(*_with_df(wishart, jnp.full(2, 3.9))).moment_rules() == ()
     pair = q["normal-gamma"]
-    assert moment_rules(type(pair)(*_with_shape(pair, jnp.full(2, 0.9)))) == ()
+    assert type(pair)(*_with_shape(pair, jnp.full(2, 0.9))).moment_rules() == ()
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from conjugate_networks import exact, log_weights, network
 from jax import random
 
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.mean_field.assembly import log_joint_of
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.mean_field.expected import bound
+from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.sweep import bound
 
 MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(20)]
 NUM = 4000

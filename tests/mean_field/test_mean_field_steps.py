@@ -17,8 +17,8 @@ from models.mixture import mixture
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.mean_field import batches as stochastic_fit
 from ppl_gp.mean_field import batches as stochastic_run
-from ppl_gp.mean_field.assembly import log_joint_of, start_of
 from ppl_gp.mean_field.family import blend
+from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.stochastic import (
     at_local_optimum,
     joined,
@@ -29,7 +29,7 @@ from ppl_gp.mean_field.stochastic import (
     shared_step,
     split,
 )
-from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.mean_field.sweep import bound, sweep, updated
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.declared import declare
@@ -80,19 +80,23 @@ def test_rows_of_a_factor_add_up(name):
 
 
 def looked_at(model, *args, **kwargs):
-    """(joint, parts, a start, the model's structure) on these arguments."""
+    """(The structure of rows, a start, the model's structure) on these arguments."""
     model = declare(model, args, kwargs)
     trace = first_trace(model, args, kwargs)
     structure = find_structure(log_joint_of(model, trace, args, kwargs), trace, None, True)
-    joint, parts = split(structure, trace)
-    return joint, parts, start_of({}, structure, trace, random.key(3)), structure
+    return split(structure, trace), start_of({}, structure, trace, random.key(3)), structure
+
+
+def weighted(parts, weights, **given):
+    """With these weights of the rows, of other arguments."""
+    return parts._replace(joint=parts.joint._replace(weights=weights, **given))
 
 
 @quick_jit
-def _targets(joint, parts, q):
+def _targets(parts, q):
     """The maximum of each shared block given the others, of these rows."""
-    q = at_local_optimum(joint, parts, q)
-    return [updated(joint, parts.terms, q, j).eta() for j in parts.shared(q)]
+    q = at_local_optimum(parts, q)
+    return [updated(parts.joint, parts.terms, q, j).eta() for j in parts.shared()]
 
 
 @pytest.mark.slow
@@ -104,8 +108,8 @@ def test_steps_are_unbiased(kind):
     else:
         model, of = linear_regression, lambda r: ((jnp.asarray(X[r]),), {"y": jnp.asarray(Y[r])})
     args, kwargs = of(np.arange(24))
-    joint, parts, q, _ = looked_at(model, *args, **kwargs)
-    whole = _targets(joint._replace(weights=jnp.ones(24)), parts, q)
+    parts, q, _ = looked_at(model, *args, **kwargs)
+    whole = _targets(weighted(parts, jnp.ones(24)), q)
     batches = np.arange(24).reshape(4, 6)
     found = []
     for rows in batches:
@@ -114,8 +118,7 @@ def test_steps_are_unbiased(kind):
         here = list(q)
         for (j, _), f in zip(parts.local, local, strict=True):
             here[j] = f
-        at = joint._replace(args=a, kwargs=k, weights=jnp.full(6, 4.0))
-        found.append(_targets(at, parts, here))
+        found.append(_targets(weighted(parts, jnp.full(6, 4.0), args=a, kwargs=k), here))
     mean = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *found)
     for a, b in zip(jax.tree.leaves(mean), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
@@ -125,23 +128,15 @@ def test_steps_are_unbiased(kind):
 
 @pytest.mark.slow
 def test_all_rows_with_a_rate_of_one_are_coordinate_ascent():
-    joint, parts, q, structure = looked_at(mixture, jnp.asarray(ROWS), 2, 0.7)
-    ours, terms = (
-        quick_jit(
-            lambda q: at_local_optimum(
-                joint,
-                parts,
-                shared_step(joint._replace(weights=jnp.ones(24)), parts, q, jnp.asarray(1.0)),
-            )
-        ),
-        structure.terms,
-    )
+    parts, q, structure = looked_at(mixture, jnp.asarray(ROWS), 2, 0.7)
+    once, terms = weighted(parts, jnp.ones(24)), structure.terms
+    ours = quick_jit(lambda q: at_local_optimum(parts, shared_step(once, q, jnp.asarray(1.0))))
     theirs = quick_jit(lambda q: sweep(structure.joint, terms, q))
     for _ in range(3):
         mine, q = ours(q), theirs(q)
         for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(q), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
-    parted = shared_bound(joint, parts, q) + rows_bound(joint, parts, q)
+    parted = shared_bound(parts, q) + rows_bound(parts, q)
     np.testing.assert_allclose(parted, bound(structure.joint, terms, q), rtol=1e-12)
 
 

@@ -11,10 +11,9 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.numerics.loads import Dense, OneAndOthers
-from ppl_gp.reading.predictor.cut import at_places, flat_shapes
 from ppl_gp.reading.predictor.parts import FEW_LEVELS
 from ppl_gp.reading.predictor.prior import loads_of
-from ppl_gp.reading.predictor.single_lookup import OneEach
+from ppl_gp.reading.predictor.single_lookup import OneEach, entries_seen
 
 N, LEVELS = 40, 17
 
@@ -112,9 +111,7 @@ def test_what_sees_several_is_not_proved(function):
 
 
 def seen(function, u, rest) -> OneEach | None:
-    last = len(flat_shapes(function, u, rest)) - 1
-    (found,) = at_places(function, u, rest, (last,)).one_each(u, rest, 0)
-    return found
+    return entries_seen(lambda u: function(u, rest), u)
 
 
 def data(seed=4, num=90):

@@ -5,9 +5,7 @@ and the row holds. An option that is new here fails until somebody says what mus
 import ast
 import dataclasses
 import functools
-import importlib
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from option_rows import ROWS
 import ppl_gp as pg
 from ppl_gp.cli import app
 from ppl_gp.infer.fit import run_method
-from ppl_gp.infer.hyper.choice import infer_hyper
+from ppl_gp.infer.hyper.point import infer_hyper
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.report import components as part_plots
 from ppl_gp.report import pictures as plots
@@ -79,14 +77,9 @@ def of_functions() -> dict[str, list[str]]:
 
 
 def of_verbs() -> dict[str, list[str]]:
-    """By the function behind a verb, which its docstring names."""
-    found = {}
-    for name, verb in inspect.getmembers(Fit, inspect.isfunction):
-        if name.startswith("_") or name not in vars(Fit):
-            continue
-        module, _, function = re.search(r"`(ppl_gp\.[\w.]+)`", verb.__doc__)[1].rpartition(".")
-        found[f"Fit.{name}"] = options_of(getattr(importlib.import_module(module), function))
-    return found
+    verbs = inspect.getmembers(Fit, inspect.isfunction)
+    own = [(k, verb) for k, verb in verbs if not k.startswith("_") and k in vars(Fit)]
+    return {f"Fit.{k}": options_of(verb) for k, verb in own}
 
 
 def of_estimators() -> dict[str, list[str]]:

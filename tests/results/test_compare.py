@@ -127,7 +127,8 @@ def test_the_table_fits_a_terminal(names):
     """100 columns for any methods of the command line, each of which is there; the demo's stand
     side by side.
     """
-    text = table.as_text([filled(name) for name in names], "sparse-nuts", "word " * 50)
+    rows = [filled(name) for name in names]
+    text = table.printed(*table.rich_tables(rows, "sparse-nuts", "word " * 50))
     assert max(map(len, text.splitlines())) <= table.WIDTH == 100
     heads = [line.split() for line in text.splitlines() if line.startswith("┃")]
     assert [word for head in heads for word in head if word != "┃"] == list(names)
@@ -136,7 +137,7 @@ def test_the_table_fits_a_terminal(names):
 
 
 def test_a_long_name_gets_the_room_that_it_needs():
-    text = table.as_text([filled("ep"), filled("x" * 90)], "ep", "")
+    text = table.printed(*table.rich_tables([filled("ep"), filled("x" * 90)], "ep", ""))
     assert "x" * 90 in text and "…" not in text
 
 

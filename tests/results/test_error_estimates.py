@@ -18,7 +18,7 @@ from ppl_gp.local import several
 from ppl_gp.local.natural import Marginals
 from ppl_gp.local.tilted import tilted_quadrature
 from ppl_gp.local.vi import expectation_gap, expected_log_lik
-from ppl_gp.results.integrals.likelihood import log_expectation_and_error
+from ppl_gp.results.integrals.cubature import log_expectation_and_error
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.sparse import expectation
 

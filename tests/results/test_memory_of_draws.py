@@ -28,7 +28,7 @@ def drawn(case, monkeypatch, room):
         return program(*args)
 
     monkeypatch.setattr(compiled, "_joint_draws", measured)
-    f, y = compiled.joint_draws(case, jax.random.key(3), EACH)
+    f, y, _ = compiled.joint_draws(case, jax.random.key(3), EACH)
     monkeypatch.undo()
     return f, y, seen[0]
 

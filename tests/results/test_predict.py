@@ -20,8 +20,7 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.infer.fit import stopwatch
-from ppl_gp.results.integrals.integration import Integration, plan_integration
-from ppl_gp.results.query.query import query_at
+from ppl_gp.results.query.query import Integration, query_at
 
 X, Y, X_NEW = classification()
 
@@ -305,7 +304,7 @@ def test_a_log_density_that_rests_on_few_draws_is_warned_of():
 @pytest.mark.slow
 def test_several_gp_sites_and_several_functions_at_a_site():
     fit = made_fit(additive, {}, X, num_draws=4)
-    assert plan_integration(query_at(fit, X_NEW, (), {})) is Integration.functions
+    assert query_at(fit, X_NEW, (), {}).integration is Integration.functions
     p = fit.predict(X_NEW)
     assert p.f_mean["f"].shape == (NUM_NEW,) and p.f_variance["g"].shape == (2, NUM_NEW)
     mean, variance = exact_mixture(fit, {"f": np.array([1.0]), "g": np.array([1.0, -2.0])})
@@ -367,7 +366,7 @@ def compared(X, first, second, y=None):
 
 def test_a_likelihood_that_sees_other_rows_is_predicted_from_joint_draws():
     fit = made_fit(compared, {}, X, num_draws=2, y=np.zeros(3), **WHICH)
-    assert plan_integration(query_at(fit, X_NEW, (), WHICH)) is Integration.joint_draws
+    assert query_at(fit, X_NEW, (), WHICH).integration is Integration.joint_draws
     p = fit.predict(X_NEW, **WHICH)
     means, variances = [], []
     pairs = np.eye(NUM_NEW)[FIRST] - np.eye(NUM_NEW)[SECOND]

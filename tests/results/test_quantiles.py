@@ -140,7 +140,7 @@ def test_errors_of_quantiles_over_draws_cover_in_tails_too(has_cdf):
     lie in clumps, and of a normal one that has a distribution function.
     """
     rng, p, num = np.random.default_rng(0), jnp.asarray(TAILS), 1500
-    kind = Kind("real", 0.0, 0.0, False, has_cdf)
+    kind = Kind(None, None, False, has_cdf)
     f = rng.standard_normal((300, num)) if has_cdf else rng.standard_t(3.0, (300, num))
 
     def found(f):

@@ -16,8 +16,7 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.svgp.fit import make_fit
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.infer.svgp.prepare import prepare
-from ppl_gp.infer.svgp.run import Ended
-from ppl_gp.infer.svgp.step import blend_all, step
+from ppl_gp.infer.svgp.step import Reached, blend_all, step
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.numerics.loads import joined
 from ppl_gp.results import parts
@@ -298,11 +297,11 @@ def test_a_step_and_its_answers_make_no_square_of_many_levels():
     method = pg.SVGP(num_inducing=5, inducing="subset", batch_size=50)
     given = {"y": y, "groups": groups}
     subject = look_at(method, model, (X, W, group), given, 0)
-    problem, state = prepare(method, subject, jax.random.key(0), 0)
+    begun = prepare(method, subject, jax.random.key(0), 0)
     batch = as_batch(subject.first, jax.random.key(1))
-    assert _largest(step, problem, state, batch) < groups**2 / 4
-    ended = Ended(state, pg.Result.completed, np.zeros(1), None)
-    fit = make_fit(method, subject, problem, ended, None, {}, jax.random.key(2))
+    assert _largest(step, begun.problem, begun.state, batch) < groups**2 / 4
+    ended = Reached(begun.state, np.zeros(1), pg.Result.completed)
+    fit = make_fit(begun, ended, None, {}, jax.random.key(2))
     answers = lambda draws: parts._effects(fit.model, draws, fit.args, fit.kwargs)  # noqa: E731
     assert _largest(answers, fit.draws) < groups**2 / 4
     found = fit.sites["u"]

@@ -17,7 +17,7 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.optimize import minimize
 
 import ppl_gp as pg
-from ppl_gp.infer.hyper.kernel_scales import other_scales
+from ppl_gp.infer.hyper.map import other_scales
 from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.reading.declared import declare
 from ppl_gp.sparse.select import select

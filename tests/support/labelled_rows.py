@@ -6,8 +6,8 @@ import numpyro.distributions as dist
 from jax import random
 
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.mean_field.assembly import log_joint_of, start_of
-from ppl_gp.mean_field.structure import find_structure
+from ppl_gp.mean_field.log_joint import log_joint_of
+from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.reading.declared import declare
 
 sample = numpyro.sample

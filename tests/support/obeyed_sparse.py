@@ -20,9 +20,11 @@ import ppl_gp as pg
 from ppl_gp.infer.svgp import fit as svgp
 from ppl_gp.infer.svgp import prepare
 from ppl_gp.infer.svgp.problem import is_trained
-from ppl_gp.infer.svgp.run import LongRun, Reached
+from ppl_gp.infer.svgp.run import LongRun
 from ppl_gp.infer.svgp.start import initial_latents
+from ppl_gp.infer.svgp.step import Reached
 from ppl_gp.sparse import families
+from ppl_gp.sparse.bound import Batch
 from ppl_gp.sparse.families import NaturalGaussian
 
 RUNS = "test_long_runs::test_"
@@ -49,16 +51,18 @@ class Run(NamedTuple):
 def begun(t, model=classifier, **options) -> Run:
     """A short run as it would begin; the width of q(u) is left as it is."""
 
-    def started(plan, trace, hyper, variational, batch):
+    def started(problem, trace, hyper, variational, batch):
         return variational
 
     class Stopped:
         def __init__(self, *args):
             self.given = args
 
-        def go(self, state):
-            problem, source, _, tol, patience, *_ = self.given
-            raise Caught((Run(problem, source, tol, patience, state),), {})
+        def go(self):
+            begun, *_ = self.given
+            source, method = begun.subject.source, begun.method
+            run = Run(begun.problem, source, method.tol, method.patience, begun.state)
+            raise Caught((run,), {})
 
     hyper = pg.Fixed(HYPER if model is classifier else {})
     method = pg.SVGP(**{"num_inducing": 4, "inducing": "subset", "hyper": hyper, **options})
@@ -81,7 +85,7 @@ def svgp_points(t):
         run = begun(t, inducing=Z, train_inducing=train)
         found = run.state.variational.variables["f"]
         np.testing.assert_array_equal(found.Z, Z)
-        marks = is_trained(run.problem.plan, run.state.free, run.state.variational)[1]
+        marks = is_trained(run.problem, run.state.free, run.state.variational)[1]
         assert marks.variables["f"].Z is train
 
 
@@ -112,9 +116,9 @@ def svgp_hyper(t):
     point = begun(t, hyper=pg.MAP(init=HYPER))
     assert point.problem.fixed == {}
     np.testing.assert_allclose([np.exp(point.state.free[k]) for k in HYPER], list(HYPER.values()))
-    assert point.problem.plan.guide is None
+    assert point.problem.guide is None
     drawn = begun(t, hyper=AutoNormal)
-    assert drawn.problem.plan.draws_hyper
+    assert drawn.problem.draws_hyper
 
 
 def svgp_numbers(t):
@@ -132,15 +136,15 @@ def svgp_numbers(t):
         num_draws=8,
         beta=2.5,
     )
-    plan = run.problem.plan
+    problem = run.problem
     assert (run.source.batch_size, run.tol, run.patience) == (4, 0.125, 6)
-    assert (plan.max_steps, plan.warm_up) == (77, 5)
-    assert (plan.expectation.num_nodes, plan.expectation.num_draws) == (7, 8)
-    assert float(run.problem.rates.beta) == 2.5
+    assert (problem.max_steps, problem.warm_up) == (77, 5)
+    assert (problem.expectation.num_nodes, problem.expectation.num_draws) == (7, 8)
+    assert float(problem.sampling.beta) == 2.5
     np.testing.assert_allclose(run.problem.learning_rate(0), 0.02)
     np.testing.assert_allclose(run.problem.natural_rate(0), 0.3)
     plain = begun(t)
-    assert plain.source.batch_size == 9 and plain.problem.plan.max_steps == 3000
+    assert plain.source.batch_size == 9 and plain.problem.max_steps == 3000
 
 
 def svgp_schedules(t):
@@ -161,14 +165,15 @@ def svgp_tolerance(t):
     problem, *_, state = begun(t)  # whose slope and gap are zero
     bounds = np.linspace(0.0, 1e-3, 20)
     for tol, ended in ((1e-2, pg.Result.converged), (1e-5, None)):
-        run = SimpleNamespace(problem=problem, tol=tol, patience=None)
+        method = SimpleNamespace(tol=tol, patience=None)
+        run = SimpleNamespace(problem=problem, begun=SimpleNamespace(method=method))
         assert unwrap(LongRun._ended)(run, Reached(state, bounds)) is ended
 
 
 def svgp_devices(t):
     method = pg.SVGP(devices=1, num_inducing=4, inducing="subset")
     run = lambda: pg.fit(classifier, method, 0, X, y=Y)  # noqa: E731
-    assert caught(t, svgp, "placement", run).given[0] == 1
+    assert caught(t, prepare, "placement", run).given[0] == 1
 
 
 def svgp_latents(t):
@@ -177,19 +182,20 @@ def svgp_latents(t):
     run = begun(
         t, latents, num_importance=3, num_paths=4, expected_last=False, latents=pg.Amortised()
     )
-    sampling = run.problem.plan.sampling
+    sampling = run.problem.sampling
     assert (sampling.num_importance, sampling.num_paths, sampling.expected_last) == (3, 4, False)
     assert hasattr(run.state.variational.latents["h"], "encoder")
     twice = begun(t, latents, num_importance=3, doubly_reparameterised=True)
-    assert twice.problem.plan.sampling.doubly_reparameterised
-    plain = begun(t, latents).problem.plan.sampling
+    assert twice.problem.sampling.doubly_reparameterised
+    plain = begun(t, latents).problem.sampling
     assert plain == (1, 1, True, False, 1.0)
 
 
 def q_of_latents(t):
     with handlers.seed(rng_seed=0):
         trace = handlers.trace(latents).get_trace(jnp.asarray(X))
-    data = (jax.random.key(1), 9, (jnp.asarray(X),), {"y": jnp.asarray(Y)}, True)
+    batch = Batch((jnp.asarray(X),), {"y": jnp.asarray(Y)}, jnp.ones(9), None)
+    data = (jax.random.key(1), 9, batch, True)
     site = trace["h"] | {"data_axis": -1}
     made = lambda config: initial_latents(config, site, *data)  # noqa: E731
     given = np.arange(9.0)[:, None]

@@ -41,16 +41,16 @@ def scored(t):
     np.testing.assert_allclose(fit().log_density(X[:3], Y[:3]), value)
     module = sys.modules["ppl_gp.results.predict.predict"]
     run = lambda: fit().log_density(X[:3], Y[:3], num_draws=12_345)  # noqa: E731
-    assert caught(t, module, "log_density_at", run).given[3] == 12_345
+    assert caught(t, module, "log_density_at", run).given[2] == 12_345
 
 
 def latents_inferred(t):
     """Numbers and key are those of the compiled draw."""
     module = sys.modules["ppl_gp.results.predict.infer_latents"]
     with t.patch.context() as patch:
-        for name in ("query_at", "plan_integration", "groups_above"):
+        for name in ("query_at", "coupled_groups"):
             patch.setattr(module, name, lambda *_: None)
-        patch.setattr(module, "observations_at", lambda *_: {})
+        patch.setattr(module, "observing", lambda *_: None)
         patch.setattr(module.dataclasses, "replace", lambda case, **_: case)
         hidden = SimpleNamespace(local={"h": None}, method=None)
         patch.setattr(module, "with_observations", lambda fit, X, y, args, kwargs: (X, y, (), {}))

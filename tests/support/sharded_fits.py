@@ -49,14 +49,16 @@ def on_devices(out):
     from ppl_gp.errors import DataError
     from ppl_gp.infer.svgp.devices import Placement
 
-    seen, real = [], Placement.stacked
+    seen, real = [], Placement.batch
 
-    def stacked(self, batch):
-        placed = real(self, batch)
-        seen.append({s.device.id: s.data.shape[1] for s in placed.args[0].addressable_shards})
+    def followed(self, batch, axis=0):
+        placed = real(self, batch, axis)
+        if axis:
+            shards = placed.args[0].addressable_shards
+            seen.append({s.device.id: s.data.shape[1] for s in shards})
         return placed
 
-    Placement.stacked = stacked
+    Placement.batch = followed
     found = figures(fitted(8))
     try:
         fitted(8, batch_size=60)

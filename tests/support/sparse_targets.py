@@ -19,7 +19,7 @@ def targets(method, model, args, size: int, **kwargs):
     that is neither the prior nor an optimum; as (nat1, nat2).
     """
     subject = look_at(method, model, args, kwargs, 0)
-    problem, state = prepare(method, subject, random.key(0), 0)
+    problem, state, *_ = prepare(method, subject, random.key(0), 0)
     ((site, q),) = state.variational.q.items()
     rng, num = np.random.default_rng(5), len(q.nat1)
     root = 0.3 * rng.normal(size=(num, num))

@@ -34,13 +34,8 @@ from ppl_gp.reading.declared import declare, own_function
 from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import tied
 from ppl_gp.reading.roles import is_factor, roles
-from ppl_gp.reading.row_independence import (
-    require_none_tied,
-    require_pairs,
-    unpaired,
-)
+from ppl_gp.reading.row_independence import require_none_tied, require_pairs, unpaired
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.runtime import one_at_a_time
@@ -74,10 +69,8 @@ class Checklist(NamedTuple):
 def rows(subject: Subject):
     """Whether a row is predicted by its own arguments alone, and which those are."""
     reading = subject.model.reading
-    hyper = {k: subject.trace[k]["value"] for k in (*subject.found.hyper, *subject.found.params)}
     if isinstance(subject.whole, Collapsed):
-        held = {k: x for k, x in hyper.items() if k not in subject.integrated}
-        require_none_tied(tied(subject.whole, subject.args, subject.kwargs, held))
+        require_none_tied(subject.whole.tied)
     require_pairs(unpaired({k: unwrap(subject.trace[k]["fn"]) for k in subject.found.gps}))
     if mixing := reading.mixed:
         return (

@@ -3,6 +3,8 @@ pointwise, and the methods that can read it; and about numbers: the dtype, and a
 the conditioning of K and the gradients; whether there is a maximum.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,10 +34,7 @@ from ppl_gp.sparse.svgp import SVGP
 
 def pointwise(subject: Subject):
     """Whether each datum depends on its own row of f alone."""
-    try:
-        R = _proved(subject).functions
-    except ModelError as error:
-        return False, str(error)
+    R = _proved(subject).functions
     own = "its own value of f" if R == 1 else f"its own values of {R} functions"
     return True, f"each datum depends on {own}."
 
@@ -66,9 +65,8 @@ def methods(subject: Subject):
         space_of(subject)
     except ModelError:
         fitting = [name for name in local if name != "SparseNUTS"]
-        return bool(fitting), ", ".join(
-            fitting
-        ) + ", each with hyper=Fixed(...)" if fitting else "none."
+        told = f"{', '.join(fitting)}, each with hyper=Fixed(...)"
+        return bool(fitting), told if fitting else "none."
     found = _drawing_methods(subject) + local
     return bool(found), ", ".join(found) or "none."
 
@@ -92,28 +90,29 @@ def _drawing_methods(subject: Subject) -> list[str]:
     return ["MeanField"]
 
 
+def _passes(check: Callable, *args) -> bool:
+    """Whether a check raises no error of this package."""
+    try:
+        check(*args)
+    except PplGpError:
+        return False
+    return True
+
+
 def _is_samplable(subject: Subject, method: str, scaled: bool = False) -> bool:
     """Whether a sampler takes the model; `scaled`: priors of GPs that handlers scale as well."""
     model, args, kwargs, trace, found, _ = subject
-    try:
-        require_samplable(model, trace, args, kwargs, method)
-        require_plain_priors(trace, found.gps, method, scaled)
-    except ModelError:
-        return False
-    return True
+    return _passes(require_samplable, model, trace, args, kwargs, method) and _passes(
+        require_plain_priors, trace, found.gps, method, scaled
+    )
 
 
 def _has_joint_mode(subject: Subject) -> bool:
     """Whether `Laplace` takes all latents together: where no predictor is integrated and a maximum
     may exist.
     """
-    if isinstance(subject.whole, Collapsed):
-        return False
-    try:
-        require_bounded(subject.trace, subject.model.reading, "Laplace()")
-    except ModelError:
-        return False
-    return not subject.found.params
+    free = not isinstance(subject.whole, Collapsed) and not subject.found.params
+    return free and _passes(require_bounded, subject.trace, subject.model.reading, "Laplace()")
 
 
 def _local_methods(subject: Subject) -> list[str]:
@@ -130,38 +129,27 @@ def _local_methods(subject: Subject) -> list[str]:
 
 
 def _sparse_methods(subject: Subject) -> list[str]:
-    """The methods with inducing variables: several latent functions are theirs too."""
-    whole = bool(subject.found.gps) and _is_taken_whole(subject)
-    if not subject.found.gps or not (whole or _is_sparse(subject)):
+    """The methods with inducing variables: several latent functions are theirs too. `SVGP()` takes
+    a model whole, its effects held, or with effects integrated beside the GPs.
+    """
+    found = subject.found
+    whole = bool(found.gps) and _passes(_probe_whole, subject)
+    looked = (SVGP(), subject.model, subject.args, subject.kwargs, 0)
+    if not found.gps or not (whole or _passes(look_at, *looked)):
         return []
-    if any(subject.trace[k]["fn"].support.is_discrete for k in subject.found.local_latents):
+    if any(subject.trace[k]["fn"].support.is_discrete for k in found.local_latents):
         return []
     drawn = whole and not subject.subsampling and _is_samplable(subject, "SparseNUTS()")
     return ["SVGP", "SparseNUTS"] if drawn else ["SVGP"]
 
 
-def _is_sparse(subject: Subject) -> bool:
-    """Whether `SVGP()` finds what it needs, effects integrated beside the GPs."""
-    try:
-        look_at(SVGP(), subject.model, subject.args, subject.kwargs, 0)
-    except PplGpError:
-        return False
-    return True
-
-
-def _is_taken_whole(subject: Subject) -> bool:
-    """Whether the model as it is declared, its effects held, is one of inducing variables."""
+def _probe_whole(subject: Subject) -> None:
+    """The model as it is declared, its effects held, as one of inducing variables."""
     model, args, kwargs, trace, found, _ = subject
-    try:
-        structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
-        num = trace[found.gps[0]]["fn"].shape()[-1]
-        hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
-        probe_layers(
-            model, structure, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0))
-        )
-    except PplGpError:
-        return False
-    return True
+    structure = structure_of(found, trace, lambda values: run(model, args, kwargs, values))
+    num = trace[found.gps[0]]["fn"].shape()[-1]
+    hyper = {k: trace[k]["value"] for k in (*found.hyper, *found.params)}
+    probe_layers(model, structure, hyper, trace, Batch(args, kwargs, jnp.ones(num), random.key(0)))
 
 
 _CONDITION_LIMIT = {"float64": 1e12, "float32": 1e5}
@@ -175,10 +163,8 @@ def dtype(subject: Subject):
         found = unwrap(subject.trace[subject.found.gps[0]]["fn"]).X.dtype
     if found == jnp.float64:
         return True, "float64"
-    return (
-        False,
-        f"{found}; set jax.config.update('jax_enable_x64', True) before any array is made.",
-    )
+    wanted = "set jax.config.update('jax_enable_x64', True) before any array is made."
+    return False, f"{found}; {wanted}"
 
 
 def _median(subject: Subject) -> tuple[Space, dict, dict]:
@@ -206,11 +192,8 @@ def _conditioning_of(name, prior):
     jitter = float(jnp.max(prior.variance - prior.kernel.diag(prior.X)))
     L, added = prior.factor()
     if not bool(jnp.all(jnp.isfinite(L))):
-        return (
-            False,
-            f"K of '{name}' has smallest eigenvalue {values[0]:.2g} and no jitter repairs it; "
-            "check the kernel.",
-        )
+        told = f"K of '{name}' has smallest eigenvalue {values[0]:.2g} and no jitter repairs it"
+        return False, f"{told}; check the kernel."
     condition = values[-1] / max(values[0] + float(added), np.finfo(values.dtype).tiny)
     raised = f", raised by {float(added):.2g}" if added > 0 else ""
     message = (
@@ -225,29 +208,18 @@ def _conditioning_of(name, prior):
 
 def gradients(subject: Subject):
     """Whether the log density and its gradient are finite."""
-    if subject.found.local_latents:
-        return (
-            True,
-            "not computed: the model has latents in the data's plate "
-            f"{list(subject.found.local_latents)}.",
-        )
+    if latents := list(subject.found.local_latents):
+        return True, f"not computed: the model has latents in the data's plate {latents}."
     sp, free, _ = _median(subject)
     value, gradient = _log_density(
         subject.model, subject.found.gps, sp, subject.args, subject.kwargs, free
     )
     bad = [k for k, g in gradient.items() if not bool(jnp.all(jnp.isfinite(ravel_pytree(g)[0])))]
+    there = f"log density {float(value):.4g}, gradient"
     if bad or not bool(jnp.isfinite(value)):
-        return (
-            False,
-            f"log density {float(value):.4g}, gradient not finite in {bad}; check the data's "
-            "scale and the priors.",
-        )
+        return False, f"{there} not finite in {bad}; check the data's scale and the priors."
     size = float(jnp.max(jnp.abs(ravel_pytree(gradient)[0])))
-    return (
-        True,
-        f"log density {float(value):.4g}, gradient finite at the prior's median, f drawn (largest "
-        f"entry {size:.2g}).",
-    )
+    return True, f"{there} finite at the prior's median, f drawn (largest entry {size:.2g})."
 
 
 @quick_jit

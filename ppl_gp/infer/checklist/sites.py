@@ -22,7 +22,7 @@ from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.missing_observations import require_observations
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
-from ppl_gp.reading.roles import Roles, is_factor, require_gp
+from ppl_gp.reading.roles import Roles, is_factor, require_gp, subsampling
 from ppl_gp.reading.tracing import run
 
 
@@ -44,10 +44,9 @@ class Subject(NamedTuple):
         return self.whole.plan.sites if isinstance(self.whole, Collapsed) else ()
 
     @property
-    def subsampling(self) -> dict[str, tuple[int, int]]:
+    def subsampling(self) -> dict[str, tuple]:
         """{plate of the model that subsamples: (its rows, rows of a batch)}."""
-        plates = {k: s["args"] for k, s in self.trace.items() if s["type"] == "plate"}
-        return {k: sizes for k, sizes in plates.items() if sizes[1] not in (None, sizes[0])}
+        return subsampling(self.trace)
 
 
 def space_of(subject: Subject) -> Space:
@@ -75,18 +74,14 @@ def hyperparameters(subject: Subject):
     space_of(subject)  # raises for a discrete one
     if not names:
         return True, "none: the model is fitted as it stands, with Fixed({})."
-    values = {k: subject.trace[k]["value"] for k in names}
-    sizes = {
-        k: f"tree of {len(jax.tree.leaves(v))}"
-        for k, v in values.items()
-        if not eqx.is_array_like(v)
-    }
-    shapes = {k: sizes.get(k) or jnp.shape(v) for k, v in values.items()}
-    kinds = {
-        k: "param, no prior" if k in subject.found.params else _family(subject.trace[k]["fn"])
-        for k in names
-    }
-    return True, "; ".join(f"{k} {shapes[k] or ''} {kinds[k]}".replace("  ", " ") for k in names)
+    told = []
+    for k in names:
+        value, is_param = subject.trace[k]["value"], k in subject.found.params
+        tree = f"tree of {len(jax.tree.leaves(value))}"
+        shape = jnp.shape(value) if eqx.is_array_like(value) else tree
+        kind = "param, no prior" if is_param else _family(subject.trace[k]["fn"])
+        told.append(f"{k} {shape or ''} {kind}".replace("  ", " "))
+    return True, "; ".join(told)
 
 
 def _family(fn) -> str:
@@ -118,19 +113,11 @@ def predictor(subject: Subject):
     if not subject.integrated:
         return True, "f itself: no other Gaussian site enters through one linear predictor."
     R = subject.whole.plan.functions if isinstance(subject.whole, Collapsed) else 1
-    if R > 1:
-        return True, (
-            f"{R} functions a datum, of {list(subject.integrated)}, which Laplace, EP and VI "
-            f"integrate{_held(held)}."
-        )
-    return True, (
-        f"one, of {list(subject.integrated)}, which Laplace, EP, VI and LocalBound "
-        f"integrate{_held(held)}."
+    many, methods = (
+        ("one", "EP, VI and LocalBound") if R == 1 else (f"{R} functions a datum", "EP and VI")
     )
-
-
-def _held(names: list[str]) -> str:
-    return f"; {names} are hyperparameters" if names else ""
+    rest = f"; {held} are hyperparameters" if held else ""
+    return True, f"{many}, of {list(subject.integrated)}, which Laplace, {methods} integrate{rest}."
 
 
 _DRAWS = 4000  # a quantile of 1 % is that of a prior of 0.7 to 1.3 %

@@ -16,8 +16,9 @@ from numpyro.infer.elbo import ELBO as NumPyroELBO
 
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.infer.elbo.particle import OverRows, Particle, auxiliary, scaled
+from ppl_gp.infer.elbo.particle import OverRows, Particle, auxiliary, log_density, seeded
 from ppl_gp.infer.probes.guides import require_guide
+from ppl_gp.option_checks import require_whole
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.roles import plate_scale
 from ppl_gp.reading.tracing import bare_trace
@@ -54,43 +55,27 @@ class ImportanceWeightedELBO(NumPyroELBO):
         beta: float = 1.0,
         num_nodes: int | None = None,
     ):
-        if min(num_importance, num_particles) < 1:
-            raise DataError(
-                f"num_importance={num_importance}, num_particles={num_particles}: a bound "
-                "averages over at least 1 copy and 1 draw."
-            )
+        super().__init__(num_particles=num_particles)
+        self.num_importance, self.expected_last = num_importance, expected_last
+        self.beta, self.num_nodes = beta, num_nodes
+        self.doubly_reparameterised = doubly_reparameterised
+        require_whole(self, "num_importance", "num_particles")
         if not 0.0 <= beta < float("inf"):
             raise DataError(f"beta={beta}: give a finite weight of the KL terms, at least 0.")
-        self.num_importance, self.expected_last = num_importance, expected_last
-        self.doubly_reparameterised, self.beta, self.num_nodes = (
-            doubly_reparameterised,
-            beta,
-            num_nodes,
-        )
-        super().__init__(num_particles=num_particles)
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}, as NumPyro asks for it."""
-        model = declare(model, args, kwargs)
-        keys = random.split(rng_key, self.num_particles)
-        expectation, sampling = Expectation(self.num_nodes), self._sampling
-
-        def bound(key):
-            return Particle(
-                expectation, sampling, key, param_map, model, guide, args, kwargs
-            ).bound()
-
-        bounds = jax.vmap(bound)(keys)
-        return {"loss": -jnp.mean(bounds), "mutable_state": None}
-
-    @property
-    def _sampling(self) -> Sampling:
-        return Sampling(
+        given = param_map, declare(model, args, kwargs), guide, args, kwargs
+        sampling = Sampling(
             num_importance=self.num_importance,
             expected_last=self.expected_last,
             doubly_reparameterised=self.doubly_reparameterised,
             beta=self.beta,
         )
+        how = Expectation(self.num_nodes), sampling
+        keys = random.split(rng_key, self.num_particles)
+        bounds = jax.vmap(lambda key: Particle(*how, key, *given).bound())(keys)
+        return {"loss": -jnp.mean(bounds), "mutable_state": None}
 
 
 class ELBO(ImportanceWeightedELBO):
@@ -126,39 +111,30 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
     """
 
     def __init__(self, num_importance: int = 100, num_particles: int = 1):
-        if min(num_importance, num_particles) < 1:
-            raise DataError(
-                f"num_importance={num_importance}, num_particles={num_particles}: give at least 1 "
-                "each."
-            )
-        self.num_importance = num_importance
         super().__init__(num_particles=num_particles)
+        self.num_importance = num_importance
+        require_whole(self, "num_importance", "num_particles")
 
     def log_weights(self, rng_key, param_map, model, guide, *args, **kwargs):
         """log p(y, everything_k) - log q(everything_k), (num_importance,), nats."""
+        given = param_map, model, guide, args, kwargs
         keys = random.split(rng_key, self.num_importance)
-        return lax.map(
-            lambda key: self._log_weight(key, param_map, model, guide, args, kwargs), keys
-        )
+        return lax.map(lambda key: self._log_weight(key, *given), keys)
 
     def loss_with_mutable_state(self, rng_key, param_map, model, guide, *args, **kwargs):
         """{"loss": minus the bound, "mutable_state": None}."""
+        given = param_map, model, guide, *args
         keys = random.split(rng_key, self.num_particles)
-        weights = jax.vmap(
-            lambda key: self.log_weights(key, param_map, model, guide, *args, **kwargs)
-        )(keys)
+        weights = jax.vmap(lambda key: self.log_weights(key, *given, **kwargs))(keys)
         bound = jnp.mean(logsumexp(weights, 1)) - jnp.log(self.num_importance)
         return {"loss": -bound, "mutable_state": None}
 
     def _log_weight(self, key, params, model, guide, args, kwargs):
         key_guide, key_model = random.split(key)
-        seeded = handlers.seed(handlers.substitute(guide, data=params), key_guide)
-        joint = OverRows(seeded)
+        joint = OverRows(seeded(guide, params, key_guide))
         drawn = handlers.trace(joint).get_trace(*args, **kwargs)
         require_guide(drawn, bare_trace(model, args, kwargs, params), type(self).__name__)
-        replayed = handlers.replay(
-            handlers.seed(handlers.substitute(model, data=params), key_model), drawn
-        )
+        replayed = handlers.replay(seeded(model, params, key_model), drawn)
         trace = handlers.trace(replayed).get_trace(*args, **kwargs)
         if plate_scale(trace) != 1:
             raise ModelError(
@@ -169,9 +145,7 @@ class GlobalImportanceWeightedELBO(NumPyroELBO):
         for name, site in trace.items():
             if site["type"] != "sample" or name in joint.log_ratios:
                 continue
-            total = total + jnp.sum(scaled(site, site["fn"].log_prob(site["value"])))
+            total = total + log_density(site, site["fn"], site["value"])
             if not site["is_observed"] and name in drawn:
-                total = total - jnp.sum(
-                    scaled(drawn[name], drawn[name]["fn"].log_prob(site["value"]))
-                )
+                total = total - log_density(drawn[name], drawn[name]["fn"], site["value"])
         return total - auxiliary(drawn, trace)

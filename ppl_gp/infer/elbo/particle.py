@@ -1,7 +1,6 @@
-"""One estimate of a bound by datum: what a guide draws and a model scores, for K copies of the
-data's latents. Log densities are of whole sites, each with its own `scale` handler.
-"""
+"""One estimate of a bound by datum, of K copies of the data's latents, by a guide and a model."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,18 +42,26 @@ from ppl_gp.sparse.process import draw_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
 
 
+def seeded(fn, params: dict, key):
+    """A model or a guide with its parameters and a key."""
+    return handlers.seed(handlers.substitute(fn, data=params), key)
+
+
 def scaled(site, log_prob):
     """With the site's own `scale`."""
     return log_prob if site["scale"] is None else site["scale"] * log_prob
 
 
+def log_density(site, fn, value) -> Float[Array, ""]:
+    """log p of a whole site's value under `fn`, nats, with the site's own `scale`."""
+    return jnp.sum(scaled(site, fn.log_prob(value)))
+
+
 def held(fn):
     """A distribution whose own parameters get no gradient. That of log q has mean zero, and what is
     left vanishes draw by draw where q is exact (Roeder, Wu & Duvenaud 2017); not inside a log over
-    several draws.
-
-    The mean is zero only if the support does not move with the parameters. A `Uniform`, or a
-    `Delta` whose density is a Jacobian, stays as it is.
+    several draws. The mean is zero only if the support does not move with the parameters: a
+    `Uniform`, or a `Delta` whose density is a Jacobian, stays as it is.
     """
     base = unwrap(fn)
     while type(base) is dist.TransformedDistribution and not jax.tree.leaves(base.transforms):
@@ -66,9 +73,7 @@ def held(fn):
 
 
 def auxiliary(drawn, trace, of=lambda fn: fn):
-    """log q of what the guide alone draws, such as the joint vector of `AutoMultivariateNormal`,
-    nats; `of` the distributions, `held` for one.
-    """
+    """log q, nats, of what the guide alone draws, such as a joint vector; `of` the distribution."""
     sites = [
         s
         for k, s in drawn.items()
@@ -80,9 +85,7 @@ def auxiliary(drawn, trace, of=lambda fn: fn):
 
 
 class CopyMessenger(Messenger):
-    """In copy k of K: latents of the data are drawn by a key of its own, q(f) jointly with its
-    sisters, the rest as in all.
-    """
+    """Copy k of K draws latents of the data by its own key, and q(f) jointly with its sisters."""
 
     def __init__(self, fn, plates: frozenset[str], structure: Structure, k, axis: str | None):
         self.plates, self.structure, self.k, self.axis = plates, structure, k, axis
@@ -101,9 +104,7 @@ class CopyMessenger(Messenger):
 
 
 class OverRows(Messenger):
-    """Draws u ~ q(u), then f ~ p(f | u) jointly over all rows; keeps log p(u) - log q(u) of each GP
-    site.
-    """
+    """Draws u ~ q(u), then f ~ p(f | u) jointly over all rows; keeps each log p(u) - log q(u)."""
 
     def __init__(self, fn):
         self.log_ratios: dict = {}
@@ -113,9 +114,8 @@ class OverRows(Messenger):
         """Stands outside of the seed."""
         fn = unwrap(msg["fn"]) if msg["type"] == "sample" else None
         if isinstance(fn, SparseMarginals) and msg["value"] is None:
-            msg["value"], self.log_ratios[msg["name"]] = draw_with_inducing(
-                fn.process, fn.prior, msg["kwargs"]["rng_key"]
-            )
+            drawn = draw_with_inducing(fn.process, fn.prior, msg["kwargs"]["rng_key"])
+            msg["value"], self.log_ratios[msg["name"]] = drawn
 
 
 class _Given(NamedTuple):
@@ -139,19 +139,17 @@ class Particle(NamedTuple):
     kwargs: dict
 
     def bound(self) -> Float[Array, ""]:
-        """Nats."""
         given = self._look()
         if self.sampling.num_importance > 1:
             require_separate(self.sampling, given.structure, "ImportanceWeightedELBO")
-        per_datum, (shared, scale) = per_datum_bound(
-            lambda share: self._copies(given, share), self.sampling
-        )
+        copies = partial(self._copies, given)
+        per_datum, (shared, scale) = per_datum_bound(copies, self.sampling)
         # Global terms are the same in all copies.
         return scale[0] * jnp.sum(per_datum) + jnp.mean(shared)
 
     def _look(self) -> _Given:
         with handlers.block():
-            drawn = self._traced(self._seeded(self.guide, self.params, random.key(0)))
+            drawn = self._traced(seeded(self.guide, self.params, random.key(0)))
         indices = {k: s["value"] for k, s in drawn.items() if s["type"] == "plate"}
 
         def rerun(values):
@@ -173,12 +171,11 @@ class Particle(NamedTuple):
     def _copy(self, given: _Given, k, share):
         key_guide, key_model = random.split(self.key)
         axis = COPIES if self.sampling.num_importance > 1 else None
-        seeded = self._seeded(self.guide, self.params, key_guide)
-        drawn = q = self._traced(CopyMessenger(seeded, given.plates, given.structure, k, axis))
+        guide = seeded(self.guide, self.params, key_guide)
+        drawn = q = self._traced(CopyMessenger(guide, given.plates, given.structure, k, axis))
         if share is not None:
             drawn, q = self._doubly(given, drawn, share, key_guide)
-        seeded = self._seeded(self.model, self.params, key_model)
-        trace = self._traced(handlers.replay(seeded, drawn))
+        trace = self._traced(handlers.replay(seeded(self.model, self.params, key_model), drawn))
         latents = {
             h: {**trace[h], "fn": q[h]["fn"], "scale": own_scale(q, h)}
             for h in given.structure.latents
@@ -188,18 +185,13 @@ class Particle(NamedTuple):
         log_lik = self._log_lik(given, drawn, key_model) / scale
         return log_lik + self.sampling.beta * ratio, (shared, jnp.asarray(1.0 * scale))
 
-    def _seeded(self, fn, params: dict, key):
-        return handlers.seed(handlers.substitute(fn, data=params), key)
-
     def _traced(self, fn) -> Any:
         return annotated(handlers.trace(fn).get_trace(*self.args, **self.kwargs), self.model)
 
     def _doubly(self, given: _Given, drawn: dict, share, key) -> tuple[Any, Any]:
         """The guide's trace with latents that only `share` of a gradient reaches, and the same with
-        its parameters held.
-
-        The guide runs again: a GP site must stand at the scaled latents, and one latent that
-        depends on another must not be scaled twice.
+        its parameters held. The guide runs again: a GP site must stand at the scaled latents, and
+        one latent that depends on another must not be scaled twice.
         """
         values: Any = drawn | {
             h: {**drawn[h], "value": with_share(drawn[h]["value"], drawn[h], share)}
@@ -207,14 +199,12 @@ class Particle(NamedTuple):
         }
 
         def again(params):
-            return self._traced(handlers.replay(self._seeded(self.guide, params, key), values))
+            return self._traced(handlers.replay(seeded(self.guide, params, key), values))
 
         return again(self.params), again(lax.stop_gradient(self.params))
 
     def _log_lik(self, given: _Given, drawn: dict, key) -> Float[Array, "B"]:
-        """E_q(f)[log p(y_n | f_n)] over f of the last layer, or log p(y_n | f_n) where it was
-        drawn.
-        """
+        """E_q(f)[log p(y_n | f_n)] over f of the last layer, or log p(y_n | f_n) if f is drawn."""
         outer = {k: drawn[k]["fn"] for k in given.structure.outer if k in drawn}
         q = {k: fn for k, fn in outer.items() if isinstance(fn, SparseMarginals)}
         values = {k: s["value"] for k, s in drawn.items() if s["type"] in ("sample", "plate")}
@@ -226,10 +216,8 @@ class Particle(NamedTuple):
 
         if not q or not self.sampling.expected_last:
             return log_lik({})
-        mean, variance = (
-            {k: fn.loc for k, fn in q.items()},
-            {k: fn.variance_n for k, fn in q.items()},
-        )
+        mean = {k: fn.loc for k, fn in q.items()}
+        variance = {k: fn.variance_n for k, fn in q.items()}
         return expected_log_lik(log_lik, mean, variance, self.expectation, key)
 
     def _global(self, given: _Given, trace: dict, drawn: dict) -> Float[Array, ""]:
@@ -252,8 +240,8 @@ class Particle(NamedTuple):
         q, beta = drawn["fn"], self.sampling.beta
         if isinstance(q, SparseMarginals):
             return -beta * jnp.sum(scaled(drawn, kl_divergence(q, unwrap(site["fn"]))))
-        log_p, log_q = site["fn"].log_prob(site["value"]), held(q).log_prob(drawn["value"])
-        ratio = jnp.sum(scaled(site, log_p)) - jnp.sum(scaled(drawn, log_q))
+        ratio = log_density(site, site["fn"], site["value"])
+        ratio -= log_density(drawn, held(q), drawn["value"])
         try:  # the value without noise, the gradient of the draw
             known = -jnp.sum(scaled(drawn, kl_divergence(q, site["fn"])))
         except NotImplementedError:

@@ -1,6 +1,4 @@
-"""Guides of the hyperparameters: points, or any NumPyro autoguide, with no covariance of the data
-anywhere; what an autoguide is built on, which sites it holds at points, and which are refused.
-"""
+"""Guides of the hyperparameters, points or NumPyro's: what they are of, hold, and may not do."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
-from numpyro.distributions import constraints
-from numpyro.distributions.transforms import biject_to
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoSemiDAIS
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, PplGpError
-from ppl_gp.hyperparameters import MAP, Fixed
+from ppl_gp.infer.hyper.space import support, transform
 from ppl_gp.infer.probes.guides import is_auxiliary, require_guide
 from ppl_gp.reading.dependence import reached
 from ppl_gp.reading.fingerprint import digest
@@ -30,38 +26,39 @@ def _guide(model, make, sites):
     return make_guide(make, model)
 
 
-def _described(name: str, value, support) -> tuple:
+def _described(name: str, site: dict) -> tuple:
     """What a guide keeps of a site: its name, shape, type and support."""
-    return name, jnp.shape(value), str(jnp.result_type(value)), digest(support)
+    value = site["value"]
+    return name, jnp.shape(value), str(jnp.result_type(value)), digest(support(site))
+
+
+def traced(guide: Callable, params: dict, key, args, kwargs) -> dict:
+    """The sites of a guide with parameters and a key; outer handlers see none."""
+    with handlers.block():
+        seeded = handlers.seed(handlers.substitute(guide, data=params), key)
+        return handlers.trace(seeded).get_trace(*args, **kwargs)
 
 
 class HyperGuide:
-    """An autoguide over the hyperparameters with a prior, as functions of its unconstrained
-    parameters, and points for the others.
-
-    `sampled`: the sites with a prior. `held`: those among them whose values the guide does not
-    draw.
+    """An autoguide over the hyperparameters with a prior (`sampled`; `held`: those of them that it
+    does not draw), as functions of its unconstrained parameters, and points for the others.
     """
 
     def __init__(self, model, make: Callable, args, kwargs):
         own = run(model, args, kwargs)
         found = roles(own)
         self.sampled = found.hyper
-        points = {k: own[k]["kwargs"].get("constraint", constraints.real) for k in found.params}
-        sites = [_described(k, own[k]["value"], own[k]["fn"].support) for k in found.hyper]
-        sites += [_described(k, own[k]["value"], c) for k, c in points.items()]
-        self.guide: Any = _guide(model, make, tuple(sites))
+        sites = tuple(_described(k, own[k]) for k in (*found.hyper, *found.params))
+        self.guide: Any = _guide(model, make, sites)
         # A guide of its own: the cached one has begun where the data of an earlier call told it to.
         first = make_guide(make, model)
-        with handlers.block(), set_up(make):
-            start = handlers.trace(handlers.seed(first, random.key(0))).get_trace(*args, **kwargs)
-            handlers.seed(self.guide, random.key(0))(*args, **kwargs)
+        with set_up(make):
+            start = traced(first, {}, random.key(0), args, kwargs)
+            traced(self.guide, {}, random.key(0), args, kwargs)
         self.held = points_of(first, start, make, {k: own[k] for k in found.hyper}, args, kwargs)
         params = {k: s for k, s in start.items() if s["type"] == "param"}
-        self.transforms = {
-            k: biject_to(s["kwargs"].get("constraint", constraints.real)) for k, s in params.items()
-        }
-        self.points = {k: biject_to(c) for k, c in points.items()}
+        self.transforms = {k: transform(s) for k, s in params.items()}
+        self.points = {k: transform(own[k]) for k in found.params}
         self.initial = {k: self.transforms[k].inv(s["value"]) for k, s in params.items()}
         self.initial |= {k: t.inv(own[k]["value"]) for k, t in self.points.items()}
 
@@ -79,27 +76,18 @@ class HyperGuide:
     def draw(self, free: dict, key, args, kwargs) -> tuple[dict, Any]:
         """(hyperparameters, log q of them in nats), one draw."""
         params = {k: t(free[k]) for k, t in self.transforms.items()}
-        with handlers.block():
-            guide = handlers.substitute(handlers.seed(self.guide, key), data=params)
-            trace = handlers.trace(guide).get_trace(*args, **kwargs)
+        trace = traced(self.guide, params, key, args, kwargs)
         sites = [s for k, s in trace.items() if k in self.sampled or is_auxiliary(s)]
         total = sum([jnp.sum(log_q(s)) for s in sites], jnp.zeros(()))
         points = {k: t(free[k]) for k, t in self.points.items()}
         return {**{n: trace[n]["value"] for n in self.sampled}, **points}, total
 
 
-def is_point(hyper) -> bool:
-    """Whether a `hyper=` argument stands for one value of the hyperparameters."""
-    return isinstance(hyper, MAP | Fixed)
-
-
 _REMEDY = "MAP() is a point, AutoNormal and AutoMultivariateNormal are distributions."
 
 
 class _WithoutPlates(Messenger):
-    """Sites with the batch shape that their plates gave them, and without the plates, which stay
-    hidden from the guide.
-    """
+    """Sites in the batch shape that plates gave them, without the plates: guides see none."""
 
     def process_message(self, msg):
         """Stands outside of the model's plates."""
@@ -108,9 +96,7 @@ class _WithoutPlates(Messenger):
 
 
 def make_guide(make: Callable, model: Callable) -> Any:
-    """`make`'s guide of the hyperparameters, not set up yet. `DataError` for what makes none, and
-    for annealed guides.
-    """
+    """`make`'s guide, not set up yet; `DataError` for what makes none, and for annealed guides."""
     # They run Hamiltonian steps on the density of the model that they see, here the prior alone,
     # and score them by a factor.
     if isinstance(make, type) and issubclass(make, AutoDAIS | AutoSemiDAIS):
@@ -158,10 +144,8 @@ def set_up(make: Callable) -> Iterator[None]:
 
 def points_of(guide: Callable, trace: dict, make: Callable, own: dict, args, kwargs) -> tuple:
     """The hyperparameters that a guide, set up already, does not draw: their values depend on no
-    key, a proof by its jaxpr.
-
-    Raises `ModelError` where its sites are not the model's `own`, `DataError` where its training
-    distribution is another than the one it stands for: a joint vector held at a point, as
+    key, a proof by its jaxpr. `ModelError` where its sites are not the model's `own`, `DataError`
+    where it is trained as another than it stands for: a joint vector held at a point, as
     AutoLaplaceApproximation's, or weights of its own.
     """
     drawn = {k: s for k, s in trace.items() if s["type"] == "sample"}
@@ -169,10 +153,7 @@ def points_of(guide: Callable, trace: dict, make: Callable, own: dict, args, kwa
     params = {k: s["value"] for k, s in trace.items() if s["type"] == "param"}
 
     def values(key):
-        with handlers.block():
-            again = handlers.trace(
-                handlers.substitute(handlers.seed(guide, key), data=params)
-            ).get_trace(*args, **kwargs)
+        again = traced(guide, params, key, args, kwargs)
         return {k: again[k]["value"] for k in drawn}
 
     random_sites = reached(values, random.key(0))
@@ -194,9 +175,7 @@ def points_of(guide: Callable, trace: dict, make: Callable, own: dict, args, kwa
 def log_q(site):
     """log q of what a guide drew; a flow without an inverse knows what it was drawn from."""
     extra = site.get("intermediates")
-    return (
-        site["fn"].log_prob(site["value"], extra) if extra else site["fn"].log_prob(site["value"])
-    )
+    return site["fn"].log_prob(site["value"], *([extra] if extra else []))
 
 
 def guide_name(make) -> str:

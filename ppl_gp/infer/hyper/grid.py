@@ -25,13 +25,11 @@ from scipy.special import logsumexp
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
 from ppl_gp.hyperparameters import MAP, Grid
-from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
 from ppl_gp.infer.hyper.map import maximise
-from ppl_gp.infer.hyper.point import Point, fit_at, without_values
+from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, warn_if_wide
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
 from ppl_gp.infer.hyper.sample import kept_of_draws
 from ppl_gp.infer.hyper.space import transform
-from ppl_gp.infer.hyper.width import warn_if_wide
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.local.natural import as_general, as_kept
@@ -79,8 +77,7 @@ class Lattice(NamedTuple):
 def _fit_grid(config: Grid, problem: LocalProblem) -> Fit:
     label = f"{type(problem.method).__name__}(hyper=Grid())"
     require_bounded(problem.trace, problem.model.reading, label)
-    _require_priors(problem)
-    _require_few(problem)
+    _require_few_with_priors(problem)
     how = MAP(config.restarts, config.max_steps, config.tol, config.init)
     ascent, mode = maximise(how, problem, jacobian=True)
     if not verb.ended:  # a search that was stopped has no mode to lay points about
@@ -141,21 +138,17 @@ def _lay(ascent: Ascent, mode: Point) -> Iterator[Stage[_Laid | None]]:
     yield Stage(_Laid(scales, widths, beyond, result, at), 3)
 
 
-def _require_priors(problem: LocalProblem) -> None:
+def _require_few_with_priors(problem: LocalProblem) -> None:
+    """No search for a mode that no design would be laid about."""
     if problem.found.params or not problem.found.hyper:
         raise ModelError(
             f"Grid() integrates hyperparameters under their priors; the model has hyperparameters "
             f"{list(problem.found.hyper)}, and params without a prior {list(problem.found.params)}."
             " Declare them by numpyro.sample, or use MAP() or Fixed({...})."
         )
-
-
-def _require_few(problem: LocalProblem) -> None:
-    """No search for a mode that no design would be laid about."""
     sites = [problem.trace[name] for name in problem.found.hyper]
-    shapes = jax.eval_shape(
-        lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites]
-    )
+    free = lambda: [transform(s).inv(1.0 * jnp.asarray(s["value"])) for s in sites]  # noqa: E731
+    shapes = jax.eval_shape(free)
     if (d := sum(int(np.prod(x.shape)) for x in shapes)) > MOST:
         raise ModelError(
             f"Grid() of {d} hyperparameters: its design is for up to {MOST}; use Sample()."
@@ -223,15 +216,9 @@ def _fit(problem: LocalProblem, ascent: Ascent, mode: Point, laid: _Laid) -> Fit
     }
     hyper = jax.vmap(lambda z: ascent.space.constrain(rebuild(centre + scales @ z)))(points)
     site, sites = problem.site, at.solution.sites
-    kept, ratios, sound = kept_of_draws(
-        problem.model, without_values(problem.method), hyper, sites, problem.args, problem.kwargs
-    )
+    kept, ratios, sound = kept_of_draws(problem.setting, hyper, sites)
     half = 0.5 * len(centre) * np.log(2.0 * np.pi) + np.linalg.slogdet(scales)[1]
-    return Fit(
-        model=problem.model,
-        method=problem.method,
-        args=problem.args,
-        kwargs=problem.kwargs,
+    return problem.fit(
         draws=Draws(hyper, {}, {site: kept}, jnp.asarray(log_weights)),
         log_evidence=None,
         result=_ended(result, reach, total) if np.all(sound[solved]) else Result.nonfinite,

@@ -15,10 +15,7 @@ import numpy as np
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP
-from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.kernel_scales import behind_kernels, other_scales
-from ppl_gp.infer.hyper.point import Point, fit_at, point_at, without_values
+from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, point_at
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
     UNUSABLE,
@@ -32,7 +29,7 @@ from ppl_gp.infer.hyper.restarts import (
     spreads,
     start,
 )
-from ppl_gp.infer.hyper.space import space, support
+from ppl_gp.infer.hyper.space import fixed_values, space, support
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.maximised import perhaps_unbounded, require_bounded
 from ppl_gp.quick import entry
@@ -48,6 +45,7 @@ _AGAIN = 8  # starts where none of those that were asked for has a value
 # GPs have up to 1.6 (noise, 20 binary rows); with .97, a scale's effects have .67 of their true sds
 WEAK, WEAK_SCALE = 2.0, 0.9
 AT_END = 7.0  # from here on a small value is where the search stopped on its way to the end
+_POWERS = 3  # of ten, by which other starts differ
 _FELL = 1e-3  # of where the search began: what has fallen so far is named
 
 
@@ -69,9 +67,7 @@ def _fit_map(hyper: MAP, problem: LocalProblem) -> Fit:
 
 
 def _one_start(problem: LocalProblem) -> str | None:
-    """What to say of one start, where hyperparameters are a period or the length scales of several
-    columns; a warning of a period.
-    """
+    """What to say of one start where a period or several length scales are unknown; a warning."""
     values = {k: problem.trace[k]["value"] for k in problem.names}
     periods, _, scales = behind_kernels(problem.model, problem.args, problem.kwargs, values)
     if not (periods or scales):
@@ -90,32 +86,28 @@ def _one_start(problem: LocalProblem) -> str | None:
 def maximise(config: MAP, problem: LocalProblem, jacobian: bool = False) -> tuple[Ascent, Point]:
     """Run all restarts to convergence and keep the best: (what was climbed, the point).
     `interrupted` and `max_steps` keep the best point so far. `jacobian`: the maximum in
-    unconstrained coordinates, in place of the declared ones.
-
-    How the best one has ended counts; the others' ends are in `stats`.
+    unconstrained coordinates. How the best one has ended counts; the others' ends are in `stats`.
     """
-    method, args, kwargs = without_values(problem.method), problem.args, problem.kwargs
-    where = space(problem.trace, problem.model, args, kwargs)
-    ascent = Ascent(problem.model, method, where, args, kwargs, jacobian)
-    at = (where.names, where.model, args, kwargs)
-    given = None if config.init is None else fixed_values(config, *at)
-    runs = start(ascent, problem.rng_key, config.restarts, given)
-    _require_inside(runs, config)
-    begun = runs.point
-    label = f"{type(method).__name__} MAP"
+    where = space(problem.trace, problem.model, problem.args, problem.kwargs)
+    ascent = Ascent(problem.setting, where, jacobian)
+    given = None if config.init is None else fixed_values(config, where)
+    label = f"{type(problem.method).__name__} MAP"
+
+    def climbed(begun: Run, again) -> tuple[Run, Point]:
+        stages = _stages(ascent, begun, config, again)
+        runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
+        return runs, _best(ascent, begun.point, runs, problem.trace)
+
+    begun = start(ascent, problem.rng_key, config.restarts, given)
+    _require_inside(begun, config)
     drawn = not any(cannot_be_drawn(problem.trace[k]) for k in where.names)
     again = (lambda: start(ascent, problem.rng_key, _AGAIN, None)) if drawn else None
-    stages = _stages(ascent, runs, config, again)
-    runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
-    best = _best(ascent, begun, runs, problem.trace)
-    look = partial(_elsewhere, ascent, begun, runs, config, problem)
+    runs, best = climbed(begun, again)
+    look = partial(_elsewhere, ascent, begun.point, runs, config, problem)
     there = None if verb.ended else unless_stopped(look, None)[0]
     if there is None:
         return ascent, best
-    runs = start(ascent, problem.rng_key, 1, ascent.space.constrain(there))
-    begun, stages = runs.point, _stages(ascent, runs, config, None)
-    runs, _ = interruptible(stages, label, config.max_steps, problem.progress)
-    found = _best(ascent, begun, runs, problem.trace)
+    _, found = climbed(start(ascent, problem.rng_key, 1, ascent.space.constrain(there)), None)
     return ascent, max(best, found, key=lambda point: point.stats["log_posterior"])
 
 
@@ -141,9 +133,7 @@ def _elsewhere(
 
 
 def _stages(ascent: Ascent, runs: Run, config: MAP, again) -> Iterator[Stage[Run]]:
-    """Steps of all restarts, until every one has ended. Where none has a first value, `again`: from
-    the prior's median and draws.
-    """
+    """Steps of all restarts until every one has ended; `again`: where no start has a value."""
     yield Stage(runs, 0)
     tol = jnp.asarray(config.tol)
     for step in range(config.max_steps):
@@ -182,8 +172,9 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
         elif result is Result.max_steps:
             stats["caution"] = stopped(stats, slopes)
     if result is Result.converged and not (ascent.jacobian or roles(trace).params):
+        where = ascent.space
         sds, _ = unless_stopped(lambda: spreads(ascent, runs, best, slopes), None)
-        warn_if_weakly_known(ascent.model, ascent.args, ascent.kwargs, trace, hyper, sds)
+        warn_if_weakly_known(where.model, where.args, where.kwargs, trace, hyper, sds)
     return Point(hyper, result, stats, value, solution)
 
 
@@ -202,10 +193,8 @@ def _scales_of_effects(model, args, kwargs, trace: dict, hyper: dict) -> frozens
         fn: Any = unwrap(there[roles(trace).gps[0]]["fn"])
         if not isinstance(fn, PredictorGP):
             return []
-        gps = fn.kernel.model.priors(fn.kernel, fn.X)
-        return [
-            x.blocks() + x.jitter() for k, x in fn.kernel.at(fn.X).parts.items() if k not in gps
-        ]
+        gps, parts = fn.behind.priors(), fn.kernel.at(fn.X).parts
+        return [x.blocks() + x.jitter() for k, x in parts.items() if k not in gps]
 
     return frozenset().union(*sources(covariances, hyper))
 
@@ -213,11 +202,8 @@ def _scales_of_effects(model, args, kwargs, trace: dict, hyper: dict) -> frozens
 def _result(runs: Run, best: int) -> Result:
     if not np.asarray(runs.loss)[best] < UNUSABLE:
         return Result.nonfinite
-    return (
-        Result.converged
-        if runs.done[best] and is_flat(runs.slope[best], runs.loss[best], runs.sites.nat1.shape[-1])
-        else Result.max_steps
-    )
+    flat = is_flat(runs.slope[best], runs.loss[best], runs.sites.nat1.shape[-1])
+    return Result.converged if runs.done[best] and flat else Result.max_steps
 
 
 def _require_inside(runs: Run, config: MAP) -> None:
@@ -236,10 +222,9 @@ def _require_inside(runs: Run, config: MAP) -> None:
 
 def vanishing(trace: dict, before: dict, after: dict, slopes: dict) -> str | None:
     """What to say of a search that has not converged, where a site fell toward the lower end of its
-    support and the log posterior still rises that way; else `None`.
-
-    `trace`: of the model, at any values; `before`, `after`: {site: value} where it began and ended;
-    `slopes`: of the negative log posterior in unconstrained coordinates, at the latter.
+    support and the log posterior still rises that way; else `None`. `before`, `after`: {site:
+    value} where it began and ended; `slopes`: of the negative log posterior, unconstrained, at the
+    latter.
     """
     told = []
     for name in before:
@@ -261,9 +246,8 @@ def stopped(stats: dict, slopes: dict) -> str:
     """Where a search that has not converged stopped."""
     steepest = {k: max(np.max(np.abs(x)) for x in jax.tree.leaves(v)) for k, v in slopes.items()}
     name = max(steepest, key=steepest.__getitem__)
-    edge = f", with {stats['at_bound']} at an end of the declared interval" * bool(
-        stats["at_bound"]
-    )
+    at = stats["at_bound"]
+    edge = f", with {at} at an end of the declared interval" if at else ""
     return (
         f"the search stopped where the log posterior still changes by {steepest[name]:.1g} nats "
         f"per unit of the unconstrained '{name}'{edge}. If a scale is at zero, give it a prior "
@@ -310,3 +294,52 @@ def lower_end(where: Any):
     while hasattr(where, "base_constraint"):
         where = where.base_constraint
     return None if hasattr(where, "upper_bound") else getattr(where, "lower_bound", None)
+
+
+def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[str], list[str]]:
+    """Names behind kernels' (periods, length scales, those of several columns). Abstract."""
+
+    def tuned(values):
+        trace = run(model, args, kwargs, values)
+        fns = [unwrap(trace[name]["fn"]) for name in roles(trace).gps]
+        kernels = [p.kernel for fn in fns for p in _priors(fn)]
+        parts = jax.tree.leaves(kernels, is_leaf=lambda k: hasattr(k, "lengthscale"))
+        scales = [k.lengthscale for k in parts if hasattr(k, "lengthscale")]
+        several = [x for x in scales if np.size(x) > 1]
+        return [k.period for k in parts if hasattr(k, "period")], scales, several
+
+    periods, scales, several = sources(tuned, values)
+    return tuple(sorted(frozenset().union(*x)) for x in (periods, scales, several))
+
+
+def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]:
+    """Unconstrained points with other length scales than those of `free`, whose values are `hyper`:
+    by powers of ten up to a thousandth and a thousand times those, and as far around the standard
+    deviation of each column of the kernels' inputs.
+    """
+    scales = behind_kernels(model, args, kwargs, hyper)[1]
+    middles = {0, *_powers_to_inputs(run(model, args, kwargs, hyper))} if scales else set()
+    powers = {m + p for m in middles for p in range(-_POWERS, _POWERS + 1)} - {0}
+    for power in sorted(powers):
+        # unconstrained values are logarithms of positive ones
+        step = power * jnp.log(10.0)
+        yield {k: x + step if k in scales else x for k, x in free.items()}
+
+
+def _powers_to_inputs(trace: dict) -> Iterator[int]:
+    """Powers of ten, rounded, between length scales and standard deviations of their columns."""
+    for name in roles(trace).gps:
+        for prior in _priors(unwrap(trace[name]["fn"])):
+            spread = np.std(np.asarray(prior.X).reshape(len(prior.X), -1), 0)
+            for k in jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale")):
+                scale = np.ravel(getattr(k, "lengthscale", ()))
+                own = spread[list(getattr(k, "active_dims", None) or range(len(spread)))]
+                # a periodic kernel's is a pure number; a user's may be of other inputs
+                if not hasattr(k, "period") and scale.size in (1, len(own)):
+                    ratio = own / scale
+                    yield from np.round(np.log10(ratio[ratio > 0])).astype(int).tolist()
+
+
+def _priors(fn: Any) -> list:
+    whole = isinstance(fn, PredictorGP)
+    return list(fn.behind.priors().values()) if whole else [fn]

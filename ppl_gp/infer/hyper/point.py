@@ -1,10 +1,11 @@
-"""The fit at one setting of the hyperparameters: its last solution, what it keeps of f, how it
-ended.
+"""What a local method does about hyperparameters (a file of this folder for each choice), and the
+fit at one setting of them.
 """
 
 import copy
 import math
-from typing import NamedTuple
+from functools import singledispatch
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,13 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
-from ppl_gp.errors import Result, warn
+from ppl_gp.errors import DataError, Result, warn
+from ppl_gp.gp import GP
 from ppl_gp.hyperparameters import Fixed
-from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.width import warn_if_wide, widest
+from ppl_gp.infer.hyper.space import Space, fixed_values
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
+from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import (
     LocalMethod,
     Solution,
@@ -33,15 +34,78 @@ from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import Independent, LowRank
 from ppl_gp.quick import FEW_DATA, quick_jit
-from ppl_gp.reading.factors import read
-from ppl_gp.reading.predictor.prior import covariance_of
+from ppl_gp.reading.factors import Factors, read
+from ppl_gp.reading.predictor.parts import Table
+from ppl_gp.reading.predictor.prior import PredictorGP, covariance_of
+from ppl_gp.reading.roles import Roles, roles
 from ppl_gp.results.fit import Fit
+
+WIDE = 2.0  # standard deviations of q(f_n), in prior ones, that no mode away from a saddle has
+_APART = 1e3
+SHARE = 0.01  # of the posterior's weight that may have such a q unsaid
+
+
+class Setting(NamedTuple):
+    """What compiled code is given: other values and settings of `hyper` find it again."""
+
+    model: Any
+    method: LocalMethod
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def factors(self, hyper: dict) -> Factors:
+        """Prior and likelihood at these hyperparameters."""
+        return read(self.model, *self.args, hyper=hyper, **self.kwargs)
+
+
+class LocalProblem(NamedTuple):
+    """A declared model of which all was checked that does not depend on the choice."""
+
+    method: LocalMethod
+    model: Any
+    trace: dict  # at the values that the choice gives, or draws
+    rng_key: Any
+    args: tuple
+    kwargs: dict[str, Any]
+    progress: bool
+
+    @property
+    def found(self) -> Roles:
+        return roles(self.trace)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Hyperparameters and params."""
+        return (*self.found.hyper, *self.found.params)
+
+    @property
+    def site(self) -> str:
+        return self.found.gps[0]
+
+    @property
+    def setting(self) -> Setting:
+        """With a method that has no values of its own."""
+        bare = copy.copy(self.method)
+        object.__setattr__(bare, "hyper", Fixed())
+        return Setting(self.model, bare, self.args, self.kwargs)
+
+    def fit(self, **fields: Any) -> Fit:
+        """The fit of these further fields."""
+        own = {k: getattr(self, k) for k in ("model", "method", "args", "kwargs")}
+        return Fit(**own, **fields)
+
+
+@singledispatch
+def infer_hyper(hyper: Any, problem: LocalProblem) -> Fit:
+    """The fit of a local method under a choice: register an implementation for its class."""
+    raise DataError(
+        f"{type(problem.method).__name__}(hyper={hyper!r}): give MAP(), Fixed({{...}}), Grid() or "
+        "Sample()."
+    )
 
 
 class Point(NamedTuple):
-    """Constrained hyperparameters, how the way to them ended, the figures behind it, the log
-    evidence and the solution there.
-
+    """Hyperparameters, how the way to them ended, its figures, log evidence and solution there.
     `stats["at_bound"]`: sites whose optimum lies at an end of the interval that they are declared
     on: a maximum at the edge, where the gradient in the declared coordinates does not vanish.
     """
@@ -56,17 +120,11 @@ class Point(NamedTuple):
 def fit_at(problem: LocalProblem, point: Point) -> Fit:
     """A fit of one draw. One more O(N^3)."""
     hyper, ended, stats, value, solution = point
-    kept, code, figures = _kept(
-        problem.model, without_values(problem.method), hyper, problem.args, problem.kwargs, solution
-    )
+    kept, code, (jitter, raised, wide) = _kept(problem.setting, hyper, solution)
     stats = {**stats, **_quadrature_error(solution, code, problem.method)}
     if int(code) == Result.converged.code:
-        stats |= warn_if_wide(problem.method, figures[-1])
-    return Fit(
-        model=problem.model,
-        method=problem.method,
-        args=problem.args,
-        kwargs=problem.kwargs,
+        stats |= warn_if_wide(problem.method, wide)
+    return problem.fit(
         draws=Draws.one(hyper, {problem.site: kept}),
         log_evidence=float(value),
         result=_worst(ended, Result.from_code(code), float(value)),
@@ -74,7 +132,8 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
             **stats,
             "steps": int(solution.steps),
             "residual": float(solution.residual),
-            **_jitter(figures),
+            "jitter": float(np.max(np.asarray(jitter))),
+            "jitter_raised": float(raised),
         },
     )
 
@@ -82,43 +141,30 @@ def fit_at(problem: LocalProblem, point: Point) -> Fit:
 def point_at(problem: LocalProblem, hyper: dict) -> Point:
     """The point at given hyperparameters."""
     num = math.prod(problem.trace[problem.site]["fn"].shape())
-    method = without_values(problem.method)
-    solved = _solved(problem.model, method, hyper, problem.args, problem.kwargs, num=num)
-    return Point(hyper, Result.converged, {}, *solved)
+    return Point(hyper, Result.converged, {}, *_solved(problem.setting, hyper, num))
 
 
-def without_values(method: LocalMethod) -> LocalMethod:
-    """What compiled code is keyed by: other values of hyperparameters and other settings of `MAP`
-    find it again.
-    """
-    bare = copy.copy(method)
-    object.__setattr__(bare, "hyper", Fixed())
-    return bare
-
-
-def _solved(*problem, num: int) -> tuple[Float[Array, ""], Solution]:
-    """As `_solve`; what a log-concave likelihood should not need is compiled where the solution
-    failed without it.
-    """
+def _solved(setting: Setting, hyper: dict, num: int) -> tuple[Float[Array, ""], Solution]:
+    """As `_solve`, which compiles what is not log-concave's where it has failed without."""
     solve = _solve if num <= FEW_DATA else _solve.full
-    value, solution = solve(*problem, general=False)
+    value, solution = solve(setting, hyper, general=False)
     if isinstance(solution.sites, Positive) and solution.code != Result.converged.code:
-        value, solution = solve(*problem, general=True)
+        value, solution = solve(setting, hyper, general=True)
     return value, solution
 
 
 @quick_jit
-def _solve(model, method, hyper, args, kwargs, general: bool) -> tuple[Float[Array, ""], Solution]:
-    factors = read(model, *args, hyper=hyper, **kwargs)
+def _solve(setting: Setting, hyper: dict, general: bool) -> tuple[Float[Array, ""], Solution]:
+    method, factors = setting.method, setting.factors(hyper)
     return log_evidence(method, factors, first_sites(method, factors, general))
 
 
 @quick_jit
-def _kept(model, method, hyper, args, kwargs, solution: Solution):
+def _kept(setting: Setting, hyper: dict, solution: Solution):
     """(what the fit keeps of f, the solution's status, the jitter's figures and q's width)."""
-    factors = read(model, *args, hyper=hyper, **kwargs)
+    factors = setting.factors(hyper)
     prior, K = factors.prior, covariance_of(factors.prior)
-    sites, q = centred(method, factors, solution.sites)
+    sites, q = centred(setting.method, factors, solution.sites)
     kept = jax.tree.map(lambda x: x[None], from_sites(q, as_kept(sites)))
     # A kernel that is not positive definite can still leave K + T^-1 with a factor: its answers are
     # none. F F^T is semi-definite, and has no jitter.
@@ -128,9 +174,8 @@ def _kept(model, method, hyper, args, kwargs, solution: Solution):
         factorises, raised = _factorised(prior, K)
         # predictions take k(x*, X) alpha, wide columns and all
         proper &= factorises & has_digits(K, q, solution.sites)
-    code = jnp.where(
-        proper | (solution.code != Result.converged.code), solution.code, Result.nonfinite.code
-    )
+    proper |= solution.code != Result.converged.code
+    code = jnp.where(proper, solution.code, Result.nonfinite.code)
     jitter = prior.variance - prior.kernel.diag(prior.X)
     return kept, code, (jitter, raised, widest(prior, variance))
 
@@ -149,9 +194,7 @@ def _factorised(prior, K):
 
 
 def _quadrature_error(solution, code, method) -> dict:
-    """The estimated error of the worst datum's integral, nats, where there are integrals and the
-    iteration converged; a warning where it is large.
-    """
+    """The worst datum's error, nats, of integrals where the iteration converged; a warning."""
     if solution.quadrature_error is None or int(code) != Result.converged.code:
         return {}
     error, R = float(solution.quadrature_error), solution.sites.functions
@@ -164,11 +207,6 @@ def _quadrature_error(solution, code, method) -> dict:
             "up to as much per datum; raise num_nodes, or use NUTS()."
         )
     return {"quadrature_error": error}
-
-
-def _jitter(figures):
-    jitter, raised, _ = figures
-    return {"jitter": float(np.max(np.asarray(jitter))), "jitter_raised": float(raised)}
 
 
 def _worst(outer: Result, inner: Result, value: float) -> Result:
@@ -184,5 +222,53 @@ def _worst(outer: Result, inner: Result, value: float) -> Result:
 
 @infer_hyper.register
 def _fit_fixed(hyper: Fixed, problem: LocalProblem) -> Fit:
-    values = fixed_values(hyper, problem.names, problem.model, problem.args, problem.kwargs)
-    return fit_at(problem, point_at(problem, values))
+    sp = Space(problem.model, problem.names, problem.args, problem.kwargs, {})
+    return fit_at(problem, point_at(problem, fixed_values(hyper, sp)))
+
+
+def widest(prior: GP, variance: Float[Array, "RN"]) -> Float[Array, ""]:
+    """The largest standard deviation of q in that of the prior, of functions that have one."""
+    own = prior.variance
+    return jnp.sqrt(jnp.max(jnp.where(own > 1e-13 * jnp.max(own), variance / own, 0.0)))
+
+
+def wide_column(prior: GP) -> str | None:
+    """In words, the unknown of a predictor that adds a thousand times as much as another term."""
+    if not isinstance(prior, PredictorGP):
+        return None
+    sizes = {}
+    for k, part in prior.kernel.at(prior.X).parts.items():
+        is_table = isinstance(part, Table)
+        squares = part.flat**2 if is_table else part.diag() + diagonal_of(part.jitter())
+        rms = np.sqrt(np.mean(np.asarray(squares), 0))
+        sizes |= {(k, i): float(x) for i, x in enumerate(np.atleast_1d(rms)) if x > 0}
+    (site, i), widest = max(sizes.items(), key=lambda entry: entry[1])
+    if not (ratio := widest / min(sizes.values())) > _APART:
+        return None
+    return (
+        f"unknown {i} of '{site}' adds {widest:.1g} prior standard deviations to the predictor, "
+        f"{ratio:.0e} times as much as the smallest of its terms, and no digits may be left of the "
+        f"others: centre and scale its column, or give '{site}' a narrower prior"
+    )
+
+
+def warn_if_wide(method, ratios, weights=None) -> dict[str, float]:
+    """{"widest": the largest ratio}; a warning of `Laplace`, wide at a hundredth of the weight.
+
+    Data narrow a Gaussian posterior where the likelihood is log-concave. Where it is not (a noise
+    that is a function, heavy tails), K^-1 + W of Laplace's method (Rasmussen & Williams 2006,
+    section 3.4) may be nearly singular at the mode: q is then wide without end, its evidence
+    -log|B| / 2 too high, and a sampler of the hyperparameters goes there.
+    """
+    ratios = np.atleast_1d(np.asarray(ratios))
+    weights = np.full(len(ratios), 1.0 / len(ratios)) if weights is None else np.asarray(weights)
+    share = float(np.sum(weights, where=ratios > WIDE))
+    if isinstance(method, Laplace) and share > SHARE:
+        where = "" if len(ratios) == 1 else f" at {share:.0%} of the hyperparameters' posterior"
+        warn(
+            f"Laplace(): q(f) is up to {np.nanmax(ratios):.1f} times as wide as f's prior{where}: "
+            "the likelihood is not log-concave, and the mode lies near a saddle, where a Gaussian "
+            "at the mode is no approximation and its evidence is too high. Compare with EP(), "
+            "VI() or NUTS()."
+        )
+    return {"widest": float(np.nanmax(ratios)) if np.any(np.isfinite(ratios)) else float("nan")}

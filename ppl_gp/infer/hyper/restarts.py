@@ -6,7 +6,6 @@ calling the function, so that the evaluation, nine tenths of what there is to co
 once and serves the optimum's last solution too.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -19,11 +18,11 @@ from jaxtyping import Array
 
 from ppl_gp.errors import Result
 from ppl_gp.infer.chains import over_leading_axis
+from ppl_gp.infer.hyper.point import Setting
 from ppl_gp.infer.hyper.space import Space, at_bounds, log_prior, starts
-from ppl_gp.local.method import LocalMethod, Solution, first_sites, log_evidence
+from ppl_gp.local.method import Solution, first_sites, log_evidence
 from ppl_gp.local.natural import Positive, PseudoLikelihood, as_general
 from ppl_gp.quick import FEW_DATA, entry, quick_jit
-from ppl_gp.reading.factors import read
 
 FLAT = 1e-2  # gradient, nats, from which on a step that gains nothing counts as the end
 # loss where the density cannot be evaluated: finite, so that the line search backs off
@@ -35,30 +34,23 @@ _STEP = 5e-3  # of its differences
 class Ascent(eqx.Module):
     """What the restarts climb: log evidence + log prior of a model under a local method."""
 
-    model: Callable = eqx.field(static=True)
-    method: LocalMethod  # without the values of its `hyper`, which would compile anew
+    setting: Setting
     space: Space
-    args: tuple
-    kwargs: dict
     jacobian: bool = eqx.field(default=False, static=True)  # a density of unconstrained values
 
     def log_posterior(self, free, init: PseudoLikelihood):
-        """(log evidence + log prior, (log evidence, Solution)) at an unconstrained point, from warm
-        sites.
-        """
+        """(log evidence + log prior, (log evidence, Solution)), from warm sites."""
         hyper = self.space.constrain(free)
-        factors = read(self.model, *self.args, hyper=hyper, **self.kwargs)
-        value, solution = log_evidence(self.method, factors, init)
-        total = value + log_prior(self.model, self.args, self.kwargs, hyper)
+        model, method, args, kwargs = self.setting
+        value, solution = log_evidence(method, self.setting.factors(hyper), init)
+        total = value + log_prior(model, args, kwargs, hyper)
         if self.jacobian:
             total = total + self.space.log_jacobian(free)
         return total, (value, solution)
 
 
 class Evaluation(NamedTuple):
-    """At one point of a restart: the loss and its gradient, nats; the log evidence, and the
-    solution behind it.
-    """
+    """At a point: the loss and its gradient, nats, the log evidence and its solution."""
 
     loss: Array
     slopes: dict
@@ -120,12 +112,8 @@ def _begin(point, sites: PseudoLikelihood) -> Run:
 def _step(r: Run, at: Evaluation, tol) -> Run:
     """Tell the solver the answer; it says where to look next."""
     _, static = _fresh(r.point, r.sites)
-    evaluated = (
-        r.asked,
-        at.loss / r.scale,
-        jax.tree.map(lambda g: g / r.scale, at.slopes),
-        at.solution.sites,
-    )
+    slopes = jax.tree.map(lambda g: g / r.scale, at.slopes)
+    evaluated = r.asked, at.loss / r.scale, slopes, at.solution.sites
     state = eqx.combine(r.solver, static)
     point, state, sites = _solver().step(_told, r.point, evaluated, {}, state, frozenset())
     gradient = state.f_info.grad
@@ -152,21 +140,15 @@ def _step(r: Run, at: Evaluation, tol) -> Run:
 @quick_jit
 def start(problem: Ascent, rng_key, num_restarts: int, init):
     """The state of every restart before its first step; the first restart begins at `init`."""
-    points = (
-        None
-        if init is not None and num_restarts == 1
-        else starts(problem.space, rng_key, num_restarts)
-    )
-    if init is not None:
-        first = jax.tree.map(lambda x: x[None], problem.space.unconstrain(init))
-        points = (
-            first
-            if points is None
-            else jax.tree.map(lambda all, x: all.at[0].set(x[0]), points, first)
-        )
+    first = None if init is None else problem.space.unconstrain(init)
+    if first is not None and num_restarts == 1:
+        points = jax.tree.map(lambda x: x[None], first)
+    else:
+        points = starts(problem.space, rng_key, num_restarts)
+    if first is not None:
+        points = jax.tree.map(lambda all, x: all.at[0].set(x), points, first)
     hyper = problem.space.constrain(jax.tree.map(lambda x: x[0], points))
-    factors = read(problem.model, *problem.args, hyper=hyper, **problem.kwargs)
-    sites = first_sites(problem.method, factors)
+    sites = first_sites(problem.setting.method, problem.setting.factors(hyper))
     return jax.vmap(lambda p: _begin(p, sites))(points)
 
 
@@ -178,22 +160,18 @@ def evaluate(problem: Ascent, points, sites: PseudoLikelihood, skipped) -> Evalu
         both = jax.value_and_grad(problem.log_posterior, has_aux=True)
         (total, (value, solution)), slopes = both(point, init)
         solved = jnp.isfinite(total) & (solution.code == Result.converged.code)
-        loss = jnp.where(solved, -total, UNUSABLE)
-        return Evaluation(
-            loss, jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes), value, solution
-        )
+        slopes = jax.tree.map(lambda g: jnp.where(solved, -g, 0.0), slopes)
+        return Evaluation(jnp.where(solved, -total, UNUSABLE), slopes, value, solution)
 
     def one(entry):
         *at, skip = entry
-        nothing = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), eqx.filter_eval_shape(evaluated, *at)
-        )
+        form = eqx.filter_eval_shape(evaluated, *at)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
         return lax.cond(skip, lambda: nothing, lambda: evaluated(*at))
 
     if len(skipped) == 1:  # and is wanted, or the caller would not ask
-        return jax.tree.map(
-            lambda x: x[None], evaluated(*jax.tree.map(lambda x: x[0], (points, sites)))
-        )
+        alone = evaluated(*jax.tree.map(lambda x: x[0], (points, sites)))
+        return jax.tree.map(lambda x: x[None], alone)
     return over_leading_axis(one, (points, sites, skipped))
 
 
@@ -252,9 +230,8 @@ def advance(runs: Run, at: Evaluation, tol) -> Run:
     """A step of every restart that has not ended."""
 
     def one(run, at):
-        return jax.tree.map(
-            lambda old, new: jnp.where(run.done, old, new), run, _step(run, at, tol)
-        )
+        new = _step(run, at, tol)
+        return jax.tree.map(lambda a, b: jnp.where(run.done, a, b), run, new)
 
     return jax.vmap(one)(runs, at)
 

@@ -1,6 +1,4 @@
-"""`hyper=Sample()`: NUTS over the hyperparameters of a model whose f a local approximation
-integrates out; and that model, `marginal`.
-"""
+"""`hyper=Sample()`: NUTS over hyperparameters, f integrated out by a method; `marginal`."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,11 +11,9 @@ from jaxtyping import Array, Bool, Float
 
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.hyperparameters import Sample
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
-from ppl_gp.infer.hyper.choice import LocalProblem, infer_hyper
-from ppl_gp.infer.hyper.point import without_values
+from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
+from ppl_gp.infer.hyper.point import LocalProblem, Setting, infer_hyper, warn_if_wide, widest
 from ppl_gp.infer.hyper.space import require_draws
-from ppl_gp.infer.hyper.width import warn_if_wide, widest
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.kept import FromFunctions, FromPseudo, from_sites
@@ -54,11 +50,10 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
         solved = solution.code == Result.converged.code
         numpyro.factor(f"{name}_log_evidence", jnp.where(solved, value, jnp.nan))
         numpyro.deterministic(f"{name}_mean", solution.marginals.mean)
-        numpyro.deterministic(f"{name}_nat1", solution.sites.nat1)
-        numpyro.deterministic(f"{name}_nat2", solution.sites.nat2)
-        numpyro.deterministic(f"{name}_steps", solution.steps)
-        numpyro.deterministic(f"{name}_residual", solution.residual)
-        numpyro.deterministic(f"{name}_code", solution.code)
+        for figure in ("nat1", "nat2"):
+            numpyro.deterministic(f"{name}_{figure}", getattr(solution.sites, figure))
+        for figure in ("steps", "residual", "code"):
+            numpyro.deterministic(f"{name}_{figure}", getattr(solution, figure))
 
     return marginalised
 
@@ -66,17 +61,12 @@ def marginal(model: Callable, approximation: LocalMethod) -> Callable:
 @lru_cache(maxsize=64)
 def _kernel(model, method, config: Sample, missing: tuple[str, ...]):
     """One kernel a model and configuration, so that compiled code is found again."""
-    return Kernel(
-        marginal(self_contained(model, missing), method),
-        target_accept_prob=config.target_accept_prob,
-    )
+    whole = marginal(self_contained(model, missing), method)
+    return Kernel(whole, target_accept_prob=config.target_accept_prob)
 
 
 @infer_hyper.register
 def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
-    """NUTS over the hyperparameters with f integrated out; every draw keeps its pseudo-likelihood
-    and inner status.
-    """
     method, model, trace, rng_key, args, kwargs, progress = problem
     found = problem.found
     for site in found.hyper:
@@ -89,36 +79,37 @@ def _fit_sample(config: Sample, problem: LocalProblem) -> Fit:
     kernel = _kernel(model, method, config, missing_parts(trace))
     label = f"{type(method).__name__} marginal NUTS"
     draws = run_chains(kernel, config, rng_key, args, kwargs, progress=progress, label=label)
-    name, values = found.gps[0], flatten(draws.values)
-    result, stats = diagnose(draws, found.hyper)
-    codes = np.asarray(values[f"{name}_code"])
-    stats |= {"residual": float(np.max(values[f"{name}_residual"])), "inner_codes": codes}
-    inner = {
-        f"inner_{figure}": draws.values[f"{name}_{figure}"]
-        for figure in ("steps", "residual", "code")
-    }
-    stats["sample_stats"] = {**stats["sample_stats"], **inner}
-    if result is Result.converged and codes.any():
-        result = Result.from_code(codes.max())
+    name, values = found.gps[0], draws.flat
     hyper = {k: values[k] for k in found.hyper}
     sites = of_arrays(values[f"{name}_nat1"], values[f"{name}_nat2"])
-    kept, ratios, sound = kept_of_draws(model, without_values(method), hyper, sites, args, kwargs)
-    stats |= warn_if_wide(method, ratios)
-    result = result if np.all(sound) else Result.nonfinite
-    return sampled_fit(config, method, model, args, kwargs, hyper, {name: kept}, (result, stats))
+    kept, ratios, sound = kept_of_draws(problem.setting, hyper, sites)
+    fit = sampled_fit(draws, found.hyper, method, model, args, kwargs, hyper, {name: kept})
+    codes = np.asarray(values[f"{name}_code"])
+    inner = {f"inner_{k}": draws.values[f"{name}_{k}"] for k in ("steps", "residual", "code")}
+    fit.stats |= {
+        "residual": float(np.max(values[f"{name}_residual"])),
+        "inner_codes": codes,
+        "sample_stats": fit.stats["sample_stats"] | inner,
+        **warn_if_wide(method, ratios),
+    }
+    if not np.all(sound):
+        fit.result = Result.nonfinite
+    elif fit.result is Result.converged and codes.any():
+        fit.result = Result.from_code(codes.max())
+    return fit
 
 
 @quick_jit
 def kept_of_draws(
-    model, method, hyper, sites, args, kwargs
+    setting: Setting, hyper: dict, sites
 ) -> tuple[FromPseudo | FromFunctions, Float[Array, "S"], Bool[Array, "S"]]:
-    """What is kept of f at draws of the hyperparameters with their pseudo-likelihoods, how much
-    wider than the prior q(f) is, and whether its mean has digits. O(S N^3).
+    """What is kept of f at draws, how much wider than the prior q(f) is, and whether its mean has
+    digits. O(S N^3).
     """
 
     def one(entry):
-        factors = read(model, *args, hyper=entry[0], **kwargs)
-        sites, q = centred(method, factors, entry[1])
+        factors = setting.factors(entry[0])
+        sites, q = centred(setting.method, factors, entry[1])
         sound = has_digits(covariance_of(factors.prior), q, sites)
         return from_sites(q, sites), widest(factors.prior, diagonal_of(q.variance)), sound
 

@@ -1,22 +1,24 @@
-"""The hyperparameters as an unconstrained vector space: transforms, log prior, starts.
-
-A support may depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed
-as the model runs, site by site, each by the support that it has at the values so far.
+"""The hyperparameters as an unconstrained vector space: transforms, log prior, starts; and values
+that a user gives, `Fixed({...})` and `MAP(init={...})`, checked before any work. A support may
+depend on hyperparameters before it (`ls ~ Uniform(0, a)`), so values are transformed as the model
+runs, each by the support that it has at the values so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import random
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform, biject_to
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
+from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
 
@@ -25,9 +27,7 @@ _AT_BOUND = 1e-3
 
 
 class Space(eqx.Module):
-    """The hyperparameters `names` of a model, a site's value being an array or, of a param, a tree
-    of arrays.
-
+    """The hyperparameters `names` of a model, a site's value being an array or, of a param, a tree.
     `given`: values of other sites. Each call runs the model once, O(N), no factorisation.
     """
 
@@ -45,15 +45,12 @@ class Space(eqx.Module):
                 return None
             return jax.tree.map(transform(site), free[site["name"]])
 
-        trace = run(
-            handlers.substitute(self.model, substitute_fn=value), self.args, self.kwargs, self.given
-        )
+        given = handlers.substitute(self.model, substitute_fn=value)
+        trace = run(given, self.args, self.kwargs, self.given)
         return {k: trace[k]["value"] for k in self.names}
 
     def log_jacobian(self, free: dict) -> jax.Array:
-        """log |d declared / d unconstrained|: what makes a density of declared values one of free
-        ones.
-        """
+        """log |d declared / d unconstrained|."""
         trace = run(self.model, self.args, self.kwargs, {**self.given, **self.constrain(free)})
 
         def term(site, x):
@@ -70,20 +67,17 @@ class Space(eqx.Module):
         """The unconstrained values of a trace."""
 
         def inverse(site):
-            return jax.tree.map(
-                lambda x: transform(site).inv(jnp.asarray(x, jnp.result_type(float))), site["value"]
-            )
+            values = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), site["value"])
+            return jax.tree.map(transform(site).inv, values)
 
         return {k: inverse(trace[k]) for k in self.names}
 
 
 def support(site: dict) -> constraints.Constraint:
     """Where a sample or param site's values may lie, at the values of the sites before it."""
-    return (
-        site["fn"].support
-        if site["type"] == "sample"
-        else site["kwargs"].get("constraint", constraints.real)
-    )
+    if site["type"] == "sample":
+        return site["fn"].support
+    return site["kwargs"].get("constraint", constraints.real)
 
 
 def transform(site: dict) -> Transform:
@@ -116,15 +110,12 @@ def at_bounds(sp: Space, hyper: dict) -> dict:
             where = where.base_constraint
         if hasattr(where, "lower_bound") and hasattr(where, "upper_bound"):
             low, high = where.lower_bound, where.upper_bound
-            edges = [
-                jnp.minimum(x - low, high - x) < _AT_BOUND * (high - low)
-                for x in jax.tree.leaves(hyper[name])
-            ]
-            found[name] = jnp.any(jnp.stack([jnp.any(e) for e in edges]))
+            ends = [jnp.minimum(x - low, high - x) for x in jax.tree.leaves(hyper[name])]
+            found[name] = jnp.any(jnp.stack([jnp.any(e < _AT_BOUND * (high - low)) for e in ends]))
     return found
 
 
-def space(trace: dict, model, args, kwargs, given: dict | None = None) -> Space:
+def space(trace: dict, model, args, kwargs) -> Space:
     """The space of a model's hyperparameters, from one trace; `ModelError` for a discrete one."""
     found = roles(trace)
     for name in found.hyper:
@@ -132,16 +123,12 @@ def space(trace: dict, model, args, kwargs, given: dict | None = None) -> Space:
             raise ModelError(
                 f"hyperparameter '{name}' is discrete; fix it with hyper=Fixed({{'{name}': ...}})."
             )
-    return Space(model, (*found.hyper, *found.params), args, kwargs, given or {})
+    return Space(model, (*found.hyper, *found.params), args, kwargs, {})
 
 
 def log_prior(model, args, kwargs, hyper: dict, names=None):
-    """sum of scale x log p(hyperparameter), nats, in the declared coordinates; `numpyro.param`
-    sites have none.
-
-    `names`: over these alone.
-
-    `handlers.scale` and `handlers.mask` around a site count, as in NumPyro's `log_density`.
+    """sum of scale x log p(hyperparameter), nats, in the declared coordinates, over `names` if any;
+    `numpyro.param` sites have none. `handlers.scale` and `mask` around a site count, as in NumPyro.
     """
     trace = run(model, args, kwargs, hyper)
 
@@ -149,16 +136,13 @@ def log_prior(model, args, kwargs, hyper: dict, names=None):
         scale = 1.0 if site["scale"] is None else site["scale"]
         return jnp.sum(scale * site["fn"].log_prob(site["value"]))
 
-    return sum(
-        [term(trace[k]) for k in (roles(trace).hyper if names is None else names)], jnp.zeros(())
-    )
+    of = roles(trace).hyper if names is None else names
+    return sum([term(trace[k]) for k in of], jnp.zeros(()))
 
 
 def starts(sp: Space, rng_key, num: int) -> dict:
-    """(num, ...) unconstrained starting points: the prior's median first, then prior draws.
-
-    Params have no prior: the first start is their declared value, the others what they declare
-    under further keys.
+    """(num, ...) unconstrained starting points: the prior's median first, then prior draws. Of
+    params the declared value, then what they declare under further keys.
     """
 
     def refuse(site):
@@ -175,3 +159,100 @@ def starts(sp: Space, rng_key, num: int) -> dict:
     first_then = lambda v: jnp.concatenate([jnp.median(v, 0)[None], v[: num - 1]])  # noqa: E731
     drawn = jax.tree.map(first_then, drawn)
     return {**drawn, **jax.tree.map(lambda v: v[:num], declared)}
+
+
+def given(hyper) -> tuple[str, Mapping]:
+    """(how the argument is called, the values that it gives) of any `hyper=`."""
+    if isinstance(hyper, Fixed):
+        return "Fixed(...)", hyper.values
+    return "MAP(init=...)", (hyper.init or {}) if isinstance(hyper, MAP) else {}
+
+
+def held(hyper, trace: dict) -> dict:
+    """{site: its value in the trace} of sites that are not integrated: those that `Fixed` gives,
+    and those that `MAP` is to maximise; `ModelError` if the latter are not the model's.
+    """
+    named, sites = getattr(hyper, "maximise", ()), roles(trace).hyper
+    if unknown := [k for k in named if k not in sites]:
+        raise ModelError(
+            f"MAP(maximise={named!r}): {unknown} are not among the sites that can be maximised, "
+            f"{list(sites)}."
+        )
+    names = hyper.values if isinstance(hyper, Fixed) else named
+    return {k: trace[k]["value"] for k in names if k in trace}
+
+
+def holding(model: Callable, hyper) -> Callable:
+    """The model at the values that `hyper=` gives, each checked (`DataError`) at the values before
+    it. Others that have no draws (improper priors) get some value in their support.
+    """
+    label, values = given(hyper)
+
+    def value(site):
+        if site["type"] not in ("sample", "param"):
+            return None
+        if (name := site["name"]) in values and not site.get("is_observed"):
+            return _checked(f"{label}['{name}']", values[name], site)
+        improper = site["value"] is None and cannot_be_drawn(site)
+        return inside(site) if improper else None
+
+    return handlers.substitute(model, substitute_fn=value)
+
+
+def fixed_values(hyper, sp: Space) -> dict:
+    """{site: value} that `hyper=` gives for each name of a space, checked, as arrays. Raises
+    `ModelError` for names, `DataError` for values.
+    """
+    (label, values), names = given(hyper), sp.names
+    missing, unknown = [n for n in names if n not in values], [n for n in values if n not in names]
+    if missing or unknown:
+        raise ModelError(
+            f"{label} = {dict(values)!r} does not fit the model's hyperparameters {list(names)}: "
+            f"missing {missing}, unknown {unknown}. Give one constrained value for each. "
+            "Gaussian sites are among them where they are not integrated, integrate=(...)."
+        )
+    trace = run(holding(sp.model, hyper), sp.args, sp.kwargs)
+    return {n: trace[n]["value"] for n in names}
+
+
+def _checked(name, value, site):
+    """A value as arrays: of the site's shape, finite, and in its support."""
+    expected = _shapes(site)
+    discrete = support(site).is_discrete
+    if jax.tree.structure(expected) == jax.tree.structure(0):
+        value = _as_array(name, value)
+    elif jax.tree.structure(value) != jax.tree.structure(expected):
+        raise DataError(
+            f"{name} is {type(value).__name__}; the param is the tree "
+            f"{jax.tree.structure(expected)}."
+        )
+    else:
+        value = jax.tree.map(lambda x: _as_array(name, x), value)
+    jax.tree.map(lambda x, e: _require_entries(name, x, e.shape, support(site)), value, expected)
+    return jax.tree.map(lambda x: x.astype(int) if discrete else x, value)
+
+
+def _shapes(site):
+    if site["type"] == "sample":
+        return jax.ShapeDtypeStruct(tuple(site["fn"].shape()), jnp.result_type(float))
+    with handlers.block(), handlers.seed(rng_seed=random.key(0)):
+        return jax.eval_shape(lambda: site["fn"](*site["args"], **site["kwargs"]))
+
+
+def _as_array(name, value):
+    try:
+        value = np.asarray(value) if isinstance(value, list | tuple) else value
+        return jnp.asarray(value, jnp.result_type(float))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} = {value!r} is no array of numbers: {error}") from error
+
+
+def _require_entries(name, value, shape, where):
+    if value.shape != tuple(shape):
+        same = f"; for equal entries give numpy.full({tuple(shape)}, {value})"
+        told = f"{name} has shape {value.shape}, and the site {tuple(shape)}"
+        raise DataError(f"{told}{same * (value.ndim == 0)}.")
+    if not bool(jnp.all(jnp.isfinite(value))):
+        raise DataError(f"{name} = {value} is not finite.")
+    if not bool(jnp.all(where(value))):
+        raise DataError(f"{name} = {value} is outside its support, {where}.")

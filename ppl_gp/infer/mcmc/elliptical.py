@@ -60,11 +60,9 @@ class EllipticalSlice(eqx.Module):
 
 
 def elliptical_slice(key, v, log_lik):
-    """One update of v ~ N(0, I) x exp(log_lik(v)), v any pytree; O(1) likelihood evaluations, about
-    5 on average.
-
-    The bracket shrinks towards the current point, which always lies on the slice; `_MAX_SHRINKS`
-    bounds the loop.
+    """One update of v ~ N(0, I) x exp(log_lik(v)), v any pytree; about 5 likelihood evaluations.
+    The bracket shrinks towards the current point, which always lies on the slice, `_MAX_SHRINKS`
+    times at most.
     """
     flat, unravel = ravel_pytree(v)
     key_nu, key_height, key_angle, key_loop = random.split(key, 4)
@@ -83,13 +81,8 @@ def elliptical_slice(key, v, log_lik):
         angle, low, high, shrinks, key = state
         low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
         key, sub = random.split(key)
-        return (
-            random.uniform(sub, minval=low, maxval=high, dtype=flat.dtype),
-            low,
-            high,
-            shrinks + 1,
-            key,
-        )
+        angle = random.uniform(sub, minval=low, maxval=high, dtype=flat.dtype)
+        return angle, low, high, shrinks + 1, key
 
     start = (first, first - 2 * jnp.pi, first, jnp.int32(0), key_loop)
     angle, _, _, shrinks, _ = lax.while_loop(outside, shrink, start)
@@ -103,19 +96,13 @@ class _GibbsState(NamedTuple):
 
 
 class _SliceWithinGibbs(MCMCKernel):
-    """`num_slices` updates of the whitened sites, then one NUTS transition of the hyperparameters,
-    if there are any.
-    """
+    """`num_slices` updates of the whitened sites, then a NUTS transition of hyperparameters."""
 
     sample_field = "z"
 
     def __init__(self, model, config: EllipticalSlice, base_sites, has_hyper: bool):
-        self._model, self._config, self._base_sites, self._has_hyper = (
-            model,
-            config,
-            base_sites,
-            has_hyper,
-        )
+        self._model, self._config = model, config
+        self._base_sites, self._has_hyper = base_sites, has_hyper
         self._nuts = Kernel(self._given_whites, target_accept_prob=config.target_accept_prob)
 
     def _given_whites(self, *args, _whites, **kwargs):
@@ -125,19 +112,15 @@ class _SliceWithinGibbs(MCMCKernel):
         """Start f at zero (whitened), and the hyperparameters where NUTS starts them."""
         del init_params
         with handlers.block():
-            trace = handlers.trace(handlers.seed(self._model, rng_key)).get_trace(
-                *model_args, **model_kwargs
-            )
+            seeded = handlers.trace(handlers.seed(self._model, rng_key))
+            trace = seeded.get_trace(*model_args, **model_kwargs)
         whites = {k: jnp.zeros_like(trace[k]["value"]) for k in self._base_sites}
-        inner = None
+        inner, given = None, {**model_kwargs, "_whites": whites}
         if self._has_hyper:
-            inner = self._nuts.init(
-                rng_key, num_warmup, None, model_args, {**model_kwargs, "_whites": whites}
-            )
+            inner = self._nuts.init(rng_key, num_warmup, None, model_args, given)
         return _GibbsState({"whites": whites, "hyper": inner.z if inner else {}}, inner, rng_key)
 
     def sample(self, state, model_args, model_kwargs):
-        """One Gibbs sweep."""
         key, key_slice = random.split(state.rng_key)
         whites, inner = state.z["whites"], state.hmc_state
 
@@ -152,15 +135,12 @@ class _SliceWithinGibbs(MCMCKernel):
 
         whites, _ = lax.scan(update, whites, random.split(key_slice, self._config.num_slices))
         if self._has_hyper:
-            given = {**model_kwargs, "_whites": whites}
-            energy, gradient = jax.value_and_grad(
-                lambda z: self._energy(whites, z, model_args, model_kwargs)
-            )(inner.z)
+            own = jax.value_and_grad(lambda z: self._energy(whites, z, model_args, model_kwargs))
+            energy, gradient = own(inner.z)
             inner = inner._replace(potential_energy=energy, z_grad=gradient)
-            inner = self._nuts.sample(inner, model_args, given)
-        return _GibbsState(
-            {"whites": whites, "hyper": inner.z if self._has_hyper else {}}, inner, key
-        )
+            inner = self._nuts.sample(inner, model_args, {**model_kwargs, "_whites": whites})
+        hyper = inner.z if self._has_hyper else {}
+        return _GibbsState({"whites": whites, "hyper": hyper}, inner, key)
 
     def _energy(self, whites, z, args, kwargs):
         """-log p(v, z, data), nats, z the unconstrained hyperparameters."""
@@ -179,13 +159,7 @@ class _SliceWithinGibbs(MCMCKernel):
 
 
 @lru_cache(maxsize=64)
-def _kernel(
-    model,
-    config: EllipticalSlice,
-    sites: tuple[str, ...],
-    missing: tuple[str, ...],
-    has_hyper: bool,
-):
+def _kernel(model, config: EllipticalSlice, sites, missing: tuple[str, ...], has_hyper: bool):
     """One kernel a model and configuration, so that compiled code is found again."""
     model = whitened(self_contained(model, missing), sites)
     return _SliceWithinGibbs(model, config, tuple(f"{s}_base" for s in sites), has_hyper)
@@ -204,7 +178,6 @@ def _fit_elliptical(method: EllipticalSlice, model, rng_key, args, kwargs, progr
             f"{list(found.local_latents)}. {LISTED}"
         )
     kernel = _kernel(model, method, found.gps, missing_parts(trace), bool(found.hyper))
-    draws = run_chains(
-        kernel, method, rng_key, args, kwargs, progress=progress, label="elliptical slice"
-    )
+    label = "elliptical slice"
+    draws = run_chains(kernel, method, rng_key, args, kwargs, progress=progress, label=label)
     return fit_from_draws(method, model, args, kwargs, found, draws)

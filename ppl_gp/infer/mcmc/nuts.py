@@ -1,12 +1,10 @@
-"""`NUTS`: the exact joint posterior of f and the hyperparameters, by NumPyro's sampler on the
-whitened model.
-"""
+"""`NUTS`: the exact joint posterior, by NumPyro's sampler on the whitened model."""
 
 from functools import lru_cache
 
 import equinox as eqx
 
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
+from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
@@ -48,11 +46,8 @@ class NUTS(eqx.Module):
 @lru_cache(maxsize=64)
 def _kernel(model, config: NUTS, sites: tuple[str, ...], missing: tuple[str, ...]):
     """One kernel a model and configuration, so that compiled code is found again."""
-    return Kernel(
-        whitened(self_contained(model, missing), sites),
-        target_accept_prob=config.target_accept_prob,
-        max_tree_depth=config.max_tree_depth,
-    )
+    options = {k: getattr(config, k) for k in ("target_accept_prob", "max_tree_depth")}
+    return Kernel(whitened(self_contained(model, missing), sites), **options)
 
 
 @run_method.register
@@ -70,8 +65,7 @@ def _fit_nuts(method: NUTS, model, rng_key, args, kwargs, progress) -> Fit:
 
 def fit_from_draws(method, model, args, kwargs, found, draws) -> Fit:
     """The `Fit` behind joint draws of f and the hyperparameters."""
-    ended = diagnose(draws, (*found.hyper, *found.local_latents, *found.gps))
-    values = flatten(draws.values)
+    values, names = draws.flat, (*found.hyper, *found.local_latents, *found.gps)
     kept = {site: FromDraws(values[site]) for site in found.gps}
     hyper = {k: v for k, v in values.items() if k in (*found.hyper, *found.local_latents)}
-    return sampled_fit(method, method, model, args, kwargs, hyper, kept, ended)
+    return sampled_fit(draws, names, method, model, args, kwargs, hyper, kept)

@@ -1,6 +1,4 @@
-"""A model as the samplers see it: what they cannot sample is refused, and what needs no sampling is
-kept from them.
-"""
+"""A model as samplers see it: what is refused, and what is kept from them."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,17 +15,14 @@ from ppl_gp.gp import Whiten, unwrap
 from ppl_gp.numerics.linalg import half_log_det
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.factors import depends
-from ppl_gp.reading.roles import is_observed, require_no_subsampling, roles
+from ppl_gp.reading.roles import is_missing_part, is_observed, require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 
 
 def require_samplable(model: Callable, trace: dict, args, kwargs, method: str) -> None:
     """Raise `ModelError` for what `method` cannot sample: plates that subsample, params, discrete
-    latents, state.
-
-    A param that nothing depends on is left alone: `random_eqx_module` declares one beside the
-    priors of its weights. One abstract trace of the model where it has params or missing
-    observations, no factorisation.
+    latents, state. A param that nothing depends on is left alone: `random_eqx_module` declares one
+    beside the priors of its weights. No factorisation.
     """
     require_no_subsampling(trace, method)
     if state := [k for k, site in trace.items() if site["type"] == "mutable"]:
@@ -73,17 +68,11 @@ def _is_used(name, model, trace, args, kwargs) -> bool:
 
 def missing_parts(trace: dict) -> tuple[str, ...]:
     """Names of NumPyro's `<y>_unobserved`: what `obs_mask` leaves open."""
-    return tuple(
-        k
-        for k in trace
-        if k.endswith("_unobserved") and k.removesuffix("_unobserved") + "_observed" in trace
-    )
+    return tuple(k for k in trace if is_missing_part(k, trace))
 
 
 def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) -> None:
-    """Raise `ModelError` where handlers mask a GP site, or (unless `scaled` are welcome) scale its
-    prior.
-    """
+    """`ModelError` where handlers mask a GP site, or (unless `scaled` may be) scale its prior."""
     for name in gps:
         site = trace[name]
         fn = site["fn"]
@@ -94,11 +83,8 @@ def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) ->
                     "observed sites alone."
                 )
             fn = fn.base_dist
-        if (
-            not scaled
-            and site["scale"] is not None
-            and not np.all(np.asarray(site["scale"]) == 1.0)
-        ):
+        is_scaled = site["scale"] is not None and np.any(np.asarray(site["scale"]) != 1.0)
+        if is_scaled and not scaled:
             raise ModelError(
                 f"numpyro.handlers.scale scales the prior of GP site '{name}', and {method} needs "
                 "it as declared; scale the observed sites alone, or use NUTS()."
@@ -107,9 +93,7 @@ def require_plain_priors(trace: dict, gps, method: str, scaled: bool = False) ->
 
 class self_contained(Messenger):
     """Keeps from the outer handlers what a sampler does not sample; every run of the model makes
-    these anew.
-
-    Those are params that nothing depends on (NumPyro's kernels would carry their values from one
+    these anew: params that nothing depends on (NumPyro's kernels would carry their values from one
     compiled function into another) and missing observations, which integrate to one at any value.
     """
 
@@ -118,7 +102,6 @@ class self_contained(Messenger):
         super().__init__(fn)
 
     def process_message(self, msg):
-        """Set and hide."""
         if msg["type"] == "prng_key" and msg["value"] is None:
             msg["value"] = random.key(0)
         if msg["type"] == "param":
@@ -129,25 +112,19 @@ class self_contained(Messenger):
 
 
 class whitened(handlers.reparam):
-    """f = m + L v at GP sites (`Whiten`), the density of f kept where a handler scales the prior.
-
-    N(f)^s df = N(v)^s |L|^(1 - s) dv: the base site has the first factor, a `numpyro.factor` the
-    second.
+    """f = m + L v at GP sites (`Whiten`), the density of f kept where a handler scales the prior:
+    N(f)^s df = N(v)^s |L|^(1 - s) dv, of the base site the first factor, of a factor the second.
     """
 
     def __init__(self, fn, sites: tuple[str, ...]):
         super().__init__(fn, config={site: Whiten() for site in sites})
 
     def process_message(self, msg):
-        """Reparameterise, and add the volume."""
         fn, scale = cast(Any, msg.get("fn")), msg.get("scale")
         is_white = msg["type"] == "sample" and msg["name"] in self.config and not msg["is_observed"]
         super().process_message(msg)
         if is_white and scale is not None:
             # The factor is scaled as well, and plates expand it to the batch shape.
-            prior, count = (
-                unwrap(fn),
-                int(np.prod(fn.shape()) / np.prod(fn.event_shape[-1:]) / np.prod(fn.batch_shape)),
-            )
-            volume = (1.0 / scale - 1.0) * count * half_log_det(prior.scale_tril)
+            count = np.prod(fn.shape()) / np.prod(fn.event_shape[-1:]) / np.prod(fn.batch_shape)
+            volume = (1.0 / scale - 1.0) * int(count) * half_log_det(unwrap(fn).scale_tril)
             numpyro.factor(f"{msg['name']}_volume", jnp.broadcast_to(volume, fn.batch_shape))

@@ -1,6 +1,4 @@
-"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together, on the same
-model.
-"""
+"""`SparseNUTS`: NUTS over whitened inducing variables and hyperparameters together."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from numpyro import handlers
 
 from ppl_gp.deep.structure import Structure
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.infer.chains import Kernel, diagnose, flatten, run_chains, sampled_fit
+from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.mcmc.sampled_model import (
     missing_parts,
@@ -71,10 +69,8 @@ class SparseNUTS(eqx.Module):
 
 def sparse_model(undeclared: Callable, expectation: Expectation, structure: Structure) -> Callable:
     """A NumPyro model over hyperparameters, latents and whitened inducing variables: `<site>_base`,
-    and the data as a factor.
-
-    Inner layers have `<site>_noise` too, standard normal. Called as `sparse_model(...)(variables,
-    *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
+    in inner layers `<site>_noise` too, and the data as a factor. Called as `sparse_model(...)(
+    variables, *args, **kwargs)`, `variables` = {GP site: InducingVariables}.
     """
 
     def over_inducing(variables, *args, **kwargs):
@@ -97,29 +93,14 @@ def sparse_model(undeclared: Callable, expectation: Expectation, structure: Stru
 
 
 def _white(name: str, shape):
-    return cast(
-        Array, numpyro.sample(name, dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape)))
-    )
+    normal = dist.Normal(jnp.zeros(shape), 1.0).to_event(len(shape))
+    return cast(Array, numpyro.sample(name, normal))
 
 
 @lru_cache(maxsize=64)
-def _kernel(
-    model,
-    expectation: Expectation,
-    structure: Structure,
-    missing,
-    target_accept_prob: float,
-    max_tree_depth: int,
-    num_warmup: int,
-):
-    """One kernel a model and configuration, so that compiled code is found again. (A kernel keeps
-    its length of warm-up.)
-    """
-    return Kernel(
-        sparse_model(self_contained(model, missing), expectation, structure),
-        target_accept_prob=target_accept_prob,
-        max_tree_depth=max_tree_depth,
-    )
+def _kernel(model, expectation: Expectation, structure: Structure, missing, num_warmup, **options):
+    """One kernel a model, configuration and length of warm-up: compiled code is found again."""
+    return Kernel(sparse_model(self_contained(model, missing), expectation, structure), **options)
 
 
 @run_method.register
@@ -142,22 +123,20 @@ def _fit_sparse_nuts(method: SparseNUTS, model, rng_key, args, kwargs, progress)
         expectation,
         subject.structure,
         missing_parts(subject.trace),
-        method.target_accept_prob,
-        method.max_tree_depth,
         method.num_warmup,
+        target_accept_prob=method.target_accept_prob,
+        max_tree_depth=method.max_tree_depth,
     )
     names = tuple(k for k in subject.names if subject.trace[k]["type"] == "sample")
     given = (variables, *args)
-    draws = run_chains(
-        kernel, method, key_run, given, kwargs, progress=progress, label="SparseNUTS"
-    )
-    bases = (f"{k}_base" for k in variables)
-    result, stats = diagnose(draws, (*names, *subject.structure.latents, *bases))
-    values = flatten(draws.values)
+    label, latents = "SparseNUTS", subject.structure.latents
+    draws = run_chains(kernel, method, key_run, given, kwargs, progress=progress, label=label)
+    values, judged = draws.flat, (*names, *latents, *(f"{k}_base" for k in variables))
     kept = {k: _kept(v, values[f"{k}_base"]) for k, v in variables.items()}
-    stats["num_inducing"] = max(v.num for v in variables.values())
-    hyper = {k: values[k] for k in (*names, *subject.structure.latents)}
-    return sampled_fit(method, method, model, args, kwargs, hyper, kept, (result, stats))
+    hyper = {k: values[k] for k in (*names, *latents)}
+    fit = sampled_fit(draws, judged, method, model, args, kwargs, hyper, kept)
+    fit.stats["num_inducing"] = max(v.num for v in variables.values())
+    return fit
 
 
 def _kept(variables, draws) -> FromInducing:
@@ -176,9 +155,7 @@ def log_lik_given_noise(
     kwargs,
 ) -> Float[Array, ""]:
     """sum_n E[log p(y_n | f_n)] over f of the outer layers, inner ones at f_n = m_n + s_n noise_n;
-    nats. O(M^2 N) a GP site.
-
-    `given`: hyperparameters and latents; `noise`: {inner GP site: standard normal numbers, (*F,
+    nats. O(M^2 N) a GP site. `given`: hyperparameters and latents; `noise`: {inner GP site: (*F,
     N)}.
     """
     mean, variance, inner = {}, {}, {}
@@ -191,13 +168,10 @@ def log_lik_given_noise(
         mean[name], variance[name] = m, v
         return m
 
+    seeded = handlers.substitute(handlers.seed(model, random.key(0)), data=given)
     with handlers.block():
-        set_gps(handlers.substitute(handlers.seed(model, random.key(0)), data=given), value)(
-            *args, **kwargs
-        )
+        set_gps(seeded, value)(*args, **kwargs)
     num = next(iter(mean.values())).shape[-1]
     log_lik = JointLogLikelihood(model, num, {**given, **inner}, args, kwargs)
-    return (
-        jnp.sum(expected_log_lik(log_lik, mean, variance, expectation, random.key(0)))
-        + log_lik.shared()
-    )
+    expected = expected_log_lik(log_lik, mean, variance, expectation, random.key(0))
+    return jnp.sum(expected) + log_lik.shared()

@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.reading.roles import is_missing_part
+from ppl_gp.reading.roles import is_missing_part, subsampling
 from ppl_gp.reading.user_errors import VALUE_WANTED
 
 _FAR = 1e30  # inside of every unbounded support of numbers, and of no bounded one
@@ -72,12 +72,11 @@ def _holds(support, far: float, shape: tuple) -> bool | None:
 
 
 def _other_rows(site: dict, drawn: dict, trace: dict) -> str | None:
-    plates = [trace[f.name] for f in site["cond_indep_stack"] if f.name in trace]
-    for plate in plates:
-        size, batch = plate["args"]
-        if batch not in (None, size) and plate["name"] not in drawn:
+    own = {f.name for f in site["cond_indep_stack"]}
+    for name, (size, batch) in subsampling(trace).items():
+        if name in own and name not in drawn:
             return (
-                f"without the plate '{plate['name']}', in which the model draws {batch} of {size} "
-                "rows: open it in the guide too"
+                f"without the plate '{name}', in which the model draws {batch} of {size} rows: "
+                "open it in the guide too"
             )
     return None

@@ -67,7 +67,6 @@ def require_finite(rows, of: str, where: str, cause: str = _CAUSE) -> None:
 def probe(log_lik: LogLikelihood) -> None:
     """Require that a datum sees functions at its own row alone, and finite terms."""
     reading = reading_of(log_lik.joint.model)
-    require_equal_rows([log_lik.site], log_lik.num, log_lik.joint.num, reading.in_order)
     reading.require_pointwise("a local method", (log_lik.site,))
     functions = () if log_lik.functions == 1 else (log_lik.functions,)
     probe_finite(log_lik.joint, {log_lik.site: (*functions, log_lik.num)})

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import declare
@@ -113,14 +113,9 @@ def _has_number(name: str, again, trace: dict) -> np.ndarray:
         return finite
     latent = {k: trace[k]["value"] for k in (*found.gps, *found.hyper, *found.local_latents)}
     latent = {k: x for k, x in latent.items() if jnp.issubdtype(jnp.result_type(x), jnp.floating)}
-    with suppress(*VALUE_WANTED):  # of a model that looks at values
-        slope = jax.jvp(
-            lambda x: log_prob_per_datum(again(x)[name]),
-            (latent,),
-            (jax.tree.map(jnp.ones_like, latent),),
-        )[1]
-        return finite & ~np.asarray(jnp.isnan(slope))
-    return finite
+    ones = jax.tree.map(jnp.ones_like, latent)
+    slope = jax.jvp(lambda x: log_prob_per_datum(again(x)[name]), (latent,), (ones,))[1]
+    return finite & ~np.asarray(jnp.isnan(slope))
 
 
 def _has_edge(fn) -> bool:
@@ -149,11 +144,11 @@ def _check_observed(name, trace, rerun) -> bool:
         )
     checked = inner.support(np.asarray(value))  # on the host: nothing is compiled
     inside = np.broadcast_to(checked, np.shape(value)[: np.ndim(checked)])
-    if not np.all(inside | ~np.asarray(_mask(fn))):
+    if not np.all(inside | ~np.asarray(mask_of(fn))):
         # Judged at one point, where y need not be possible; elsewhere NumPyro's validation judges.
         if inner._validate_args and _has_moving_support(name, rerun, trace):
             return True
-        outside = ~inside & np.asarray(_mask(fn))
+        outside = ~inside & np.asarray(mask_of(fn))
         rows = sum_per_datum(site, outside)
         where = f" in row(s) {listed(rows > 0)}" if np.ndim(rows) else ""
         remedy = "correct these rows or leave them out"
@@ -205,11 +200,3 @@ def _has_moving_support(name: str, rerun, trace: dict) -> bool:
         return depends(support, {k: trace[k]["value"] for k in latent})
     except VALUE_WANTED:
         return False
-
-
-def _mask(fn):
-    mask = jnp.ones((), bool)
-    while fn is not unwrap(fn):
-        mask = mask & fn._mask if hasattr(fn, "_mask") else mask
-        fn = fn.base_dist
-    return mask

@@ -1,6 +1,4 @@
-"""Checkpoints of a long run: the state's arrays in one file, written so that no reader ever sees
-half of one.
-"""
+"""Checkpoints of a long run: its arrays in one file, of which no reader ever sees half."""
 
 import functools
 from collections.abc import Callable
@@ -26,9 +24,7 @@ class _OtherRun(StoreError):
 
 
 class Checkpoints:
-    """The checkpoints of one run, whose state is any tree. `identity` says what run it is: model,
-    method, data, key.
-    """
+    """The checkpoints of one run, whose state is any tree. `identity` says what run it is."""
 
     def __init__(self, config: Checkpoint, identity: dict):
         self.config, self.identity = config, identity
@@ -58,10 +54,8 @@ class Checkpoints:
 
     def restore(self, state: Any) -> tuple[Any, np.ndarray]:
         """(state, bounds so far) of the newest checkpoint that can be read, with a warning that
-        names those that cannot; `state` as it is where there is none.
-
-        Raises `StoreError` where it belongs to another model, method, data or version, or none can
-        be read.
+        names those that cannot; `state` as it is where there is none. Raises `StoreError` where it
+        belongs to another model, method, data or version, or none can be read.
         """
         for half_written in self.folder.glob(".step-*.ckpt.*"):  # by a run that was killed
             half_written.unlink(missing_ok=True)
@@ -123,10 +117,8 @@ def _arrays(leaves) -> dict[str, np.ndarray]:
 
 def identity(method: Any, model: Callable, data: tuple, num_data: int, key) -> dict:
     """What run a checkpoint belongs to: the model's code and all that it reads, the settings,
-    `data`, the key.
-
-    The same in every process: by contents, never by address. Schedules count by their values at
-    some steps as well. Of a stream `data` is the first batch: its later ones are not seen.
+    `data` (of a stream the first batch), the key; by contents, never by address, so that it is the
+    same in every process. Schedules count by their values at some steps as well.
     """
     settings = {k: v for k, v in vars(method).items() if k not in ("checkpoint", "devices")}
     steps = np.linspace(0, method.max_steps, 7).astype(int)

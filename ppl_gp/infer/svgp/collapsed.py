@@ -1,9 +1,7 @@
-"""`SVGP(collapsed=True)`: L-BFGS on Titsias' collapsed bound plus the log prior, all data in every
-step.
-"""
+"""`SVGP(collapsed=True)`: L-BFGS on Titsias' bound plus the log prior, all data in a step."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,6 +14,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
+from ppl_gp.infer.svgp.step import Reached, begin
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.sparse.bound import Batch, Variational, collapsed
 
@@ -32,23 +31,12 @@ class Climb(eqx.Module):
     optimiser: Any
 
 
-class Reached(NamedTuple):
-    """The end of a climb."""
-
-    free: dict
-    variational: Variational
-    result: Result
-    bounds: np.ndarray
-
-
 def _solver():
     return optax.lbfgs(memory_size=20)
 
 
 def _split(problem: Problem, free, variables):
-    move = jax.tree.map(
-        lambda x: problem.plan.train_inducing and eqx.is_inexact_array(x), variables
-    )
+    move = jax.tree.map(lambda x: problem.train_inducing and eqx.is_inexact_array(x), variables)
     trained, held = eqx.partition((free, variables), (jax.tree.map(lambda _: True, free), move))
     return (trained[0], jax.tree.map(jnp.divide, trained[1], problem.units)), held
 
@@ -59,44 +47,38 @@ def _join(problem: Problem, trained, held):
     return eqx.combine((free, jax.tree.map(jnp.multiply, variables, problem.units)), held)
 
 
-def _objective(problem: Problem, trained, held, batch: Batch):
-    free, variables = _join(problem, trained, held)
-    hyper, log_p = hyper_at(problem, free, batch)
-    return -(collapsed(problem.plan.model, hyper, variables, batch).bound + log_p)
-
-
 @full_jit
-def _climb(
-    problem: Problem, climb: Climb, batch: Batch
-) -> tuple[Climb, Float[Array, "k"], Float[Array, ""]]:
+def _climb(problem: Problem, climb: Climb, batch: Batch) -> tuple[Climb, Float[Array, "k"]]:
     trained, held = _split(problem, climb.free, climb.variables)
-    value = lambda p: _objective(problem, p, held, batch)  # noqa: E731
+
+    def value(trained):
+        free, variables = _join(problem, trained, held)
+        hyper, log_p = hyper_at(problem, free, batch)
+        return -(collapsed(problem.model, hyper, variables, batch).bound + log_p)
+
     value_and_grad = optax.value_and_grad_from_state(value)
 
     def step(carry, _):
         trained, state = carry
         loss, gradient = value_and_grad(trained, state=state)
-        updates, state = _solver().update(
-            gradient, state, trained, value=loss, grad=gradient, value_fn=value
-        )
+        known = {"value": loss, "grad": gradient, "value_fn": value}
+        updates, state = _solver().update(gradient, state, trained, **known)
         moved = optax.apply_updates(trained, updates)
         usable = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(moved)]))
         moved = jax.tree.map(lambda a, b: jnp.where(usable, a, b), moved, trained)
-        slope = jnp.max(jnp.stack([jnp.max(jnp.abs(g)) for g in jax.tree.leaves(gradient)]))
-        return (moved, state), (jnp.negative(loss), slope)
+        return (moved, state), jnp.negative(loss)
 
-    (trained, state), (bounds, slopes) = lax.scan(
-        step, (trained, climb.optimiser), None, length=CHUNK
-    )
+    first = trained, climb.optimiser
+    (trained, state), bounds = lax.scan(step, first, None, length=CHUNK)
     free, variables = _join(problem, trained, held)
-    return Climb(free, variables, state), bounds, slopes[-1]
+    return Climb(free, variables, state), bounds
 
 
 @quick_jit
 def best_sites(problem: Problem, free, variables, batch: Batch):
     """(the bound and the best q(u), the log prior of the hyperparameters)."""
     hyper, log_p = hyper_at(problem, free, batch)
-    return collapsed(problem.plan.model, hyper, variables, batch), log_p
+    return collapsed(problem.model, hyper, variables, batch), log_p
 
 
 def climb(
@@ -112,18 +94,17 @@ def climb(
 
     first, *others = map(start, frees)
     moving = first.optimiser is not None
-    max_steps = problem.plan.max_steps if moving else 0
-    stages = _stages(problem, first, others, batch, tol, max_steps)
-    (state, bounds), interrupted = interruptible(
-        stages, "SVGP, collapsed", problem.plan.max_steps, progress
-    )
+    stages = _stages(problem, first, others, batch, tol, problem.max_steps if moving else 0)
+    label = "SVGP, collapsed"
+    (end, bounds), interrupted = interruptible(stages, label, problem.max_steps, progress)
     ended = _ended(bounds, tol) or (Result.completed if moving else Result.converged)
     result = Result.interrupted if interrupted else ended
-    best, _ = best_sites(problem, state.free, state.variables, batch)
+    best, _ = best_sites(problem, end.free, end.variables, batch)
     (name,) = variables
     if result is Result.converged and not np.isfinite(float(best.bound)):
         result = Result.nonfinite
-    return Reached(state.free, Variational(state.variables, {name: best.sites}), result, bounds)
+    state = begin(problem, end.free, Variational(end.variables, {name: best.sites}))
+    return Reached(state, bounds, result)
 
 
 def _stages(
@@ -133,10 +114,10 @@ def _stages(
     bounds = np.zeros(0)
     yield Stage((state, bounds), 0, keep=False)
     while len(bounds) < max_steps and _ended(bounds, tol) is None:
-        state, new, _ = _climb(problem, state, batch)
+        state, new = _climb(problem, state, batch)
         for other in others if not len(bounds) else ():
             yield Stage((state, np.asarray(new)), CHUNK)  # Ctrl-C keeps the best of the starts
-            moved, there, _ = _climb(problem, other, batch)
+            moved, there = _climb(problem, other, batch)
             if there[-1] > new[-1] + MARGIN or not np.isfinite(new[-1]):
                 state, new = moved, there
         bounds = np.concatenate([bounds, np.asarray(new)])

@@ -1,6 +1,4 @@
-"""The bound over all data at the end of a run, with its own error where it is an estimate; and
-whether the run got anywhere.
-"""
+"""The bound over all data at the end of a run, its error, and whether the run got anywhere."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
@@ -17,10 +15,9 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.space import log_prior
 from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
-from ppl_gp.infer.svgp.devices import Placement
-from ppl_gp.infer.svgp.look import Subject
-from ppl_gp.infer.svgp.problem import Plan, Problem, hyper_at, terms_at
-from ppl_gp.infer.svgp.step import State
+from ppl_gp.infer.svgp.problem import Problem, hyper_at, terms_at
+from ppl_gp.infer.svgp.start import Begun
+from ppl_gp.infer.svgp.step import Reached, State
 from ppl_gp.quick import quick_jit
 from ppl_gp.sparse.bound import Batch, at_batch, inducing_gap, quadrature_gap
 
@@ -31,30 +28,23 @@ _WORTH_TELLING = 1e-3  # nats a datum that nodes may be off before it is said
 _WINDOW = 20  # steps at either end of a run that are compared
 
 
-def total_bound(
-    problem: Problem, state: State, subject: Subject, spread: Placement, key
-) -> float | None:
+def total_bound(begun: Begun, state: State, key) -> float | None:
     """The objective over all data, nats; of a stream that cannot be read again, `None`. O(N M^2).
     With an autoguide each batch has one draw of the hyperparameters.
     """
-    parts = _of_batches(problem, state, subject, spread, key)
-    return None if parts is None else float(np.sum(parts))
+    source = begun.subject.source
+    return float(np.sum(_of_batches(begun, state, key))) if source.restarts else None
 
 
-def _of_batches(
-    problem: Problem, state: State, subject: Subject, spread: Placement, key, sweep=None
-) -> np.ndarray | None:
+def _of_batches(begun: Begun, state: State, key, sweep=None) -> np.ndarray:
     """What each batch (of `sweep`) adds to `total_bound`, from draws of its own."""
-    source = subject.source
-    if sweep is None and isinstance(source, StreamSource) and not source.stream.restarts:
-        return None
-    expected, rests = [], []
+    source, expected, rests = begun.subject.source, [], []
     size = source.batch_size or 1  # whole batches, so that they split over devices as the run's do
     sweep = source.sweep(size * max(1, MOST_LOOKED // size)) if sweep is None else sweep
     for i, rows in enumerate(sweep):
-        batch = spread.batch(as_batch(rows, random.fold_in(key, i)))
+        batch = begun.spread.batch(as_batch(rows, random.fold_in(key, i)))
         parts = _parts if source.num_data <= _QUICKLY else _parts.full
-        one, rest = parts(problem, state, batch)
+        one, rest = parts(begun.problem, state, batch)
         expected, rests = [*expected, float(one)], [*rests, float(rest)]
     return np.add(expected, np.divide(rests, len(rests)))
 
@@ -66,18 +56,15 @@ def _parts(
     """(weighted expectation, the bound's other terms) of a batch, nats, for sums over all data."""
     hyper, log_p = hyper_at(problem, state.free, batch)
     t = terms_at(problem, hyper, state.variational, batch)
-    return t.expected, t.shared - t.kl + _without_points(problem.plan, hyper, log_p, batch)
+    return t.expected, t.shared - t.kl + _without_points(problem, hyper, log_p, batch)
 
 
-def _without_points(plan: Plan, hyper: dict, log_p, batch: Batch):
-    """Of a distribution over hyperparameters its KL counts; a point is judged at its value, without
-    the prior.
-    """
-    if plan.guide is None or not plan.guide.draws:
+def _without_points(problem: Problem, hyper: dict, log_p, batch: Batch):
+    """Of a distribution its KL counts; a point is judged at its value, without the prior."""
+    if problem.guide is None or not problem.guide.draws:
         return 0.0
-    return log_p - log_prior(
-        plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}, plan.guide.held
-    )
+    values, points = {**hyper, **batch.given}, problem.guide.held
+    return log_p - log_prior(problem.model, batch.args, batch.kwargs, values, points)
 
 
 def repeats(num_data: int) -> int:
@@ -104,7 +91,7 @@ def over_passes(
     two passes agree, for a list, and where many rows end with the pass. `None` of an iterator with
     less than two passes left, which need not be all data.
     """
-    once = not source.stream.restarts
+    once = not source.restarts
     few = source.num_data <= _REPEATED_ROWS and not isinstance(source.stream.batches, Sequence)
     sums: list[np.ndarray] = []
     whole = 0
@@ -126,41 +113,37 @@ def over_passes(
     return mean_and_error(sums if by_batch else [np.sum(x, keepdims=True) for x in sums])
 
 
-def judged(
-    problem: Problem, state: State, subject: Subject, spread: Placement, key
-) -> tuple[float | None, float | None]:
+def judged(begun: Begun, state: State, key) -> tuple[float | None, float | None]:
     """(the ELBO over all data, its standard error), nats, with a KL weight of 1 for any `beta`. The
     error is that of 2 to 10 sums with draws, or rows of a stream, of their own; else `None`.
     """
-    source, drawn = subject.source, problem.plan.drawn
-    rates = problem.rates._replace(beta=jnp.ones_like(problem.rates.beta))
-    plain = eqx.tree_at(lambda p: p.rates, problem, rates)
+    source, drawn = begun.subject.source, begun.problem.drawn
+    plain = eqx.tree_at(lambda p: p.sampling.beta, begun.problem, replace_fn=jnp.ones_like)
+    begun = begun._replace(problem=plain)
     keys = random.split(key, repeats(source.num_data) if drawn else 1)
     if not isinstance(source, StreamSource):
-        return mean_and_error([_of_batches(plain, state, subject, spread, k) for k in keys])
+        return mean_and_error([_of_batches(begun, state, k) for k in keys])
     each = cycle(keys)  # one where nothing is drawn
-    sum_of = lambda rows: _of_batches(plain, state, subject, spread, next(each), rows)  # noqa: E731
-    return over_passes(source, drawn, sum_of)
+    return over_passes(source, drawn, lambda rows: _of_batches(begun, state, next(each), rows))
 
 
-def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool = True) -> dict:
+def errors_of(begun: Begun, state: State, key, told: bool = True) -> dict:
     """What `stats` say of the bound's own errors, nats; nothing where expectations are drawn.
-
     `expectation_error`: by how much it is too high at most, as nodes of the likelihood's
     expectations miss something, with a warning where that matters. `inducing_gap`: see there.
     Estimates from up to `MOST_LOOKED` rows at even distances, or in the first batches of a stream.
     """
-    if problem.plan.drawn:
+    if begun.problem.drawn:
         return {}
-    source = subject.source
-    rows = source.looked if isinstance(source, StreamSource) else source.spread(MOST_LOOKED)
-    batch = as_batch(rows, key)
+    source = begun.subject.source
+    rows = source.some(MOST_LOOKED)
     share = source.num_data / int(np.sum(rows.weights > 0))
-    *nodes, short = map(float, _errors(problem, state, batch, jnp.asarray(share)))
+    found = _errors(begun.problem, state, as_batch(rows, key), jnp.asarray(share))
+    *nodes, short = map(float, found)
     gap, size = (share * x for x in nodes)
     if told and size > _WORTH_TELLING * source.num_data:
         warn(
-            f"SVGP(num_nodes={problem.plan.expectation.num_nodes}): nodes of the likelihood's "
+            f"SVGP(num_nodes={begun.problem.expectation.num_nodes}): nodes of the likelihood's "
             f"expectations are off by {size:.2g} nats in all, and the bound may be {gap:.2g} nats "
             "too high; raise num_nodes."
         )
@@ -169,38 +152,27 @@ def errors_of(problem: Problem, state: State, subject: Subject, key, told: bool 
 
 @quick_jit
 def _errors(problem: Problem, state: State, batch: Batch, share) -> tuple[Array, Array, Array]:
-    """(by how much the nodes of one batch's expectations are off, nats: sum, of absolute values;
-    `inducing_gap`). For one layer, at one setting.
-    """
+    """(by how much one batch's nodes are off, nats: sum, of absolute values; `inducing_gap`)."""
     hyper, _ = hyper_at(problem, state.free, batch)
-    at = at_batch(problem.plan.model, hyper, state.variational, batch)
-    expectation = problem.plan.expectation
+    at, expectation = at_batch(problem.model, hyper, state.variational, batch), problem.expectation
     return *quadrature_gap(at, expectation), inducing_gap(at, expectation, share)
 
 
-def result_of(
-    ended: Result,
-    bounds: np.ndarray,
-    bound: float | None,
-    problem: Problem,
-    states,
-    subject,
-    spread,
-    key,
-) -> Result:
+def result_of(begun: Begun, ended: Reached, bound: float | None, key) -> Result:
     """`nonfinite` where the bound is not finite, `diverged` where it is far below that of the
-    start, else as the run ended. `states`: at the start and at the end. If the last steps are below
-    one of the first, the objective over all data has to be a nat and a hundredth lower too.
+    start, else as the run ended. If the last steps are below one of the first, the objective over
+    all data has to be a nat and a hundredth lower too.
     """
+    result, bounds = ended.result, ended.bounds
     if bound is not None and not np.isfinite(bound):
         return Result.nonfinite
-    if ended not in (Result.completed, Result.converged) or len(bounds) < 2:
-        return ended
+    if result not in (Result.completed, Result.converged) or len(bounds) < 2:
+        return result
     window = min(_WINDOW, len(bounds) // 2)
     first, last = bounds[:window], np.median(bounds[-window:])
     if not last < np.nanmax(first):
-        return ended
-    before, after = (total_bound(problem, state, subject, spread, key) for state in states)
+        return result
+    before, after = (total_bound(begun, state, key) for state in (begun.state, ended.state))
     if before is None or after is None:  # of a stream that is used up the steps are all there is
         before, after = np.nanmin(first) - np.ptp(first[np.isfinite(first)]), last
-    return Result.diverged if after < before - 1.0 - 0.01 * abs(before) else ended
+    return Result.diverged if after < before - 1.0 - 0.01 * abs(before) else result

@@ -1,6 +1,4 @@
-"""Fitting by `SVGP`: choose inducing variables, run the steps, sum the bound over all data, make a
-`Fit`.
-"""
+"""Fitting by `SVGP`: look, prepare, run the steps, sum the bound over all data, make a `Fit`."""
 
 import dataclasses
 import sys
@@ -16,26 +14,23 @@ from jax.flatten_util import ravel_pytree
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
-from ppl_gp.frames.names import Names
 from ppl_gp.hyperparameters import MAP, Sample
-from ppl_gp.infer.batches import as_batch
+from ppl_gp.infer.batches import as_batch, repeated
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
 from ppl_gp.infer.hyper.restarts import FEW as FEW_VALUES
 from ppl_gp.infer.loop import unless_stopped
 from ppl_gp.infer.maximised import require_bounded, require_no_maximised_effects
 from ppl_gp.infer.sources import num_rows
-from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity
 from ppl_gp.infer.svgp.collapsed import best_sites, climb
-from ppl_gp.infer.svgp.devices import Placement, placement
 from ppl_gp.infer.svgp.final_bound import errors_of, judged, result_of
 from ppl_gp.infer.svgp.look import Subject, look_at
-from ppl_gp.infer.svgp.prepare import prepare
+from ppl_gp.infer.svgp.prepare import prepare, with_other_points
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
-from ppl_gp.infer.svgp.run import Ended, LongRun, chunk_size
-from ppl_gp.infer.svgp.start import other_length_scales, starts_elsewhere
-from ppl_gp.infer.svgp.step import State, advance_whole, begin
+from ppl_gp.infer.svgp.run import LongRun, chunk_size
+from ppl_gp.infer.svgp.start import Begun, other_length_scales
+from ppl_gp.infer.svgp.step import Reached, State, advance, begin
 from ppl_gp.kept import FromInducing
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import roles
@@ -47,8 +42,8 @@ from ppl_gp.sparse.svgp import SVGP
 STEP = 0.1  # of differences in unconstrained values
 # nats: above these the end of a run over all data is none
 STEEP = 0.1  # gradient of the hyperparameters
-# nats per datum that more inducing variables may add: from here other points are tried; a warning
-SOME, FEW = 1e-3, 1e-2
+# nats per datum that more inducing variables may add, from which a warning says so
+FEW = 1e-2
 GUIDE_DRAWS = 100  # draws of the hyperparameters that a fit with an autoguide keeps
 WIDE_GAP = 1e-3  # what a whole step of q(u) expects to gain
 
@@ -61,12 +56,11 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
             "SparseNUTS()."
         )
     (key_start, key_run, key_end), seed = _keys(rng_key)
-    seed = int(seed)
     if method.collapsed:
         if num_rows(args) is None:
             raise DataError("SVGP(collapsed=True) takes all data in every step; give arrays.")
         method = dataclasses.replace(method, batch_size=sys.maxsize)
-    subject = look_at(method, model, args, kwargs, seed)
+    subject = look_at(method, model, args, kwargs, int(seed))
     if method.collapsed:
         method = dataclasses.replace(method, batch_size=subject.source.num_data)
         _require_collapsible(subject)
@@ -75,69 +69,56 @@ def _fit_sparse(method: SVGP, model, rng_key, args, kwargs, progress) -> Fit:
         points = [k for k in subject.names if k not in known]
         require_bounded(subject.trace, subject.model.reading, "SVGP(hyper=MAP())", points)
         require_no_maximised_effects(subject.model, *subject.data, "SVGP(hyper=MAP())", known)
-    problem, state = prepare(method, subject, key_start, seed)
+    begun = prepare(method, subject, key_start, int(seed))
     if method.collapsed:
-        return _fit_collapsed(method, subject, problem, state, progress, key_end, (key_start, seed))
-    spread = placement(method.devices, subject.source.batch_size)
-    checkpoints = _checkpoints(method, subject, rng_key)
-    rest = (method.tol, method.patience, spread, checkpoints, progress)
-    other = partial(_other, method, subject, problem, (key_start, seed))
-    elsewhere = partial(starts_elsewhere, method, subject, problem, state)
-    long_run = LongRun(problem, subject.source, key_run, *rest, other, elsewhere)
-    ended = long_run.go(spread.replicated(state))
+        return _fit_collapsed(begun, progress, key_end)
+    run = subject.model, subject.data, subject.source.num_data, rng_key
+    checkpoints = method.checkpoint and Checkpoints(method.checkpoint, identity(method, *run))
+    ended = LongRun(begun, key_run, checkpoints, progress).go()
     told: dict = {"bad_batch": ended.message, "stream_error": ended.cause}
     told["checkpoint_error"] = checkpoints and checkpoints.error
     if ended.message:  # a bad batch would be met again in the sum over all data
-        return make_fit(method, subject, problem, ended, None, told, key_end)
-    # the steps are whole: only what would be said of them may be missing
+        return make_fit(begun, ended, None, told, key_end)
+    problem, shallow = begun.problem, subject.structure.is_shallow
+    exact = problem.guide is None and shallow and not problem.noisy
+    plain = not callable(problem.learning) and begun.spread.mesh is None
+    settled = partial(_settled, begun, ended.state, key_end) if exact and plain else None
+    return _judged_fit(begun, ended, told, key_end, settled)
+
+
+def _judged_fit(begun: Begun, ended: Reached, told: dict, key, settled: Callable | None) -> Fit:
+    """The fit, and warnings of what a run has left: the steps are whole, and only what would be
+    said of them may be missing. `settled`: the objective at unconstrained values of the
+    hyperparameters, at the best q(u) there, where that is known.
+    """
     (ended, bound, judgement), _ = unless_stopped(
-        lambda: _judgement(problem, subject, state, ended, spread, key_end),
+        lambda: _judgement(begun, ended, key),
         (ended._replace(result=Result.interrupted), None, {}),
     )
-    fit = make_fit(method, subject, problem, ended, bound, told | judgement, key_end)
-    exact = problem.plan.guide is None and subject.structure.is_shallow and not problem.plan.noisy
-    plain = problem.rates.learning is not None and spread.mesh is None
-    if exact and plain:
-        settled = partial(_settled, problem, ended.state, as_batch(subject.first, key_end))
-        unless_stopped(lambda: _tell_end(fit, subject, ended.state.free, settled), None)
-    else:
+    fit = make_fit(begun, ended, bound, told | judgement, key)
+    if settled is None:
         _tell_unsettled(fit)
+    else:
+        free = ended.state.free
+        unless_stopped(lambda: _tell_end(fit, begun.subject, free, settled), None)
     return fit
 
 
-def _settled(problem: Problem, end: State, batch: Batch, free: dict) -> float:
+def _settled(begun: Begun, end: State, key, free: dict) -> float:
     """The objective at `free` after a chunk of steps in which q(u) alone moves."""
-    rates = problem.rates._replace(learning=jnp.zeros_like(problem.rates.learning))
-    held = dataclasses.replace(problem, rates=rates)
-    keys = random.split(batch.key, chunk_size(problem.plan.max_steps))
-    return float(advance_whole(held, begin(held, free, end.variational), batch, keys)[1][-1])
+    problem = begun.problem
+    held = dataclasses.replace(problem, learning=jnp.zeros_like(problem.learning))
+    steps = repeated(begun.batch(None), random.split(key, chunk_size(problem.max_steps)))
+    return float(advance(held, begin(held, free, end.variational), *steps)[1][-1])
 
 
-def _other(
-    method: SVGP, subject: Subject, problem: Problem, start: tuple, reached: State
-) -> State | None:
-    """Where more inducing points would help: the start with "farthest" in place of "greedy"."""
-    number = max(v.num for v in reached.variational.variables.values())
-    greedy = isinstance(method.inducing, str) and method.inducing == "greedy"
-    if not greedy or isinstance(subject.source, StreamSource) or number < method.num_inducing:
-        return None
-    missing = errors_of(problem, reached, subject, start[0], told=False).get("inducing_gap") or 0.0
-    if not missing > SOME * subject.source.num_data or not reached.free:
-        return None
-    return prepare(dataclasses.replace(method, inducing="farthest"), subject, *start)[1]
-
-
-def _judgement(
-    problem: Problem, subject: Subject, start: State, ended: Ended, spread: Placement, key
-) -> tuple[Ended, float | None, dict]:
+def _judgement(begun: Begun, ended: Reached, key) -> tuple[Reached, float | None, dict]:
     """(the run with its result, the bound over all data, what `stats` say of it)."""
-    bound, error = judged(problem, ended.state, subject, spread, key)
+    bound, error = judged(begun, ended.state, key)
     told = {"log_evidence_se": error}
     if bound is not None and np.isfinite(bound):
-        told |= errors_of(problem, ended.state, subject, key)
-    states = (start, ended.state)
-    result = result_of(ended.result, ended.bounds, bound, problem, states, subject, spread, key)
-    return ended._replace(result=result), bound, told
+        told |= errors_of(begun, ended.state, key)
+    return ended._replace(result=result_of(begun, ended, bound, key)), bound, told
 
 
 def _tell_end(fit: Fit, subject: Subject, free: dict, settled: Callable[[dict], float]) -> None:
@@ -218,84 +199,61 @@ def _require_collapsible(subject: Subject) -> None:
     require_gaussian(subject.model, hyper, as_batch(subject.first, random.key(0)))
 
 
-def _fit_collapsed(
-    method, subject: Subject, problem: Problem, state: State, progress, key, start
-) -> Fit:
-    batch = as_batch(subject.first, key)
+def _fit_collapsed(begun: Begun, progress, key) -> Fit:
+    batch, problem = begun.batch(key), begun.problem
 
-    def climbed(state: State):
+    def climbed(state: State) -> Reached:
+        frees = [state.free, *other_length_scales(begun, state.free)]
         variables = state.variational.variables
-        frees = [state.free, *other_length_scales(method, subject, problem, state.free)]
-        reached = climb(problem, frees, variables, batch, method.tol, progress)
-        return reached, begin(problem, reached.free, reached.variational)
+        return climb(problem, frees, variables, batch, begun.method.tol, progress)
 
-    def judge():
-        bound, _ = judged(problem, end, subject, placement(None, None), key)
-        usable = bound is not None and np.isfinite(bound)
-        return bound, errors_of(problem, end, subject, key) if usable else None
+    def again() -> Reached | None:
+        other = with_other_points(begun, runs[0].state)
+        return None if other is None else climbed(other.state)
 
-    def again():
-        other = _other(method, subject, problem, start, runs[0][1])
-        return None if other is None else climbed(other)
-
-    runs = [climbed(state)]
-    if runs[0][0].result is Result.converged:
+    runs = [climbed(begun.state)]
+    if runs[0].result is Result.converged:
         second, _ = unless_stopped(again, None)
         runs += [] if second is None else [second]
-    reached, end = max(runs, key=lambda run: max(run[0].bounds[-1:], default=-np.inf))
-    (bound, told), _ = unless_stopped(judge, (None, {}))
-    # what a second climb would have reached is not known
-    result = Result.interrupted if verb.ended else reached.result
-    result, told = (Result.nonfinite, {}) if told is None else (result, told)
-    ended = Ended(end, result, reached.bounds, None)
-    fit = make_fit(method, subject, problem, ended, bound, told, key)
-    for name in ("q_gap", "map_gradient"):  # of other steps than these
-        fit.stats.pop(name, None)
+    reached = max(runs, key=lambda run: max(run.bounds[-1:], default=-np.inf))
+    if verb.ended:  # what a second climb would have reached is not known
+        reached = reached._replace(result=Result.interrupted)
+    variables = reached.state.variational.variables
 
     def settled(free: dict) -> float:
-        best, log_p = best_sites(problem, free, reached.variational.variables, batch)
+        best, log_p = best_sites(problem, free, variables, batch)
         return float(best.bound + log_p)
 
-    unless_stopped(lambda: _tell_end(fit, subject, reached.free, settled), None)
-    return fit
+    return _judged_fit(begun, reached, {}, key, settled)
 
 
-def _checkpoints(method: SVGP, subject: Subject, key) -> Checkpoints | None:
-    if method.checkpoint is None:
-        return None
-    same = identity(method, subject.model, subject.data, subject.source.num_data, key)
-    return Checkpoints(method.checkpoint, same)
-
-
-def make_fit(
-    method: SVGP, subject: Subject, problem: Problem, ended: Ended, bound, told: dict, key
-) -> Fit:
+def make_fit(begun: Begun, ended: Reached, bound: float | None, told: dict, key) -> Fit:
     """The fit; `told`: what else its `stats` say, where that is not `None`."""
-    state, sampled = ended.state, problem.plan.draws_hyper
-    hyper, kept, raised = _kept(problem, state, as_batch(subject.first, key), key)
+    problem, subject, state = begun.problem, begun.subject, ended.state
+    hyper, kept, raised = _kept(problem, state, begun.batch(key), key)
     on_disk = lambda x: isinstance(x, np.memmap) or not isinstance(x, np.ndarray)  # noqa: E731
     args, kwargs = jax.tree.map(lambda x: x if on_disk(x) else jnp.asarray(x), subject.data)
-    stats = _stats(problem, subject, ended) | {
+    stats = _stats(begun, ended) | {
         "num_inducing": max(q.mean.shape[-1] for q in kept.values()),
         "jitter_raised": float(raised),
     }
     return Fit(
         model=subject.model,
-        method=method,
+        method=begun.method,
         args=args,
         kwargs=kwargs,
-        draws=Draws.equal(hyper, kept) if sampled else Draws.one(hyper, kept),
+        draws=Draws.equal(hyper, kept) if problem.draws_hyper else Draws.one(hyper, kept),
         log_evidence=bound,
         result=ended.result,
         stats=stats | {k: v for k, v in told.items() if v is not None},
-        sampled=sampled,
+        sampled=problem.draws_hyper,
         local=eqx.combine(state.variational.latents, problem.frozen),
-        names=subject.source.names if isinstance(subject.source, StreamSource) else Names(),
+        names=subject.source.names,
     )
 
 
-def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
-    source, state, plan = subject.source, ended.state, problem.plan
+def _stats(begun: Begun, ended: Reached) -> dict:
+    source, state, problem = begun.subject.source, ended.state, begun.problem
     stats = {
         "steps": len(ended.bounds),
         "bounds": ended.bounds,
@@ -305,33 +263,32 @@ def _stats(problem: Problem, subject: Subject, ended: Ended) -> dict:
         "shortened_steps": int(state.halved),
     }
     if ended.result in (Result.converged, Result.completed):
-        made = "all steps made" if stats["steps"] >= plan.max_steps else "the bound stopped rising"
-        settled = ended.result is Result.converged and not plan.noisy
+        whole = stats["steps"] >= problem.max_steps
+        made = "all steps made" if whole else "the bound stopped rising"
+        settled = ended.result is Result.converged and not problem.noisy
         stats["ended"] = "no step would gain" if settled else made
-    if not plan.noisy:
+    if not (problem.noisy or begun.method.collapsed):  # which has other steps
         stats["q_gap"] = float(state.q_gap)
-    if plan.names and plan.guide is None and not plan.noisy:
-        stats["map_gradient"] = float(state.slope)
-    return stats | (source.kept if isinstance(source, StreamSource) else {})
+        if problem.names and problem.guide is None:
+            stats["map_gradient"] = float(state.slope)
+    return stats | source.kept
 
 
 @quick_jit
 def _kept(problem: Problem, state: State, batch: Batch, key) -> tuple[dict, dict, jax.Array]:
-    """(hyperparameters, {GP site: q(u)}, variance added to K_uu) with the leading axis of draws
-    where there are any.
-    """
+    """(hyperparameters, {GP site: q(u)}, variance added to K_uu), with an axis of draws if any."""
 
     def one(key):
         hyper, _ = hyper_at(problem, state.free, batch._replace(key=key))
         kept, raised = {}, jnp.zeros(())
-        for name, prior in priors_at(problem.plan.model, batch, hyper).items():
+        for name, prior in priors_at(problem.model, batch, hyper).items():
             variables = state.variational.variables[name]
             q = state.variational.q[name].whitened()
             kept[name] = FromInducing(inducing=variables, mean=q.mean, reduction=q.reduction)
             raised = jnp.maximum(raised, variables.root(prior).added)
         return hyper, kept, raised
 
-    if not problem.plan.draws_hyper:
+    if not problem.draws_hyper:
         hyper, kept, raised = one(key)
         return hyper, jax.tree.map(lambda x: x[None] if eqx.is_array(x) else x, kept), raised
     hyper, kept, raised = lax.map(one, random.split(key, GUIDE_DRAWS))

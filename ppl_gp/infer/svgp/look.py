@@ -1,6 +1,4 @@
-"""What `SVGP` is asked to fit: the model, the source of its batches, and what one run on a first
-batch showed.
-"""
+"""What `SVGP` is asked to fit: the model, its batches, and what one run on a first batch showed."""
 
 from typing import Any, NamedTuple
 
@@ -12,9 +10,9 @@ from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
-from ppl_gp.infer.batches import as_batch, first_rows, source_of
+from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
-from ppl_gp.infer.hyper.given import held, holding
+from ppl_gp.infer.hyper.space import held, holding
 from ppl_gp.infer.integrated import with_effects
 from ppl_gp.infer.probes.joint import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
@@ -25,9 +23,7 @@ from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
-from ppl_gp.reading.roles import (
-    roles,
-)
+from ppl_gp.reading.roles import roles
 from ppl_gp.reading.row_independence import require_pairs, unpaired
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch
@@ -43,7 +39,7 @@ class Subject(NamedTuple):
     """A model with a first batch of its data; the names of its hyperparameters and GP sites."""
 
     model: Any
-    source: ArraySource | StreamSource
+    source: Source
     first: Rows
     trace: dict
     names: tuple[str, ...]
@@ -52,14 +48,12 @@ class Subject(NamedTuple):
 
     @property
     def gps(self) -> tuple[str, ...]:
-        """Names of the GP sites."""
         return self.structure.gps
 
     @property
     def data(self) -> tuple[tuple, dict]:
         """(args, kwargs) of all data; of a stream, of its first batch."""
-        kept = self.first if isinstance(self.source, StreamSource) else self.source
-        return kept.args, kept.kwargs
+        return self.source.args, self.source.kwargs
 
 
 def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False) -> Subject:
@@ -71,33 +65,32 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
     source = _source(method, model, args, kwargs, seed)
     first = first_rows(source)
     batch = as_batch(first, random.key(0))
-    model = declare(model, batch.args, batch.kwargs)
+    at = batch.args, batch.kwargs
+    model = declare(model, *at)
     if isinstance(source, StreamSource):
         num, source.grows = method.num_inducing, model.reading.grows
         source.look(first, max(num, min(_PER_POINT * num, MOST_LOOKED)))
     # a guide of one's own is written for the sites that are declared
     if not declared and (isinstance(method.hyper, MAP | Fixed) or is_auto(method.hyper)):
-        at_values = run(holding(model, method.hyper), batch.args, batch.kwargs, batch.given)
+        at_values = run(holding(model, method.hyper), *at, batch.given)
         kept = {**batch.given, **held(method.hyper, at_values)}
         point = isinstance(method.hyper, MAP)
         asked = method.latents is not None or method.num_importance > 1
-        model = with_effects(model, batch.args, batch.kwargs, kept, point, asked)
-    trace = first_trace(model, batch.args, batch.kwargs, batch.given)
+        model = with_effects(model, *at, kept, point, asked)
+    trace = first_trace(model, *at, batch.given)
     require_pairs(unpaired({k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}))
-    if source.plate is None and (plates := _subsampling_plates(trace)):
+    if source.plate is None and (plates := subsampling_plates(trace)):
         raise DataError(
             f"plate '{plates[0]['name']}' subsamples minibatches once more; that works with all "
             "data in memory. Leave subsample_size out, and give SVGP(batch_size=...) or a Stream."
         )
     found = roles(trace)
-    structure = structure_of(
-        found, trace, lambda values: run(model, batch.args, batch.kwargs, {**batch.given, **values})
-    )
+    rerun = lambda values: run(model, *at, {**batch.given, **values})  # noqa: E731
+    structure = structure_of(found, trace, rerun)
     names = (*found.hyper, *found.params)
     hyper = {k: trace[k]["value"] for k in names}
-    if isinstance(model, Collapsed):  # of a stream, in its first batch
-        whole = first if isinstance(source, StreamSource) else source
-        require_levels(model, whole.args, whole.kwargs, hyper)
+    if isinstance(model, Collapsed):
+        require_levels(model, source.args, source.kwargs, hyper)
     additive = probe_layers(model, structure, {**hyper, **batch.given}, trace, batch)
     if not source.whole and source.plate is None:
         model.reading.require_apart(f"SVGP(batch_size={source.num_data})")
@@ -105,26 +98,22 @@ def look_at(method: SVGP, model, args, kwargs, seed: int, declared: bool = False
 
 
 def _source(method: SVGP, model, args, kwargs, seed):
-    # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
-    read = num_rows(args) is not None and not isinstance(args[0], np.memmap)
-    if read and (plate := _subsampling(model, args, kwargs)):
-        name, num_data, batch_size = plate
-        return ArraySource(args, kwargs, batch_size, seed, name, num_data)
-    return source_of("SVGP", method.rows, model, args, kwargs, seed)
-
-
-def _subsampling(model, args, kwargs) -> tuple[str, int, int] | None:
-    """(name, N, batch size) of a plate that subsamples in the model itself, if there is one. O(N).
-
-    All observations are checked against their supports on the way.
+    """Batches; where a plate of the model itself subsamples, as it says, once all observations are
+    checked against their supports.
     """
-    plates = _subsampling_plates(first_trace(model, args, kwargs))
+    plates = []
+    # a memory map is not read as a whole for it: pass arrays, or let SVGP subsample
+    if num_rows(args) is not None and not isinstance(args[0], np.memmap):
+        plates = subsampling_plates(first_trace(model, args, kwargs))
     if len(plates) > 1:
         raise DataError(f"plates {[s['name'] for s in plates]} all subsample; SVGP() handles one.")
-    return (plates[0]["name"], *plates[0]["args"]) if plates else None
+    if not plates:
+        return source_of("SVGP", method.rows, model, args, kwargs, seed)
+    num_data, batch_size = plates[0]["args"]
+    return ArraySource(args, kwargs, batch_size, seed, plates[0]["name"], num_data)
 
 
-def _subsampling_plates(trace) -> list:
+def subsampling_plates(trace: dict) -> list:
     return [
         s
         for s in trace.values()
@@ -133,9 +122,7 @@ def _subsampling_plates(trace) -> list:
 
 
 def uses_inputs(model, batch: Batch) -> bool:
-    """Whether anything of the model is computed from the values of its first argument (not from its
-    length alone).
-    """
+    """Whether the model depends on the values of its first argument, not on its length alone."""
 
     def everything(X):
         trace = run(model, (X, *batch.args[1:]), batch.kwargs, batch.given)
@@ -145,46 +132,33 @@ def uses_inputs(model, batch: Batch) -> bool:
 
 
 def site_inputs(subject: Subject, hyper: dict, seed: int) -> dict[str, np.ndarray]:
-    """Inputs that each GP site sees, up to `MAX_CANDIDATES` rows of them: what inducing points are
-    chosen from.
-    """
+    """Inputs of each GP site, up to `MAX_CANDIDATES` rows, to choose inducing points from."""
     source = subject.source
     if isinstance(source, StreamSource):
         looks = [source.looked]
     elif source.plate is not None:
         looks = [source.rows(source.indices(i)) for i in range(_LOOKS)]
     else:
-        rng = np.random.default_rng([seed, 29])
-        few = source.num_data <= MAX_CANDIDATES
-        rows = (
-            np.arange(source.num_data)
-            if few
-            else np.sort(rng.choice(source.num_data, MAX_CANDIDATES, replace=False))
-        )
-        looks = [source.rows(rows)]
+        rng, num = np.random.default_rng([seed, 29]), min(source.num_data, MAX_CANDIDATES)
+        looks = [source.rows(np.sort(rng.choice(source.num_data, num, replace=False)))]
     found = [_inputs(subject, hyper, rows) for rows in looks]
     every = {k: np.concatenate([f[k] for f in found]) for k in subject.gps}
     # a memory map is checked as it is read: its bad rows end the run, and are no points before
     return {k: x[np.isfinite(x).reshape(len(x), -1).all(1)] for k, x in every.items()}
 
 
-def _inputs(subject, hyper, rows: Rows):
+def _inputs(subject: Subject, hyper: dict, rows: Rows) -> dict[str, np.ndarray]:
+    """At the prior means; where those of the layers below give one input for all rows, at draws
+    from the prior, of a part of the rows.
+    """
     batch = as_batch(rows, random.key(0))
-    trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
-    found = {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}
+    given = {**hyper, **batch.given}
+    inputs = lambda t: {k: np.asarray(unwrap(t[k]["fn"]).X) for k in subject.gps}  # noqa: E731
+    found = inputs(run(subject.model, batch.args, batch.kwargs, given))
     if all(np.ptp(X, 0).any() for X in found.values()) or not subject.structure.inner:
         return found
-    return _drawn_inputs(subject, {**hyper, **batch.given}, batch)
-
-
-def _drawn_inputs(subject: Subject, given: dict, batch: Batch) -> dict[str, np.ndarray]:
-    """Where the means of the layers below give one input for all rows: inputs at draws from the
-    prior, of a part of the rows.
-    """
-    num = batch.weights.shape[0]
-    rows = np.arange(min(num, _DRAWN_ROWS))
-    args, kwargs = take(batch.args, batch.kwargs, rows, subject.source.axes)
+    some = np.arange(min(batch.num, _DRAWN_ROWS))
+    args, kwargs = take(batch.args, batch.kwargs, some, subject.source.axes)
     with handlers.block():
         seeded = handlers.substitute(handlers.seed(subject.model, random.key(0)), data=given)
-        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-    return {k: np.asarray(unwrap(trace[k]["fn"]).X) for k in subject.gps}
+        return inputs(handlers.trace(seeded).get_trace(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""A run of `SVGP` before its first step: what is static about it, its rates, its first state."""
+"""A run of `SVGP` before its first step: what it does not change, and its first state."""
 
 import dataclasses
 import math
@@ -14,14 +14,17 @@ from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
-from ppl_gp.hyperparameters import MAP
+from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name, is_point
+from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.svgp.devices import placement
+from ppl_gp.infer.svgp.final_bound import errors_of
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
-from ppl_gp.infer.svgp.problem import Plan, Problem, Rates, hyper_at
+from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.start import (
+    Begun,
     initial_latents,
     initial_point,
     initial_variational,
@@ -42,16 +45,15 @@ from ppl_gp.sparse.own_effects import averaged, split_effects
 from ppl_gp.sparse.several import num_values, prior_moments
 from ppl_gp.sparse.svgp import SVGP
 
+SOME = 1e-3  # nats per datum that more inducing variables may add, from which others are tried
 
-def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, State]:
-    """The static and fixed parts of a run, and its state before the first step. O(M^3 + N M^2) for
-    the inducing points.
-    """
+
+def prepare(method: SVGP, subject: Subject, key, seed: int) -> Begun:
+    """A run before its first step. O(M^3 + N M^2) for the inducing points."""
     batch = as_batch(subject.first, key)
     guide, fixed, free = _start_of_hyper(method, subject, batch, key)
-    plan = _plan(method, subject, guide, subject.names if guide else tuple(free))
     # units and q(h) follow from the inputs that the hyperparameters give
-    problem = Problem(plan, _rates(method, subject.structure), fixed, units=None, frozen={})
+    problem = _problem(method, subject, guide, fixed, subject.names if guide else tuple(free))
     hyper = _hyper_at(problem, free, batch)
     trace = run(subject.model, batch.args, batch.kwargs, {**hyper, **batch.given})
     inputs = site_inputs(subject, hyper, seed)
@@ -63,21 +65,33 @@ def prepare(method: SVGP, subject: Subject, key, seed: int) -> tuple[Problem, St
     }
     latents, frozen = eqx.partition(_latents(method, subject, trace, batch, key), eqx.is_array)
     problem = dataclasses.replace(problem, units=scale, frozen=frozen)
-    variational = started(plan, trace, hyper, variational._replace(latents=latents), batch)
-    return problem, begin(problem, free, variational)
+    variational = started(problem, trace, hyper, variational._replace(latents=latents), batch)
+    state, spread = begin(problem, free, variational), placement(method.devices, subject.source)
+    return Begun(problem, state, subject, method, spread, key, seed)
+
+
+def with_other_points(begun: Begun, reached: State) -> Begun | None:
+    """Where more inducing points would help: the start with "farthest" in place of "greedy"."""
+    method, source = begun.method, begun.subject.source
+    number = max(v.num for v in reached.variational.variables.values())
+    greedy = isinstance(method.inducing, str) and method.inducing == "greedy"
+    if not greedy or isinstance(source, StreamSource) or number < method.num_inducing:
+        return None
+    missing = errors_of(begun, reached, begun.key, told=False).get("inducing_gap") or 0.0
+    if not missing > SOME * source.num_data or not reached.free:
+        return None
+    other = dataclasses.replace(method, inducing="farthest")
+    return prepare(other, begun.subject, begun.key, begun.seed)
 
 
 def _start_of_hyper(
     method: SVGP, subject: Subject, batch: Batch, key
 ) -> tuple[HyperGuide | None, dict, dict]:
     """(a guide where hyperparameters have one; the fixed ones; what is trained, unconstrained)."""
+    is_point = isinstance(method.hyper, MAP | Fixed)
     # a `numpyro.param` has no prior: always a point
-    if is_point(method.hyper) or not roles(subject.trace).hyper:
-        config = method.hyper if is_point(method.hyper) else MAP()
-        fixed, free = initial_point(
-            config, subject.model, subject.trace, subject.names, key, batch.args, batch.kwargs
-        )
-        return None, fixed, free
+    if is_point or not roles(subject.trace).hyper:
+        return None, *initial_point(method.hyper if is_point else MAP(), subject, batch, key)
     guide = HyperGuide(subject.model, method.hyper, batch.args, batch.kwargs)
     told = f"SVGP(hyper={guide_name(method.hyper)})"
     require_bounded(subject.trace, subject.model.reading, told, guide.held)
@@ -99,58 +113,49 @@ def _latents(method: SVGP, subject: Subject, trace, batch: Batch, key) -> dict:
                 "Free() keeps one q(h) for each row of arrays; a Stream needs an encoder, "
                 "Amortised()."
             )
-        found[name] = initial_latents(
-            config,
-            trace[name],
-            random.fold_in(key, i),
-            subject.source.num_data,
-            batch.args,
-            batch.kwargs,
-            uses_inputs(subject.model, batch),
-            batch.rows,
-            subject.model.reading.inputs_of_rows(Leaves(subject.model, batch.args, batch.kwargs)),
+        own_key, sees = random.fold_in(key, i), uses_inputs(subject.model, batch)
+        num_data = subject.source.num_data
+        inputs = subject.model.reading.inputs_of_rows(
+            Leaves(subject.model, batch.args, batch.kwargs)
         )
+        found[name] = initial_latents(config, trace[name], own_key, num_data, batch, sees, inputs)
     return found
 
 
-def _plan(method: SVGP, subject: Subject, guide, names) -> Plan:
-    whole, sampling = subject.source.whole, _sampling(method, subject.structure)
-    expectation = method.expectation._replace(additive=subject.additive)
-    fns = (subject.trace[k]["fn"] for k in subject.structure.outer)
+def _problem(method: SVGP, subject: Subject, guide, fixed: dict, names) -> Problem:
+    """Without units and q(h)."""
+    structure, expectation = subject.structure, method.expectation
+    expectation = expectation._replace(additive=subject.additive)
+    fns = (subject.trace[k]["fn"] for k in structure.outer)
     functions = sum(math.prod(fn.shape()[:-1]) for fn in fns)  # that a datum depends on
-    exact = subject.structure.is_shallow and expectation.num_draws is None
+    exact = structure.is_shallow and expectation.num_draws is None
     exact = exact and (expectation.additive or expectation.nodes(functions) is not None)
-    return Plan(
+    # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
+    learning = 0.03 if structure.inner else 0.05
+    return Problem(
         model=subject.model,
         expectation=expectation,
-        structure=subject.structure,
-        sampling=sampling,
+        structure=structure,
+        sampling=_sampling(method, structure),
         guide=guide,
         names=names,
         train_inducing=method.train_inducing,
-        whole=whole,
+        whole=subject.source.whole,
         drawn=(guide is not None and guide.draws) or not exact,
-        schedule=_if_callable(method.learning_rate),
-        natural_schedule=_if_callable(method.natural_rate),
+        learning=_rate(learning if method.learning_rate is None else method.learning_rate),
+        natural=_rate(method.natural_rate),
         optimiser=method.optimiser,
         max_steps=method.max_steps,
         warm_up=method.warm_up,
+        fixed=fixed,
+        units=None,
+        frozen={},
     )
 
 
-def _if_callable(rate):
-    return rate if callable(rate) else None
-
-
-def _rates(method: SVGP, structure: Structure) -> Rates:
-    # Faster, hyperparameters of inner layers run away before their q(u) has learnt to use them.
-    learning = (
-        (0.03 if structure.inner else 0.05)
-        if method.learning_rate is None
-        else method.learning_rate
-    )
-    numbers = (learning, method.natural_rate, method.beta)
-    return Rates(*(None if callable(x) or x is None else jnp.asarray(x, float) for x in numbers))
+def _rate(rate):
+    """A number as an array, so that another one compiles nothing anew."""
+    return rate if callable(rate) or rate is None else jnp.asarray(rate, float)
 
 
 def _sampling(method: SVGP, structure: Structure) -> Sampling:
@@ -161,7 +166,11 @@ def _sampling(method: SVGP, structure: Structure) -> Sampling:
             "through the layers."
         )
     sampling = Sampling(
-        method.num_importance, method.num_paths, method.expected_last, method.doubly_reparameterised
+        method.num_importance,
+        method.num_paths,
+        method.expected_last,
+        method.doubly_reparameterised,
+        _rate(method.beta),
     )
     require_separate(sampling, structure, "SVGP")
     return sampling
@@ -173,28 +182,28 @@ WIDTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)
 
 
 def started(
-    plan: Plan, trace: dict, hyper: dict, variational: Variational, batch: Batch
+    problem: Problem, trace: dict, hyper: dict, variational: Variational, batch: Batch
 ) -> Variational:
     """q(u) as wide as the best of `WIDTHS` on a first batch; as the prior unless another gains more
     than a nat a datum. O(B), the likelihood at six times its nodes. Of layers and latents as it is.
-
     Under q(u) = p(u) a prior of standard deviation 8 gives E[exp(f)] = 1e14: a first step from
     there, of q(u) or of a hyperparameter, is no step at all.
     """
-    if not plan.structure.is_shallow:
+    if not problem.structure.is_shallow:
         return variational
     priors, shapes = priors_of(trace, variational.q)
     num = sum(num_values(priors[k], s, variational.variables[k].num) for k, s in shapes.items())
     given = {**hyper, **batch.given}
-    return variational._replace(q=_narrowed(plan, given, priors, shapes, num, variational.q, batch))
+    q = _narrowed(problem, given, priors, shapes, num, variational.q, batch)
+    return variational._replace(q=q)
 
 
 @quick_jit
 def _narrowed(
-    plan: Plan, given: dict, priors: dict[str, GP], shapes: dict, num: int, q: dict, batch: Batch
+    problem: Problem, given: dict, priors: dict[str, GP], shapes: dict, num: int, q: dict, batch
 ) -> dict[str, Family]:
     widths, weights = jnp.asarray(WIDTHS), batch.weights
-    joint = JointLogLikelihood(plan.model, batch.num, given, batch.args, batch.kwargs)
+    joint = JointLogLikelihood(problem.model, batch.num, given, batch.args, batch.kwargs)
     priors, own = split_effects(priors)
     log_lik = averaged(joint, own)
     moments = {k: prior_moments(p, shapes[k]) for k, p in priors.items()}
@@ -202,7 +211,7 @@ def _narrowed(
 
     def expected(width) -> Float[Array, ""]:
         narrow = jax.tree.map(lambda v: width**2 * v, variance)
-        terms = expected_log_lik(log_lik, mean, narrow, plan.expectation, batch.key)
+        terms = expected_log_lik(log_lik, mean, narrow, problem.expectation, batch.key)
         return jnp.sum(jnp.where(weights > 0, weights * terms, 0.0))
 
     # KL[N(0, s^2) || N(0, 1)] of every whitened variable

@@ -1,10 +1,7 @@
-"""What a run of `SVGP` does not change (its static plan, rates, fixed arrays) and what it raises:
-the ELBO of a batch and the log prior of the hyperparameters.
-"""
+"""What a run of `SVGP` does not change, and what it raises: ELBO of a batch plus log prior."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,9 +22,10 @@ from ppl_gp.sparse.families import NaturalGaussian, Nudge
 FIRST_RATE, LAST_SHARE = 0.1, 0.1
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is static about a run: hashable, so that the next fit finds the compiled step again."""
+class Problem(eqx.Module):
+    """What a run does not change. Of its entries that are no arrays compiled steps are a function:
+    the next fit finds them again, and another value of a rate compiles nothing anew.
+    """
 
     model: Callable
     expectation: Expectation
@@ -38,11 +36,15 @@ class Plan:
     train_inducing: bool
     whole: bool  # every batch is all data
     drawn: bool  # the bound of a batch is an estimate by draws
-    schedule: Callable | None  # step -> learning rate, where the user gave one
-    natural_schedule: Callable | None  # step -> size of the natural-gradient step, likewise
+    learning: Any  # rate before its decay, or a schedule: step -> rate
+    natural: Any  # size of the natural-gradient step, a schedule, or `None`
     optimiser: Callable | None
     max_steps: int
     warm_up: int
+    fixed: dict  # hyperparameters
+    units: Any  # of the structure of the trained inducing variables
+    # {latent site: what of q(h) is no array, such as an encoder's activation functions}
+    frozen: dict
 
     @property
     def draws_hyper(self) -> bool:
@@ -54,57 +56,34 @@ class Plan:
         """Whether the bound of a step is an estimate."""
         return self.drawn or not self.whole
 
-
-class Rates(NamedTuple):
-    """The numbers that a step is made with: arrays, so that another value compiles nothing anew."""
-
-    learning: Any  # before its decay
-    natural: Any  # `None`: as `Problem.natural_rate` chooses
-    beta: Any
-
-
-class Problem(eqx.Module):
-    """The plan and the arrays that a run does not change: rates, fixed hyperparameters, units of
-    the inducing variables.
-    """
-
-    plan: Plan = eqx.field(static=True)
-    rates: Rates
-    fixed: dict
-    units: Any  # of the structure of the trained inducing variables
-    # {latent site: what of q(h) is no array, such as an encoder's activation functions}
-    frozen: dict
-
     def learning_rate(self, step):
         """Of the optimiser: a number decays by a cosine to a hundredth."""
-        if self.plan.schedule is not None:
-            return self.plan.schedule(step)
-        return self.rates.learning * optax.cosine_decay_schedule(
-            1.0, self.plan.max_steps, alpha=0.01
-        )(step)
+        if callable(self.learning):
+            return self.learning(step)
+        return self.learning * optax.cosine_decay_schedule(1.0, self.max_steps, alpha=0.01)(step)
 
     def natural_rate(self, step):
         """Size of the natural-gradient step."""
-        if self.plan.natural_schedule is not None:
-            return self.plan.natural_schedule(step)
-        if self.rates.natural is None and self.plan.noisy:
-            return FIRST_RATE * LAST_SHARE ** (step / self.plan.max_steps)
-        return jnp.asarray(1.0) if self.rates.natural is None else self.rates.natural
+        if callable(self.natural):
+            return self.natural(step)
+        if self.natural is None and self.noisy:
+            return FIRST_RATE * LAST_SHARE ** (step / self.max_steps)
+        return jnp.asarray(1.0) if self.natural is None else self.natural
 
     def optax(self, step) -> optax.GradientTransformation:
         """The optimiser of everything but natural-gradient sites, at a step of the run."""
         # the run's step, not the optimiser's own count, which begins again after a warm-up
-        return (self.plan.optimiser or optax.adam)(lambda _: self.learning_rate(step))
+        return (self.optimiser or optax.adam)(lambda _: self.learning_rate(step))
 
 
-def is_trained(plan: Plan, free, variational: Variational):
+def is_trained(problem: Problem, free, variational: Variational):
     """A tree of booleans like (free, variational): what the optimiser trains."""
 
     def mark(tree, yes):
         return jax.tree.map(lambda x: yes and eqx.is_inexact_array(x), tree)
 
     q = {k: mark(v, not isinstance(v, NaturalGaussian)) for k, v in variational.q.items()}
-    variables = mark(variational.variables, plan.train_inducing)
+    variables = mark(variational.variables, problem.train_inducing)
     return mark(free, True), Variational(variables, q, mark(variational.latents, True))
 
 
@@ -140,22 +119,20 @@ def terms_at(
     nudge: dict[str, Nudge] | None = None,
 ) -> Terms:
     """The terms of the bound on a batch, at hyperparameters."""
-    plan, sampling = problem.plan, problem.plan.sampling._replace(beta=problem.rates.beta)
     whole = variational._replace(latents=eqx.combine(variational.latents, problem.frozen))
-    return terms(plan.model, plan.expectation, sampling, plan.structure, hyper, whole, batch, nudge)
+    p = problem
+    return terms(p.model, p.expectation, p.sampling, p.structure, hyper, whole, batch, nudge)
 
 
 def hyper_at(problem: Problem, free, batch: Batch):
     """(hyperparameters, log prior - log q of them)."""
-    plan = problem.plan
-    if plan.guide is None:
+    if problem.guide is None:
         given = {**problem.fixed, **batch.given}
-        where = Space(plan.model, tuple(plan.names), batch.args, batch.kwargs, given)
-        hyper = {**problem.fixed, **where.constrain(free)}
-        extra = jnp.zeros(())
+        where = Space(problem.model, problem.names, batch.args, batch.kwargs, given)
+        hyper, log_q = where.constrain(free), jnp.zeros(())
     else:
-        hyper, log_q = plan.guide.draw(
-            free, jax.random.fold_in(batch.key, 1), batch.args, batch.kwargs
-        )
-        hyper, extra = {**problem.fixed, **hyper}, -log_q
-    return hyper, log_prior(plan.model, batch.args, batch.kwargs, {**hyper, **batch.given}) + extra
+        key = jax.random.fold_in(batch.key, 1)
+        hyper, log_q = problem.guide.draw(free, key, batch.args, batch.kwargs)
+    hyper = {**problem.fixed, **hyper}
+    log_p = log_prior(problem.model, batch.args, batch.kwargs, {**hyper, **batch.given})
+    return hyper, log_p - log_q

@@ -1,8 +1,6 @@
-"""Running many compiled steps: chunks of batches, progress, checkpoints, Ctrl-C and bad batches,
-with nothing lost.
-"""
+"""Running many compiled steps, with progress, checkpoints, Ctrl-C and bad batches."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,14 +10,14 @@ import numpy as np
 from jax import random
 
 from ppl_gp.errors import Result
-from ppl_gp.infer.batches import as_batch, is_finite, stack, where_not_finite
+from ppl_gp.infer.batches import Source, as_batch, repeated, stack, usable
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.sources import ArraySource, Rows
-from ppl_gp.infer.stream_source import StreamSource
+from ppl_gp.infer.sources import Rows
 from ppl_gp.infer.svgp.checkpoint import Checkpoints
-from ppl_gp.infer.svgp.devices import Placement
+from ppl_gp.infer.svgp.prepare import with_other_points
 from ppl_gp.infer.svgp.problem import Problem
-from ppl_gp.infer.svgp.step import State, advance, advance_whole
+from ppl_gp.infer.svgp.start import Begun, starts_elsewhere
+from ppl_gp.infer.svgp.step import Reached, State, advance
 
 CHUNK = 20
 # other starts are tried for a chunk, in runs of at least so many chunks; one goes on where it gains
@@ -32,62 +30,40 @@ NO_GAP = 1e-4  # likewise, what a step of q(u) still expects to gain, nats
 MAX_FAILURES = 20  # failed steps in a row after which a run is over
 
 
-class Ended(NamedTuple):
-    """The last state, how the run ended, the objective before each step (nats), what went wrong."""
-
-    state: State
-    result: Result
-    bounds: np.ndarray
-    message: str | None
-    cause: Exception | None = None
-
-
-class Failure(NamedTuple):
-    """A batch that cannot be used: how the run ends, and what is wrong."""
-
-    result: Result
-    message: str | None
-    cause: Exception | None = None  # raised inside the stream
-
-
-class Reached(NamedTuple):
-    """A state, the objective before every step that led to it, and why there is no further one."""
-
-    state: State
-    bounds: np.ndarray
-    failure: Failure | None = None
-
-
 class LongRun(NamedTuple):
-    """Everything about a run but its state."""
+    """Everything about a run but where it stands."""
 
-    problem: Problem
-    source: ArraySource | StreamSource
+    begun: Begun
     key: Any
-    tol: float
-    patience: int | None
-    placement: Placement
     checkpoints: Checkpoints | None
     progress: bool
-    other: Callable[[State], State | None]  # another start, given what this one has reached
-    elsewhere: Callable[[], Iterable[State]]  # starts that are compared in the first steps
 
-    def go(self, state: State) -> Ended:
-        """Run to the end, or to an interruption, from `state` or the newest checkpoint."""
-        stages = self._stages(self._restored(state))
-        reached, interrupted = interruptible(
-            stages, "SVGP", self.problem.plan.max_steps, self.progress
-        )
+    @property
+    def problem(self) -> Problem:
+        return self.begun.problem
+
+    @property
+    def source(self) -> Source:
+        return self.begun.subject.source
+
+    def go(self) -> Reached:
+        """Run to the end, or to an interruption, from the start or the newest checkpoint."""
+        stages, max_steps = self._stages(self._restored()), self.problem.max_steps
+        reached, interrupted = interruptible(stages, "SVGP", max_steps, self.progress)
         self._save(reached, last=True)
         result = Result.interrupted if interrupted else self._result(reached)
-        _, message, cause = reached.failure or Failure(result, None)
-        return Ended(self.placement.local(reached.state), result, reached.bounds, message, cause)
+        state = self.begun.spread.local(reached.state)
+        return reached._replace(state=state, result=result)
 
-    def _restored(self, state: State) -> Reached:
+    def _from(self, state: State) -> Reached:
+        return Reached(self.begun.spread.replicated(state), np.zeros(0))
+
+    def _restored(self) -> Reached:
+        start = self._from(self.begun.state)
         if self.checkpoints is None:
-            return Reached(state, np.zeros(0))
-        restored, bounds = self.checkpoints.restore(state)
-        return Reached(self.placement.replicated(restored), bounds)
+            return start
+        restored, bounds = self.checkpoints.restore(start.state)
+        return Reached(self.begun.spread.replicated(restored), bounds)
 
     def _save(self, reached: Reached, last: bool = False) -> None:
         if self.checkpoints is not None:
@@ -98,90 +74,74 @@ class LongRun(NamedTuple):
         yield Stage(reached, len(reached.bounds), "compiling", keep=len(reached.bounds) > 0)
         # A finished run that is started again ends where it did.
         for chunk in self._chunks(len(reached.bounds)) if self._ended(reached) is None else ():
-            if isinstance(chunk, Failure):
-                yield Stage(reached._replace(failure=chunk), len(reached.bounds))
+            if isinstance(chunk, dict):
+                yield Stage(reached._replace(**chunk), len(reached.bounds))
                 return
             first = len(reached.bounds) == 0
             reached = (self._first if first else self._advance)(reached, chunk)
-            if len(reached.bounds) == race_at(self.problem.plan.max_steps):
+            if len(reached.bounds) == race_at(self.problem.max_steps):
                 reached = self._raced(reached)
             yield Stage(reached, len(reached.bounds), f"bound {reached.bounds[-1]:.2f}")
             self._save(reached)
             if self._ended(reached) is not None:
                 return
 
-    def _first(self, reached: Reached, chunk: "list[Rows]") -> Reached:
+    def _first(self, reached: Reached, chunk: list[Rows]) -> Reached:
         """The first steps of the best start: no step leaves a lower optimum, such as one where
         noise explains all because length scales started too long.
         """
         best, variables = self._advance(reached, chunk), reached.state.variational.variables
         margin = MARGIN * self.source.num_data + LAG * sum(v.num for v in variables.values())
-        if self.problem.plan.max_steps < TRIED * len(chunk):
+        if self.problem.max_steps < TRIED * len(chunk):
             return best
-        for start in self.elsewhere():
-            new = self._advance(Reached(self.placement.replicated(start), np.zeros(0)), chunk)
+        for start in starts_elsewhere(self.begun):
+            new = self._advance(self._from(start), chunk)
             best = new if _level(new) > _level(best) + margin else best
         return best
 
     def _raced(self, reached: Reached) -> Reached:
         """This, or what another start reaches in as many steps."""
-        start = self.other(self.placement.local(reached.state))
+        start = with_other_points(self.begun, self.begun.spread.local(reached.state))
         if start is None:
             return reached
-        other = Reached(self.placement.replicated(start), np.zeros(0))
+        other = self._from(start.state)
         for chunk in self._chunks(0):
-            if isinstance(chunk, Failure):
+            if isinstance(chunk, dict):
                 return reached
             other = self._advance(other, chunk)
             if len(other.bounds) == len(reached.bounds):
                 break
         return max(reached, other, key=lambda run: np.mean(run.bounds[-CHUNK:]))
 
-    def _advance(self, reached: Reached, chunk: "list[Rows]") -> Reached:
+    def _advance(self, reached: Reached, chunk: list[Rows]) -> Reached:
         """What is reached after some more steps."""
         state, done = reached.state, len(reached.bounds)
         keys = jax.vmap(lambda s: random.fold_in(self.key, s))(jnp.arange(done, done + len(chunk)))
         if self.source.whole:
-            batch = self.placement.batch(as_batch(chunk[0], keys[0]))
-            state, new = advance_whole(self.problem, state, batch, keys)
+            batch = self.begun.spread.batch(as_batch(chunk[0], None))
+            constant, varying = repeated(batch, keys)
         else:
             constant, stacked = stack(chunk, keys)
-            state, new = advance(self.problem, state, constant, self.placement.stacked(stacked))
+            varying = self.begun.spread.batch(stacked, axis=1)
+        state, new = advance(self.problem, state, constant, varying)
         return Reached(state, np.concatenate([reached.bounds, np.asarray(new)]))
 
-    def _chunks(self, done: int) -> "Iterator[list[Rows] | Failure]":
-        """Lists of batches, all but the last of one length; for one that cannot be used, why."""
-        max_steps = self.problem.plan.max_steps
-        size, batches = chunk_size(max_steps), self.source.batches(done)
-        while done < max_steps:
-            wanted = min(size, max_steps - done)
-            chunk, failure = self._read(batches, wanted, done)
-            yield from ([chunk] if len(chunk) == size else ([b] for b in chunk))
-            if failure is not None:
-                yield failure
-            if len(chunk) < wanted:
-                return
-            done += len(chunk)
-
-    def _read(self, batches, wanted: int, done: int) -> "tuple[list[Rows], Failure | None]":
-        """Batches up to the first that cannot be used: a bad file does not end hours of work."""
-        chunk = []
-        try:
-            for batch in islice(batches, wanted):
-                if not self.source.checked and not is_finite(batch):
-                    where = where_not_finite(batch, done + len(chunk), self.source)
-                    return chunk, Failure(Result.nonfinite, where)
-                chunk.append(batch)
-        except Exception as error:
-            told = f"batch {done + len(chunk)} (counted from 0): {type(error).__name__}: {error}"
-            return chunk, Failure(Result.stream_ended, told, error)
-        return chunk, None
+    def _chunks(self, done: int) -> Iterator[list[Rows] | dict]:
+        """Lists of batches, all but the last of one length; or what `usable` says of a bad one."""
+        max_steps, chunk = self.problem.max_steps, []
+        for rows in islice(usable(self.source, done), max_steps - done):
+            chunk.append(rows)
+            if isinstance(rows, dict):
+                break
+            if len(chunk) == chunk_size(max_steps):
+                yield chunk
+                chunk = []
+        yield from (x if isinstance(x, dict) else [x] for x in chunk)
 
     def _result(self, reached: Reached) -> Result:
-        if reached.failure is not None:
-            return reached.failure.result
-        all_made = len(reached.bounds) >= self.problem.plan.max_steps
-        return self._ended(reached) or (Result.completed if all_made else Result.stream_ended)
+        all_made = len(reached.bounds) >= self.problem.max_steps
+        ended = Result.completed if all_made else Result.stream_ended
+        return reached.result or self._ended(reached) or ended
 
     def _ended(self, reached: Reached) -> Result | None:
         state, bounds = reached.state, reached.bounds
@@ -191,22 +151,20 @@ class LongRun(NamedTuple):
             if not np.isfinite(bounds[-MAX_FAILURES:]).all():
                 return Result.nonfinite
             return Result.converged if is_settled(state) else Result.max_steps
-        plan, window = self.problem.plan, self.patience
-        if len(bounds) <= plan.warm_up:
+        problem, window = self.problem, self.begun.method.patience
+        if len(bounds) <= problem.warm_up:
             return None
-        if not plan.noisy and len(bounds) > 10 and np.all(np.isfinite(bounds[-11:])):
+        if not problem.noisy and len(bounds) > 10 and np.all(np.isfinite(bounds[-11:])):
             # An optimiser that is stuck gains nothing either; its gradient tells.
-            if np.ptp(bounds[-11:]) < self.tol and is_settled(state):
+            if np.ptp(bounds[-11:]) < self.begun.method.tol and is_settled(state):
                 return Result.converged
-        if window is not None and len(bounds) >= 2 * window + plan.warm_up:
+        if window is not None and len(bounds) >= 2 * window + problem.warm_up:
             # A step that failed says nothing about the others.
             finite = np.where(np.isfinite(bounds[-2 * window :]), bounds[-2 * window :], np.nan)
-            before, recent = (
-                np.nanmean(half) if np.isfinite(half).any() else np.nan
-                for half in np.split(finite, 2)
-            )
+            halves = np.split(finite, 2)
+            before, recent = (np.nanmean(x) if np.isfinite(x).any() else np.nan for x in halves)
             if recent <= before:
-                settled = plan.noisy or is_settled(state)
+                settled = problem.noisy or is_settled(state)
                 return Result.converged if settled else Result.completed
         return None
 
@@ -229,10 +187,8 @@ def race_at(max_steps: int) -> int:
 
 
 def chunk_size(max_steps: int) -> int:
-    """Steps a chunk, of which one length is compiled. Without a divisor near `CHUNK` the last steps
-    are made one by one.
-
-    A function of `max_steps` alone: a resumed run makes the same chunks.
+    """Steps a chunk, of which one length is compiled: without a divisor near `CHUNK` the last steps
+    are made one by one. A function of `max_steps` alone: a resumed run makes the same chunks.
     """
     divisor = next(n for n in range(min(CHUNK, max_steps), 0, -1) if max_steps % n == 0)
     return divisor if 2 * divisor >= min(CHUNK, max_steps) else CHUNK

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -26,9 +26,9 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.batches import as_batch
-from ppl_gp.infer.hyper.given import fixed_values
-from ppl_gp.infer.hyper.kernel_scales import other_scales
-from ppl_gp.infer.hyper.space import Space, space, starts
+from ppl_gp.infer.hyper.map import other_scales
+from ppl_gp.infer.hyper.space import Space, fixed_values, space, starts
+from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
 from ppl_gp.infer.svgp.problem import Problem, hyper_at
 from ppl_gp.infer.svgp.step import State, begin
@@ -36,7 +36,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.reading.predictor.parts import Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.sparse.bound import Variational
+from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables, natural_prior, parts_variables
@@ -48,25 +48,42 @@ INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start
 _WIDTH = 0.3  # of q(v) around a draw, in standard deviations of the prior
 
 
+class Begun(NamedTuple):
+    """A run before its first step."""
+
+    problem: Problem
+    state: State
+    subject: Subject
+    method: SVGP
+    spread: Placement
+    key: Any  # that it was prepared with
+    seed: int
+
+    def batch(self, key) -> Batch:
+        """The first one."""
+        return as_batch(self.subject.first, key)
+
+
 def num_rows(site: dict) -> int:
     """B: the rows of a latent that has one entry per datum."""
     return site["fn"].shape()[len(site["fn"].batch_shape) + site["data_axis"]]
 
 
-def initial_point(hyper, model, trace, names, key, args, kwargs) -> tuple[dict, dict]:
+def initial_point(hyper, subject: Subject, batch: Batch, key) -> tuple[dict, dict]:
     """(fixed hyperparameters, unconstrained starts of the others) for `MAP` and `Fixed`."""
+    at = batch.args, batch.kwargs
     if isinstance(hyper, Fixed):
-        return fixed_values(hyper, names, model, args, kwargs), {}
+        return fixed_values(hyper, Space(subject.model, subject.names, *at, {})), {}
     if hyper.restarts > 1:
         raise DataError(
             f"SVGP(hyper=MAP(restarts={hyper.restarts})): sparse training has one start; give "
             "restarts=1."
         )
-    if not names:
+    if not subject.names:
         return {}, {}
-    where = space(trace, model, args, kwargs)
+    where = space(subject.trace, subject.model, *at)
     if hyper.init is not None:
-        return {}, where.unconstrain(fixed_values(hyper, names, model, args, kwargs))
+        return {}, where.unconstrain(fixed_values(hyper, where))
     return {}, jax.tree.map(lambda x: x[0], _starts(where, key))
 
 
@@ -90,10 +107,8 @@ def initial_variational(
     }
     _require_known(method.inducing, variables)
     q = {
-        k: _inner_family(variables[k], prior, batch_of(prior, shapes[k]))
-        if k in structure.inner
-        else _family(method, variables[k], prior, batch_of(prior, shapes[k]))
-        for k, prior in priors.items()
+        k: _family(method, variables[k], p, batch_of(p, shapes[k]), k in structure.inner)
+        for k, p in priors.items()
     }
     return Variational(variables, q)
 
@@ -136,9 +151,7 @@ def of_site(choice: Any, site: str, option: str) -> Any:
 def inducing_variables(
     method: Any, site: str, prior: GP, X, seed: int, moves: bool
 ) -> InducingVariables:
-    """The inducing variables of a GP site, as a method's `inducing` says: a rule, Z, variables, or
-    {site: one of those}.
-    """
+    """As a method's `inducing` says: a rule, Z, variables, or {site: one of those}."""
     choice = of_site(method.inducing, site, "inducing")
     if isinstance(choice, InducingVariables):
         return choice
@@ -155,40 +168,26 @@ def inducing_variables(
     return Points(Z)
 
 
-def _inner_family(variables: InducingVariables, prior: GP, batch_shape) -> Family:
-    """Nearly the prior mean: what is drawn in inner layers has little noise at first (Salimbeni &
-    Deisenroth 2017, 4).
-    """
-    dtype = prior.variance.dtype
-    zeros = jnp.zeros((*batch_shape, variables.num), dtype)
-    eye = jnp.eye(variables.num, dtype=dtype)
-    return FullGaussian(zeros, jnp.broadcast_to(INNER_SCALE * eye, (*zeros.shape, variables.num)))
-
-
 def initial_latents(
-    config, site: dict, key, num_data: int, args, kwargs, uses_inputs: bool, rows=None, inputs=None
+    config, site: dict, key, num_data: int, batch: Batch, uses_inputs: bool, inputs=None
 ) -> LatentGuide:
     """q(h) of one latent site as `SVGP(latents=...)` says. O(N). `inputs`: which arrays of the
     first argument hold rows, by default all.
     """
+    args, kwargs, rows = batch.args, batch.kwargs, batch.rows
     num, dtype = num_rows(site), jnp.result_type(float)
     size = latent_size(site, num)
     if isinstance(config, Free):
-        means = (
-            0.1 * random.normal(key, (num_data, size))
-            if config.init is None
-            else jnp.asarray(config.init, dtype)
-        )
-        if means.shape != (num_data, size):
+        given, form = config.init is not None, (num_data, size)
+        means = jnp.asarray(config.init, dtype) if given else 0.1 * random.normal(key, form)
+        if means.shape != form:
             raise DataError(
                 f"Free(init=...) has shape {means.shape}; latent '{site['name']}' needs "
                 f"({num_data}, {size})."
             )
         scales = jnp.full_like(means, jnp.log(config.scale))
         free = FreeGaussian(jnp.concatenate([means, scales], 1))
-        if config.init is not None:
-            return free
-        return around_prior(free, site, rows, args, kwargs, inputs)
+        return free if given else around_prior(free, site, rows, args, kwargs, inputs)
     if not isinstance(config, Amortised):
         raise DataError(
             f"latents={config!r}: give Free(), Amortised(), or {{latent site: one of those}}."
@@ -199,27 +198,26 @@ def initial_latents(
             f"Amortised(sees={sees!r}): the encoder of '{site['name']}' sees the first argument, "
             "which holds no rows: it is a table. Give the rows' inputs first, or sees='y'."
         )
-    encoder = config.encoder
-    if encoder is None:
-        encoder = mlp_encoder(
-            encoder_rows(sees, args, kwargs, inputs), size, config.width, config.depth, key
-        )
-    guide = Encoded(encoder, sees, inputs)
+    own, seen = config.encoder is not None, encoder_rows(sees, args, kwargs, inputs)
+    made = config.encoder if own else mlp_encoder(seen, size, config.width, config.depth, key)
+    guide = Encoded(made, sees, inputs)
     guide.at(site, jnp.arange(num), args, kwargs)  # its shape is checked
-    own = config.encoder is not None
     return guide if own else around_prior(guide, site, rows, args, kwargs, inputs)
 
 
-def _family(method: SVGP, variables: InducingVariables, prior: GP, batch_shape) -> Family:
+def _family(method: SVGP, variables, prior: GP, batch_shape, is_inner: bool) -> Family:
+    """q(u) = p(u); in inner layers nearly the prior mean, so that what is drawn there has little
+    noise at first (Salimbeni & Deisenroth 2017, 4).
+    """
     # X may be float32, and the kernel float64
     shape, dtype = (*batch_shape, variables.num), prior.variance.dtype
-    if method.uses_natural:
+    if method.uses_natural and not is_inner:
         return natural_prior(variables, shape, dtype)
     zeros = jnp.zeros(shape, dtype)
-    eye = jnp.broadcast_to(jnp.eye(variables.num, dtype=dtype), (*shape, variables.num))
-    if method.covariance == "diagonal":
+    if method.covariance == "diagonal" and not is_inner:
         return DiagonalGaussian(zeros, zeros)
-    return FullGaussian(zeros, eye)
+    root = (INNER_SCALE if is_inner else 1.0) * jnp.eye(variables.num, dtype=dtype)
+    return FullGaussian(zeros, jnp.broadcast_to(root, (*shape, variables.num)))
 
 
 def units(variables: InducingVariables, X, given: bool) -> Any:
@@ -247,26 +245,23 @@ def priors_of(trace: dict, gps) -> tuple[dict, dict]:
     return {k: unwrap(trace[k]["fn"]) for k in gps}, {k: tuple(trace[k]["fn"].shape()) for k in gps}
 
 
-def starts_elsewhere(
-    method: SVGP, subject: Subject, problem: Problem, start: State
-) -> Iterator[State]:
+def starts_elsewhere(begun: Begun) -> Iterator[State]:
     """States of the first one's shapes, which its compiled step serves: other length scales; where
     the likelihood is not proved log-concave, q(u) around a draw from the prior and around minus it.
     """
-    for free in other_length_scales(method, subject, problem, start.free):
+    problem, start = begun.problem, begun.state
+    for free in other_length_scales(begun, start.free):
         yield begin(problem, free, start.variational)
-    if _has_modes(subject):
+    if _has_modes(begun.subject):
         yield from (_around_draw(problem, start, sign) for sign in (-1.0, 1.0))
 
 
-def other_length_scales(
-    method: SVGP, subject: Subject, problem: Problem, free: dict
-) -> Iterator[dict]:
+def other_length_scales(begun: Begun, free: dict) -> Iterator[dict]:
     """`other_scales`, where nobody has given a start."""
-    if isinstance(method.hyper, MAP) and method.hyper.init is None:
-        batch = as_batch(subject.first, random.key(0))
-        hyper = hyper_at(problem, free, batch)[0] | batch.given
-        yield from other_scales(free, subject.model, batch.args, batch.kwargs, hyper)
+    config, batch = begun.method.hyper, begun.batch(random.key(0))
+    if isinstance(config, MAP) and config.init is None:
+        hyper = hyper_at(begun.problem, free, batch)[0] | batch.given
+        yield from other_scales(free, begun.subject.model, batch.args, batch.kwargs, hyper)
 
 
 def _has_modes(subject: Subject) -> bool:

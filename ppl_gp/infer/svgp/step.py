@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from ppl_gp.errors import Result
 from ppl_gp.infer.svgp.problem import Problem, is_trained, objective
 from ppl_gp.quick import full_jit
 from ppl_gp.sparse.bound import Batch, Terms, Variational
@@ -49,9 +51,20 @@ class State(eqx.Module):
     q_gap: Float[Array, ""]  # what a whole step of q(u) is expected to gain there, nats
 
 
+class Reached(NamedTuple):
+    """A state, the objective before every step that led to it (nats), and where there is no further
+    step, how the run ended and what is wrong with the next batch.
+    """
+
+    state: State
+    bounds: np.ndarray
+    result: Result | None = None
+    message: str | None = None
+    cause: Exception | None = None  # raised inside the stream
+
+
 def begin(problem: Problem, free, variational: Variational) -> State:
-    """The state before the first step."""
-    trained, _ = eqx.partition((free, variational), is_trained(problem.plan, free, variational))
+    trained, _ = eqx.partition((free, variational), is_trained(problem, free, variational))
     zero, one = jnp.zeros((), jnp.int32), jnp.ones(())
     target = {k: q for k, q in variational.q.items() if isinstance(q, NaturalGaussian)}
     last = Last(free, variational, target, jnp.asarray(jnp.inf), jnp.zeros(()))
@@ -74,8 +87,7 @@ def begin(problem: Problem, free, variational: Variational) -> State:
 
 def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Array, ""]]:
     """(state, objective): bound plus log prior of the hyperparameters, nats, before the step."""
-    plan = problem.plan
-    spec = is_trained(plan, state.free, state.variational)
+    spec = is_trained(problem, state.free, state.variational)
     trained, held = eqx.partition((state.free, state.variational), spec)
 
     def loss(trained, nudge):
@@ -91,11 +103,13 @@ def step(problem: Problem, state: State, batch: Batch) -> tuple[State, Float[Arr
     change = value - state.last.loss
     failed = ~finite
     optimised = _optimised(problem, state, spec, gradient, jnp.sum(batch.weights))
-    if toward and not plan.noisy:
+    if toward and not problem.noisy:
         failed = failed | (change > state.last.allowed)
         # q(u) is still on its way: what is steep here is not steep where it arrives
         away = jnp.abs(change) > jnp.sum(batch.weights)
-        optimised = _choose(away, _waiting(state, optimised), optimised)
+        here = state.free, state.variational, state.optimiser
+        waiting = Optimised(*here, optimised.slope, optimised.q_gap, jnp.zeros(()))
+        optimised = _choose(away, waiting, optimised)
     new = _advance(problem, state, optimised, jax.tree.map(jnp.negative, toward), t, value)
     return _choose(failed, _retreat(problem, state), new), -value
 
@@ -113,15 +127,6 @@ class Optimised(NamedTuple):
     allowed: Float[Array, ""]
 
 
-def _waiting(state: State, optimised: Optimised) -> Optimised:
-    return optimised._replace(
-        free=state.free,
-        variational=state.variational,
-        optimiser=state.optimiser,
-        allowed=jnp.zeros(()),
-    )
-
-
 def _advance(
     problem: Problem, state: State, optimised: Optimised, toward, t: Terms, value
 ) -> State:
@@ -130,10 +135,11 @@ def _advance(
     rate = problem.natural_rate(state.step) * state.shrink
     moved, halved = blend_all(sites, target, rate)
     # of a batch that is some of the data a step's gain is that batch's
-    told = [] if problem.plan.noisy else list(sites)
+    told = [] if problem.noisy else list(sites)
     gaps = [sites[k].expected_gain(t.q[k], target[k], t.kl_weights[k]) for k in told]
     loss_allowed = optimised.allowed + 1e-9 * (1.0 + jnp.abs(value))
-    return State(
+    return dataclasses.replace(
+        state,
         free=optimised.free,
         variational=optimised.variational._replace(q={**optimised.variational.q, **moved}),
         optimiser=optimised.optimiser,
@@ -141,7 +147,6 @@ def _advance(
         step=state.step + 1,
         shrink=jnp.minimum(1.0, GROWTH * state.shrink),
         failures=jnp.zeros_like(state.failures),
-        failed=state.failed,
         halved=state.halved + halved,
         slope=optimised.slope,
         q_gap=sum(gaps, optimised.q_gap),
@@ -151,13 +156,12 @@ def _advance(
 def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Optimised:
     """An update by the optimiser. In the warm-up only q(u) and q(h) move, and what the optimiser
     has seen there is forgotten at its end. Derivatives and steps of inducing variables are in their
-    `units`, so that the scale of the inputs changes nothing.
-
-    No derivative counts for more than a nat a datum: under q(u) = p(u) a bound of counts can be
-    -1e15, and Adam, which remembers a thousand squares, would not move for the rest of the run.
+    `units`, so that the scale of the inputs changes nothing. No derivative counts for more than a
+    nat a datum: under q(u) = p(u) a bound of counts can be -1e15, and Adam, which remembers a
+    thousand squares, would not move for the rest of the run.
     """
     trained, held = eqx.partition((state.free, state.variational), spec)
-    optimiser, warm_up = problem.optax(state.step), problem.plan.warm_up
+    optimiser, warm_up = problem.optax(state.step), problem.warm_up
     seen = _choose(state.step == warm_up, optimiser.init(trained), state.optimiser)
     gradient = _in_units(problem.units, gradient)
     bounded = jax.tree.map(lambda g: jnp.clip(g, -num_data, num_data), gradient)
@@ -167,7 +171,7 @@ def _optimised(problem: Problem, state: State, spec, gradient, num_data) -> Opti
     hold = jnp.where(state.step < warm_up, 0.0, 1.0)
     free, variables = jax.tree.map(lambda u: hold * u, (free, variational.variables))
     updates = free, variational._replace(variables=variables)
-    if not problem.plan.noisy:
+    if not problem.noisy:
         updates = jax.tree.map(lambda u: state.shrink * u, updates)
     moved = eqx.combine(eqx.apply_updates(trained, _in_units(problem.units, updates)), held)
     # half a squared gradient bounds the gain where the curvature is that of the KL, 1, and more
@@ -222,19 +226,8 @@ def _choose(first: Array, a, b):
 def advance(
     problem: Problem, state: State, constant: Batch, varying: Batch
 ) -> tuple[State, Float[Array, "k"]]:
-    """As many steps as `varying` holds along its leading axis, and the objective before each.
-
-    `constant`: the parts of a batch that all share; each has `None` for the other's parts.
-    """
+    """As many steps as `varying` holds, and the objective before each (see `batches.stack`)."""
     return lax.scan(lambda s, batch: step(problem, s, eqx.combine(batch, constant)), state, varying)
-
-
-@full_jit
-def advance_whole(
-    problem: Problem, state: State, batch: Batch, keys
-) -> tuple[State, Float[Array, "k"]]:
-    """As `advance`, with the same data in every batch."""
-    return lax.scan(lambda s, key: step(problem, s, batch._replace(key=key)), state, keys)
 
 
 MAX_HALVINGS = 10

@@ -7,20 +7,22 @@ and hold one entry per datum, the smallest cut is found by maximal flow, each ar
 many as it has functions a datum; of equal ones the nearest to the outputs, offsets included. The
 sign of one function, or a known factor of a sum, counts as the link's.
 
-Cost: one trace, O(E V) for the cut of a graph of V arrays and E operations, in Python; nothing is
-computed.
+Cost: one trace, and O(V^2 E) at worst for the cut of a graph of V arrays and E operations; nothing
+is computed.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from ppl_gp.reading.affine import Dependence, of_equation
-from ppl_gp.reading.predictor.single_lookup import OneEach, followed, steps_of
+from ppl_gp.reading.walk import needed
 
 _SUMS = {"add", "add_any", "sub"}
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "remat", "checkpoint"}
@@ -37,20 +39,14 @@ class Predictors(NamedTuple):
     tree: Any  # of the function's outputs
 
     @property
+    def every(self) -> list:
+        """The arrays of the flat jaxpr: its inputs, then what its operations give, in order."""
+        return _variables(self.closed.jaxpr)
+
+    @property
     def arrays(self) -> list:
         """The predictors, variables of `closed`."""
-        everything = _variables(self.closed.jaxpr)
-        return [everything[i] for i in self.places]
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of the predictors."""
-        return tuple(v.aval.shape for v in self.arrays)
-
-    @property
-    def size(self) -> int:
-        """Arrays of the flat jaxpr."""
-        return len(_variables(self.closed.jaxpr))
+        return [self.every[i] for i in self.places]
 
     def at(self, z, rest) -> list[jax.Array]:
         """The predictors, affine in z."""
@@ -76,34 +72,6 @@ class Predictors(NamedTuple):
             found.append((indices, sizes, tuple(sorted(into[e.invars[1]])), signed))
         return found
 
-    def one_each(self, z, rest, leaf: int) -> list[OneEach | None]:
-        """What each entry of the predictors sees of one leaf of z, where that is proved to be one
-        entry at most.
-        """
-        jaxpr = self.closed.jaxpr
-        source, given = (
-            jaxpr.invars[leaf],
-            dict(zip(jaxpr.invars, jax.tree.leaves((z, rest)), strict=True)),
-        )
-        return [self.seen_by(source, given, wanted) for wanted in self.arrays]
-
-    def seen_by(self, source, given: dict, wanted) -> OneEach | None:
-        """What each entry of the variable `wanted` sees of the variable `source`; `given`: values
-        of inputs.
-        """
-        known = [*given, *self.closed.jaxpr.constvars]
-        steps = steps_of(needed(self.closed.jaxpr, known, [wanted]), source)
-        if steps is None:
-            return None
-        depending = {source, *(v for step in steps for v in step.equation.outvars)}
-        if wanted not in depending:
-            shape = wanted.aval
-            return OneEach(jnp.zeros(shape.shape, jnp.int32), jnp.zeros(shape.shape, shape.dtype))
-        inputs = {v for s in steps for v in s.equation.invars if not isinstance(v, Literal)}
-        others = [v for v in inputs if v not in depending]
-        values = dict(zip(others, evaluated(self.closed, given, others), strict=True))
-        return followed(steps, source, values)[wanted]
-
     def below(self, etas, rest):
         """The function's outputs with the predictors given."""
         jaxpr = self.closed.jaxpr
@@ -112,60 +80,24 @@ class Predictors(NamedTuple):
         given |= dict(zip(jaxpr.invars[self.num_z :], jax.tree.leaves(rest), strict=True))
         return jax.tree.unflatten(self.tree, evaluated(self.closed, given, jaxpr.outvars))
 
+    def smallest(
+        self, data_axis: Callable, apart: frozenset[int] = frozenset()
+    ) -> "Predictors | None":
+        """The smallest cut, or `None` where there is none: where z enters a loop, say, or a kernel.
 
-def predictors(
-    function: Callable, z, rest, data_axis: Callable, apart: frozenset[int] = frozenset()
-) -> Predictors | None:
-    """The smallest cut of `function(z, rest)`, or `None` where there is none: where z enters a
-    loop, say, or a kernel.
-
-    `data_axis(i)`: the axis of the data of the i-th array of the flat jaxpr (its inputs, then what
-    its operations give, in order), or `None`. `apart`: leaves of (z, rest), by their numbers, that
-    no predictor may be computed from: observations, which there are none of at new rows.
-    """
-    whole = at_places(function, z, rest, ())
-    found = _smallest_cut(whole.closed.jaxpr, whole.num_z, data_axis, apart)
-    return None if found is None else whole._replace(places=found)
+        `data_axis(i)`: the axis of the data of the i-th array, or `None`. `apart`: leaves of (z,
+        rest), by their numbers, that no predictor may be computed from: observations, which there
+        are none of at new rows.
+        """
+        found = _smallest_cut(self.closed.jaxpr, self.num_z, data_axis, apart)
+        return None if found is None else self._replace(places=found)
 
 
-def at_places(function: Callable, z, rest, places: tuple[int, ...]) -> Predictors:
-    """The predictors whose places are known, of the function at another number of rows, say."""
-    closed, shape = jax.make_jaxpr(_flat(function, z, rest), return_shape=True)(z, rest)
-    return Predictors(closed, len(jax.tree.leaves(z)), places, jax.tree.structure(shape))
-
-
-def entries_seen(function: Callable, z) -> dict[str, OneEach | None]:
-    """What each entry of the arrays `function(z)`, {name: array}, sees of the array z, where that
-    is proved to be one entry at most.
-    """
-    whole = at_places(lambda z, rest: function(z), z, (), ())
-    (source,), given = whole.closed.jaxpr.invars, {whole.closed.jaxpr.invars[0]: z}
-    names = jax.tree.unflatten(whole.tree, range(len(whole.closed.jaxpr.outvars)))
-    wanted = {k: whole.closed.jaxpr.outvars[i] for k, i in names.items()}
-    return {
-        # a number that was written into the model depends on nothing, and is of no use here
-        k: None if isinstance(v, Literal) else whole.seen_by(source, given, v)
-        for k, v in wanted.items()
-    }
-
-
-def flat_shapes(function: Callable, z, rest) -> list[tuple[int, ...]]:
-    """Shapes of the arrays of the flat jaxpr, in order: two of them, for two numbers of rows, tell
-    which axes are the data's.
-    """
-    jaxpr = jax.make_jaxpr(_flat(function, z, rest))(z, rest).jaxpr
-    return [v.aval.shape for v in _variables(jaxpr)]
-
-
-def _flat(function, z, rest):
-    """The function with what it calls written out."""
+def at_places(function: Callable, z, rest, places: tuple[int, ...] = ()) -> Predictors:
+    """The predictors whose places are known, of the function with what it calls written out."""
     closed, shape = jax.make_jaxpr(function, return_shape=True)(z, rest)
-    tree = jax.tree.structure(shape)
-
-    def flat(z, rest):
-        return jax.tree.unflatten(tree, _entered(closed, jax.tree.leaves((z, rest))))
-
-    return flat
+    flat = jax.make_jaxpr(lambda *x: _entered(closed, x))(*jax.tree.leaves((z, rest)))
+    return Predictors(flat, len(jax.tree.leaves(z)), places, jax.tree.structure(shape))
 
 
 def _variables(jaxpr) -> list:
@@ -176,7 +108,7 @@ def evaluated(closed: ClosedJaxpr, given: dict, wanted) -> list:
     """The variables `wanted` from those `given`; nothing else is computed."""
     jaxpr = closed.jaxpr
     known = [v for v in jaxpr.constvars if v not in given]
-    equations = needed(jaxpr, {*given, *known}, wanted)
+    equations, _ = needed(jaxpr, wanted, {*given, *known})
     part = jaxpr.replace(invars=list(given), eqns=equations, outvars=list(wanted))
     return jaxpr_as_fun(ClosedJaxpr(part, closed.consts))(*given.values())
 
@@ -200,7 +132,6 @@ def _entered(closed: ClosedJaxpr, inputs) -> list:
 
 
 def _alone(jaxpr, equation, value: Callable) -> list:
-    """The outputs of one equation."""
     used = {v: value(v) for v in equation.invars if not isinstance(v, Literal)}
     part = jaxpr.replace(constvars=[], invars=list(used), eqns=[equation], outvars=equation.outvars)
     return jaxpr_as_fun(ClosedJaxpr(part, []))(*used.values())
@@ -225,39 +156,25 @@ def _firsts(jaxpr, data_axis: Callable) -> dict:
     return found
 
 
-def needed(jaxpr, known, wanted) -> list:
-    """The equations between what is known and what is wanted, in order."""
-    missing, found = {v for v in wanted if not isinstance(v, Literal) and v not in known}, []
-    for equation in reversed(jaxpr.eqns):
-        if missing.isdisjoint(equation.outvars):
-            continue
-        found.append(equation)
-        inputs = (v for v in equation.invars if not isinstance(v, Literal))
-        missing |= {v for v in inputs if v not in known}
-    return found[::-1]
-
-
 def _smallest_cut(jaxpr, num_z: int, data_axis, apart: frozenset[int]):
     """The places of the smallest cut between z and the outputs; `None` where none is finite."""
     how, first = dependences(jaxpr, num_z), _firsts(jaxpr, data_axis)
     place = {v: i for i, v in enumerate(_variables(jaxpr))}
     order, inputs = [v for v in place if v in how and first[v] is v], _inputs_of(jaxpr)
     room = {v: _room(v, how[v], data_axis(place[v])) for v in order}
-    room |= {v: UNBOUNDED for v in order if not apart.isdisjoint(inputs[v])}
-    graph = Flow(order, room)
-    for equation in jaxpr.eqns:
-        into = {first[x] for x in equation.invars if not isinstance(x, Literal) and x in how}
-        for w in equation.outvars:
-            if w in how and first[w] is w:
-                for v in into:
-                    graph.join(v, w)
+    room |= {v: None for v in order if not apart.isdisjoint(inputs[v])}
+    edges = [
+        (first[v], w)
+        for equation in jaxpr.eqns
+        for w in equation.outvars
+        for v in equation.invars
+        if w in room and not isinstance(v, Literal) and v in how
+    ]
     sources = [v for v in jaxpr.invars[:num_z] if v in how]
     sinks = {first[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in how}
-    found = graph.cut(sources, sinks)
-    if found is None:
+    if (found := _least(room, edges, sources, sinks)) is None:
         return None
-    alone = lambda v: _room(v, how[v], data_axis(place[v])) == 1.0  # noqa: E731
-    own = (_unscaled(jaxpr, v, how, first) if alone(v) else v for v in found)
+    own = (_unscaled(jaxpr, v, how, first) if room[v] == 1 else v for v in found)
     return tuple(place[v] for v in own)
 
 
@@ -306,7 +223,7 @@ def _wrapped(jaxpr, index) -> list:
     """The variables x of where(x < 0, x + size, x), JAX's own, on the way to an index."""
     made = {v: (e.primitive.name, e.invars[0]) for e in jaxpr.eqns for v in e.outvars if e.invars}
     by = lambda v, name, x: not isinstance(v, Literal) and made.get(v) == (name, x)  # noqa: E731
-    steps = (e for e in needed(jaxpr, jaxpr.constvars, [index]) if e.primitive.name == "select_n")
+    steps = (e for e in needed(jaxpr, [index])[0] if e.primitive.name == "select_n")
     choices = (e.invars[:3] for e in steps if not isinstance(e.invars[1], Literal))
     return [x for sign, x, moved in choices if by(sign, "lt", x) and by(moved, "add", x)]
 
@@ -320,82 +237,32 @@ def _inputs_of(jaxpr) -> dict:
     return found
 
 
-def _room(variable, how: Dependence, axis: int | None) -> float:
-    """Functions a datum of an array that may be a predictor."""
+def _room(variable, how: Dependence, axis: int | None) -> int | None:
+    """Functions a datum of an array that may be a predictor; `None` of another one."""
     aval = variable.aval
     is_affine = how is Dependence.affine and jnp.issubdtype(aval.dtype, jnp.floating)
-    if not is_affine or axis is None or 0 in aval.shape:
-        return UNBOUNDED
-    return float(aval.size // aval.shape[axis])
+    may_be = is_affine and axis is not None and 0 not in aval.shape
+    return aval.size // aval.shape[axis] if may_be else None
 
 
-UNBOUNDED = float("inf")
-
-
-class Flow:
-    """Maximal flow through arrays, each of which lets as much through as it has room (Edmonds &
-    Karp 1972); an array is an entry and an exit.
+def _least(room: dict, edges, sources, sinks) -> list | None:
+    """The arrays of the smallest cut nearest to the sinks, by maximal flow (Dinic 1970): an array
+    is an entry and an exit, and lets as much through as it has room; `None` where none is finite.
     """
-
-    def __init__(self, order, room):
-        self.order, self.left = order, {}
-        for v in order:
-            self._edge((v, 0), (v, 1), room[v])
-
-    def _edge(self, a, b, capacity):
-        self.left.setdefault(a, {})[b] = capacity
-        self.left.setdefault(b, {}).setdefault(a, 0)
-
-    def join(self, v, w):
-        """w is computed from v."""
-        self._edge((v, 1), (w, 0), UNBOUNDED)
-
-    def cut(self, sources, sinks) -> list | None:
-        """The arrays of the smallest cut nearest to the sinks."""
-        for v in sources:
-            self._edge("z", (v, 0), UNBOUNDED)
-        for v in sinks:
-            self._edge((v, 1), "out", UNBOUNDED)
-        if "z" not in self.left or "out" not in self.left:
-            return []
-        while "out" in (before := self._reached()):
-            if not self._push(before):
-                return None
-        behind = self._reaching()
-        return [v for v in self.order if (v, 0) not in behind and (v, 1) in behind]
-
-    def _reached(self) -> dict:
-        """{node: the node before it} of what has room left from z."""
-        before: dict[Any, Any] = {"z": None}
-        front: deque[Any] = deque(["z"])
-        while front:
-            node = front.popleft()
-            for other, room in self.left[node].items():
-                if room > 0 and other not in before:
-                    before[other] = node
-                    front.append(other)
-        return before
-
-    def _reaching(self) -> set:
-        """The nodes from which there is room left to the sinks."""
-        found, front = {"out"}, deque(["out"])
-        while front:
-            node = front.popleft()
-            for other in self.left[node]:  # every edge has its reverse
-                if other not in found and self.left[other][node] > 0:
-                    found.add(other)
-                    front.append(other)
-        return found
-
-    def _push(self, before) -> bool:
-        path, node = [], "out"
-        while before[node] is not None:
-            path.append((before[node], node))
-            node = before[node]
-        amount = min(self.left[a][b] for a, b in path)
-        if amount == UNBOUNDED:
-            return False
-        for a, b in path:
-            self.left[a][b] -= amount
-            self.left[b][a] += amount
-        return True
+    entry = {v: 2 * i for i, v in enumerate(room)}
+    start, z, end = (2 * len(room) + i for i in range(3))
+    endless = min(1 + sum(n for n in room.values() if n is not None), np.iinfo(np.int32).max)
+    flows = {(v, v + 1): min(room[x] or endless, endless) for x, v in entry.items()}
+    beyond = [(entry[v] + 1, entry[w]) for v, w in edges]
+    beyond += [(start, z), *((z, entry[v]) for v in sources), *((entry[v] + 1, end) for v in sinks)]
+    flows |= dict.fromkeys(beyond, endless)
+    size = 2 * len(room) + 3
+    rows, columns = np.transpose(list(flows))
+    graph = csr_array((np.int32(list(flows.values())), (rows, columns)), (size, size))
+    found = maximum_flow(graph, start, end)
+    if found.flow_value >= endless:
+        return None
+    left = csr_array(graph - found.flow).T.tocsr()
+    left.eliminate_zeros()
+    behind = {*breadth_first_order(left, end, return_predecessors=False).tolist()}
+    return [v for v, i in entry.items() if i not in behind and i + 1 in behind]

@@ -1,6 +1,4 @@
-"""Whether the integrated sites have what the rows of a model look up in them: indices in range, and
-entries for other rows than the data's.
-"""
+"""Whether the integrated sites have what the rows of a model look up in them."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +6,7 @@ import numpy as np
 
 from ppl_gp.errors import DataError, warn
 from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.predictor import (
-    Rest,
-    innovations,
-    shapes,
-    traced,
-)
+from ppl_gp.reading.predictor.predictor import Rest
 
 
 def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> None:
@@ -21,13 +14,10 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
     JAX would take for the nearest one inside. Not under `jit`.
     """
     num, arrays = model.completed(args, kwargs)
-    if num < 2:
-        arrays = model.skeleton.twice(arrays)
-    rest = Rest(arrays, hyper)
-    e = innovations(model.source, model.skeleton, shapes(rest), model.plan.sites)
-    zero = {k: jnp.zeros(x.shape, x.dtype) for k, x in e.items()}
+    rest = Rest(arrays if num > 1 else model.skeleton.twice(arrays), hyper)
+    zero = model.moved.zero(rest)
     names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
-    here = traced(model.source, model.skeleton, model.plan.sites, rest)
+    here = model.moved.at(rest)
     for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):
         outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
         paths = [p for i in places if i < len(names) and (p := names[i])]
@@ -47,21 +37,3 @@ def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> 
                 "model does not have. Declare as many members of the plate as there are levels, "
                 "new ones included: those without data keep their prior."
             )
-
-
-def tied(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> list[str]:
-    """Integrated sites with an entry for each row of the data and covariances between them (a
-    random walk over the rows), of which other rows have none. Abstract traces.
-    """
-    num, arrays = model.completed(args, kwargs)
-    here, longer = (
-        innovations(
-            model.source,
-            model.skeleton,
-            shapes(Rest(model.skeleton.resized(arrays, n), hyper)),
-            model.plan.sites,
-        )
-        for n in (num, num + 1)
-    )
-    apart = dict(model.plan.axes)
-    return [k for k, x in here.items() if x.shape != longer[k].shape and k not in apart]

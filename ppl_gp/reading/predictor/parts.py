@@ -23,8 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.reading.predictor.cut import entries_seen
-from ppl_gp.reading.predictor.single_lookup import OneEach
+from ppl_gp.reading.predictor.single_lookup import OneEach, entries_seen
 from ppl_gp.reading.predictor.sites import root_of
 
 
@@ -42,10 +41,6 @@ class Part(eqx.Module):
     @abstractmethod
     def blocks(self) -> Float[Array, "R R n"]:
         """Covariances within a row, without `jitter`."""
-
-    @abstractmethod
-    def first_row(self) -> "Part":
-        """Of the first row alone."""
 
     def diag(self) -> Float[Array, "Rn"]:
         """Variances, without `jitter`."""
@@ -86,9 +81,6 @@ class Columns(Table):
     def blocks(self):
         return jnp.einsum("anu,bnu->abn", self.columns, self.columns)
 
-    def first_row(self):
-        return Columns(self.mean[:, :1], self.columns[:, :1])
-
 
 class Levels(Table):
     """F with one entry per row: row n sees `weight[n]` times unknown `index[n]` of `num`. Of one
@@ -115,9 +107,6 @@ class Levels(Table):
 
     def blocks(self):
         return (self.weight**2)[None, None]
-
-    def first_row(self):
-        return Levels(self.mean[:, :1], self.index[:1], self.weight[:1], self.num)
 
 
 class Weighted(Part):
@@ -148,10 +137,6 @@ class Weighted(Part):
     def _same(self):
         return jnp.einsum("apn,bpn->abn", self.weights, self.weights)
 
-    def first_row(self):
-        prior = GP(self.prior.kernel, self.prior.X[:1], self.prior.mean_function, self.prior.jitter)
-        return Weighted(self.mean[:, :1], self.weights[..., :1], prior)
-
 
 class Own(Part):
     """An effect of each datum."""
@@ -167,9 +152,6 @@ class Own(Part):
     def jitter(self):
         return self.covariance
 
-    def first_row(self):
-        return Own(self.mean[:, :1], self.covariance[..., :1])
-
 
 FEW_LEVELS = 16  # unknowns of a site below which its columns are as fast as what each row sees
 
@@ -179,10 +161,6 @@ class Loadings(eqx.Module):
 
     offset: Float[Array, "R n"]
     parts: dict[str, Part]
-
-    def first_row(self) -> "Loadings":
-        """Of the first row alone."""
-        return Loadings(self.offset[:, :1], {k: p.first_row() for k, p in self.parts.items()})
 
     def without_own(self) -> "Loadings":
         """Without effects that stand one a datum, but for their means."""
@@ -213,27 +191,25 @@ def added(terms: list[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def loadings(
-    eta: Callable, fns: dict, centres: dict, axes: dict[str, int], one_each: Callable
-) -> Loadings:
-    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine.
+def loadings(eta: Callable, fns: dict, centres: dict, axes: dict[str, int]) -> Loadings:
+    """Of a predictor `eta({site: innovation}) -> (R, n)`, affine, zero of the sites that it is not
+    given.
 
     `fns`: {site: distribution at these rows}. `centres`: the sites' own means, where the other
     sites are zero. `axes`: {site with one entry per datum: the axis of the data in its value, from
-    the right}. `one_each(site)`: what each row sees of it, where that is one entry, else `None`.
+    the right}.
     """
-    zero = {k: jnp.zeros(fn.shape()) for k, fn in fns.items()}
-
-    def pushed(site):
-        """A e of one site's innovations e."""
-        return lambda e: jax.jvp(lambda x: eta({**zero, site: x}), (zero[site],), (e,))[1]
+    offset = eta({})
 
     def part(site, fn):
-        seen = one_each(site) if site not in axes and _has_scales(fn) else None
-        return _part(fn, pushed(site), centres[site], axes.get(site), seen)
+        one, zero = lambda e: eta({site: e}), jnp.zeros(fn.shape())
+        pushed = lambda e: jax.jvp(one, (zero,), (e,))[1]  # noqa: E731
+        is_looked_up = site not in axes and len(offset) == 1 and _has_scales(fn)
+        seen = entries_seen(one, zero) if is_looked_up else None
+        return _part(fn, pushed, centres[site], axes.get(site), seen)
 
     parts = {k: part(k, fn) for k, fn in fns.items()}
-    return Loadings(eta(zero) - sum(p.mean for p in parts.values()), parts)
+    return Loadings(offset - sum(p.mean for p in parts.values()), parts)
 
 
 def _has_scales(fn) -> bool:

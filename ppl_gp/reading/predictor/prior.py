@@ -6,6 +6,7 @@ of two rows: the sum over the sites of a(r) C a(r')^T, each a part (`predictor_p
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.linalg import add_diagonal
 from ppl_gp.numerics.loads import Dense, Loads, OneAndOthers
 from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank
+from ppl_gp.reading.predictor.behind import Behind
 from ppl_gp.reading.predictor.parts import FEW_LEVELS, Levels, Loadings, Table, Weighted, added
 
 
@@ -38,22 +40,22 @@ class RowsKernel(Kernel):
 
     def at(self, X) -> Loadings:
         """The predictor at rows."""
-        whole = self.model.loadings(X, self.tables, self.hyper)
+        whole = Behind(self, X).loadings()
         return whole if self.own else whole.without_own()
 
     def __call__(self, X1, X2):
-        return _cross(self, X1, None if X2 is X1 else X2)
+        return _asked(self, _cross, X1, *([] if X2 is X1 else [X2]))
 
     def diag(self, X):
-        return _asked(self, X, "diag")
+        return _asked(self, Loadings.diag, X)
 
     def separate(self, X) -> Float[Array, "R N N"]:
         """k(X, X) of functions that are independent a priori, jitter included."""
-        return _separate(self, X)
+        return _asked(self, _separate, X)
 
     def separate_cross(self, X1, X2) -> Float[Array, "R N M"]:
         """k(X1, X2) of such functions, a block each."""
-        return _separate_cross(self, X1, None if X2 is X1 else X2)
+        return _asked(self, _each, X1, *([] if X2 is X1 else [X2]))
 
 
 class PredictorGP(GP):
@@ -75,6 +77,11 @@ class PredictorGP(GP):
         return PredictorGP(dataclasses.replace(self.kernel, own=False), self.X)
 
     @property
+    def behind(self) -> Behind:
+        """The sites that it is made of, at its rows."""
+        return Behind(self.kernel, self.X)
+
+    @property
     def mean(self):
         """The predictor at the sites' means, (N,) or (R, N)."""
         mean = _mean(self.kernel, self.X)
@@ -83,12 +90,12 @@ class PredictorGP(GP):
     @property
     def variance(self):
         """Variances, (R N,)."""
-        return diagonal_of(_asked(self.kernel, self.X, "blocks"))
+        return diagonal_of(_asked(self.kernel, Loadings.blocks, self.X))
 
     @property
     def covariance_matrix(self):
         """(R N, R N)."""
-        return self.kernel(self.X, self.X) + matrix_of(_asked(self.kernel, self.X, "jitter"))
+        return self.kernel(self.X, self.X) + matrix_of(_asked(self.kernel, Loadings.jitter, self.X))
 
     def sample(self, key, sample_shape=()):
         """Draws of all functions, sample_shape + (N,) or (R, N)."""
@@ -104,44 +111,33 @@ class PredictorGP(GP):
 
 # What is asked for in tens of places: compiled as functions of their own, the model is traced once.
 @eqx.filter_jit
-def _cross(kernel: RowsKernel, X1, X2):
-    first = kernel.at(X1)
-    return first.cross(first if X2 is None else kernel.at(X2))
-
-
-@eqx.filter_jit
-def _separate(kernel: RowsKernel, X):
-    whole = kernel.at(X)
-    return jax.vmap(add_diagonal)(_each(whole, whole), jnp.einsum("rrn->rn", whole.jitter()))
-
-
-@eqx.filter_jit
-def _separate_cross(kernel: RowsKernel, X1, X2):
-    first = kernel.at(X1)
-    return _each(first, first if X2 is None else kernel.at(X2))
-
-
-def _each(first: Loadings, second: Loadings) -> Float[Array, "R n m"]:
-    """Covariances of each function with itself, without `jitter`."""
-    parts = {k: p for k, p in first.parts.items() if isinstance(p, Weighted)}
-    return added([p.separate(second.parts[k]) for k, p in parts.items()])  # pyright: ignore[reportArgumentType]
-
-
-@eqx.filter_jit
-def _asked(kernel: RowsKernel, X, what: str):
-    """`diag`, `blocks` or `jitter` of the loadings at X."""
-    return getattr(kernel.at(X), what)()
+def _asked(kernel: RowsKernel, question: Callable, *rows):
+    """Of the predictor at some rows, or at two sets of them."""
+    return question(*map(kernel.at, rows))
 
 
 @eqx.filter_jit
 def _mean(kernel: RowsKernel, X):
-    return kernel.model.mean(X, kernel.tables, kernel.hyper)
+    return Behind(kernel, X).eta({})
 
 
-@eqx.filter_jit
-def _loads(kernel: RowsKernel, X) -> Loads:
-    parts = kernel.at(X).parts
-    return side_by_side(parts, widest(parts))
+def _cross(first: Loadings, second: Loadings | None = None):
+    return first.cross(first if second is None else second)
+
+
+def _separate(whole: Loadings):
+    return jax.vmap(add_diagonal)(_each(whole), jnp.einsum("rrn->rn", whole.jitter()))
+
+
+def _each(first: Loadings, second: Loadings | None = None) -> Float[Array, "R n m"]:
+    """Covariances of each function with itself, without `jitter`."""
+    there = first.parts if second is None else second.parts
+    parts = {k: p for k, p in first.parts.items() if isinstance(p, Weighted)}
+    return added([p.separate(there[k]) for k, p in parts.items()])  # pyright: ignore[reportArgumentType]
+
+
+def _loads(whole: Loadings) -> Loads:
+    return side_by_side(whole.parts, widest(whole.parts))
 
 
 def widest(parts: dict) -> str | None:
@@ -166,12 +162,12 @@ def side_by_side(parts: dict, levels: str | None) -> Loads:
 
 def loads_of(prior: Any) -> Loads:
     """F at the rows of a predictor's prior, the sites in alphabetical order."""
-    return _loads(prior.kernel, prior.X)
+    return _asked(prior.kernel, _loads, prior.X)
 
 
 def blocks_of(prior: Any) -> Float[Array, "R R n"]:
     """Covariances of the functions within a row."""
-    return _asked(prior.kernel, prior.X, "blocks")
+    return _asked(prior.kernel, Loadings.blocks, prior.X)
 
 
 def covariance_of(prior: GP) -> Covariance:
@@ -186,17 +182,15 @@ def covariance_of(prior: GP) -> Covariance:
     if isinstance(prior, PredictorGP) and prior.kernel.model.plan.independent:
         if prior.kernel.functions > 1:
             return Independent(prior.kernel.separate(prior.X))
-    beside = _beside(prior.kernel, prior.X) if isinstance(prior, PredictorGP) else None
+    beside = _asked(prior.kernel, _beside, prior.X) if isinstance(prior, PredictorGP) else None
     return prior.covariance_matrix if beside is None else beside
 
 
-@eqx.filter_jit
-def _beside(kernel: RowsKernel, X) -> LowRank | None:
+def _beside(here: Loadings) -> LowRank | None:
     """The covariance with the columns of the smallest tables beside all else, if there are any."""
-    here = kernel.at(X)
     tables = sorted((p.num_unknowns, k) for k, p in here.parts.items() if isinstance(p, Table))
     few: list[Table] = []
-    others, left = dict(here.parts), max(FEW_LEVELS, len(X) // 8)
+    others, left = dict(here.parts), max(FEW_LEVELS, here.offset.shape[1] // 8)
     for size, k in tables:
         if size <= left and len(others) > 1:
             few, left = [*few, others.pop(k)], left - size

@@ -7,11 +7,13 @@ depend on z change the weight. Whatever else meets z is no proof.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 from jaxtyping import Array, Float, Int
+
+from ppl_gp.reading.walk import Known, Rules, Walk, later
 
 _MOVES = frozenset(
     "broadcast_in_dim reshape transpose slice squeeze expand_dims rev gather dynamic_slice".split()
@@ -28,101 +30,83 @@ class OneEach(NamedTuple):
     weight: Float[Array, "..."]
 
 
-class Step(NamedTuple):
-    """An equation that can be followed: `apply(parts, values)` of its inputs, each `OneEach` where
-    it depends on z, else its value.
+def entries_seen(function: Callable, z):
+    """The arrays that `function` makes of the array z, a tree, each replaced by what its entries
+    see of z, or by `None` where they are not proved to see one at most.
     """
-
-    equation: Any
-    apply: Callable
-
-
-def steps_of(equations, source) -> list[Step] | None:
-    """How the equations carry what depends on the variable `source`; `None` where one is not on the
-    list.
-    """
-    depending, found = {source}, []
-    for equation in equations:
-        which = [not isinstance(v, Literal) and v in depending for v in equation.invars]
-        if not any(which):
-            continue
-        if (apply := _rule(equation, which)) is None:
-            return None
-        found.append(Step(equation, apply))
-        depending.update(equation.outvars)
-    return found
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(z)
+    places = jnp.reshape(jnp.arange(z.size, dtype=jnp.int32), z.shape)
+    found = Walk(_Entries()).closed(closed, [OneEach(places, jnp.ones_like(z))])
+    leaves, structure = jax.tree.flatten(shapes)
+    pairs = zip(found, leaves, strict=True)
+    return jax.tree.unflatten(
+        structure, [_nothing(x) if isinstance(v, Known) else v for v, x in pairs]
+    )
 
 
-def followed(steps: list[Step], source, values: dict) -> dict:
-    """{variable: `OneEach`} along the steps; `values`: of what does not depend on z."""
-    num = source.aval.size
-    known = {
-        source: OneEach(
-            jnp.reshape(jnp.arange(num, dtype=jnp.int32), source.aval.shape),
-            jnp.ones(source.aval.shape, source.aval.dtype),
-        )
-    }
-    for equation, apply in steps:
-        inputs = [
-            v.val if isinstance(v, Literal) else known.get(v, values.get(v))
-            for v in equation.invars
-        ]
-        known[equation.outvars[0]] = apply(inputs)
-    return known
+class _Entries(Rules):
+    """Values are `OneEach`; `Known` where they do not depend on z; else `None`, no proof."""
+
+    whole = frozenset({"scan", "while", "cond", "custom_linear_solve"})
+
+    def constant(self, array) -> Known:
+        return Known(lambda: array)
+
+    def primitive(self, equation, into: list) -> list:
+        if all(isinstance(x, Known) for x in into):
+            return later(equation, into)
+        proved = all(x is not None for x in into)
+        return [_followed(equation, into) if proved else None] * len(equation.outvars)
 
 
-def _rule(equation, which: list[bool]) -> Callable | None:
-    name, one = equation.primitive.name, sum(which) == 1
-    shapes = {v.aval.shape for v in equation.invars}
-    if name in _MOVES and one and which[0]:
-        return lambda inputs: _moved(equation, inputs)
-    if name in _SAME and one:
-        return lambda inputs: inputs[0]
+def _followed(equation, into: list) -> OneEach | None:
+    """Of the one output of an equation, some of whose inputs depend on z."""
+    name, which = equation.primitive.name, [isinstance(x, OneEach) for x in into]
+    x = into[which.index(True)]
     to = equation.params.get("new_dtype")
     if name == "convert_element_type" and jnp.issubdtype(to, jnp.floating):
-        return lambda inputs: inputs[0]._replace(weight=inputs[0].weight.astype(to))
-    if name == "neg":
-        return lambda inputs: _weighed(inputs[0], -1.0)
-    keeps = equation.outvars[0].aval.shape == equation.invars[which.index(True)].aval.shape
-    if name in ("add", "sub", "add_any") and one and keeps:
-        sign = -1.0 if name == "sub" and which[1] else 1.0
-        return lambda inputs: _weighed(inputs[which.index(True)], sign)
-    if name == "mul" and one and keeps:
-        return lambda inputs: _weighed(inputs[which.index(True)], inputs[which.index(False)])
-    if name == "div" and which == [True, False] and keeps:
-        return lambda inputs: _weighed(inputs[0], 1.0 / inputs[1])
-    if name == "select_n" and not which[0] and len(shapes) == 1:
-        return lambda inputs: _chosen(equation, inputs)
-    if name == "concatenate":
-        return lambda inputs: _joined(equation, inputs)
-    return None
+        return x._replace(weight=x.weight.astype(to))
+    if name == "concatenate" or (name == "select_n" and _is_choice(equation, which)):
+        return _together(equation, into)
+    if sum(which) > 1:
+        return None
+    if name in _SAME and len(into) == 1:
+        return x
+    if name in _MOVES and which[0]:
+        return _bound(equation, [x, *into[1:]])
+    factor = _factor(name, which, into)
+    keeps = equation.outvars[0].aval.shape == jnp.shape(x.weight)
+    return x._replace(weight=x.weight * factor) if keeps and factor is not None else None
 
 
-def _weighed(x: OneEach, by) -> OneEach:
-    return OneEach(x.index, x.weight * by)
+def _is_choice(equation, which: list[bool]) -> bool:
+    """Whether the condition of a `where` does not depend on z, and chooses for each entry."""
+    return not which[0] and len({v.aval.shape for v in equation.invars}) == 1
 
 
-def _bound(equation, *inputs):
-    return equation.primitive.bind(*inputs, **equation.params)
+def _factor(name: str, which: list[bool], into: list):
+    """By what the weight changes where one operand depends on z; `None` where that is not known."""
+    if name in ("add", "add_any", "sub", "neg"):
+        return -1.0 if name == "neg" or (name == "sub" and which[1]) else 1.0
+    if name == "mul":
+        return into[which.index(False)]()
+    return 1.0 / into[1]() if name == "div" and which[0] else None
 
 
-def _moved(equation, inputs) -> OneEach:
-    x, *rest = inputs
-    return OneEach(*(_bound(equation, part, *rest) for part in x))
+def _together(equation, into: list) -> OneEach:
+    """Of cases, or pieces, that do not all depend on z."""
+    cases = zip(into, equation.invars, strict=True)
+    known = 1 if equation.primitive.name == "select_n" else 0  # the condition
+    parts = [_nothing(v.aval) if isinstance(x, Known) else x for x, v in cases]
+    return _bound(equation, [*into[:known], *parts[known:]])
 
 
-def _nothing(x, like) -> OneEach:
-    return OneEach(jnp.zeros(jnp.shape(x), jnp.int32), jnp.zeros(jnp.shape(x), like))
+def _bound(equation, into: list) -> OneEach:
+    """An operation applied to indices and to weights alike."""
+    values = [[x() if isinstance(x, Known) else x[i] for x in into] for i in range(2)]
+    return OneEach(*(equation.primitive.bind(*own, **equation.params) for own in values))
 
 
-def _chosen(equation, inputs) -> OneEach:
-    condition, *cases = inputs
-    dtype = equation.outvars[0].aval.dtype
-    cases = [x if isinstance(x, OneEach) else _nothing(x, dtype) for x in cases]
-    return OneEach(*(_bound(equation, condition, *parts) for parts in zip(*cases, strict=True)))
-
-
-def _joined(equation, inputs) -> OneEach:
-    dtype = equation.outvars[0].aval.dtype
-    pieces = [x if isinstance(x, OneEach) else _nothing(x, dtype) for x in inputs]
-    return OneEach(*(_bound(equation, *parts) for parts in zip(*pieces, strict=True)))
+def _nothing(x) -> OneEach:
+    """Of an array of this shape and type."""
+    return OneEach(jnp.zeros(x.shape, jnp.int32), jnp.zeros(x.shape, x.dtype))

@@ -65,7 +65,6 @@ def _is_linear_map(fn: dist.TransformedDistribution) -> bool:
 
 
 def _map_of(fn: dist.TransformedDistribution) -> Callable[[Array], Array]:
-    """The affine map of a Gaussian that is transformed."""
     return ComposeTransform(list(fn.transforms))
 
 

@@ -11,12 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from ppl_gp.errors import DataError
-from ppl_gp.reading.arguments import (
-    Leaves,
-    argument_of,
-    is_array,
-    wide,
-)
+from ppl_gp.reading.arguments import Leaves, argument_of, is_array, wide
 from ppl_gp.reading.tracing import reading_of, run
 
 

@@ -2,10 +2,11 @@
 them provides.
 """
 
+import csv
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +20,28 @@ from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.results.compare import scores, table
 from ppl_gp.results.compare.table import verdict
 from ppl_gp.results.compare.truth import KHAT_LIMIT, importance_sampling
-from ppl_gp.results.datatree import draws_with_parts, require_same_stream, training_moments
+from ppl_gp.results.datatree import (
+    draws_with_parts,
+    moments_of,
+    require_same_stream,
+    training_moments,
+)
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.parts import effects
-from ppl_gp.results.predict.log_density import pit
 from ppl_gp.results.query.by_names import with_observations
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.record import Record
 
 BATCHES = 20  # of draws
 DRAWS = 4000  # of GPs behind a predictor: means to 1/60 of a standard deviation
+
+
+class _Scored(NamedTuple):
+    """A method's row, its log density of each test row, and the Monte Carlo error of their mean."""
+
+    row: dict
+    densities: np.ndarray
+    noise: float
 
 
 @dataclasses.dataclass
@@ -72,9 +85,7 @@ class Comparison:
     num_importance_samples: int = 20_000
     fits: dict[str, Fit] = dataclasses.field(default_factory=dict)
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    _rows: dict[str, dict] = dataclasses.field(default_factory=dict, repr=False)
-    _densities: dict[str, np.ndarray] = dataclasses.field(default_factory=dict, repr=False)
-    _noise: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)
+    _scored: dict[str, _Scored] = dataclasses.field(default_factory=dict, repr=False)
 
     def add(self, name: str, fit: Fit) -> None:
         """Score one more fit. Raises `DataError` or `ModelError` where it is of another model or of
@@ -82,14 +93,13 @@ class Comparison:
         """
         _require_same_problem(self.fits, name, fit)
         self.notes[name] = []
-        self._rows[name] = self._score(name, fit)
+        self._scored[name] = self._score(name, fit)
         self.fits[name] = fit
 
-    def _score(self, name: str, fit: Fit) -> dict:
+    def _score(self, name: str, fit: Fit) -> _Scored:
         log_density, noise = self._log_density(fit)
         error, calibration = self._errors(fit)
-        self._densities[name], self._noise[name] = log_density, noise
-        return {
+        row = {
             "method": name,
             "result": str(fit.result),
             "compile_seconds": fit.stats.get("compile_seconds"),
@@ -103,6 +113,7 @@ class Comparison:
             "calibration_name": calibration.name,
             **self._leave_one_out(name, fit, evidence["khat_datum"]),
         }
+        return _Scored(row, log_density, noise)
 
     def _log_density(self, fit: Fit) -> tuple[np.ndarray, float]:
         """(log density of each test row, Monte Carlo error of their mean), nats.
@@ -125,15 +136,10 @@ class Comparison:
         """(error, calibration); of a model that observes its inputs, none."""
         if self.y_test is None:
             return scores.Score(None, "RMSE"), scores.Score(None, "coverage gap")
-        prediction = fit.predict(self.X_test, *self.args, **self.kwargs)
-        numbers = None if scores.is_classification(prediction) else self._pit(fit)
+        given = self.X_test, self.y_test, self.args, self.kwargs
+        prediction, numbers = scores.judged(fit, *given)
         error = scores.error(prediction, self.y_test)
         return error, scores.calibration(prediction, self.y_test, numbers)
-
-    def _pit(self, fit):
-        if isinstance(self.y_test, dict):
-            return None
-        return pit(fit, self.X_test, self.y_test, *self.args, **self.kwargs)
 
     def _evidence(self, name, fit) -> dict:
         truth = importance_sampling(fit, self.rng_key, self.num_importance_samples)
@@ -185,18 +191,16 @@ class Comparison:
     @property
     def table(self) -> list[dict]:
         """One {quantity: value} a method, in the order in which they were added."""
-        return [
-            {**row, **self._distances(name), **self._gap(name)} for name, row in self._rows.items()
-        ]
+        own = lambda name: self._distances(name) | self._gap(name)  # noqa: E731
+        return [{**scored.row, **own(name)} for name, scored in self._scored.items()]
 
     def _gap(self, name) -> dict:
         """Row by row, so that what is common to both methods has no share in the error."""
-        reference = self.reference_name or name
-        if reference not in self._densities or name == reference:
+        ours, theirs = self._scored[name], self._scored.get(self.reference_name or name)
+        if theirs is None or theirs is ours:
             return {"log_density_gap": None, "log_density_gap_se": None}
-        gap = self._densities[name] - self._densities[reference]
-        noise = np.hypot(self._noise[name], self._noise[reference])
-        error = _standard_error(gap, noise)
+        gap = ours.densities - theirs.densities
+        error = _standard_error(gap, np.hypot(ours.noise, theirs.noise))
         return {"log_density_gap": float(gap.mean()), "log_density_gap_se": error}
 
     def _distances(self, name) -> dict:
@@ -210,10 +214,8 @@ class Comparison:
 
     @property
     def _caption(self) -> str:
-        text = (
-            f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a "
-            "mode that q has no draw in. "
-        )
+        text = f"k-hat above {KHAT_LIMIT}: q cannot be corrected by weights; it cannot see a "
+        text += "mode that q has no draw in. "
         if (error := self.reference_error) is not None:
             text += f"{self.reference_name}'s own Monte Carlo error: about {error:.2f} sd. "
         for symmetry in next(iter(self.fits.values())).symmetries if self.fits else ():
@@ -229,14 +231,21 @@ class Comparison:
         return [verdict(row, self.reference_name, self.reference_error) for row in self.table]
 
     def to_csv(self, path) -> None:
-        """Write `table` as CSV, one row a method."""
-        table.write_csv(self.table, path)
+        """Write `table` as CSV: one row a method, full precision, empty where there is no value."""
+        rows = self.table
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["method"])
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def _tables(self) -> list:
+        return table.rich_tables(self.table, self.reference_name, self._caption)
 
     def __rich__(self):
-        return Group(*table.rich_tables(self.table, self.reference_name, self._caption))
+        return Group(*self._tables())
 
     def __str__(self) -> str:
-        return table.as_text(self.table, self.reference_name, self._caption)
+        return table.printed(*self._tables())
 
     def _repr_html_(self) -> str:
         return table.as_html(self.table, self.reference_name, self._caption)
@@ -268,27 +277,21 @@ def compare(
         raise DataError("compare(fits={}) has nothing to compare; give {name: fit, ...}.")
     if reference is not None and reference not in fits:
         raise DataError(f"compare(reference={reference!r}) is none of the fits {list(fits)}.")
-    X_test, y_test, args, kwargs = _plain(fits, X_test, y_test, args, kwargs)
+    # Names are those of a fit that has some: all are fits to the same data.
+    known = sorted((f for f in fits.values() if isinstance(f, Fit)), key=lambda f: not f.names)
+    if known:  # else they are refused where they are added
+        X_test, y_test, args, kwargs = with_observations(known[0], X_test, y_test, args, kwargs)
     X_test, y_test = as_array("X_test", X_test), as_array("y_test", y_test)
     if y_test is not None and np.shape(X_test)[:1] != np.shape(y_test)[:1]:
         raise DataError(
             f"X_test has shape {np.shape(X_test)} and y_test {np.shape(y_test)}; give one "
             "observation per row of X_test."
         )
-    comparison = Comparison(
-        X_test, y_test, args, kwargs, reference, rng_key, num_importance_samples
-    )
+    how = reference, rng_key, num_importance_samples
+    comparison = Comparison(X_test, y_test, args, kwargs, *how)
     for name, fit in fits.items():
         comparison.add(name, fit)
     return comparison
-
-
-def _plain(fits, X_test, y_test, args, kwargs) -> tuple[Any, Any, tuple, dict]:
-    """Test data as arrays, by the names of a fit that has some: all are fits to the same data."""
-    known = sorted((f for f in fits.values() if isinstance(f, Fit)), key=lambda f: not f.names)
-    if not known:  # which is refused where it is added
-        return X_test, y_test, args, kwargs
-    return with_observations(known[0], X_test, y_test, args, kwargs)
 
 
 def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
@@ -300,45 +303,33 @@ def _require_same_problem(fits: dict[str, Fit], name: str, fit: Fit) -> None:
         return
     first, other = next(iter(fits.items()))
     if fit.model.function != other.model.function:
+        ours, theirs = (getattr(f.model, "__name__", repr(f.model)) for f in (fit, other))
         raise ModelError(
-            f"'{name}' fits {_name(fit.model)} and '{first}' fits {_name(other.model)}; compare "
-            "fits of one model."
+            f"'{name}' fits {ours} and '{first}' fits {theirs}; compare fits of one model."
         )
     require_same_stream("compare", {first: other, name: fit})
-    if differing := [k for k, (a, b) in _shared_arguments(fit, other).items() if not _same(a, b)]:
+    by_name = lambda f: {f"argument {i}": x for i, x in enumerate(f.args)} | f.kwargs  # noqa: E731
+    ours, theirs = by_name(fit), by_name(other)
+    if differing := [k for k in ours if k in theirs and not _same(ours[k], theirs[k])]:
         raise DataError(
             f"'{name}' and '{first}' were fitted to different data: {differing} differ. Fit them "
             "to the same."
         )
 
 
-def _shared_arguments(fit: Fit, other: Fit) -> dict:
-    positional = {
-        f"argument {i}": pair for i, pair in enumerate(zip(fit.args, other.args, strict=False))
-    }
-    return positional | {
-        k: (fit.kwargs[k], other.kwargs[k]) for k in fit.kwargs.keys() & other.kwargs.keys()
-    }
-
-
 def _same(a, b) -> bool:
     """Of arrays, other values, and dictionaries, tuples and lists of them."""
-    (ours, form), (theirs, other_form) = (
-        jax.tree.flatten(x, is_leaf=lambda x: x is None) for x in (a, b)
-    )
-    return form == other_form and all(_same_leaf(*pair) for pair in zip(ours, theirs, strict=True))
+    none = lambda x: x is None  # noqa: E731
+    if jax.tree.structure(a, is_leaf=none) != jax.tree.structure(b, is_leaf=none):
+        return False
+    return jax.tree.all(jax.tree.map(_same_leaf, a, b, is_leaf=none))
 
 
 def _same_leaf(a, b) -> bool:
-    is_array = [
-        hasattr(x, "shape") and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-        for x in (a, b)
-    ]
-    return np.array_equal(np.asarray(a), np.asarray(b)) if any(is_array) else bool(np.all(a == b))
-
-
-def _name(model) -> str:
-    return getattr(model, "__name__", repr(model))
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    if any(hasattr(x, "shape") and not is_key(x) for x in (a, b)):
+        return np.array_equal(np.asarray(a), np.asarray(b))
+    return bool(np.all(a == b))
 
 
 def _largest(khat) -> float | None:
@@ -352,9 +343,7 @@ def _standard_error(x, noise: float) -> float | None:
 
 
 def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
-    """Pairs of posterior moments of the same thing at the training inputs: the functions that both
-    keep, else the Gaussian sites that both know; none where there is no such site.
-    """
+    """Pairs of moments of functions that both keep, else of the Gaussian sites that both know."""
     ours, theirs = training_moments(fit), training_moments(other)
     if not theirs or ours.keys() != theirs.keys():
         ours, theirs = site_moments(fit, ours), site_moments(other, theirs)
@@ -364,18 +353,13 @@ def shared_moments(fit: Record, other: Record) -> list[tuple[Moments, Moments]]:
 def site_moments(fit: Record, functions: dict[str, Moments]) -> dict[str, Moments]:
     """{site of the declared model: mean and variance}; `functions`: `training_moments(fit)`.
 
-    A local method keeps the predictor of several Gaussian sites, `NUTS` the sites themselves: of
-    integrated effects the moments are in closed form (`fit.sites`), of GPs behind a predictor from
-    joint draws, of drawn sites from the draws.
+    A local method keeps the predictor of several Gaussian sites, `NUTS` the sites: moments are in
+    closed form of effects (`fit.sites`), and from draws of GPs behind a predictor and drawn sites.
     """
     if isinstance(fit.model, Collapsed):
         _, _, parts = draws_with_parts(fit, random.key(0), DRAWS)
         exact = {k: Moments(q.mean, q.variance) for k, q in effects(fit).items()}
-        return {k: _of_draws(x) for k, x in parts.items()} | exact
+        return {k: moments_of(x) for k, x in parts.items()} | exact
     drawn = fit.draws.known if fit.sampled and not fit.draws.is_weighted() else {}
     numbers = {k: x for k, x in drawn.items() if np.issubdtype(jnp.result_type(x), np.floating)}
-    return {k: _of_draws(x) for k, x in numbers.items()} | functions
-
-
-def _of_draws(x) -> Moments:
-    return Moments(jnp.mean(x, 0), jnp.var(x, 0))
+    return {k: moments_of(x) for k, x in numbers.items()} | functions

@@ -6,14 +6,12 @@ other unless asked: a bound's gap differs between models by an unknown amount.
 """
 
 import dataclasses
-import io
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpyro.distributions as dist
-from rich.console import Console
 from rich.table import Table
 from scipy.special import logsumexp
 
@@ -21,9 +19,10 @@ from ppl_gp.errors import DataError
 from ppl_gp.gp import bare_shape, mask_of, unwrap
 from ppl_gp.hyperparameters import MAP
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.compare.table import WIDTH
-from ppl_gp.results.datatree import observed_names, require_same_stream, training_sites
+from ppl_gp.results.compare.table import printed
+from ppl_gp.results.datatree import require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
+from ppl_gp.results.tree_dimensions import observed_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,31 +48,26 @@ class ModelComparison:
         return max(self.probabilities, key=self.probabilities.__getitem__)
 
     def __rich__(self) -> Table:
+        rows = [
+            {
+                "model": row["model"],
+                "log evidence (nats)": f"{row['log_evidence']:.3f}{_error(row)}",
+                "kind": row["kind"],
+                "prior": f"{row['prior']:.3f}",
+                "p(model | data)": f"{row['probability']:.3f}",
+                "log odds": f"{row['log_odds']:.2f}",
+            }
+            for row in self.table
+        ]
         shown = Table(caption=self._caption(), caption_justify="left")
-        for name in (
-            "model",
-            "log evidence (nats)",
-            "kind",
-            "prior",
-            "p(model | data)",
-            "log odds",
-        ):
+        for name in rows[0]:
             shown.add_column(name, justify="left" if name in ("model", "kind") else "right")
-        for row in self.table:
-            shown.add_row(
-                row["model"],
-                f"{row['log_evidence']:.3f}" + _error(row["log_evidence_se"]),
-                row["kind"],
-                f"{row['prior']:.3f}",
-                f"{row['probability']:.3f}",
-                f"{row['log_odds']:.2f}",
-            )
+        for row in rows:
+            shown.add_row(*row.values())
         return shown
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        Console(file=out, width=WIDTH).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        return printed(self.__rich__())
 
     def _caption(self) -> str | None:
         maximised = {row["model"]: row["maximised"] for row in self.table if row["maximised"]}
@@ -145,7 +139,8 @@ def compare_models(
     )
 
 
-def _error(se: float | None) -> str:
+def _error(row: dict) -> str:
+    se = row["log_evidence_se"]
     return "" if se is None else f" (se {se:.2g})"
 
 
@@ -186,12 +181,8 @@ def _weights(what: str, given: Mapping[str, float] | None, names, default: float
 def _require_proper(fits: Mapping[str, Fit]) -> None:
     for name, fit in fits.items():
         trace = run(fit.source, fit.args, fit.kwargs, fit.draws.at(0).known)
-        improper = [
-            k
-            for k, s in trace.items()
-            if s["type"] == "sample" and isinstance(unwrap(s["fn"]), dist.ImproperUniform)
-        ]
-        if improper:
+        priors = {k: unwrap(s["fn"]) for k, s in trace.items() if s["type"] == "sample"}
+        if improper := [k for k, p in priors.items() if isinstance(p, dist.ImproperUniform)]:
             raise DataError(
                 f"compare_models(): '{name}' has improper priors, of {improper}, whose constant is "
                 "arbitrary, and the evidence with it; declare proper ones."
@@ -200,7 +191,8 @@ def _require_proper(fits: Mapping[str, Fit]) -> None:
 
 def _require_same_observations(fits: Mapping[str, Fit]) -> None:
     require_same_stream("compare_models", fits)
-    seen = {k: _observed(fit) for k, fit in fits.items()}
+    traces = {k: training_sites(fit) for k, fit in fits.items()}
+    seen = {k: {n: _seen(t[n]) for n in observed_names(t)} for k, t in traces.items()}
     first, reference = next(iter(seen.items()))
     for name, values in seen.items():
         if not values or not _alike(values, reference):
@@ -217,12 +209,6 @@ class _Seen(NamedTuple):
 
     values: np.ndarray
     scale: np.ndarray
-
-
-def _observed(fit: Fit) -> dict[str, _Seen]:
-    """{site: what it observes}, in the order of the sites."""
-    trace = training_sites(fit)
-    return {k: _seen(trace[k]) for k in observed_names(trace)}
 
 
 def _seen(site: dict) -> _Seen:
@@ -245,9 +231,7 @@ def _told(named: dict[str, _Seen]) -> str:
 
 def _alike(a: dict[str, _Seen], b: dict[str, _Seen]) -> bool:
     """Sites of the same names by name, others in their order."""
-    by_name = [(x, b[k]) for k, x in a.items()] if a.keys() == b.keys() else None
-    pairs = by_name or zip(a.values(), b.values(), strict=False)
-    return len(a) == len(b) and all(
-        np.array_equal(x.values, y.values, equal_nan=True) and np.array_equal(x.scale, y.scale)
-        for x, y in pairs
-    )
+    ordered = [b[k] for k in a] if a.keys() == b.keys() else b.values()
+    sites = zip(a.values(), ordered, strict=False)
+    pairs = (pair for site in sites for pair in zip(*site, strict=True))
+    return len(a) == len(b) and all(np.array_equal(*pair, equal_nan=True) for pair in pairs)

@@ -1,6 +1,4 @@
-"""Scores of a prediction against test observations, and distances between posteriors: plain NumPy
-on arrays.
-"""
+"""Scores of a prediction against test observations, and distances between posteriors."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +7,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from ppl_gp.errors import DataError
-from ppl_gp.results.predict.log_density import Pit
+from ppl_gp.results.fit import Fit
+from ppl_gp.results.predict.log_density import Pit, pit
 from ppl_gp.results.predict.predict import Prediction
 from ppl_gp.results.query.mixture import Moments
 
@@ -25,30 +24,28 @@ class Score(NamedTuple):
 
 
 def is_classification(prediction: Prediction) -> bool:
-    """Whether the outcomes of y are classes: Bernoulli, Categorical and ordinal sites. Counts are
-    numbers, and scored as such.
-    """
-    return (
-        prediction.probs is not None
-        and not isinstance(prediction.probs, dict)
-        and not prediction.counts
-    )
+    """Whether outcomes of y are classes (Bernoulli, Categorical, ordinal). Counts are numbers."""
+    probs = prediction.probs
+    return probs is not None and not isinstance(probs, dict) and not prediction.counts
 
 
 def outcome_probabilities(prediction: Prediction) -> Float[ndarray, "... K"]:
     """p(y = k) in the shape of y and K, for Bernoulli observations too."""
     probs = np.asarray(prediction.probs)
-    return (
-        np.stack([1.0 - probs, probs], -1)
-        if probs.ndim == 1 or probs.shape == np.shape(prediction.mean)
-        else probs
-    )
+    binary = probs.ndim == 1 or probs.shape == np.shape(prediction.mean)
+    return np.stack([1.0 - probs, probs], -1) if binary else probs
+
+
+def judged(fit: Fit, X, y, args: tuple, kwargs: dict) -> tuple[Prediction, Pit | None]:
+    """What `calibration` wants: the prediction, and where numbers of one site fall in it."""
+    prediction = fit.predict(X, *args, **kwargs)
+    if is_classification(prediction) or isinstance(y, dict):
+        return prediction, None
+    return prediction, pit(fit, X, y, *args, **kwargs)
 
 
 def error(prediction: Prediction, y) -> Score:
-    """Share of misclassified observations where y is one of classes 0, 1, ..., else the root mean
-    squared error.
-    """
+    """Share of misclassified observations of classes 0, 1, ..., else root mean squared error."""
     if is_classification(prediction):
         guess = np.argmax(outcome_probabilities(prediction), -1)
         return Score(float(np.mean(guess != _observed(y, guess.shape))), "misclassified")
@@ -59,14 +56,10 @@ def error(prediction: Prediction, y) -> Score:
 
 
 def _observed(observed: Any, shape: tuple[int, ...]) -> ndarray:
-    """y in the shape of what was predicted for it. Raises `DataError` for another: broadcasting
-    would compare other rows.
-    """
-    y: Any = (
-        next(iter(observed.values()))
-        if isinstance(observed, dict) and len(observed) == 1
-        else observed
-    )
+    """y in the shape of its prediction; `DataError` for another, which NumPy would broadcast."""
+    y = observed
+    if isinstance(observed, dict) and len(observed) == 1:
+        (y,) = observed.values()
     if np.shape(y) != shape:
         raise DataError(
             f"y_test has shape {np.shape(y)}, and predictions of it {shape}; give it as the model "
@@ -92,9 +85,7 @@ def calibration(prediction: Prediction, y, pit: Pit | None = None) -> Score:
 
 
 def reliability(prediction: Prediction, y):
-    """(stated, observed, rows) of the occupied bins: mean probability, observed frequency, number
-    of rows.
-    """
+    """(mean probability, observed frequency, number of rows) of the bins that have rows."""
     probs = outcome_probabilities(prediction)
     y, probs = np.ravel(_observed(y, probs.shape[:-1])), np.reshape(probs, (-1, probs.shape[-1]))
     binary = probs.shape[1] == 2
@@ -103,11 +94,8 @@ def reliability(prediction: Prediction, y):
     which = np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
     count = np.bincount(which, minlength=NUM_BINS)
     used = count > 0
-    means = [
-        np.bincount(which, v, NUM_BINS)[used] / count[used]
-        for v in (stated, happened.astype(float))
-    ]
-    return (*means, count[used])
+    mean = lambda v: np.bincount(which, v, NUM_BINS)[used] / count[used]  # noqa: E731
+    return mean(stated), mean(happened.astype(float)), count[used]
 
 
 def coverage(pit: Pit) -> Float[ndarray, "L"]:
@@ -124,12 +112,7 @@ def coverage(pit: Pit) -> Float[ndarray, "L"]:
 
 
 def distance(f: Moments, reference: Moments) -> tuple[float, float]:
-    """Largest |difference| of latent means and of standard deviations, in standard deviations of
-    the reference.
-    """
-    (mean, sd), (mean_ref, sd_ref) = (
-        (np.asarray(x.mean), np.sqrt(np.asarray(x.variance))) for x in (f, reference)
-    )
-    return float(np.max(np.abs(mean - mean_ref) / sd_ref)), float(
-        np.max(np.abs(sd - sd_ref) / sd_ref)
-    )
+    """Largest |difference| of means, and of sds, in standard deviations of the reference."""
+    sd, sd_ref = (np.sqrt(np.asarray(x.variance)) for x in (f, reference))
+    apart = np.abs(np.asarray(f.mean) - np.asarray(reference.mean)) / sd_ref
+    return float(np.max(apart)), float(np.max(np.abs(sd - sd_ref) / sd_ref))

@@ -9,12 +9,10 @@ never called equal: it is called small if it is. k-hat and the share of draws th
 if it has draws; a mode without one is seen only if a search found it (`truth`).
 """
 
-import csv
 import html
 import io
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -26,10 +24,19 @@ Row = dict[str, object]
 
 
 class Line(NamedTuple):
-    """One quantity: its label, and how a method's row shows it."""
+    """One quantity: its label, its key in a method's row, and the digits that are shown."""
 
     label: str
-    show: Callable[[Row], str]
+    key: str
+    digits: int = 3
+
+    def show(self, row: Row) -> str:
+        value = row[self.key]
+        if value is None:
+            return _MISSING
+        if self.key == "khat" and value == -math.inf:
+            return "exact"
+        return f"{value:.{self.digits}f}" if isinstance(value, float) else str(value)
 
 
 _MISSING = "-"
@@ -37,47 +44,31 @@ WIDTH = 100  # columns of a terminal that a printed table keeps to
 _BORDERS = 3  # of a column: a space on either side and a line
 
 
-def _number(value, digits: int) -> str:
-    if value is None:
-        return _MISSING
-    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def _plain(label: str, key: str, digits: int = 3) -> Line:
-    return Line(label, lambda row: _number(row[key], digits))
-
-
 def _with_error(label: str, key: str, digits: int = 3) -> tuple[Line, Line]:
     """The value, and its standard error on a line of its own, which keeps columns narrow."""
     indent = " " * (2 + len(label) - len(label.lstrip()))
-    return _plain(label, key, digits), _plain(f"{indent}standard error", f"{key}_se", digits)
-
-
-def _khat(row: Row) -> str:
-    return "exact" if row["khat"] == float("-inf") else _number(row["khat"], 2)
+    return Line(label, key, digits), Line(f"{indent}standard error", f"{key}_se", digits)
 
 
 def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
     """The lines of the table; those that no method fills are left out."""
-    error_name, calibration_name = (
-        rows[0][k] if rows else "" for k in ("error_name", "calibration_name")
-    )
+    first = rows[0] if rows else {"error_name": "", "calibration_name": ""}
     wanted = [
-        Line("result", lambda row: str(row["result"])),
-        _plain("seconds compiling", "compile_seconds", 1),
-        _plain("seconds running", "run_seconds", 2),
+        Line("result", "result"),
+        Line("seconds compiling", "compile_seconds", 1),
+        Line("seconds running", "run_seconds", 2),
         *_with_error("log evidence or bound (nats)", "log_evidence"),
         *_with_error("  importance-sampled truth", "truth"),
         *_with_error("test log density (nats a datum)", "log_density"),
-        _plain(f"test error ({error_name})", "error"),
-        _plain(f"calibration ({calibration_name})", "calibration"),
-        Line("Pareto k-hat of q(f), joint", _khat),
-        _plain("  share of q's draws that counts", "efficiency", 2),
-        _plain("  share of the evidence they meet", "share", 2),
-        _plain("largest k-hat of a datum (LOO)", "khat_datum", 2),
+        Line(f"test error ({first['error_name']})", "error"),
+        Line(f"calibration ({first['calibration_name']})", "calibration"),
+        Line("Pareto k-hat of q(f), joint", "khat", 2),
+        Line("  share of q's draws that counts", "efficiency", 2),
+        Line("  share of the evidence they meet", "share", 2),
+        Line("largest k-hat of a datum (LOO)", "khat_datum", 2),
         *_with_error("LOO ELPD (nats)", "elpd_loo", 2),
-        _plain(f"largest gap of means to {reference} (sd)", "mean_distance"),
-        _plain(f"largest gap of sds to {reference} (sd)", "sd_distance"),
+        Line(f"largest gap of means to {reference} (sd)", "mean_distance"),
+        Line(f"largest gap of sds to {reference} (sd)", "sd_distance"),
     ]
     return [line for line in wanted if any(line.show(row) != _MISSING for row in rows)]
 
@@ -85,10 +76,8 @@ def lines(rows: Sequence[Row], reference: str | None) -> list[Line]:
 def rich_tables(rows: Sequence[Row], reference: str | None, caption: str) -> list[Table]:
     """Tables of at most `WIDTH` columns where names allow; the last has the caption."""
     of = lines(rows, reference)
-    return [
-        _rich_table(block, of, caption if block[-1] is rows[-1] else "")
-        for block in _blocks(rows, of)
-    ]
+    *first, last = _blocks(rows, of)
+    return [*(_rich_table(block, of, "") for block in first), _rich_table(last, of, caption)]
 
 
 def _rich_table(rows: Sequence[Row], of: Sequence[Line], caption: str) -> Table:
@@ -114,17 +103,15 @@ def _blocks(rows: Sequence[Row], of: Sequence[Line]) -> list[list[Row]]:
     return blocks
 
 
-def as_text(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table as plain text, `WIDTH` columns wide or as wide as a name needs."""
-    out, tables = io.StringIO(), rich_tables(rows, reference, caption)
-    unbound = Console(width=10_000)
+def printed(*tables: Table) -> str:
+    """Tables as plain text, `WIDTH` columns wide or as wide as a name needs."""
+    out, unbound = io.StringIO(), Console(width=10_000)
     width = max(WIDTH, *(unbound.measure(table).maximum for table in tables))
     Console(file=out, width=width).print(*tables)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def as_html(rows: Sequence[Row], reference: str | None, caption: str) -> str:
-    """The table for a notebook."""
     head = "".join(f"<th>{html.escape(str(row['method']))}</th>" for row in rows)
     body = "".join(
         f"<tr><th>{html.escape(line.label)}</th>"
@@ -134,14 +121,6 @@ def as_html(rows: Sequence[Row], reference: str | None, caption: str) -> str:
     )
     head = f"<thead><tr><th></th>{head}</tr></thead>"
     return f"<table><caption>{html.escape(caption)}</caption>{head}<tbody>{body}</tbody></table>"
-
-
-def write_csv(rows: Sequence[Row], path: str | Path) -> None:
-    """One row a method, full precision, empty where there is no value."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else ["method"])
-        writer.writeheader()
-        writer.writerows({k: "" if v is None else v for k, v in row.items()} for row in rows)
 
 
 # reference standard deviations within which latent means and standard deviations count as the same
@@ -168,11 +147,9 @@ def _evidence(row) -> str | None:
     if row["truth"] is None:
         return None
     gap = row["log_evidence"] - row["truth"]
-    figure = (
-        f"{abs(gap):.2f} nats {'above' if gap > 0 else 'below'} the importance-sampled "
-        f"truth ± {row['truth_se']:.2g}"
-    )
-    if within := _within(gap, row["truth_se"]):
+    side, error = "above" if gap > 0 else "below", row["truth_se"]
+    figure = f"{abs(gap):.2f} nats {side} the importance-sampled truth ± {error:.2g}"
+    if within := _within(gap, error):
         return f"Evidence: right {within} ({figure})."
     if abs(gap) <= SMALL_GAP:
         return f"Evidence: {figure}: more than its error, but small."

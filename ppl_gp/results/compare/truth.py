@@ -18,7 +18,7 @@ Cost: O(N^3) once for an eigendecomposition and for each Newton step of `STARTS`
 O(N^2) a draw, in batches of `BATCH` draws; memory num_samples N / 4.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,10 @@ from ppl_gp.numerics.modes import derivatives
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import functions_of, read
-from ppl_gp.results.datatree import observed_names, training_sites
+from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.left_out import khats
 from ppl_gp.results.record import Record
+from ppl_gp.results.tree_dimensions import observed_names
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes
@@ -68,20 +69,15 @@ class Truth(NamedTuple):
       q where it has draws: they cannot see a mode without one.
     """
 
-    log_evidence: float | None
-    standard_error: float | None
-    khat: float | None
-    khat_q: float | None
-    khat_loo: np.ndarray | None
-    efficiency_q: float | None
+    log_evidence: float | None = None
+    standard_error: float | None = None
+    khat: float | None = None
+    khat_q: float | None = None
+    khat_loo: np.ndarray | None = None
+    efficiency_q: float | None = None
     reason: str | None = None
     other_modes: int = 0
     share_q: float | None = None
-
-
-def unavailable(reason: str) -> Truth:
-    """No estimate, and why."""
-    return Truth(None, None, None, None, None, None, reason)
 
 
 def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Truth:
@@ -93,31 +89,23 @@ def importance_sampling(fit: Record, rng_key=0, num_samples: int = 20_000) -> Tr
     error falls as 1 / sqrt(num_samples).
     """
     if fit.sampled:
-        return unavailable(_why_not(fit))
+        return Truth(reason=_why_not(fit))
     kept = next(iter(fit.latent.values()))
     if not kept.has_sites:
-        return unavailable(
-            "importance sampling knows the local methods' q(f); LOO's k-hat judges this one"
-        )
+        why = "importance sampling knows the local methods' q(f); LOO's k-hat judges this one"
+        return Truth(reason=why)
     if not observed_names(training_sites(fit)):
-        return unavailable("a loaded fit holds no observations")
+        return Truth(reason="a loaded fit holds no observations")
     key = as_key(rng_key, "compare(fits, X, y, rng_key=0)")
-    factors, R, centre, strength = _coordinates(
-        fit.model, fit.hyper, fit.args, fit.kwargs, kept.draw(0)
-    )
-    modes = other_modes(
-        factors.log_lik,
-        jnp.ravel(factors.prior.mean),
-        R,
-        centre,
-        random.fold_in(key, 100 * MAX_MODES),
-    )
+    given = fit.model, fit.hyper, fit.args, fit.kwargs
+    factors, R, centre, strength = _coordinates(*given, kept.draw(0))
+    mean, own = jnp.ravel(factors.prior.mean), random.fold_in(key, 100 * MAX_MODES)
+    modes = other_modes(factors.log_lik, mean, R, centre, own)
     weights = _log_weights(factors, R, centre, strength, jnp.asarray(modes), key, num_samples)
     return summarise(*map(np.asarray, weights), num_modes=len(modes))
 
 
 def _why_not(fit: Record) -> str:
-    """Of a fit by draws."""
     if fit.latent or fit.log_evidence is None:
         return "the hyperparameters were sampled: there is no one evidence to compare with"
     told = "importance sampling knows a q(f) of the local methods, and this q is of all sites"
@@ -154,40 +142,33 @@ def _log_weights(factors, R, centre, strength, modes, key, num: int):
     tall = [factor(u, w) for u in modes for w in MODE_WIDTHS]
     at = [u for u in modes for _ in MODE_WIDTHS]
     each, few = -(-num // len(WIDTHS)), max(1, int(num * PRIOR_SHARE))
-    total = each * (len(WIDTHS) + len(at)) + few
+    counts = jnp.array([each] * (len(WIDTHS) + len(at)) + [few], dtype)
 
     def weigh(u):
         log_q = 0.5 * jnp.sum(jnp.log(precision) - precision * (u - centre) ** 2, 1)
-        elsewhere = [
-            half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2)
-            for C, m in zip(tall, at, strict=True)
-        ]
-        every = jnp.concatenate([log_q, jnp.array(elsewhere, dtype).reshape(-1)]) + jnp.log(
-            each / total
-        )
-        log_prior = -0.5 * u @ u
-        terms = log_lik(mean + R @ u)
+        away = lambda C, m: half_log_det(C) - 0.5 * jnp.sum((C.T @ (u - m)) ** 2)  # noqa: E731
+        elsewhere = jnp.array([away(C, m) for C, m in zip(tall, at, strict=True)], dtype)
+        log_prior, terms = -0.5 * u @ u, log_lik(mean + R @ u)
+        every = jnp.concatenate([log_q, elsewhere, log_prior[None]])
         log_p = jnp.sum(terms) + log_prior
-        proposal = jnp.logaddexp(logsumexp(every), log_prior + jnp.log(few / total))
+        proposal = logsumexp(every + jnp.log(counts / jnp.sum(counts)))
         return log_p - proposal, log_p - log_q[0], terms
 
     def batch(make, keys):
-        return lax.map(
-            lambda key: weigh(make(random.normal(key, centre.shape, dtype))), keys, batch_size=BATCH
-        )
+        one = lambda key: weigh(make(random.normal(key, centre.shape, dtype)))  # noqa: E731
+        return lax.map(one, keys, batch_size=BATCH)
 
-    keys = random.split(key, (len(WIDTHS), each))
-    from_q = batch(lambda z: centre + z / jnp.sqrt(precision[0]), keys[0])
-    rest = [
-        batch(lambda z, p=p: centre + z / jnp.sqrt(p), k)[0]
-        for p, k in zip(precision[1:], keys[1:], strict=True)
+    draws: list[Any] = [  # q first
+        (keys, lambda z, p=p: centre + z / jnp.sqrt(p))
+        for keys, p in zip(random.split(key, (len(WIDTHS), each)), precision, strict=True)
     ]
     for i, (C, m) in enumerate(zip(tall, at, strict=True)):
         own, inverse = random.split(random.fold_in(key, i), each), tril_inverse(C)
-        rest.append(batch(lambda z, inverse=inverse, m=m: m + inverse.T @ z, own)[0])
-    rest.append(batch(lambda z: z, random.split(random.fold_in(key, len(at)), few))[0])
-    shared = log_lik.shared()
-    return jnp.concatenate([from_q[0], *rest]) + shared, from_q[1] + shared, from_q[2]
+        draws.append((own, lambda z, inverse=inverse, m=m: m + inverse.T @ z))
+    draws.append((random.split(random.fold_in(key, len(at)), few), lambda z: z))
+    found = [batch(make, keys) for keys, make in draws]
+    shared, (_, log_w_q, log_lik_q) = log_lik.shared(), found[0]
+    return jnp.concatenate([log_w for log_w, *_ in found]) + shared, log_w_q + shared, log_lik_q
 
 
 def summarise(
@@ -196,7 +177,7 @@ def summarise(
     """Estimate, standard error and k-hats from log weights; no estimate if k-hat exceeds 0.7."""
     usable = np.isfinite(log_w)
     if not usable.any() or np.isnan(log_w).any() or np.isposinf(log_w).any():
-        return unavailable("the model's density is not finite at the draws")
+        return Truth(reason="the model's density is not finite at the draws")
     smoothed, khat = smooth(log_w)
     smoothed_q, khat_q = smooth(log_w_q)
     efficiency_q = float(1.0 / np.sum(np.exp(2.0 * smoothed_q)) / log_w_q.size)
@@ -247,36 +228,26 @@ def _varied(log_w: np.ndarray) -> float:
 
 
 def precision_factor(log_lik, mean, R, u, width=1.0) -> Float[Array, "N N"]:
-    """Lower Cholesky factor of I + R^T D R / width^2, D the likelihood's curvature at u where it is
-    positive. O(N^3).
-    """
+    """Lower factor of I + R^T D R / width^2, D the likelihood's positive curvature at u. O(N^3)."""
     h = derivatives(log_lik, mean + R @ u, functions_of(log_lik))[1]
     D = positive_part(jnp.where(jnp.isfinite(h), -h, 0.0)) / width**2
     return cholesky(add_diagonal(R.T @ times(D, R), 1.0))
 
 
 def other_modes(log_lik, mean, R, centre, key) -> np.ndarray:
-    """Modes (K, N) in u, without the one that q's centre ascends to: those with more than
-    `SMALL_SHARE` of the evidence, at most `MAX_MODES`.
-    """
+    """Modes (K, N) in u but that of q's centre: at most `MAX_MODES`, of `SMALL_SHARE` or more."""
     ends, log_shares = map(np.asarray, _ascents(log_lik, mean, R, centre, key))
-    found = [0]
+    found, enough = [0], np.nanmax(log_shares) + np.log(SMALL_SHARE)
     for i in np.argsort(-log_shares):
         far = min(np.linalg.norm(ends[i] - ends[j]) for j in found) > _APART * np.sqrt(len(centre))
-        if (
-            far
-            and np.isfinite(log_shares[i])
-            and log_shares[i] > np.nanmax(log_shares) + np.log(SMALL_SHARE)
-        ):
+        if far and enough < log_shares[i] < np.inf:
             found.append(i)
     return ends[found[1 : 1 + MAX_MODES]]
 
 
 @full_jit
 def _ascents(log_lik, mean, R, centre, key):
-    """(ends (STARTS + 2, N), their log evidence by Laplace's approximation); the first starts at
-    `centre`.
-    """
+    """(ends (STARTS + 2, N), log evidence there by Laplace); the first starts at `centre`."""
 
     def objective(u):
         return jnp.sum(log_lik(mean + R @ u)) - 0.5 * u @ u

@@ -1,17 +1,20 @@
-"""Integrals over two or three functions a datum, by nodes that follow the integrand; over more by
-weighted draws.
+"""Integrals over the independent functions that decide an entry of y, f (D, M) ~ N(mean, variance):
+log E[g(f)], the moments of y, and p(y <= t), each by nodes that follow its integrand.
 
-In whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and the
-eigenvectors V of the curvature there give axes along which N(0, I) stays a product. Along each of
-them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode and scaled by the
+One function has the nodes of `numerics.quadrature.likelihood_nodes`, centred on the integrand, so
+that a logistic edge of width 1 under a standard deviation of 30 is resolved, and so is exp(2 f).
+
+Two or three: in whitened coordinates f = m + sd z, z ~ N(0, I), the mode z* of g(z) N(z; 0, I) and
+the eigenvectors V of the curvature there give axes along which N(0, I) stays a product. Along each
+of them go the nodes of `numerics.quadrature.nodes_around`, centred on the mode and scaled by the
 curvature: adaptive quadrature (Naylor & Smith 1982; Liu & Pierce 1994) that keeps the Gaussian's
 tails in sight. Two functions are integrated one inside the other. Each rule is compared with its
-own half, which says how far it can be trusted. Draws come from the Gaussian at the mode and from
+own half, which says how far it can be trusted. More: draws from the Gaussian at the mode and from
 N(0, I), half each, with their mixture as the weights' denominator (Hesterberg 1995).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +23,13 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics import blocks as small
-from ppl_gp.numerics.quadrature import nodes_around
+from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error, nodes_around
 from ppl_gp.quick import pruned
-from ppl_gp.results.integrals.likelihood import log_expectation
 from ppl_gp.results.query.mixture import Moments
 
 MAX_DIMENSIONS = 3
 # Nodes of each axis, odd, by "many": what an average over draws blurs need not be resolved.
-PAIR_NODES = {True: 25, False: 49}
-TRIPLE_NODES = {True: 11, False: 25}
+_AXIS_NODES = {2: {True: 25, False: 49}, 3: {True: 11, False: 25}}
 INNER_BATCH = 7  # outer nodes at once
 NEWTON_STEPS = 40
 FRACTIONS = (1.0, 0.5, 0.2, 0.05, 0.005)  # of a Newton step that are tried
@@ -36,39 +37,192 @@ _NUDGE = 1e-6  # off zero, where NumPyro's logistic log-probabilities have wrong
 LEAST_CURVATURE = 0.25  # of the integrand, as a share of the Gaussian's own
 
 
-class Bulk(NamedTuple):
-    """Where the integrand lives: its mode (D, M), axes V (M, D, D) in columns, a standard deviation
-    along each, (M, D).
+class Effort(NamedTuple):
+    """Static: nodes of one function, whether `many` integrals are averaged, draws above three."""
+
+    nodes: int
+    many: bool
+    draws: int
+
+
+def floored(f: Moments) -> Moments:
+    """With variances that nodes resolve beside the mean: 50 rounding errors of its square."""
+    unit = 50 * jnp.finfo(f.mean.dtype).eps
+    scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny ** 0.5
+    return Moments(f.mean, jnp.maximum(f.variance, unit * scale))
+
+
+def log_expectation(
+    log_g: Callable, f: Moments, num_nodes: int, concave: bool = False
+) -> Float[Array, "M"]:
+    """log E[exp log_g(f)_n] under one f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes)."""
+    return _along_one(log_g, f, num_nodes, concave)[0]
+
+
+def log_expectation_and_error(log_g: Callable, f: Moments, num_nodes: int, concave: bool):
+    """(`log_expectation`, log of its estimated error in nats: -inf where concave), (M,) each."""
+    value, nodes = _along_one(log_g, f, num_nodes, concave)
+    if concave:
+        return value, jnp.full_like(value, -jnp.inf)
+    return value, jnp.log(log_integral_error(log_g, value, nodes, f.mean, floored(f).variance))
+
+
+def _along_one(log_g, f: Moments, num: int, concave: bool):
+    nodes, log_w = likelihood_nodes(log_g, f.mean, floored(f).variance, num=num, concave=concave)
+    return logsumexp(log_w + jax.vmap(log_g)(nodes), 0), nodes
+
+
+class Nodes(NamedTuple):
+    """A product of grids (Q, D, M), made point by point, which `at` brings to f (P, D, M)."""
+
+    grid: Float[Array, "Q D M"]
+    log_w: Float[Array, "Q D M"]
+    at: Callable
+
+    def log_total(self, log_g: Callable) -> Float[Array, "M"]:
+        """The log of the weighted sum of exp(log_g(f)); points without a density count nothing."""
+
+        def part(f, log_w):
+            values = log_w + jax.vmap(log_g)(f)
+            return logsumexp(jnp.where(jnp.isnan(values), -jnp.inf, values), 0)
+
+        return self._folded(part, jnp.logaddexp, -jnp.inf)
+
+    def total(self, function: Callable) -> Any:
+        """The weighted sum of the arrays (M,) that function(f) gives."""
+
+        def part(f, log_w):
+            w = jnp.exp(log_w)
+            weighed = lambda x: jnp.sum(jnp.where(w > 0, w * x, 0.0), 0)  # noqa: E731
+            return jax.tree.map(weighed, jax.vmap(function)(f))
+
+        return self._folded(part, jnp.add, 0.0)
+
+    def _folded(self, part: Callable, combine: Callable, empty: float):
+        """part(f (P, D, M), log_w (P, M)) of the points at one node of the first axis after
+        another; of one axis, of all at once.
+        """
+        Q, D, _ = self.grid.shape
+        if D == 1:
+            return part(self.at(self.grid), self.log_w[:, 0])
+        rest = jnp.indices((Q,) * (D - 1)).reshape(D - 1, -1).T
+
+        def of_slice(q):
+            chosen = jnp.concatenate([jnp.full((len(rest), 1), q), rest], 1)  # (P, D)
+            points, log_w = (x[chosen, jnp.arange(D)] for x in (self.grid, self.log_w))
+            return part(self.at(points), jnp.sum(log_w, 1))
+
+        shapes = jax.eval_shape(of_slice, 0)
+        start = jax.tree.map(lambda s: jnp.full(s.shape, empty, s.dtype), shapes)
+        add = lambda total, q: (jax.tree.map(combine, total, of_slice(q)), None)  # noqa: E731
+        return lax.scan(add, start, jnp.arange(Q))[0]
+
+    def coarse(self) -> "Nodes":
+        """Every second node: the same rule with twice the spacing."""
+        return self._replace(grid=self.grid[::2], log_w=self.log_w[::2] + jnp.log(2.0))
+
+
+def nodes_of(log_g: Callable, f: Moments, effort: Effort, concave: bool = False) -> Nodes:
+    """Nodes for an integrand g of one to three functions, log_g: (D, M) -> (M,)."""
+    if len(f.mean) == 1:
+        one = floored(Moments(f.mean[0], f.variance[0]))
+        along, log_w = likelihood_nodes(
+            lambda x: log_g(x[None]), *one, num=effort.nodes, concave=concave
+        )
+        return Nodes(along[:, None], log_w[:, None], lambda points: points)
+    at, zero = _whitened(f), jnp.zeros_like(f.mean)
+    mode, axes, scale = bulk(lambda z: log_g(at(z)), zero)
+    centre, flat = jnp.einsum("mij,im->jm", axes, mode), jnp.zeros(zero.size, zero.dtype)
+    along = flat, jnp.ones_like(flat), jnp.ravel(centre), jnp.ravel(scale.T)
+    rule = nodes_around(*along, _AXIS_NODES[len(zero)][effort.many])
+    grid, log_w = (jnp.reshape(x, (-1, *zero.shape)) for x in rule)
+    return Nodes(grid, log_w, lambda points: at(jnp.einsum("mij,pjm->pim", axes, points)))
+
+
+def _whitened(f: Moments) -> Callable:
+    """z ~ N(0, I) -> f."""
+    sd = jnp.sqrt(f.variance)
+    return lambda z: f.mean + sd * z
+
+
+def log_integral(
+    log_g: Callable,
+    f: Moments,
+    effort: Effort,
+    key=None,
+    *,
+    concave: bool = False,
+    quadratic: bool = False,
+) -> tuple[Float[Array, "M"], Float[Array, "M"]]:
+    """(log E[g(f)], squared relative error), (M,) each. `concave`, `quadratic`: log_g is known to
+    be; `key`: for draws, of more than three functions.
+
+    The error of two or three is the difference to the same rule with half of the nodes, which is
+    larger than the rule's own.
+    """
+    if len(f.mean) == 1:
+        one = Moments(f.mean[0], f.variance[0])
+        found = log_expectation(lambda x: log_g(x[None]), one, effort.nodes, concave)
+        return found, jnp.zeros_like(found)
+    at, zero = _whitened(f), jnp.zeros_like(f.mean)
+    white = lambda z: log_g(at(z))  # noqa: E731
+    if quadratic:
+        return _of_quadratic(white, zero)
+    if len(zero) > MAX_DIMENSIONS:
+        return _by_draws(white, zero, effort.draws, key)
+    if len(zero) == 2:
+        return _iterated(white, zero, _AXIS_NODES[2][effort.many])
+    nodes = nodes_of(log_g, f, effort)
+    return _with_error(nodes.log_total(log_g), nodes.coarse().log_total(log_g))
+
+
+def moments(both: Callable, f: Moments, effort: Effort, concave: bool = False) -> Moments:
+    """Of y from its mean and variance given f, both(f): (M,) each, by the law of total variance;
+    nodes where E[y^2] lives. Infinite or NaN where y has no such moment.
     """
 
-    mode: Float[Array, "D M"]
-    axes: Float[Array, "M D D"]
-    scale: Float[Array, "M D"]
+    def log_square(x):
+        mean, variance = both(x)
+        return jnp.log(variance + mean**2 + jnp.finfo(x.dtype).tiny)
+
+    base, _ = both(f.mean)  # about which sums cancel little
+    base = jnp.where(jnp.isfinite(base), base, 0.0)
+
+    def parts(x):
+        mean, variance = both(x)
+        return mean - base, variance, (mean - base) ** 2
+
+    first, spread, square = nodes_of(log_square, f, effort, concave).total(parts)
+    return Moments(base + first, spread + jnp.maximum(square - first**2, 0.0))
 
 
-def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
-    """Newton's method on log g(z) - |z|^2 / 2 for each datum, log_g: (D, M) -> (M,). O(D) gradients
-    a step.
+def share_below(
+    log_p: Callable, below: Callable, f: Moments, effort: Effort, concave: bool = False
+) -> Float[Array, "M"]:
+    """p(y <= t) from p(y <= t | f), nodes where p(y = t | f) lives: there it changes with f. They
+    reach over all of the Gaussian, and their weights add up to one.
+    """
+    nodes = nodes_of(log_p, f, effort, concave)
+    total, weight = nodes.total(lambda x: (below(x), jnp.ones_like(x[0])))
+    return total / weight
+
+
+def bulk(log_g: Callable, zero: Float[Array, "D M"]) -> tuple[Array, Array, Array]:
+    """Where log g(z) - |z|^2 / 2 lives: its mode (D, M) by Newton's method, axes (M, D, D) in
+    columns, a standard deviation along each (M, D). O(D) gradients a step.
     """
 
     def objective(z):
         return log_g(z) - 0.5 * jnp.sum(z**2, 0)
 
-    zero = jnp.zeros((dims, *like.shape), like.dtype)
     slope = jax.grad(pruned(lambda z: jnp.sum(objective(z)), zero))
+    eye = jnp.eye(len(zero), dtype=zero.dtype)
 
     def curvature(z):
-        """Eigenvalues (M, D) and vectors (M, D, D) of minus the Hessian, the former raised to where
-        a step can be made.
-        """
-        columns = jax.vmap(lambda e: jax.jvp(slope, (z,), (e[:, None] * jnp.ones_like(z),))[1])(
-            jnp.eye(dims, dtype=z.dtype)
-        )
-        H = -jnp.moveaxis(columns, -1, 0)
+        """Eigenvalues, raised to where a step can be made, and vectors of minus the Hessian."""
+        H = minus_hessian(slope, z)
         finite = jnp.all(jnp.isfinite(H), (1, 2))[:, None, None]
-        values, V = jnp.linalg.eigh(
-            jnp.where(finite, 0.5 * (H + jnp.swapaxes(H, 1, 2)), jnp.eye(dims, dtype=z.dtype))
-        )
+        values, V = jnp.linalg.eigh(jnp.where(finite, 0.5 * (H + jnp.swapaxes(H, 1, 2)), eye))
         return jnp.maximum(jnp.abs(values), LEAST_CURVATURE), V
 
     def step(state):
@@ -83,92 +237,39 @@ def bulk(log_g: Callable, dims: int, like: Float[Array, "M"]) -> Bulk:
         new = jnp.take_along_axis(trials, best[None, None], 0)[0]
         return new, jnp.max(jnp.sum(((new - z) ** 2), 0) * values[:, -1]), steps + 1
 
-    start = jnp.full((dims, like.shape[0]), _NUDGE, like.dtype)
     moved = lambda state: (state[1] > 1e-6) & (state[2] < NEWTON_STEPS)  # noqa: E731
-    z, _, _ = lax.while_loop(moved, step, (start, jnp.asarray(jnp.inf, like.dtype), 0))
+    start = jnp.full_like(zero, _NUDGE), jnp.asarray(jnp.inf, zero.dtype), 0
+    z, _, _ = lax.while_loop(moved, step, start)
     values, V = curvature(z)
-    return jax.tree.map(lax.stop_gradient, Bulk(z, V, 1.0 / jnp.sqrt(values)))
+    return lax.stop_gradient((z, V, 1.0 / jnp.sqrt(values)))
 
 
-class Nodes(NamedTuple):
-    """A product of grids in rotated coordinates, made point by point: `grid`, `log_w` (Q, D, M)."""
-
-    grid: Float[Array, "Q D M"]
-    log_w: Float[Array, "Q D M"]
-    axes: Float[Array, "M D D"]
-
-    def fold(self, function: Callable, combine: Callable, empty):
-        """Fold combine(total, function(z, log_w)) over slices of the grid; function gets z (P, D,
-        M), log_w (P, M).
-        """
-        Q, D, _ = self.grid.shape
-        rest = jnp.stack(jnp.meshgrid(*[jnp.arange(Q)] * (D - 1), indexing="ij"), -1).reshape(
-            -1, D - 1
-        )
-
-        def slice_at(total, q):
-            chosen = jnp.concatenate([jnp.full((rest.shape[0], 1), q), rest], 1)  # (P, D)
-            w = jnp.stack([self.grid[chosen[:, k], k] for k in range(D)], 1)
-            log_w = sum(self.log_w[chosen[:, k], k] for k in range(D))
-            return combine(total, function(jnp.einsum("mij,pjm->pim", self.axes, w), log_w)), None
-
-        return lax.scan(slice_at, empty, jnp.arange(Q))[0]
-
-    def coarse(self) -> "Nodes":
-        """Every second node: the same rule with twice the spacing."""
-        return Nodes(self.grid[::2], self.log_w[::2] + jnp.log(2.0), self.axes)
+def minus_hessian(slope: Callable, z: Float[Array, "D M"]) -> Float[Array, "M D D"]:
+    """Of the sum over data of a function with this gradient. D derivatives."""
+    along = lambda e: jax.jvp(slope, (z,), (e[:, None] * jnp.ones_like(z),))[1]  # noqa: E731
+    return -jnp.moveaxis(jax.vmap(along)(jnp.eye(len(z), dtype=z.dtype)), -1, 0)
 
 
-def product_nodes(log_g: Callable, dims: int, like: Float[Array, "M"], num: int) -> Nodes:
-    """Nodes for an integrand g: `num` along each axis."""
-    at = bulk(log_g, dims, like)
-    centre = jnp.einsum("mij,im->jm", at.axes, at.mode)
-    zero = jnp.zeros(centre.size, like.dtype)
-    grid, log_w = nodes_around(
-        zero, jnp.ones_like(zero), jnp.ravel(centre), jnp.ravel(at.scale.T), num
-    )
-    return Nodes(*(jnp.reshape(x, (num, dims, -1)) for x in (grid, log_w)), at.axes)
-
-
-def log_integral(log_g: Callable, dims: int, like: Float[Array, "M"], many: bool):
-    """(log E[g(z)], squared relative error), z ~ N(0, I_D), (M,) each, for D = 2, 3. `many`: an
-    average will be taken over it.
-
-    The error is the difference to the same rule with half of the nodes, which is larger than the
-    rule's own.
-    """
-    if dims == 2:
-        return _iterated(log_g, like, PAIR_NODES[many])
-    nodes = product_nodes(log_g, dims, like, TRIPLE_NODES[many])
-
-    def part(z, log_w):
-        values = log_w + jax.vmap(log_g)(z)
-        return logsumexp(jnp.where(jnp.isnan(values), -jnp.inf, values), 0)
-
-    empty = jnp.full(like.shape, -jnp.inf, like.dtype)
-    return _with_error(*(n.fold(part, jnp.logaddexp, empty) for n in (nodes, nodes.coarse())))
-
-
-def _iterated(log_g: Callable, like: Float[Array, "M"], num: int):
+def _iterated(log_g: Callable, zero: Float[Array, "2 M"], num: int):
     """One axis inside the other, each way round, and the better of both for each datum.
 
     The inner nodes follow the integrand at every outer node, so that a ridge whose width changes
     along it (a noise scale that is a function too) is resolved, where the ridge is crossed by the
     inner axis.
     """
-    at = bulk(log_g, 2, like)
-    spread = jnp.sqrt(jnp.einsum("mij,mj->im", at.axes**2, at.scale**2))
-    zero, one = jnp.zeros_like(like), jnp.ones_like(like)
+    mode, axes, scale = bulk(log_g, zero)
+    spread = jnp.sqrt(jnp.einsum("mij,mj->im", axes**2, scale**2))
+    standard = Moments(zero[0], jnp.ones_like(zero[0]))
 
     def way(outer):
         pick = lambda x: jnp.where(outer == 0, x[0], x[1])  # noqa: E731
-        x, log_w = nodes_around(zero, one, pick(at.mode), pick(spread), num)
+        x, log_w = nodes_around(*standard, pick(mode), pick(spread), num)
 
         def inside(x):
             def log_inner(i):
                 return log_g(jnp.where(outer == 0, jnp.stack([x, i]), jnp.stack([i, x])))
 
-            return log_expectation(log_inner, Moments(zero, one), num - 1, concave=True)
+            return log_expectation(log_inner, standard, num - 1, concave=True)
 
         values = log_w + lax.map(inside, x, batch_size=INNER_BATCH)
         values = jnp.where(jnp.isnan(values), -jnp.inf, values)
@@ -184,86 +285,36 @@ def _with_error(fine, coarse):
     return fine, jnp.where(jnp.isfinite(fine), jnp.expm1(coarse - fine) ** 2, jnp.inf)
 
 
-def moments(
-    mean: Callable, variance: Callable, dims: int, like: Float[Array, "M"], many: bool
-) -> Moments:
-    """Mean and variance of y from those given z, (M,) each, by the law of total variance; nodes
-    where E[y^2] lives.
+def _of_quadratic(log_g: Callable, zero: Float[Array, "D M"]):
+    """(log E[g(z)], 0) of log g a quadratic: with slope b and Hessian -A at 0 it is
+    log g(0) + b^T (I + A)^-1 b / 2 - log|I + A| / 2; NaN where I + A is not positive definite. D
+    gradients, O(M D^3).
     """
-
-    def log_square(z):
-        return jnp.log(variance(z) + mean(z) ** 2 + jnp.finfo(z.dtype).tiny)
-
-    nodes = product_nodes(
-        log_square, dims, like, PAIR_NODES[many] if dims == 2 else TRIPLE_NODES[many]
-    )
-    base = mean(jnp.zeros((dims, like.shape[0]), like.dtype))  # about which sums cancel little
-    base = jnp.where(jnp.isfinite(base), base, 0.0)
-
-    def part(z, log_w):
-        w, first, spread = jnp.exp(log_w), jax.vmap(mean)(z) - base, jax.vmap(variance)(z)
-        total = lambda x: jnp.sum(jnp.where(w > 0, w * x, 0.0), 0)  # noqa: E731
-        return total(first), total(spread), total(first**2)
-
-    zero = jnp.zeros_like(base)
-    first, spread, square = nodes.fold(
-        part, lambda a, b: jax.tree.map(jnp.add, a, b), (zero, zero, zero)
-    )
-    return Moments(base + first, spread + jnp.maximum(square - first**2, 0.0))
-
-
-def log_integral_of_quadratic(log_g: Callable, dims: int, like: Float[Array, "M"]):
-    """(log E[g(z)], 0), z ~ N(0, I_D), (M,) each, of log g a quadratic: with slope b and Hessian -A
-    at 0 it is log g(0) + b^T (I + A)^-1 b / 2 - log|I + A| / 2; NaN where I + A is not positive
-    definite. D gradients, O(M D^3).
-    """
-    zero = jnp.zeros((dims, *like.shape), like.dtype)
     slope = jax.grad(pruned(lambda z: jnp.sum(log_g(z)), zero))
-    along = lambda e: jax.jvp(slope, (zero,), (e[:, None] * jnp.ones_like(zero),))[1]  # noqa: E731
-    eye = jnp.eye(dims, dtype=like.dtype)
-    P, b = eye - jnp.moveaxis(jax.vmap(along)(eye), -1, 0), slope(zero)
+    P = jnp.eye(len(zero), dtype=zero.dtype) + minus_hessian(slope, zero)
+    b = slope(zero)
     log_p = log_g(zero) - 0.5 * small.log_det(P)
     log_p = log_p + 0.5 * jnp.einsum("im,mij,jm->m", b, small.inverse(P), b)
-    return jnp.where(small.is_definite(P), log_p, jnp.nan), jnp.zeros_like(like)
+    return jnp.where(small.is_definite(P), log_p, jnp.nan), jnp.zeros_like(log_p)
 
 
-def log_integral_by_draws(log_g: Callable, dims: int, like: Float[Array, "M"], num: int, key):
-    """(log E[g(z)], relative variance of the estimate of E[g(z)]), (M,) each, by `num` weighted
-    draws.
-    """
-    at = bulk(log_g, dims, like)
-    spread = at.axes * at.scale[:, None, :]
-    log_scale = jnp.sum(jnp.log(at.scale), 1)
+def _by_draws(log_g: Callable, zero: Float[Array, "D M"], num: int, key):
+    """(log E[g(z)], relative variance of its estimate: infinite where no draw has weight)."""
+    mode, axes, scale = bulk(log_g, zero)
+    spread, log_scale = axes * scale[:, None, :], jnp.sum(jnp.log(scale), 1)
 
     def draw(key, from_prior):
-        noise = random.normal(
-            key, (dims, 1), like.dtype
-        )  # the same for all data: an answer may not depend on its companions
-        z = jnp.where(from_prior, noise, at.mode + jnp.einsum("mij,jm->im", spread, noise))
-        along = jnp.einsum("mij,im->jm", at.axes, z - at.mode) / at.scale.T
+        # the same for all data: an answer may not depend on its companions
+        noise = random.normal(key, (len(zero), 1), zero.dtype)
+        z = jnp.where(from_prior, noise, mode + jnp.einsum("mij,jm->im", spread, noise))
+        along = jnp.einsum("mij,im->jm", axes, z - mode) / scale.T
         log_prior, log_bulk = -0.5 * jnp.sum(z**2, 0), -0.5 * jnp.sum(along**2, 0) - log_scale
         return log_g(z) + log_prior - (jnp.logaddexp(log_prior, log_bulk) - jnp.log(2.0))
 
     log_w = lax.map(
         lambda x: draw(*x), (random.split(key, num), jnp.arange(num) % 2 == 0), batch_size=64
     )
-    return mean_and_error(log_w)
-
-
-def mean_and_error(log_w: Float[Array, "S ..."]):
-    """(log mean weight, variance of the mean weight over its square) of weights with a leading axis
-    of S draws.
-    """
     log_w = jnp.where(jnp.isnan(log_w), -jnp.inf, log_w)
-    num = log_w.shape[0]
-    first = logsumexp(log_w, 0) - jnp.log(num)
-    second = logsumexp(2.0 * log_w, 0) - jnp.log(num)
-    return first, relative_variance(first, second, num)
-
-
-def relative_variance(log_first, log_second, num: int):
-    """Var[mean of w] / E[w]^2 from log E[w] and log E[w^2] over `num` draws; infinite where no draw
-    has weight.
-    """
-    ratio = jnp.exp(log_second - 2.0 * log_first)
-    return jnp.where(jnp.isfinite(log_first), jnp.maximum(ratio - 1.0, 0.0) / num, jnp.inf)
+    first, second = (logsumexp(k * log_w, 0) - jnp.log(num) for k in (1.0, 2.0))
+    error = jnp.maximum(jnp.exp(second - 2.0 * first) - 1.0, 0.0) / num
+    return first, jnp.where(jnp.isfinite(first), error, jnp.inf)

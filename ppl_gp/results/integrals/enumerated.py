@@ -28,21 +28,17 @@ MAX_COMBINATIONS = 512
 
 
 def combinations(query: Query) -> np.ndarray | None:
-    """(K, sites) labels of the latents, `query.layout.local_latents` in order, where they can be
-    summed.
-    """
+    """(K, sites) labels of `query.layout.local_latents`, in order, where they can be summed."""
     if query.draws.kept or query.local or not query.layout.local_latents:
         return None
-    reading: Any = reading_of(query.model)
+    reading = reading_of(query.model)
     mixed = {k for k, *_ in reading.mixing}
     is_apart = not reading.coupled and mixed.isdisjoint(query.layout.local_latents)
     return all_labels(query) if is_apart else None
 
 
 def all_labels(query: Query) -> np.ndarray | None:
-    """(K, sites) labels of the rows' latents, (1, 0) where there are none; `None` where some latent
-    has no short list of categories.
-    """
+    """(K, sites) labels of the rows' latents; `None` where one has no short list of categories."""
     names, hyper = query.layout.local_latents, query.draws.at(0).hyper
     trace = run(query.model, query.new_args, query.new_kwargs, hyper) if names else {}
     supports = [_support(trace[k], query.layout.num) for k in names]
@@ -60,22 +56,26 @@ def _support(site: dict, num: int) -> list[int] | None:
     return np.ravel(fn.enumerate_support(expand=False)).astype(int).tolist()
 
 
-def log_density_of_labels(query: Query, hyper: dict, observations: dict, labels):
-    """log p(y_n, z_n = labels) of every row, (M,), `labels` (sites,) the same in all rows or
-    (sites, M); `hyper`: {site: value} of what stands in no row.
+def labelled(query: Query, hyper: dict, labels) -> tuple[dict, Any]:
+    """(trace at new rows, log p(z_n = labels) of every row (M,)), `labels` (sites,) the same in all
+    rows or (sites, M); `hyper`: {site: value} of what stands in no row.
     """
     names, num = query.layout.local_latents, query.layout.num
     z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, labels, strict=True)}
-    trace = run(query.model, query.new_args, {**query.new_kwargs, **observations}, {**hyper, **z})
-    prior = sum(log_prob_per_datum({**trace[k], "scale": None}) for k in names)
-    return prior + log_density_per_datum(trace, query.layout)
+    trace = run(query.model, query.new_args, query.new_kwargs, {**hyper, **z})
+    terms = (log_prob_per_datum({**trace[k], "scale": None}) for k in names)
+    return trace, sum(terms, jnp.zeros(num))
 
 
-def summed_log_density(query: Query, draw: Draws, observations: dict, labels):
+def log_density_of_labels(query: Query, hyper: dict, labels):
+    """log p(y_n, z_n = labels) of every row, (M,), as `labelled`."""
+    trace, log_prior = labelled(query, hyper, labels)
+    return log_prior + log_density_per_datum(trace, query.layout)
+
+
+def summed_log_density(query: Query, draw: Draws, labels):
     """log p(y_n) at one draw, (M,). K runs of the model."""
-    return logsumexp(
-        lax.map(lambda z: log_density_of_labels(query, draw.hyper, observations, z), labels), 0
-    )
+    return logsumexp(lax.map(lambda z: log_density_of_labels(query, draw.hyper, z), labels), 0)
 
 
 def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
@@ -90,23 +90,13 @@ def densities_without_labels(fit: Record, sites: dict, draws: dict, num: int):
     if not labels or fit.latent:
         return None
     theta = {k: x for k, x in draws.items() if k not in labels}
-    query = Query(
-        fit.model,
-        Layout((), labels, num),
-        Draws.equal(theta, {}, len(draws[labels[0]])),
-        None,
-        fit.args,
-        fit.kwargs,
-        fit.args,
-        fit.kwargs,
-        {},
-    )
+    inputs = fit.args, fit.kwargs
+    drawn = Draws.equal(theta, {}, len(draws[labels[0]]))
+    query = Query(fit.model, Layout((), labels, num), drawn, None, *inputs, *inputs, {})
     every = combinations(query)
-    if every is None:
-        return None
-    return _summed(query, jnp.asarray(every)), theta
+    return None if every is None else (_summed(query, jnp.asarray(every)), theta)
 
 
 @full_jit
 def _summed(query: Query, labels):
-    return lax.map(lambda draw: summed_log_density(query, draw, {}, labels), query.draws)
+    return lax.map(lambda draw: summed_log_density(query, draw, labels), query.draws)

@@ -27,8 +27,7 @@ from ppl_gp.mean_field.family import Family, Values
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.tracing import run
-from ppl_gp.results.integrals.enumerated import log_density_of_labels
+from ppl_gp.results.integrals.enumerated import labelled, log_density_of_labels
 from ppl_gp.results.query.query import Query
 
 _SURROUNDINGS = 3
@@ -37,48 +36,49 @@ _NUMBERS = 10**7  # that rows worked on side by side may hold
 
 
 def integrated_log_density(
-    query: Query, blocks: tuple[Family, ...], observations: dict, labels: np.ndarray | None
+    query: Query, blocks: tuple[Family, ...], labels: np.ndarray | None
 ) -> Float[Array, "M"] | None:
     """log p(y*_n | x*_n, data), (M,), nats, `labels` (L, sites) of the rows' discrete latents
     summed; `None` where it is not proved exact.
 
     For each row and labels a gradient of the row's density at the nodes of each block.
     """
-    seen = tuple(q for q in blocks if set(q.sites) <= set(query.draws.hyper))
-    known = {k for q in seen for k in q.sites}
-    if query.draws.kept or known != set(query.draws.hyper) or not query.model.reading.grows:  # pyright: ignore[reportFunctionMemberAccess]
+    seen, is_all = blocks_of(query, blocks)
+    discrete = any(isinstance(q, Discrete) for q in seen)
+    if not is_all or discrete or not query.model.reading.grows:
         return None
-    if any(isinstance(q, Discrete) for q in seen) or (
-        labels is None and query.layout.local_latents
-    ):
+    if labels is None and query.layout.local_latents:
         return None
     every = jnp.zeros((1, 0), int) if labels is None else jnp.asarray(labels)
-    given = dataclasses.replace(query, new_kwargs={**query.new_kwargs, **observations})
-    if not (_has_rows(given, observations) and _stand_apart(given, seen, every[0])):
+    if not (_has_rows(query) and _stand_apart(query, seen, every[0])):
         return None
-    found, proved = _integrated(given, seen, every)
+    found, proved = _integrated(query, seen, every)
     return found if bool(jnp.all(proved)) else None
 
 
-def _has_rows(query: Query, observations: dict) -> bool:
+def blocks_of(query: Query, blocks: tuple[Family, ...]) -> tuple[tuple[Family, ...], bool]:
+    """(the blocks of what stands in no row, whether they are all that a prediction sees)."""
+    hyper = set(query.draws.hyper)
+    seen = tuple(q for q in blocks if set(q.sites) <= hyper)
+    return seen, not query.draws.kept and hyper == {k for q in seen for k in q.sites}
+
+
+def _has_rows(query: Query) -> bool:
     """Whether some argument, and every observation, has a known axis of the rows."""
-    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    axes = query.model.reading.row_axes
     paths = Leaves(query.model, query.new_args, query.new_kwargs).arrays
-    observed = {p for p in paths if argument_of(p) in observations}
+    observed = {p for p in paths if argument_of(p) in query.observed}
     return not axes.keys().isdisjoint(paths) and observed <= axes.keys()
 
 
 def _stand_apart(query: Query, blocks, labels) -> bool:
-    """Whether no density of a row is computed from two blocks: read off the jaxpr, before anything
-    is compiled.
-    """
-    local, num = query.layout.local_latents, query.layout.num
-    z = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(local, labels, strict=True)}
+    """Whether no density of a row is computed from two blocks, read off the jaxpr."""
 
     def densities(hyper):
-        trace = run(query.model, query.new_args, query.new_kwargs, {**hyper, **z})
-        rows = {k: s for k, s in trace.items() if s["type"] == "sample"}
-        own = {k: s for k, s in rows.items() if s["is_scored"] or k in local}
+        trace, _ = labelled(query, hyper, labels)
+        sites = {k: s for k, s in trace.items() if s["type"] == "sample"}
+        local = query.layout.local_latents
+        own = {k: s for k, s in sites.items() if s["is_scored"] or k in local}
         return {k: s["fn"].log_prob(s["value"]) for k, s in own.items()}
 
     seen = sources(densities, dict(query.draws.at(0).hyper))
@@ -94,7 +94,7 @@ def _integrated(query: Query, blocks: tuple[Family, ...], labels):
         one = _one_row(query, row)
 
         def log_p(values: Values, z):
-            return log_density_of_labels(one, values, {}, z)[0]
+            return log_density_of_labels(one, values, z)[0]
 
         of_labels = lambda z: _by_bayes(lambda values: log_p(values, z), blocks, around)  # noqa: E731
         values, proved = lax.map(of_labels, labels)
@@ -156,14 +156,14 @@ def anywhere(blocks, key) -> Values:
 
 def _rows(query: Query) -> dict[str, Array]:
     """{path: (M, ...)} of the arguments, observations among them, with one entry per row."""
-    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    axes = query.model.reading.row_axes
     arrays = Leaves(query.model, query.new_args, query.new_kwargs).arrays
     return {p: jnp.moveaxis(x, axes[p], 0) for p, x in arrays.items() if p in axes}
 
 
 def _one_row(query: Query, arguments: dict[str, Array]) -> Query:
     """The query at one row."""
-    axes = query.model.reading.row_axes  # pyright: ignore[reportFunctionMemberAccess]
+    axes = query.model.reading.row_axes
     own = {p: jnp.expand_dims(x, axes[p]) for p, x in arguments.items()}
     args, kwargs = Leaves(query.model, query.new_args, query.new_kwargs).replaced(own)
     plan = dataclasses.replace(query.layout, num=1)

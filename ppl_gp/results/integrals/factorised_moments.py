@@ -3,7 +3,7 @@ exactly: E[y] = E_q[m(z)] and Var[y] = E_q[v(z) + (m(z) - E[y])^2], m and v of y
 labels of a row summed with their probabilities.
 
 Where m, and v + m^2, are proved affine in statistics of each block that have nodes
-(`mean_field.moment_rules`), their means are sums over the product of the blocks' nodes. The proof
+(`Family.moment_rules`), their means are sums over the product of the blocks' nodes. The proof
 is one for all rows: of random combinations of all entries, each scaled to one. Where it fails (a
 sigmoid, a latent of the row that is continuous, a GP, moments that do not exist), q is drawn.
 """
@@ -17,24 +17,16 @@ from jax import lax, random
 from jaxtyping import Array
 
 from ppl_gp.errors import warn
-from ppl_gp.gp import bare
 from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.mean_field.family import Family, Values
-from ppl_gp.mean_field.moment_rules import (
-    Rule,
-    Squares,
-    lacks_variances,
-    moment_rules,
-)
+from ppl_gp.mean_field.family import Family, Rule, Values
+from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.roles import log_prob_per_datum
-from ppl_gp.reading.tracing import run
-from ppl_gp.results.integrals.compiled import outcome_moments
-from ppl_gp.results.integrals.enumerated import all_labels
-from ppl_gp.results.integrals.factorised import anywhere, centre_of
-from ppl_gp.results.integrals.likelihood import moments_shape
+from ppl_gp.results.integrals.compiled import Outcome, outcome_given, outcome_moments
+from ppl_gp.results.integrals.enumerated import all_labels, labelled
+from ppl_gp.results.integrals.factorised import anywhere, blocks_of, centre_of
+from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query
 
@@ -45,48 +37,43 @@ _TOLERANCE = 1e-9
 
 
 def integrated_moments(query: Query, blocks: tuple[Family, ...]):
-    """What `compiled.predictive` gives, without draws and errors: ({}, {label: Moments of y, or
-    `None` where there are none}, {label: log p of its outcomes, (K, ...)}, {}); `None` where it is
-    not proved exact.
+    """What `compiled.predictive` gives, without draws and errors: ({}, {label: Outcome}); `None`
+    where it is not proved exact.
 
     A proof of some gradients for each block that y sees; the model at all rows at the product of
     the blocks' nodes and the labels, twice.
     """
-    seen = tuple(q for q in blocks if set(q.sites) <= set(query.draws.hyper))
-    known = {k for q in seen for k in q.sites}
-    sites = query.layout.sites
-    if not sites or any(s.axis is None for s in sites):
+    (seen, is_all), sites = blocks_of(query, blocks), query.layout.sites
+    if not is_all or query.local or not sites or any(s.axis is None for s in sites):
         return None
-    if query.draws.kept or query.local or known != set(query.draws.hyper):
+    if (every := all_labels(query)) is None:
         return None
-    labels = all_labels(query)
-    if labels is None:
-        return None
-    labels = jnp.asarray(labels)
+    labels = jnp.asarray(every)
     if query.layout.local_latents and not bool(_labels_apart(query, seen, labels)):
         return None
     rules = _proved_rules(query, seen, labels)
     nodes = [jax.eval_shape(r.nodes).weights.shape[0] for r in rules or ()]
     if rules is None or len(labels) * math.prod(nodes) > MAX_NODES:
         return None
-    first, second = _integrated(query, seen, rules, labels)
-    y: dict[str, Moments | None] = {}
-    log_probs = {}
+    found = _integrated(query, seen, rules, labels)
+    y = {}
     for site in sites:
-        if site.support is not None:
-            log_probs[site.label] = jnp.log(first[site.label])
-            y[site.label] = outcome_moments(site.support, log_probs[site.label])
+        first, second = (
+            jnp.moveaxis(x[site.label], 0, _axis(site)) if site.label in x else None for x in found
+        )
+        if site.support is None:
+            y[site.label] = Outcome(None if second is None else Moments(first, second))
         else:
-            has = site.label in second
-            y[site.label] = Moments(first[site.label], second[site.label]) if has else None
-    return {}, y, log_probs, {}
+            log_probs = jnp.log(first)
+            y[site.label] = Outcome(outcome_moments(site.support, log_probs), log_probs)
+    return {}, y
 
 
 def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
     """Warn where draws of q are averaged, and a precision that y sees has no mean of its inverse:
-    averages over draws are finite, whatever they stand for.
+    averages over draws are finite all the same.
     """
-    seen = [q for q in blocks if set(q.sites) <= set(query.draws.hyper) and lacks_variances(q)]
+    seen = [q for q in blocks_of(query, blocks)[0] if q.lacks_variances()]
     if seen and (labels := all_labels(query)) is not None and not query.draws.kept:
         named = {k for q in _seen(query, tuple(seen), jnp.asarray(labels)) for k in q.sites}
         seen = [q for q in seen if not named.isdisjoint(q.sites)]
@@ -99,24 +86,22 @@ def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
         )
 
 
+def _axis(site: ObservedSite) -> int:
+    """Of the rows, in moments of y, or in probabilities with the outcomes before them."""
+    return site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
+
+
 def _given(query: Query, values: Values, z) -> tuple[dict, dict, Array]:
-    """({label: E[y], or p of the outcomes with these first}, {label: Var[y]}, log p of the labels
-    (M,)), given all sites.
-    """
-    names, num = query.layout.local_latents, query.layout.num
-    own = {k: jnp.broadcast_to(x, (num,)) for k, x in zip(names, z, strict=True)}
-    trace = run(query.model, query.new_args, query.new_kwargs, {**values, **own})
-    log_p = sum((log_prob_per_datum({**trace[k], "scale": None}) for k in names), jnp.zeros(num))
+    """({label: E[y], or p of outcomes}, {label: Var[y]}, log p of the labels), the rows first."""
+    trace, log_p = labelled(query, values, z)
     first, second = {}, {}
     for site in query.layout.sites:
-        fn = bare(trace[site.name]["fn"])
-        if site.support is not None:
-            values_of = jnp.asarray(site.support).reshape((-1,) + (1,) * len(fn.batch_shape))
-            full = jnp.broadcast_to(values_of, (len(site.support), *fn.batch_shape))
-            first[site.label] = jnp.exp(fn.log_prob(full))
-        elif moments_shape(lambda _, fn=fn: fn, jnp.zeros(())) is not None:
+        y = outcome_given(site, trace)
+        if y.log_probs is not None:
+            first[site.label] = jnp.moveaxis(jnp.exp(y.log_probs), _axis(site), 0)
+        elif y.moments is not None:
             first[site.label], second[site.label] = (
-                jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)
+                jnp.moveaxis(x, _axis(site), 0) for x in y.moments
             )
     return first, second, log_p
 
@@ -124,44 +109,34 @@ def _given(query: Query, values: Values, z) -> tuple[dict, dict, Array]:
 def _summed(query: Query, values: Values, labels, centre: dict | None) -> tuple[dict, dict]:
     """(E[first], E[v + (m - centre)^2]) over the labels of a row, given all sites in no row."""
 
-    def one(total, z):
+    def one(z):
         first, second, log_p = _given(query, values, z)
         about = {k: v + (first[k] - (centre or {}).get(k, 0.0)) ** 2 for k, v in second.items()}
-        here = tuple(
-            {k: _along_rows(query, k, jnp.exp(log_p), x) * x for k, x in part.items()}
-            for part in (first, about)
-        )
-        return jax.tree.map(jnp.add, total, here), None
+        weigh = lambda x: jnp.expand_dims(jnp.exp(log_p), tuple(range(1, x.ndim))) * x  # noqa: E731
+        return jax.tree.map(weigh, (first, about))
 
-    first, second, _ = jax.eval_shape(lambda z: _given(query, values, z), labels[0])
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (first, second))
-    return lax.scan(one, zero, labels)[0]
+    return _total(one, labels)
 
 
-def _along_rows(query: Query, label: str, p, x):
-    """p (M,) in the axes of a site's values, outcomes before them."""
-    (site,) = (s for s in query.layout.sites if s.label == label)
-    axis = site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
-    return p.reshape((1,) * axis + (-1,) + (1,) * (x.ndim - axis - 1))
+def _total(function, nodes) -> Any:
+    """The sum of function(node) over the leading axis of a tree, one after another."""
+    shape = jax.eval_shape(function, jax.tree.map(lambda x: x[0], nodes))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    add = lambda total, node: (jax.tree.map(jnp.add, total, function(node)), None)  # noqa: E731
+    return lax.scan(add, zero, nodes)[0]
 
 
 @quick_jit
 def _labels_apart(query: Query, blocks, labels):
-    """Whether a row sees its own labels alone: what it has under random labels of all rows is what
-    it has where all rows have its own.
+    """Whether a row sees its own labels alone: under random labels of all rows it has what it has
+    where all rows have its own.
     """
     values, num = anywhere(blocks, random.key(5)), query.layout.num
     alone = lax.map(lambda z: _given(query, values, z), labels)
     which = random.randint(random.key(6), (num,), 0, len(labels))
     mixed = _given(query, values, labels[which].T)
-    same = jnp.ones((), bool)
-    for part, every in zip(mixed[:2], alone[:2], strict=True):
-        for label, x in part.items():
-            (site,) = (s for s in query.layout.sites if s.label == label)
-            axis = site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
-            rows = jnp.moveaxis(every[label], axis + 1, 1)[which, jnp.arange(num)]
-            same &= _close(jnp.moveaxis(x, axis, 0), rows)
-    return same & _close(mixed[2], alone[2][which, jnp.arange(num)])
+    same = jax.tree.map(lambda x, every: _close(x, every[which, jnp.arange(num)]), mixed, alone)
+    return jnp.all(jnp.stack(jax.tree.leaves(same)))
 
 
 def _close(a, b):
@@ -174,7 +149,9 @@ def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
     for q in _seen(query, blocks, labels):
         if isinstance(q, Discrete):
             return None
-        proved = (r for r in moment_rules(q) if bool(jnp.all(_is_affine(query, blocks, r, labels))))
+        proved = (
+            r for r in q.moment_rules() if bool(jnp.all(_is_affine(query, blocks, r, labels)))
+        )
         if (rule := next(proved, None)) is None:
             return None
         found.append(rule)
@@ -191,9 +168,7 @@ def _seen(query: Query, blocks, labels) -> list[Family]:
 
 @quick_jit
 def _is_affine(query: Query, blocks, rule: Rule, labels):
-    """Whether the entries' first and second moments are affine in a rule's statistics, the other
-    blocks anywhere.
-    """
+    """Whether first and second moments are affine in a rule's statistics, other blocks anywhere."""
     at_centre = _entries(query, centre_of(blocks), labels)
     size = jnp.abs(at_centre)
     size = jnp.where(jnp.isfinite(size) & (size > 0), size, 1.0)
@@ -207,7 +182,7 @@ def _is_affine(query: Query, blocks, rule: Rule, labels):
         def combined(own: Values):
             return signs @ (_entries(query, {**around, **own}, labels) / size)
 
-        if isinstance(rule, Squares):
+        if isinstance(rule.q, Gaussian):
             return quadratic_in(lambda own: list(combined(own)), rule.q, key)
         return affine_in(combined, rule.q, rule.statistics, key)
 
@@ -228,18 +203,14 @@ def _integrated(query: Query, blocks, rules: tuple[Rule, ...], labels) -> tuple[
 
 
 def _over_nodes(function, rules, values: Values) -> Any:
-    """The weighted sum over the product of the rules' nodes, one after another."""
+    """The weighted sum over the product of the rules' nodes."""
     if not rules:
         return function(values)
     nodes = rules[0].nodes()
 
-    def inner(own):
-        return _over_nodes(function, rules[1:], {**values, **own})
-
-    def add(total, node):
+    def one(node):
         own, weight = node
-        return jax.tree.map(lambda t, x: t + weight * x, total, inner(own)), None
+        inner = _over_nodes(function, rules[1:], {**values, **own})
+        return jax.tree.map(lambda x: weight * x, inner)
 
-    shape = jax.eval_shape(inner, jax.tree.map(lambda x: x[0], nodes.values))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
-    return lax.scan(add, zero, (nodes.values, nodes.weights))[0]
+    return _total(one, (nodes.values, nodes.weights))

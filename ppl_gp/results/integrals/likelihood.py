@@ -1,80 +1,19 @@
-"""What the model's own observed sites say about y given f: moments, probabilities of outcomes, log
-densities.
+"""What the model's own observed sites say about y given f, entry by entry and row by row."""
 
-Integrals over one f_n per datum use the nodes of `numerics.quadrature.likelihood_nodes`, centred on
-the integrand, so that a logistic edge of width 1 under a standard deviation of 30 is resolved, and
-so is exp(2 f).
-"""
-
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax import lax
-from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
-from ppl_gp.gp import bare, unwrap
-from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
+from ppl_gp.gp import unwrap
 from ppl_gp.reading.roles import log_prob_per_datum
 from ppl_gp.results.query.layout import Layout, ObservedSite
 from ppl_gp.results.query.mixture import Moments
-
-
-def log_expectation(
-    log_g: Callable, f: Moments, num_nodes: int, concave: bool = False
-) -> Float[Array, "M"]:
-    """log E[exp log_g(f)_n] under f_n ~ N(mean_n, variance_n), (M,), nats. O(M num_nodes).
-    `concave`: log_g is known to be.
-    """
-    nodes, log_w = likelihood_nodes(
-        log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave
-    )
-    return logsumexp(log_w + jax.vmap(log_g)(nodes), 0)
-
-
-def log_expectation_and_error(log_g: Callable, f: Moments, num_nodes: int, concave: bool):
-    """(`log_expectation`, log of its estimated error in nats: -inf where log_g is known to be
-    concave), (M,) each.
-    """
-    nodes, log_w = likelihood_nodes(
-        log_g, f.mean, floored(f).variance, num=num_nodes, concave=concave
-    )
-    value = logsumexp(log_w + jax.vmap(log_g)(nodes), 0)
-    if concave:
-        return value, jnp.full_like(value, -jnp.inf)
-    return value, jnp.log(log_integral_error(log_g, value, nodes, f.mean, floored(f).variance))
-
-
-def expected_moments(
-    mean: Callable, variance: Callable, f: Moments, num_nodes: int, concave: bool = False
-) -> Moments:
-    """Mean and variance of y from those given f, (M,) each, by the law of total variance.
-
-    One set of nodes, centred on the integrand of E[y^2]; the variance is taken about the mean, so
-    that it does not cancel. Infinite or NaN where y has no such moment.
-    """
-
-    def log_square(f):
-        return jnp.log(variance(f) + mean(f) ** 2 + jnp.finfo(f.dtype).tiny)
-
-    nodes, log_w = likelihood_nodes(
-        log_square, f.mean, floored(f).variance, num=num_nodes, concave=concave
-    )
-    w = jnp.exp(log_w)
-    first, spread = jax.vmap(mean)(nodes), jax.vmap(variance)(nodes)
-    total = jnp.sum(jnp.where(w > 0, w * first, 0.0), 0)
-    about = spread + (first - total) ** 2
-    return Moments(total, jnp.sum(jnp.where(w > 0, w * about, 0.0), 0))
-
-
-def floored(f: Moments) -> Moments:
-    """With variances that nodes resolve beside the mean: 50 rounding errors of its square."""
-    unit = 50 * jnp.finfo(f.mean.dtype).eps
-    scale = f.mean**2 + jnp.mean(f.variance) + jnp.finfo(f.mean.dtype).tiny ** 0.5
-    return Moments(f.mean, jnp.maximum(f.variance, unit * scale))
 
 
 def by_datum(x, site: ObservedSite):
@@ -82,61 +21,39 @@ def by_datum(x, site: ObservedSite):
     return jnp.reshape(jnp.moveaxis(x, site.axis, -1), (-1, x.shape[site.axis]))  # pyright: ignore[reportArgumentType]
 
 
-def from_by_datum(x, site: ObservedSite, shape):
-    """The inverse of `by_datum` for values of this shape."""
-    moved = tuple(n for i, n in enumerate(shape) if i != site.axis)
-    return jnp.moveaxis(jnp.reshape(x, (*moved, x.shape[-1])), -1, site.axis)  # pyright: ignore[reportArgumentType]
+def over_entries(site: ObservedSite, shape, functions, f: Moments, ask: Callable):
+    """What ask(read, f of the entry (D, M)) says of each entry of a site, (M,), put together in the
+    site's `shape`.
 
-
-def outcome_log_probs(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int):
-    """log p(y = k) of every outcome k in the support, normalised over k: (K, *batch), nats. O(K M
-    num_nodes).
+    `functions`: rows of f (F, M) that each entry sees, one tuple for all or one for each.
+    read(value) makes a function of all rows, with values in the site's shape, one of the entry's
+    own rows, with values (M,).
     """
-    shape = jax.eval_shape(fn_at, f.mean).batch_shape
+    others = tuple(n for i, n in enumerate(shape) if i != site.axis)
+    num = math.prod(others)
+    index = jnp.broadcast_to(jnp.asarray(functions), (num, len(functions[0])))
 
-    def entry(outcome, e):
-        def log_lik(f):
-            fn = fn_at(f)
-            return by_datum(fn.log_prob(jnp.full(fn.batch_shape, outcome)), site)[e]
+    def one(entry):
+        e, own = entry
+        place = lambda x: x if len(f.mean) == 1 else f.mean.at[own].set(x)  # noqa: E731
+        of_entry = lambda x: by_datum(x, site)[e]  # noqa: E731
+        read = lambda value: lambda x: jax.tree.map(of_entry, value(place(x)))  # noqa: E731
+        return ask(read, Moments(f.mean[own], f.variance[own]))
 
-        return log_expectation(log_lik, f, num_nodes, site.concave)
-
-    entries = jnp.arange(by_datum(jnp.zeros(shape), site).shape[0])
-    log_p = lax.map(lambda k: lax.map(lambda e: entry(k, e), entries), jnp.asarray(site.support))
-    log_p = jax.vmap(lambda x: from_by_datum(x, site, shape))(log_p)
-    return log_p - logsumexp(log_p, 0)
-
-
-def site_moments(site: ObservedSite, fn_at: Callable, f: Moments, num_nodes: int) -> Moments | None:
-    """Mean and variance of y at each datum, in the site's shape; `None` where NumPyro's
-    distribution has none.
-    """
-    if (shape := moments_shape(fn_at, f.mean)) is None:
-        return None
-
-    def entry(e):
-        mean, variance = (
-            lambda f, a=a: by_datum(jnp.broadcast_to(getattr(fn_at(f), a), shape), site)[e]
-            for a in _MOMENTS
-        )
-        return expected_moments(mean, variance, f, num_nodes, site.concave)
-
-    entries = jnp.arange(by_datum(jnp.zeros(shape), site).shape[0])
-    return Moments(*(from_by_datum(x, site, shape) for x in lax.map(entry, entries)))
+    found = lax.map(one, (jnp.arange(num), index))
+    back = lambda x: jnp.moveaxis(jnp.reshape(x, (*others, -1)), -1, site.axis)  # noqa: E731  # pyright: ignore[reportArgumentType]
+    return jax.tree.map(back, found)
 
 
-_MOMENTS = ("mean", "variance")
 # `mean` and `variance` of these are a direction's, not the expectations of y and (y - E[y])^2
 _CIRCULAR = (dist.VonMises, dist.SineSkewed, dist.SineBivariateVonMises, dist.ProjectedNormal)
 
 
 def mean_and_variance(fn) -> list[Float[Array, "..."]]:
-    """Of y, each in the distribution's shape. Raises `NotImplementedError` where NumPyro has none,
-    or has a circular one.
-    """
+    """Of y; raises `NotImplementedError` where NumPyro has none, or has a circular one."""
     if _is_circular(fn):
         raise NotImplementedError
-    return [jnp.broadcast_to(getattr(fn, a), fn.shape()) for a in _MOMENTS]
+    return [jnp.broadcast_to(x, fn.shape()) for x in (fn.mean, fn.variance)]
 
 
 def _is_circular(fn) -> bool:
@@ -145,22 +62,6 @@ def _is_circular(fn) -> bool:
     inner = [getattr(core, k, None) for k in ("base_dist", "component_distribution")]
     inner += getattr(core, "component_distributions", ())
     return isinstance(core, _CIRCULAR) or any(_is_circular(x) for x in inner if x is not None)
-
-
-def moments_shape(fn_at: Callable, f) -> tuple[int, ...] | None:
-    """The shape of the distribution's values, or `None` where it has no mean or variance in
-    NumPyro, or circular ones.
-    """
-
-    try:
-        return jax.eval_shape(lambda f: mean_and_variance(fn_at(f)), f)[0].shape
-    except NotImplementedError:
-        return None
-
-
-def fn_at(trace_at: Callable, site: ObservedSite) -> Callable:
-    """f -> the site's distribution, from f -> trace."""
-    return lambda f: bare(trace_at(f)[site.name]["fn"])
 
 
 def log_density_per_datum(trace: dict, plan: Layout, weighed: bool = False) -> Float[Array, "M"]:

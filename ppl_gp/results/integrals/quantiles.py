@@ -14,102 +14,79 @@ from jax import lax
 from jax.scipy.special import logit, ndtr, ndtri
 from jaxtyping import Array, Float, Int
 
+from ppl_gp.gp import bare_shape
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals import predictive_cdf
-from ppl_gp.results.integrals.groups import entries_of
-from ppl_gp.results.integrals.integration import Integration
+from ppl_gp.results.integrals.compiled import Outcome
 from ppl_gp.results.integrals.predictive_cdf import Kind
+from ppl_gp.results.integrals.several import entries_of
 from ppl_gp.results.query.mixture import Moments
-from ppl_gp.results.query.query import Query
+from ppl_gp.results.query.query import Integration, Query
 
 _WIDE = 2.0  # standard errors of p(y <= v): the interval that holds a quantile with 95 %
 _FEWEST = 10.0  # draws beyond a level, from which how far they scatter is known
 
 
-class Quantiles(NamedTuple):
-    """{GP site: (Q, ...)} of f; {label: (Q, ...), or `None` where an event is a vector} of y, and
-    its error where y was averaged over draws: half the way to the farther end of an interval that
-    holds the quantile with 95 %.
-    """
-
-    f: dict[str, Any]
-    y: dict[str, Any]
-    error: dict[str, Any]
-
-
 def quantiles_at(
-    query: Query,
-    integration: Integration,
-    levels: tuple[float, ...],
-    y: dict,
-    log_probs: dict,
-    below_errors: dict,
-) -> Quantiles:
-    """At these levels; y, log_probs and the errors of p(y <= k) of outcomes are what `predictive`
-    found.
-    """
+    query: Query, levels: tuple[float, ...], y: dict[str, Outcome]
+) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    """({GP site: (Q, ...)} of f, y with its quantiles), y being what `predictive` found."""
     p = jnp.asarray(levels)
-    seen = _functions(query, integration)
-    f, log_weights = predictive_cdf.marginals_of_draws(query, integration)
-    found, error = {}, {}
-    for site in query.layout.sites:
-        label = site.label
-        if label in log_probs:
-            found[label] = of_outcomes(site.support, log_probs[label], p)
-            if label in below_errors:
-                spread = below_errors[label]
-                error[label] = error_of_outcomes(site.support, log_probs[label], spread, p)
-            continue
-        kind = predictive_cdf.kind_of(query, site)
-        if kind is None:
-            found[label] = None
-            continue
-        start = _start(kind, y.get(label))
-        functions = seen.get(label)
-        by_nodes = integration is Integration.quadrature or functions is not None
-        if kind.has_cdf and by_nodes:
-            found[label] = _by_nodes(query, site, kind, functions, f, p, start)
-        else:
-            found[label], spread = _over_draws(query, integration, site, kind, p, start)
-            if integration is not Integration.given or not kind.has_cdf:
-                error[label] = spread
+    f, log_weights = predictive_cdf.marginals_of_draws(query)
     of_f = {k: _of_gaussians(v.mean, v.variance, log_weights, p) for k, v in f.items()}
-    return Quantiles(of_f, found, error)
+
+    def with_quantiles(site):
+        own = y[site.label]
+        if own.log_probs is not None:
+            found, error = of_outcomes(site.support, own.log_probs, p), None
+            if own.below_error is not None:
+                error = error_of_outcomes(site.support, own.log_probs, own.below_error, p)
+            return own._replace(quantiles=found, quantiles_error=error)
+        if (kind := predictive_cdf.kind_of(query, site)) is None:
+            return own
+        how = query, site, kind, _by_nodes(query, site, kind)
+        found, error = _quantiles(*how, f, p, _start(kind, own.moments))
+        is_exact = query.integration is Integration.given and kind.has_cdf
+        return own._replace(quantiles=found, quantiles_error=None if is_exact else error)
+
+    return of_f, {site.label: with_quantiles(site) for site in query.layout.sites}
 
 
-def cdf_at(query: Query, integration: Integration, site, t):
-    """(p(y < t), p(y <= t)) of a site without finitely many outcomes, in the shape of t; `None`
-    where an event is a vector.
-    """
+def cdf_at(query: Query, site, t):
+    """(p(y < t), p(y <= t)) of a site without a list of outcomes; `None` of vectors."""
     kind = predictive_cdf.kind_of(query, site)
     if kind is None:
         return None
-    functions = _functions(query, integration).get(site.label)
+    functions = _by_nodes(query, site, kind)
+    f = {} if functions is None else predictive_cdf.marginals_of_draws(query)[0]
     t = jnp.stack([t - 1.0, t] if kind.integers else [t]).astype(float)
-    if kind.has_cdf and (integration is Integration.quadrature or functions is not None):
-        f, _ = predictive_cdf.marginals_of_draws(query, integration)
-        found = _cdf_by_nodes(query, site, functions, f, t)
-    else:
-        found = _cdf_over_draws(query, integration, site, kind, t)
+    found = _cdf(query, site, kind, functions, f, t)
     return found[0], found[-1]
 
 
-def _functions(query: Query, integration: Integration) -> dict[str, Any]:
-    """{label: which functions each entry sees}, `None` above three."""
-    if integration is not Integration.functions:
-        return {}
-    return {k: v.functions for k, v in entries_of(query).items()}
+def _by_nodes(query: Query, site, kind: Kind):
+    """Which functions each entry sees, if p(y <= t) is integrated by nodes; else `None`."""
+    nodes = (Integration.quadrature, Integration.functions)
+    if not kind.has_cdf or query.integration not in nodes:
+        return None
+    return entries_of(query)[site.label].functions
 
 
 @full_jit
-def _cdf_by_nodes(query: Query, site, functions, f, t):
-    return predictive_cdf.by_nodes(query, site, functions, f)(t)
-
-
-@full_jit
-def _cdf_over_draws(query: Query, integration, site, kind: Kind, t):
-    parts, log_weights, _ = predictive_cdf.of_draws(query, integration, site, kind)
+def _cdf(query: Query, site, kind: Kind, functions, f, t):
+    if functions is not None:
+        return predictive_cdf.by_nodes(query, site, functions, f)(t)
+    parts, log_weights, _ = predictive_cdf.of_draws(query, site, kind)
     return _mixed(parts, log_weights)(t)
+
+
+@full_jit
+def _quantiles(query: Query, site, kind: Kind, functions, f, p, start):
+    """(quantiles, their errors or `None`)."""
+    p = _levels(p, query.ask(site, bare_shape))
+    if functions is not None:
+        return _search(kind, predictive_cdf.by_nodes(query, site, functions, f), p, start), None
+    return of_draws(kind, *predictive_cdf.of_draws(query, site, kind), p, start)
 
 
 def _mixed(parts, log_weights):
@@ -169,14 +146,14 @@ def _start(kind: Kind, moments: Moments | None):
     if moments is None:
         return jnp.zeros(()), jnp.ones(())
     mean, sd = moments.mean, jnp.sqrt(moments.variance)
-    if kind.map == "above":
+    if kind.low is None or kind.integers:
+        start, scale = mean, sd + (1.0 if kind.integers else 0.0)
+    elif kind.high is None:
         ratio = (sd / (mean - kind.low)) ** 2
         start, scale = jnp.log((mean - kind.low) / jnp.sqrt(1 + ratio)), jnp.sqrt(jnp.log1p(ratio))
-    elif kind.map == "between":
+    else:
         start = logit((mean - kind.low) / (kind.high - kind.low))
         scale = jnp.ones_like(start)
-    else:
-        start, scale = mean, sd + (1.0 if kind.integers else 0.0)
     usable = jnp.isfinite(start) & jnp.isfinite(scale) & (scale > 0)
     return jnp.where(usable, start, 0.0), jnp.where(usable, scale, 1.0)
 
@@ -185,21 +162,9 @@ def _search(kind: Kind, F, p, start) -> Float[Array, "Q ..."]:
     """F: t -> p(y <= t), both (Q, ...); it begins at the quantile of a Gaussian."""
     centre, scale = start
     first = centre + scale * ndtri(p)
-    if kind.integers:
-        return invert(F, p, first, scale, low=kind.low - 1.0, integers=True)
+    if kind.integers and (low := kind.low) is not None:
+        return invert(F, p, first, scale, low=low - 1.0, integers=True)
     return kind.value(invert(lambda u: F(kind.value(u)), p, first, scale))
-
-
-@full_jit
-def _by_nodes(query: Query, site, kind: Kind, functions, f, p, start):
-    p = _levels(p, predictive_cdf.shape_of(query, site))
-    return _search(kind, predictive_cdf.by_nodes(query, site, functions, f), p, start)
-
-
-@full_jit
-def _over_draws(query: Query, integration, site, kind: Kind, p, start):
-    draws = predictive_cdf.of_draws(query, integration, site, kind)
-    return of_draws(kind, *draws, _levels(p, predictive_cdf.shape_of(query, site)), start)
 
 
 def of_draws(kind: Kind, parts, log_weights, num, p, start):
@@ -232,9 +197,7 @@ _CLOSE = 0.4  # of the tolerance: no step ends nearer to an end of the bracket
 
 
 class _Bracket(NamedTuple):
-    """F(low) < p <= F(high), infinite where no such point was found yet; F - p there, halved where
-    an end has stayed twice.
-    """
+    """F(low) < p <= F(high), infinite at first; F - p there, halved where an end stayed twice."""
 
     low: Float[Array, "..."]
     high: Float[Array, "..."]

@@ -1,108 +1,211 @@
-"""Integrals over several independent functions a datum: a product over groups of functions that the
-likelihood couples (`groups`).
+"""Several functions a datum: which of them each entry of y sees, which are integrated together, and
+the integral over all.
 
-Functions that do not meet are integrated apart, one by one on the nodes of `numerics.quadrature`
-(several outputs, or several observed sites, each with a function of its own); those that meet in a
-log-likelihood that is proved quadratic in closed form, else two or three by cubature and more by
-weighted draws, with an error.
+Functions that meet in a nonlinear operation of the likelihood, as `reading.interactions` proves, or
+are correlated, are integrated together (`cubature`). The others (several outputs, or several
+observed sites, each with a function of its own) are integrated apart: a product over groups.
 """
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, random
 from jaxtyping import Array, Float
 
+from ppl_gp.gp import bare
 from ppl_gp.quick import pruned
-from ppl_gp.reading.affine import degree
-from ppl_gp.results.integrals import cubature
-from ppl_gp.results.integrals.likelihood import floored, log_expectation
+from ppl_gp.reading import affine
+from ppl_gp.reading.affine import Dependence
+from ppl_gp.reading.interactions import dependence
+from ppl_gp.results.integrals.averages import OF_LAYERS, above
+from ppl_gp.results.integrals.cubature import (
+    MAX_DIMENSIONS,
+    Effort,
+    floored,
+    log_expectation,
+    log_integral,
+    minus_hessian,
+)
+from ppl_gp.results.integrals.likelihood import by_datum, log_density_per_datum, mean_and_variance
+from ppl_gp.results.query.layout import ObservedSite
 from ppl_gp.results.query.mixture import JointMoments, Moments
+from ppl_gp.results.query.query import Integration, Query
 from ppl_gp.sparse.expectation import flatten
 
 # draws among which a datum's point of reference is looked for where the means have no density
 REFERENCES = 64
 
 
-class Effort(NamedTuple):
-    """Static: nodes of one function, whether `many` integrals are averaged, and draws of more
-    functions than cubature serves.
+def outer_sites(query: Query) -> list[str]:
+    """GP sites that no other GP sees."""
+    return [k for k in query.draws.kept if k not in query.layout.inner]
+
+
+def coupled_groups(query: Query) -> tuple[tuple[int, ...], ...]:
+    """Groups of functions that log p(y_n | f) sees, between which it is a sum; none where it is not
+    proved that rows are apart, or for one function.
+    """
+    is_joint = query.integration is Integration.joint_draws
+    if is_joint or query.site is not None or not query.draws.kept:
+        return ()
+    from scipy.sparse.csgraph import connected_components  # here: few models need it
+
+    trace_at, rows = _rows_at(query)
+    found = dependence(
+        lambda f: log_density_per_datum(trace_at(f), query.layout), rows.shape[0], rows
+    )
+    correlated = _correlated(query)
+    # those that are seen, and those that are correlated with them
+    seen = correlated @ np.asarray(found.on[0].any(1))
+    _, own = connected_components((found.coupled | correlated) & seen[:, None] & seen)
+    return tuple(sorted({tuple(np.flatnonzero(own == k).tolist()) for k in own[seen]}))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Which functions each entry of an observed site sees: (E, D) rows of `flatten`, D the most of
+    any, or (1, D) for all entries; `None` above three. `is_affine`: the mean of y is affine in all
+    of them and its variance constant, as proved on the jaxpr.
     """
 
-    nodes: int
-    many: bool
-    draws: int
+    functions: tuple[tuple[int, ...], ...] | None
+    is_affine: bool = False
 
 
-def stacked(f: dict[str, Any]):
-    """(means (F, M), variances that nodes resolve (F, M), the way back to {site: f}) of independent
+def entries_of(query: Query) -> dict[str, Entries]:
+    """{label: Entries} of the observed sites that are predicted, where functions decide them."""
+    if query.site is not None:
+        return {site.label: Entries(((0,),)) for site in query.layout.sites}
+    if query.integration is not Integration.functions:
+        return {}
+    trace_at, rows = _rows_at(query)
+    companions = _correlated(query)
+    return {site.label: _entries(trace_at, site, rows, companions) for site in query.layout.sites}
+
+
+def _entries(trace_at, site: ObservedSite, rows, companions) -> Entries:
+    num = rows.shape[0]
+    fn_at = lambda f: bare(trace_at(f[:num])[site.name]["fn"])  # noqa: E731
+
+    def seen(f):
+        fn = fn_at(f)
+        if fn.event_dim:
+            return mean_and_variance(fn)
+        # What the distribution sees, its moments need not: a Cauchy's scale is in none. The value
+        # is any number, so that what is found holds for all of them: it comes from a row of its
+        # own.
+        return [fn.log_prob(_value(fn, site, f[num, 0]))]
+
+    points = jnp.concatenate([rows, rows[:1]])
+    try:
+        found = dependence(seen, num + 1, points)
+    except NotImplementedError:  # vectors without moments, of which nothing is told
+        return Entries(((0,),))
+    is_affine = site.support is None and _is_affine(fn_at, points)
+    by_site = lambda on: np.stack([np.asarray(by_datum(x, site)).any(1) for x in on[:num]])  # noqa: E731
+    by_entry = companions @ np.any([by_site(on) for on in found.on], 0)  # (F, E)
+    sets = [np.flatnonzero(column).tolist() for column in np.transpose(by_entry)]
+    size = max(1, *map(len, sets)) if sets else 1
+    if size > MAX_DIMENSIONS:
+        return Entries(None, is_affine)
+    # any others will do: the entry does not see them
+    filled = [(*s, *(i for i in range(num) if i not in s))[:size] for s in sets]
+    return Entries(tuple(filled), is_affine)
+
+
+def _value(fn, site: ObservedSite, number):
+    """`number` for every entry, as a value of the distribution."""
+    if site.support is not None:
+        number = jnp.asarray(site.support[0] + number, jnp.asarray(site.support).dtype)
+    elif fn.support.is_discrete:
+        number = jnp.asarray(number, int)
+    return jnp.broadcast_to(number, fn.batch_shape)
+
+
+def _is_affine(fn_at, points) -> bool:
+    try:
+        mean, variance = affine.dependence(lambda f: mean_and_variance(fn_at(f)), points)
+    except NotImplementedError:
+        return False
+    return mean <= Dependence.affine and variance is Dependence.constant
+
+
+def _rows_at(query: Query):
+    """(trace of rows (F, M) of outer functions, zeros of that shape) at the first draw."""
+    first = query.draws.at(0)  # what lies below does not matter here: it is at its prior mean
+    declared = query.trace(first, {})
+    rows, rebuild = flatten({k: jnp.zeros(declared[k]["fn"].shape()) for k in outer_sites(query)})
+    return lambda f: query.trace(first, rebuild(f)), rows
+
+
+def _correlated(query: Query) -> np.ndarray:
+    """(F, F): which functions are correlated within a row, given the data."""
+    kept = {k: query.draws.kept[k] for k in outer_sites(query)}
+    owners = [
+        (k, 0 if v.coupled else i)
+        for k, v in kept.items()
+        for i in range(v.coupled or math.prod(v.mean.shape[1:-1]))
+    ]
+    return np.array([[a == b for b in owners] for a in owners])
+
+
+def stacked(f: dict[str, Any]) -> tuple[Moments, Callable]:
+    """(means and variances that nodes resolve (F, M), the way back to {site: f}) of independent
     coordinates: the functions, or, where they are correlated, standard normal ones behind them.
     """
     joint = {k: v for k, v in f.items() if isinstance(v, JointMoments)}
-    mean, rebuild = flatten(
-        {k: jnp.zeros_like(v.mean) if k in joint else v.mean for k, v in f.items()}
-    )
-    variance = flatten(
-        {k: jnp.ones_like(v.mean) if k in joint else v.variance for k, v in f.items()}
-    )[0]
+    standard = lambda v: Moments(jnp.zeros_like(v.mean), jnp.ones_like(v.mean))  # noqa: E731
+    own = {k: standard(v) if k in joint else v for k, v in f.items()}
+    mean, rebuild = flatten({k: v.mean for k, v in own.items()})
+    variance, _ = flatten({k: v.variance for k, v in own.items()})
 
     def back(rows):
         return {k: joint[k].at(x) if k in joint else x for k, x in rebuild(rows).items()}
 
-    return mean, jax.vmap(lambda m, v: floored(Moments(m, v)).variance)(mean, variance), back
+    return jax.vmap(floored)(Moments(mean, variance)), back
 
 
 def log_expectation_over(log_lik, f: dict[str, Any], groups, effort: Effort, key):
     """(log E[exp log_lik(f)_n], squared relative error), (M,) each, under Gaussian f of these
     `Moments` or `JointMoments`; log_lik: {site: f} -> (M,).
     """
-    mean, variance, rebuild = stacked(f)
-    sd, at = jnp.sqrt(variance), lambda rows: log_lik(rebuild(rows))
     if not groups:
-        return at(mean), jnp.zeros_like(mean[0])
-    base, offset = mean, jnp.zeros_like(mean[0])
-    is_quadratic = degree(at, mean) <= 2.0  # a Gaussian likelihood, say
+        log_p = log_lik({k: v.mean for k, v in f.items()})
+        return log_p, jnp.zeros_like(log_p)
+    rows, rebuild = stacked(f)
+    at = lambda x: log_lik(rebuild(x))  # noqa: E731
+    base, offset = rows.mean, jnp.zeros_like(rows.mean[0])
+    is_quadratic = affine.degree(at, rows.mean) <= 2.0  # a Gaussian likelihood, say
     if len(groups) > 1:
-        base, offset = _reference(at, mean, sd)
-    parts = []
+        base, offset = _reference(at, rows)
+    log_p, error = offset, jnp.zeros_like(offset)
     for size in sorted({len(g) for g in groups}):
         index = jnp.asarray([g for g in groups if len(g) == size])
 
-        def one(entry, size=size):
+        def one(entry):
             i, key = entry
+            log_g = lambda x: at(base.at[i].set(x)) - offset  # noqa: E731
+            own = Moments(rows.mean[i], rows.variance[i])
+            return log_integral(log_g, own, effort, key, quadratic=is_quadratic)
 
-            def log_g(z):
-                return at(base.at[i].set(mean[i] + sd[i] * z)) - offset
-
-            if size == 1:
-                (i,) = i
-                alone = lambda x: at(base.at[i].set(x)) - offset  # noqa: E731
-                log_p = log_expectation(alone, Moments(mean[i], variance[i]), effort.nodes)
-                return log_p, jnp.zeros_like(log_p)
-            if is_quadratic:
-                return cubature.log_integral_of_quadratic(log_g, size, mean[0])
-            if size <= cubature.MAX_DIMENSIONS:
-                return cubature.log_integral(log_g, size, mean[0], effort.many)
-            return cubature.log_integral_by_draws(log_g, size, mean[0], effort.draws, key)
-
-        log_p, error = lax.map(
-            one, (index, random.split(random.fold_in(key, size), index.shape[0]))
-        )
-        parts.append((jnp.sum(log_p, 0), jnp.sum(error, 0)))
-    log_p, error = (sum(x[1:], x[0]) for x in zip(*parts, strict=True))
-    log_p = offset + log_p
-    return jnp.where(jnp.isnan(log_p), -jnp.inf, log_p), jnp.where(jnp.isnan(log_p), jnp.inf, error)
+        keys = random.split(random.fold_in(key, size), index.shape[0])
+        found, squares = lax.map(one, (index, keys))
+        log_p, error = log_p + jnp.sum(found, 0), error + jnp.sum(squares, 0)
+    is_lost = jnp.isnan(log_p)
+    return jnp.where(is_lost, -jnp.inf, log_p), jnp.where(is_lost, jnp.inf, error)
 
 
-def _reference(at, mean, sd):
-    """(rows, log_lik there): the means, and where they have no density the likeliest of a few
-    draws.
-
-    Terms of other groups are taken relative to it, so it must be finite.
+def _reference(at, f: Moments):
+    """(rows, log_lik there): the means, or, where they have no density, the likeliest of a few
+    draws. Terms of other groups are taken relative to it, so it must be finite.
     """
-    z = random.normal(random.key(5), (REFERENCES, *mean.shape), mean.dtype)
-    trials = jnp.concatenate([mean[None], mean + sd * z])
+    z = random.normal(random.key(5), (REFERENCES, *f.mean.shape), f.mean.dtype)
+    trials = jnp.concatenate([f.mean[None], f.mean + jnp.sqrt(f.variance) * z])
     values = lax.map(at, trials)
     finite = jnp.where(jnp.isfinite(values), values, -jnp.inf)
     best = jnp.where(jnp.isfinite(values[0]), 0, jnp.argmax(finite, 0))
@@ -111,17 +214,43 @@ def _reference(at, mean, sd):
 
 
 def quadratic_log_expectation(log_lik, f: dict[str, Moments]) -> Float[Array, "M"]:
-    """log E[exp log_lik(f)_n] with log_lik replaced by its slope and curvature along each function
-    at the means, (M,).
-    """
-    mean, variance, rebuild = stacked(f)
+    """log E[exp log_lik(f)_n] by slope and curvature along each function at the means, (M,)."""
+    (mean, variance), rebuild = stacked(f)
     slope = jax.grad(pruned(lambda rows: jnp.sum(log_lik(rebuild(rows))), mean))
-
-    def along(i):
-        direction = jnp.zeros_like(mean).at[i].set(1.0)
-        g, h = jax.jvp(slope, (mean,), (direction,))
-        return g[i], jnp.minimum(h[i], 0.0)
-
-    g, h = jax.vmap(along)(jnp.arange(mean.shape[0]))
+    curvature = jnp.einsum("mii->im", minus_hessian(slope, mean))
+    g, h = slope(mean), -jnp.maximum(curvature, 0.0)
     shrunk = 1.0 - variance * h
     return log_lik(rebuild(mean)) + 0.5 * jnp.sum(variance * g**2 / shrunk - jnp.log(shrunk), 0)
+
+
+def log_lik_above(query: Query, groups) -> Callable:
+    """(trace, f, key) -> log p(y*_n | what was drawn below), (M,): outer sites are integrated."""
+    how, outer = OF_LAYERS, outer_sites(query)
+
+    def log_lik(trace, f, key):
+        at = _log_lik_at(query, trace)
+        if query.site is not None:
+            return log_expectation(lambda x: at({query.site: x}), f[query.site], how.nodes)
+        return log_expectation_over(at, {k: f[k] for k in outer}, groups, how, key)[0]
+
+    return log_lik
+
+
+def quick_log_lik(query: Query, groups) -> Callable:
+    """As `log_lik_above`, nearly, for fitting proposals.
+
+    Several functions: log p is taken as quadratic about their means, which is exact for Gaussian
+    noise, and costs two gradients.
+    """
+    outer = outer_sites(query)
+    if query.site is not None or not outer:
+        return log_lik_above(query, groups)
+    return lambda trace, f, _: quadratic_log_expectation(
+        _log_lik_at(query, trace), {k: f[k] for k in outer}
+    )
+
+
+def _log_lik_at(query: Query, trace: dict) -> Callable:
+    """{outer GP site: f} -> log p(y*_n | f, what was drawn below), (M,)."""
+    trace_at = above(query, trace)
+    return lambda f: log_density_per_datum(trace_at(f), query.layout)

@@ -15,11 +15,10 @@ from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
-from ppl_gp.results.integrals.integration import plan_integration
 from ppl_gp.results.integrals.latent_proposals import Proposals
-from ppl_gp.results.predict.log_density import groups_above, log_lik_above, quick_log_lik
-from ppl_gp.results.query.by_names import observations_at, with_observations
-from ppl_gp.results.query.query import Query, drawn_trace, query_at
+from ppl_gp.results.integrals.several import coupled_groups
+from ppl_gp.results.query.by_names import observing, with_observations
+from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record
 
 
@@ -65,40 +64,24 @@ def infer_latents(
         )
     X_new, y_new, args, kwargs = with_observations(fit, X_new, y_new, args, kwargs)
     query = query_at(fit, X_new, args, kwargs)
-    observations = {} if y_new is None else observations_at(query, y_new)
+    query = observing(query, y_new)
     key = as_key(rng_key, "fit.infer_latents(0, X_new, y_new)")
     encoders = {k: q for k, q in fit.local.items() if encoder_of(q) is not None}
-    groups = groups_above(query, plan_integration(query), observations)
+    groups = coupled_groups(query)
     # the model's prior is what h* has, not an encoder's guess
     query = dataclasses.replace(query, local={})
-    return LatentDraws(
-        *_infer(query, groups, encoders, observations, key, num_samples, num_proposals)
-    )
+    return LatentDraws(*_infer(query, groups, encoders, key, num_samples, num_proposals))
 
 
 @full_jit
-def _infer(query: Query, groups, encoders, observations, key, num_samples: int, num_proposals: int):
+def _infer(query: Query, groups, encoders, key, num_samples: int, num_proposals: int):
     key_fit, key_propose, key_choose = random.split(key, 3)
-    proposals = Proposals.fitted(
-        query, observations, quick_log_lik(query, observations, groups), encoders, key_fit
-    )
+    proposals = Proposals.fitted(query, groups, encoders, key_fit)
 
     def component(entry):
         draw, keys, which = entry
-        conditionals = query.conditionals(draw)
-
-        def one(entry):
-            key, which = entry
-            h, log_ratio = proposals.draw(query, draw, {}, key, which)
-            # Layers below are drawn anew for each proposal: weights that are right on average are
-            # right (Andrieu & Roberts 2009).
-            trace, f = drawn_trace(
-                query, draw, conditionals, key, joint=False, latents=h, **observations
-            )
-            log_w = log_lik_above(query, trace, f, observations, groups, key) + log_ratio
-            return h, log_w + draw.log_weights
-
-        return lax.map(one, (keys, which))
+        h, log_w = lax.map(proposals.weighed(draw), (keys, which))
+        return h, log_w + draw.log_weights
 
     each = -(-num_proposals // query.draws.num)
     keys = random.split(key_propose, (query.draws.num, each))
@@ -107,7 +90,7 @@ def _infer(query: Query, groups, encoders, observations, key, num_samples: int, 
     h, log_w = jax.tree.map(together, lax.map(component, (query.draws, keys, which)))
     log_w = log_w - logsumexp(log_w, 0)
     chosen = random.categorical(key_choose, log_w, axis=0, shape=(num_samples, query.layout.num))
-    sites = query.trace(query.draws.at(0), {}, **observations)
+    sites = query.trace(query.draws.at(0), {})
     picked = {
         k: _choose(v, chosen, latent_form(sites[k], query.layout.num)[0]) for k, v in h.items()
     }

@@ -24,23 +24,18 @@ from ppl_gp.observations import OrdinalProbit
 from ppl_gp.option_checks import as_key
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import Declared
-from ppl_gp.results.function_rows import function_rows
-from ppl_gp.results.integrals.compiled import joint_draws, predictive
+from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments, warn_if_infinite
-from ppl_gp.results.integrals.integration import (
-    Integration,
-    check_link_approximation,
-    plan_integration,
-)
 from ppl_gp.results.integrals.quantiles import quantiles_at
-from ppl_gp.results.predict.log_density import LogDensity, log_density_at
+from ppl_gp.results.parts import function_rows
+from ppl_gp.results.predict.log_density import log_density_at
 from ppl_gp.results.query.by_names import (
     by_names,
-    observations_at,
+    observing,
     require_no_such_argument,
     with_observations,
 )
-from ppl_gp.results.query.query import Query, query_at
+from ppl_gp.results.query.query import Integration, Query, query_at
 from ppl_gp.results.record import Record
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
@@ -159,30 +154,33 @@ def predict(
             lambda X, a, k: predict(fit, X, *a, **options, **k), fit.model, X_new, args, kwargs
         )
     query = query_at(fit, X_new, args, kwargs)
-    integration = plan_integration(query)
-    check_link_approximation(query, integration, link_approximation)
+    check_link_approximation(query, link_approximation)
     exact = integrated_moments(query, fit.blocks) if fit.blocks else None
     if fit.blocks and exact is None:
         warn_if_infinite(query, fit.blocks)
-    f, y, log_probs, errors = exact or predictive(
-        query, integration, link_approximation, judged=bool(fit.blocks)
-    )
+    f, y = exact or predictive(query, link_approximation, judged=bool(fit.blocks))
     _require_any(fit, f, y, "predict")
-    means = {k: v.mean for k, v in errors.items()}
-    below = {k: v.below for k, v in errors.items() if v.below is not None}
-    found = quantiles_at(query, integration, levels, y, log_probs, below) if levels else None
-    sites = {site.label: site for site in query.layout.sites}
-    probs = {k: _numpyro_convention(v, sites[k].boolean) for k, v in log_probs.items()}
+    f_quantiles, y = quantiles_at(query, levels, y) if levels else ({}, y)
+    finite = [s for s in query.layout.sites if y[s.label].log_probs is not None]
+    probs = {s.label: _numpyro_convention(y[s.label].log_probs, s.boolean) for s in finite}
+
+    def of_y(name, source=y):
+        return _one_or_all({k: getattr(v, name, None) for k, v in source.items()})
+
+    def where_any(name):
+        return of_y(name) if any(getattr(v, name) is not None for v in y.values()) else None
+
+    moments = {k: v.moments for k, v in y.items()}
     return Prediction(
-        _one_or_all({k: v.mean for k, v in f.items()}),
-        _one_or_all({k: v.variance for k, v in f.items()}),
-        _one_or_all({k: None if v is None else v.mean for k, v in y.items()}),
-        _one_or_all({k: None if v is None else v.variance for k, v in y.items()}),
+        of_y("mean", f),
+        of_y("variance", f),
+        of_y("mean", moments),
+        of_y("variance", moments),
         _one_or_all({k: probs.get(k) for k in y}),
-        _one_or_all({k: means.get(k) for k in y}) if means else None,
-        _one_or_all(found.f) if found else None,
-        _one_or_all(found.y) if found else None,
-        _one_or_all({k: found.error.get(k) for k in y}) if found and found.error else None,
+        where_any("mean_error"),
+        _one_or_all(f_quantiles),
+        of_y("quantiles") if levels else None,
+        where_any("quantiles_error"),
         len(y) == 1 and observes_counts(query),
         function_rows(fit),
     )
@@ -202,15 +200,11 @@ def _levels(quantiles) -> tuple[float, ...]:
 
 
 def _many_separate_rows(fit, X_new, args, kwargs) -> bool:
-    """Whether a prediction is to be made in chunks: more than `ROWS` rows that do not depend on
-    each other.
-    """
+    """Whether more than `ROWS` rows are asked for that do not depend on each other."""
     if not getattr(X_new, "ndim", 0) or X_new.shape[0] <= ROWS:
         return False
-    return (
-        plan_integration(query_at(fit, *rows_from(0, fit.model, X_new, args, kwargs)))
-        is not Integration.joint_draws
-    )
+    query = query_at(fit, *rows_from(0, fit.model, X_new, args, kwargs))
+    return query.integration is not Integration.joint_draws
 
 
 @partial(jax.jit, static_argnames="boolean")
@@ -273,30 +267,26 @@ def log_density(
         score = lambda X, a, k: log_density(fit, X, a[0], *a[1:], **options, **k)  # noqa: E731
         return by_rows(score, fit.model, X_new, args, kwargs, (y_new,))
     query = query_at(fit, X_new, args, kwargs)
-    observations = {} if y_new is None else observations_at(query, y_new)
-    integration = plan_integration(query)
-    found = log_density_at(
-        query, integration, observations, num_draws, fit.independent_draws, fit.blocks
-    )
-    log_p, error = found.value, jnp.sqrt(found.nodes**2 + found.draws**2)
+    query = observing(query, y_new)
+    log_p, nodes, draws = log_density_at(query, fit.blocks, num_draws, fit.independent_draws)
     if not with_error:
-        _warn_of_errors(found)
+        _warn_of_errors(nodes, draws)
     if not_finite := np.flatnonzero(np.isnan(log_p) | np.isposinf(log_p)).tolist():
         warn(
             f"log_density: row(s) {not_finite[:5]} are NaN or infinite: the model's own log "
             "probability is so at some f. Look at what these rows give its distribution (an "
             "exposure of zero makes 0 log 0 = NaN), and leave such rows out."
         )
-    return (log_p, error) if with_error else log_p
+    return (log_p, jnp.sqrt(nodes**2 + draws**2)) if with_error else log_p
 
 
-def _warn_of_errors(found: LogDensity) -> None:
-    if not (nodes := float(jnp.max(found.nodes))) <= TOLERANCE:
+def _warn_of_errors(nodes, draws) -> None:
+    if not (most := float(jnp.max(nodes))) <= TOLERANCE:
         warn(
-            f"log_density: the integral of some row's likelihood is off by about {nodes:.1g} nats "
+            f"log_density: the integral of some row's likelihood is off by about {most:.1g} nats "
             "(many narrow modes, or edges); with_error=True gives it for each row."
         )
-    if few := np.flatnonzero(np.asarray(found.draws) > UNKNOWN).tolist():
+    if few := np.flatnonzero(np.asarray(draws) > UNKNOWN).tolist():
         warn(
             f"log_density: row(s) {few[:5]} rest on very few draws, to more than {UNKNOWN} nats; "
             "take more draws (num_samples= of the sampler, num_draws= here). with_error=True "
@@ -320,7 +310,7 @@ def sample(fit: Record, rng_key, X_new, num_samples, *args, **kwargs) -> Predict
         )
     key = as_key(rng_key, "fit.sample(0, X_new, 100)")
     X_new, args, kwargs = by_names(fit, X_new, args, kwargs)
-    f, y = joint_draws(query_at(fit, X_new, args, kwargs), key, int(num_samples))
+    f, y, _ = joint_draws(query_at(fit, X_new, args, kwargs), key, int(num_samples))
     _require_any(fit, f, y, "sample")
     return PredictiveDraws(_one_or_all(f), _one_or_all(y))
 
@@ -343,20 +333,12 @@ def _require_any(fit: Record, f, y, verb: str) -> None:
 
 
 def observes_counts(query: Query) -> bool:
-    """Whether the outcomes of the one observed site are numbers: neither true or false, nor one of
-    named or ordered classes.
-    """
+    """Whether the outcomes of the one observed site are numbers, and not classes."""
     (site,) = query.layout.sites
     if site.support is None or site.boolean:
         return False
-    found = []
-
-    def look(draw):  # abstract values suffice
-        found.append(unwrap(query.trace(draw, {})[site.name]["fn"]))
-        return 0
-
-    jax.eval_shape(look, query.draws.at(0))
-    return not (isinstance(found[0], OrdinalProbit) or type(found[0]).__name__ in _CLASSES)
+    fn = query.ask(site, unwrap)
+    return not (isinstance(fn, OrdinalProbit) or type(fn).__name__ in _CLASSES)
 
 
 # A prime: no other axis of a result is likely to have this size.
@@ -370,20 +352,23 @@ def by_rows(
     entry per datum, put together.
 
     `observed`: y_new by position, one entry per row. The last chunk is filled with rows before it,
-    which are dropped. For functions whose
-    rows do not depend on each other.
+    which are dropped. For functions whose rows do not depend on each other.
     """
     num = jnp.shape(X)[0]
     starts = [*range(0, num - ROWS, ROWS), num - ROWS]
     parts = []
-    for i, start in enumerate(starts):
+    for start in starts:
         first, others, named = rows_from(start, model, X, args, kwargs)
-        part = function(first, (*(y[start : start + ROWS] for y in observed), *others), named)
-        repeated = 0 if i == 0 else starts[i - 1] + ROWS - start
-        parts.append(jax.tree.map(lambda x, r=repeated: _drop(np.asarray(x), r), part))
-    return jax.tree.map(
-        lambda *xs: jnp.asarray(np.concatenate(xs, xs[0].shape.index(ROWS))), *parts
-    )
+        own = (y[start : start + ROWS] for y in observed)
+        parts.append(function(first, (*own, *others), named))
+
+    def joined(*chunks):
+        axis = chunks[0].shape.index(ROWS)
+        *whole, last = (np.asarray(x) for x in chunks)
+        own = np.arange(ROWS * len(starts) - num, ROWS)
+        return jnp.asarray(np.concatenate([*whole, np.take(last, own, axis)], axis))
+
+    return jax.tree.map(joined, *parts)
 
 
 def rows_from(start: int, model: Declared, X, args: tuple, kwargs: dict) -> tuple:
@@ -396,8 +381,3 @@ def rows_from(start: int, model: Declared, X, args: tuple, kwargs: dict) -> tupl
     }
     (first, *others), named = leaves.replaced(rows)
     return first, tuple(others), named
-
-
-def _drop(x, repeated: int):
-    axis = x.shape.index(ROWS)
-    return x[(slice(None),) * axis + (slice(repeated, None),)]

@@ -12,12 +12,7 @@ from ppl_gp.errors import DataError
 from ppl_gp.frames.names import Names
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.quick import full_jit
-from ppl_gp.reading.arguments import (
-    argument_names,
-    argument_of,
-    as_arrays,
-    parameters_of,
-)
+from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
 from ppl_gp.reading.missing_observations import require_dtype
 from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.results.query.query import Query
@@ -84,9 +79,7 @@ def observed_argument(model) -> str:
 
 
 def require_no_such_argument(fit: Record, call: str, options: Iterable[str]) -> None:
-    """Raise `DataError` where the model has an argument named as one of the call's options, which
-    would never reach it.
-    """
+    """Raise `DataError` where the model has an argument named as one of the call's options."""
     parameters = parameters_of(fit.model)
     if taken := [name for name in options if name in parameters or name in fit.kwargs]:
         raise DataError(
@@ -95,13 +88,16 @@ def require_no_such_argument(fit: Record, call: str, options: Iterable[str]) -> 
         )
 
 
-def observations_at(query: Query, y_new) -> dict:
-    """{argument: y_new} as an array. Raises `DataError`: NaN, not the observed site's shape or
-    dtype, outside its support.
+def observing(query: Query, y_new) -> Query:
+    """The query with y_new observed, where it is given. Raises `DataError`: NaN, not the observed
+    site's shape or dtype, outside its support.
     """
-    observations = {observed_argument(query.model): as_arrays((), {"y": y_new})[1]["y"]}
+    if y_new is None:
+        return query
+    y = as_arrays((), {"y": y_new})[1]["y"]
+    query = query.observing({observed_argument(query.model): y})
     try:
-        checked = _inside(query, observations)
+        checked = _inside(query)
     except (KeyError, IndexError, AttributeError) as error:
         raise DataError(
             f"y_new does not hold what the model observes ({error!r}); give it in the form of the "
@@ -114,12 +110,12 @@ def observations_at(query: Query, y_new) -> dict:
                 f"y_new: site '{name}' observes {bad}, outside its support; give observations "
                 "coded as in training."
             )
-    return observations
+    return query
 
 
 @full_jit
-def _inside(query: Query, observations: dict) -> dict:
-    trace = query.trace(query.draws.at(0), {}, **observations)
+def _inside(query: Query) -> dict:
+    trace = query.trace(query.draws.at(0), {})
     return {
         k: _check(k, site, query.layout.num)
         for k, site in trace.items()

@@ -47,19 +47,12 @@ class Layout:
 
 
 def layout(
-    model: Callable,
-    args: tuple,
-    kwargs: dict,
-    draws: Draws,
-    num: int,
-    latents: tuple[str, ...] = (),
+    model: Callable, args: tuple, kwargs: dict, draws: Draws, num: int, latents: tuple[str, ...]
 ) -> Layout:
     """Trace a declared model at new inputs, GP sites at their prior means, and look up what its
     reading says of its sites. Abstract, unless values are wanted (a binomial's totals).
 
-    `latents`: sites that stand one a datum.
-
-    Raises `DataError` where the model cannot be run with these arguments.
+    `latents`: sites that stand one a datum. Raises `DataError` where the model does not run.
     """
     seen = []
 
@@ -74,13 +67,12 @@ def layout(
 
 
 def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> Layout:
-    reading = model.reading
     trace = _run(model, args, kwargs, hyper)
     require_all_rows(trace)
     _require_same_members(trace, hyper)
-    sites = [
-        _observed_site(k, s, trace) for k, s in trace.items() if _is_predicted(k, s, trace, reading)
-    ]
+    drawn = {k: s for k, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+    names = [k for k in drawn if model.reading.predicts(k) and not is_missing_part(k, trace)]
+    sites = [_observed_site(k, drawn[k], trace) for k in names]
     gps = tuple(k for k, s in trace.items() if is_gp(s))
 
     def rerun(values):
@@ -88,16 +80,14 @@ def _layout(model, args, kwargs, hyper, num: int, latents: tuple[str, ...]) -> L
 
     inner = tuple(g for g in gps if len(gps) > 1 and feeds(g, gps, trace, rerun))
     if len(gps) == 1 and len(trace[gps[0]]["fn"].shape()) == 1:
-        sites = [
-            replace(s, concave=_is_concave(model, args, kwargs, hyper, gps[0], s, num))
-            for s in sites
-        ]
+        trace_at = lambda f: run(model, args, kwargs, hyper, {gps[0]: f})  # noqa: E731
+        sites = [replace(s, concave=_is_concave(trace_at, s.name, num)) for s in sites]
     return Layout(tuple(sites), latents, num, inner)
 
 
-def _is_concave(model, args, kwargs, hyper, gp: str, site: ObservedSite, num: int) -> bool:
+def _is_concave(trace_at, name: str, num: int) -> bool:
     try:
-        return is_concave(lambda f: run(model, args, kwargs, hyper, {gp: f}), (site.name,), num)
+        return is_concave(trace_at, (name,), num)
     except (TypeError, ValueError):  # rows of f and of X_new differ in number
         return False
 
@@ -150,11 +140,6 @@ def _run(model, args, kwargs, hyper):
             f"{error} Give every array one entry per row of X_new, and take the model's sizes from "
             f"X (numpyro.plate('data', X.shape[0])).{caught}"
         ) from error
-
-
-def _is_predicted(name, site, trace, reading) -> bool:
-    drawn = site["type"] == "sample" and not site["is_observed"]
-    return drawn and reading.predicts(name) and not is_missing_part(name, trace)
 
 
 def _observed_site(name, site, trace) -> ObservedSite:

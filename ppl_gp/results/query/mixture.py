@@ -72,16 +72,6 @@ def mixture(
     return total
 
 
-def over_draws(component: Callable[[Any], Any], draws: Any) -> Any:
-    """component(draw) of each draw, one after another, with a leading axis S: what a mixture has as
-    its terms. Memory grows with S.
-    """
-    if jax.tree.leaves(draws)[0].shape[0] == 1:
-        only = component(jax.tree.map(lambda x: x[0], draws))
-        return jax.tree.map(lambda x: x[None], only)
-    return lax.map(component, draws)
-
-
 def _is_moments(x):
     return isinstance(x, Moments)
 

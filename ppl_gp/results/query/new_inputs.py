@@ -45,28 +45,41 @@ def new_arguments(fit: Record, X_new, args: tuple, kwargs: dict) -> tuple[tuple,
     given = {**positional, **kwargs}
     trained = {**dict(zip(names[1:], fit.args[1:], strict=False)), **fit.kwargs}
     given |= dict(found for name in trained if name not in given for found in _completed(fit, name))
-    placed = _in_place(fit.model, X, names[1:], given)
-    if num := num_rows(fit, *placed):
-        placed = _for_all_rows(fit, Leaves(fit.model, *placed), num)
-        _require_rows(fit, Leaves(fit.model, *placed), num)
-    return _as_in_training(fit, Leaves(fit.model, *placed))
+    return _as_in_training(fit, *_in_place(fit.model, X, names[1:], given))
 
 
-def _as_in_training(fit: Record, leaves: Leaves) -> tuple[tuple, dict]:
+def _as_in_training(fit: Record, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with the shapes of training but for the rows, and its types. A plain number
+    stands for all rows of an argument with one entry per datum.
+    """
+    num, leaves = num_rows(fit, args, kwargs), Leaves(fit.model, args, kwargs)
+    trained, axes = _trained(fit), fit.model.reading.row_axes
+
+    def again(path, x):
+        is_number = isinstance(x, int | float) or (is_array(x) and not x.shape)
+        if num and path in axes and path in trained and is_number:
+            x = jnp.full(_with_rows(trained[path].shape, axes[path], num), x)
+        if num and path in axes and is_array(x) and argument_of(path) != "y":
+            _require_rows(path, x, axes[path], num, trained.get(path))
+        return _of_type(x, trained[path].dtype) if path in trained and is_array(x) else x
+
+    return leaves.replaced({path: again(path, x) for path, x in leaves.leaves.items()})
+
+
+def _trained(fit: Record) -> dict[str, Any]:
+    """{path: array} of the training arguments."""
+    return Leaves(fit.model, fit.args, fit.kwargs).arrays
+
+
+def _of_type(x, dtype):
     """Truth values and integers where the model had them in training, if no value changes; floats,
     which `~` and an index refuse, for integers that are no truth values.
     """
-
-    def again(x, dtype):
-        if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, jax.core.Tracer):
-            return x
-        same = jnp.asarray(x).astype(wide(dtype))
-        other = x.astype(float) if dtype.kind == "b" else x
-        return same if bool(jnp.all(same == x)) else other
-
-    trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
-    both = {p: x for p, x in leaves.arrays.items() if p in trained}
-    return leaves.replaced({p: again(x, trained[p].dtype) for p, x in both.items()})
+    if jnp.issubdtype(dtype, jnp.inexact) or isinstance(x, jax.core.Tracer):
+        return x
+    same = jnp.asarray(x).astype(wide(dtype))
+    other = x.astype(float) if dtype.kind == "b" else x
+    return same if bool(jnp.all(same == x)) else other
 
 
 @contextmanager
@@ -75,7 +88,7 @@ def numbers_explained(fit: Record, args: tuple, kwargs: dict):
     try:
         yield
     except DataError as error:
-        trained = Leaves(fit.model, fit.args, fit.kwargs).arrays
+        trained = _trained(fit)
         changed = [
             f"argument '{p}' was {trained[p].dtype} in training and has {_other(x, trained[p])} now"
             for p, x in Leaves(fit.model, args, kwargs).arrays.items()
@@ -93,15 +106,6 @@ def _other(x, trained) -> float:
     """The first value that the type in training would change."""
     x = np.ravel(x)
     return x[np.argmax(np.asarray(jnp.asarray(x).astype(trained.dtype)) != x)]
-
-
-def _for_all_rows(fit: Record, leaves: Leaves, num: int) -> tuple[tuple, dict]:
-    """A plain number stands for all rows of an argument with one entry per datum."""
-    trained, axes = Leaves(fit.model, fit.args, fit.kwargs).arrays, fit.model.reading.row_axes
-    is_number = lambda x: isinstance(x, int | float) or (is_array(x) and not x.shape)  # noqa: E731
-    spread = lambda p, x: jnp.full(_with_rows(trained[p].shape, axes[p], num), x)  # noqa: E731
-    numbers = {p: x for p, x in leaves.leaves.items() if p in trained and is_number(x)}
-    return leaves.replaced({p: spread(p, x) for p, x in numbers.items() if p in axes})
 
 
 def _completed(fit, name: str) -> list[tuple[str, Any]]:
@@ -147,22 +151,38 @@ def _checked_inputs(X_new, trained: tuple, is_table: bool):
             "the model was fitted without a positional argument, so X_new has no place; pass X "
             "positionally."
         )
-    X = as_array("X_new", X_new)
-    if eqx.is_array(trained[0]) and not eqx.is_array(X):
+    X, first = as_array("X_new", X_new), trained[0]
+    if eqx.is_array(first) and not eqx.is_array(X):
         raise DataError(
             f"X_new is a {type(X_new).__name__}, and the training inputs were an array of shape "
-            f"{trained[0].shape}; give an array, or a frame."
+            f"{first.shape}; give an array, or a frame."
         )
-    if not eqx.is_array(trained[0]) or not eqx.is_array(X):
-        return _checked_tree(X, trained[0])
-    if X.ndim == 0 or 0 in X.shape:
+    if eqx.is_array(first) and (X.ndim == 0 or 0 in X.shape):
         raise DataError(f"X_new has shape {X.shape}; give at least one row of inputs.")
-    if X.shape[1:] != trained[0].shape[1:] and not is_table:
-        raise DataError(
-            f"X_new has shape {X.shape}, and the training inputs {trained[0].shape}: only the "
-            f"rows may differ in number.{_other_form(X.shape[1:], trained[0].shape[1:])}"
+    if jax.tree.structure(X) != jax.tree.structure(first):
+        return X
+    both = lambda a, b: eqx.is_array(a) and eqx.is_array(b)  # noqa: E731
+    pairs = zip(jax.tree.leaves(X), jax.tree.leaves(first), strict=True)
+    shapes = [(a.shape, b.shape) for a, b in pairs if both(a, b)]
+    wrong = [(a, b) for a, b in shapes if a[1:] != b[1:] or 0 in a]
+    if wrong and not is_table:
+        raise DataError(_only_rows(wrong, eqx.is_array(first)))
+    # in the precision of training, so that one set of compiled functions serves
+    is_float = lambda a, b: both(a, b) and jnp.issubdtype(b.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda a, b: a.astype(b.dtype) if is_float(a, b) else a, X, first)
+
+
+def _only_rows(wrong: list, is_array: bool) -> str:
+    given, wanted = zip(*wrong, strict=True)
+    if not is_array:
+        return (
+            f"X_new holds arrays of shapes {[*given]}, and the training inputs {[*wanted]}: only "
+            "the rows may differ in number."
         )
-    return _as_trained(X, trained[0].dtype)
+    return (
+        f"X_new has shape {given[0]}, and the training inputs {wanted[0]}: only the "
+        f"rows may differ in number.{_other_form(given[0][1:], wanted[0][1:])}"
+    )
 
 
 def _other_form(given: tuple, wanted: tuple) -> str:
@@ -174,61 +194,34 @@ def _other_form(given: tuple, wanted: tuple) -> str:
     return ""
 
 
-def _checked_tree(X, trained):
-    """Inputs in a container: the same entries as in training, each as many further axes."""
-    if jax.tree.structure(X) != jax.tree.structure(trained):
-        return X
-    wrong = [
-        (a.shape, b.shape)
-        for a, b in zip(jax.tree.leaves(X), jax.tree.leaves(trained), strict=True)
-        if eqx.is_array(a) and eqx.is_array(b) and (a.shape[1:] != b.shape[1:] or 0 in a.shape)
-    ]
-    if wrong:
-        raise DataError(
-            f"X_new holds arrays of shapes {[a for a, _ in wrong]}, and the training inputs "
-            f"{[b for _, b in wrong]}: only the rows may differ in number."
-        )
-    both = lambda a, b: eqx.is_array(a) and eqx.is_array(b)  # noqa: E731
-    again = lambda a, b: _as_trained(a, b.dtype) if both(a, b) else a  # noqa: E731
-    return jax.tree.map(again, X, trained)
-
-
-def _as_trained(X, dtype):
-    """Floats in the training inputs' precision, so that one set of compiled functions serves."""
-    return X.astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else X
-
-
 def require_own_rows(fit: Record, new_args: tuple) -> None:
-    """Raise `DataError` for new inputs of a model that holds arrays of N rows of its own, which
-    would be paired with them.
-    """
+    """Raise `DataError` for new inputs of a model that holds arrays of the training rows."""
     trained, new = (Leaves(fit.model, a[:1], {}).arrays for a in (fit.args, new_args))
     same = trained.keys() == new.keys() and all(np.array_equal(trained[p], new[p]) for p in trained)
     if not same and (why := fit.model.reading.held) is not None:
         raise DataError(f"no prediction at new rows: {why}")
 
 
-def _require_rows(fit, leaves: Leaves, num: int) -> None:
-    """Raise `DataError` where an argument with one entry per datum has another shape than in
-    training, but for its number of rows.
+def _require_rows(path: str, x, axis: int, num: int, trained) -> None:
+    """Raise `DataError` where an argument with one entry per datum has another shape than the
+    `trained` one, but for its number of rows.
 
     An array of another shape would be broadcast, (M, 1) with M values of f to (M, M).
     """
-    reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).arrays
-    for path, x in leaves.arrays.items():
-        axis = reading.axis_of(path)
-        if axis is None or argument_of(path) == "y" or not np.ndim(x):
-            continue
-        if axis >= np.ndim(x) or x.shape[axis] != num:
-            raise DataError(
-                f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one "
-                "entry per row."
-            )
-        if path in trained and (wanted := _with_rows(trained[path].shape, axis, num)) != x.shape:
-            raise DataError(
-                f"argument '{path}' has shape {x.shape}, and in training {trained[path].shape}: "
-                f"only the rows may differ in number. Give shape {wanted}."
-            )
+    if x.ndim and (axis >= x.ndim or x.shape[axis] != num):
+        raise DataError(
+            f"argument '{path}' has shape {np.shape(x)} and X_new {num} row(s); give one "
+            "entry per row."
+        )
+    if (
+        x.ndim
+        and trained is not None
+        and (wanted := _with_rows(trained.shape, axis, num)) != x.shape
+    ):
+        raise DataError(
+            f"argument '{path}' has shape {x.shape}, and in training {trained.shape}: "
+            f"only the rows may differ in number. Give shape {wanted}."
+        )
 
 
 def _with_rows(shape: tuple, axis: int, num: int) -> tuple:

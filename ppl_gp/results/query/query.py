@@ -2,7 +2,9 @@
 one draw.
 """
 
+import dataclasses
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import equinox as eqx
@@ -24,8 +26,8 @@ from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
 from ppl_gp.reading.predictor.prior import PredictorGP
-from ppl_gp.reading.tracing import annotated, run, set_gps
-from ppl_gp.results.query.layout import Layout, layout
+from ppl_gp.reading.tracing import annotated, reading_of, run, set_gps
+from ppl_gp.results.query.layout import Layout, ObservedSite, layout
 from ppl_gp.results.query.mixture import JointMoments, Moments, mixture, plain
 from ppl_gp.results.query.new_inputs import (
     new_arguments,
@@ -36,6 +38,19 @@ from ppl_gp.results.query.new_inputs import (
 from ppl_gp.results.record import Record
 
 
+class Integration(Enum):
+    """How y is integrated over f at new inputs."""
+
+    given = "a draw decides y's distribution: the model has no function"
+    quadrature = "one f_n decides y_n"
+    functions = "several functions decide y_n, row by row, all of them Gaussian given a draw"
+    layers = "as one of these, at inputs that are drawn: latents, or layers below"
+    joint_draws = "rows of y depend on several rows of f"
+
+
+BY_DRAWS = (Integration.layers, Integration.joint_draws)
+
+
 class Query(eqx.Module):
     """Weighted draws with a leading axis S, the training arguments and the new ones.
 
@@ -43,7 +58,7 @@ class Query(eqx.Module):
     hyperparameters are one value.
     """
 
-    model: Callable = eqx.field(static=True)
+    model: Any = eqx.field(static=True)  # as declared
     layout: Layout = eqx.field(static=True)
     draws: Draws
     root: Any
@@ -52,6 +67,8 @@ class Query(eqx.Module):
     new_args: tuple
     new_kwargs: dict[str, Any]
     local: dict[str, LatentGuide]  # q(h) that can be had without y
+    # new arguments that are observations: their sites are scored, and not drawn
+    observed: tuple[str, ...] = eqx.field(static=True, default=())
 
     @property
     def site(self) -> str | None:
@@ -61,49 +78,68 @@ class Query(eqx.Module):
         return outer[0][0] if alone else None
 
     @property
-    def is_approximation(self) -> bool:
-        """Whether q(f) is a local approximation (a pointwise likelihood, which was proved) rather
-        than draws.
-        """
-        return not any(kept.is_draws for kept in self.draws.kept.values())
+    def integration(self) -> Integration:
+        """The cheapest way that is right for this model."""
+        kept, plan, reading = self.draws.kept, self.layout, reading_of(self.model)
+        pointwise = all(site.axis is not None for site in plan.sites)
+        if not kept and pointwise:
+            return Integration.layers if plan.local_latents else Integration.given
+        # a local approximation has a pointwise likelihood, which was proved
+        is_approximation = not any(v.is_draws for v in kept.values())
+        alone = not reading.coupled and kept.keys().isdisjoint(reading.looked_up)
+        if not (pointwise and (is_approximation or alone)):
+            return Integration.joint_draws
+        if plan.local_latents or plan.inner:
+            return Integration.layers
+        return Integration.functions if self.site is None else Integration.quadrature
 
     def mixture(self, component: Callable, *beside):
-        """component(draw), or component(draw, entry ...) of arrays with a leading axis S beside,
-        mixed over the weighted draws.
-        """
+        """component(draw, entry of each array beside ...), mixed over the weighted draws."""
         return mixture(
             lambda entry: component(*entry), (self.draws, *beside), self.draws.log_weights
         )
 
-    def draw_latents(self, draw: Draws, key) -> dict:
-        """{latent site: a draw of q(h | x*)}, where there is one; the others are drawn from the
-        prior as the model runs.
-        """
-        if not self.local:
-            return {}
-        sites = self.trace(draw, {})
-        q = {
-            k: guide.at(sites[k], None, self.new_args, self.new_kwargs)
-            for k, guide in self.local.items()
-        }
-        return {k: q[k].sample(random.fold_in(key, i)) for i, k in enumerate(q)}
+    def encoded(self, draw: Draws) -> dict:
+        """{latent site: q(h | x*)} where an encoder that sees x alone gives one."""
+        sites = self.trace(draw, {}) if self.local else {}
+        new = self.new_args, self.new_kwargs
+        return {k: guide.at(sites[k], None, *new) for k, guide in self.local.items()}
 
-    def trace(self, draw: Draws, f: dict, key=None, **observations) -> dict:
-        """The model at the new inputs with GP sites given; observed sites are drawn, or have the
-        values given.
+    def observing(self, observations: dict) -> "Query":
+        """With {argument: value} observed at the new inputs."""
+        new = {**self.new_kwargs, **observations}
+        return dataclasses.replace(self, new_kwargs=new, observed=tuple(observations))
+
+    def trace(self, draw: Draws, f: dict) -> dict:
+        """The model at the new inputs with GP sites given; sites are drawn that nothing observes.
 
         Latents that were drawn in training stand for the training data, and are left out.
         """
-        return run(
-            self.model, self.new_args, {**self.new_kwargs, **observations}, draw.hyper, f, key
-        )
+        return run(self.model, self.new_args, self.new_kwargs, draw.hyper, f)
+
+    def ask(self, site: ObservedSite, question: Callable):
+        """question(distribution of the site at the new inputs), whose values are abstract."""
+        found = []
+
+        def look(draw):
+            found.append(question(self.trace(draw, {})[site.name]["fn"]))
+            return 0
+
+        jax.eval_shape(look, self.draws.at(0))
+        return found[0]
 
     def conditionals(self, draw: Draws) -> dict[str, "Conditional"]:
-        """The posterior processes at one draw. O(N^3) or, with inducing variables, O(M^3), unless
-        factored already.
-        """
+        """The posterior processes at one draw. O(N^3) or O(M^3), unless factored already."""
+        if not draw.kept:
+            return {}
         trace = run(self.model, self.args, self.kwargs, draw.known, draw.values)
         return {k: Conditional(unwrap(trace[k]["fn"]), v, self.root) for k, v in draw.kept.items()}
+
+    def marginals(self, draw: Draws) -> dict[str, Moments | JointMoments]:
+        """f at the new inputs of every GP site, none of which depends on another."""
+        conditionals = self.conditionals(draw)
+        new = self.trace(draw, {}) if conditionals else {}
+        return {k: c.marginals(unwrap(new[k]["fn"])) for k, c in conditionals.items()}
 
 
 def query_at(fit: Record, X_new, args: tuple, kwargs: dict) -> Query:
@@ -178,38 +214,39 @@ def _draw_rows(found: Moments | JointMoments, key):
     return mean + jnp.sqrt(variance) * random.normal(key, (*mean.shape[:-1], 1), mean.dtype)
 
 
-def drawn_trace(
-    query: Query,
-    draw: Draws,
-    conditionals,
-    key,
-    *,
-    joint: bool,
-    latents: dict | None = None,
-    marginals: dict | None = None,
-    **observations,
-) -> tuple[dict, dict]:
-    """(trace, {GP site: Moments}) of the model at new inputs with GP sites, local latents and unset
-    data drawn.
+def drawn_runs(query: Query, draw: Draws, joint: bool | None = None) -> Callable:
+    """(key, latents) -> (trace, {GP site: Moments}) of the model at new inputs with GP sites, local
+    latents that are not given, and unset data drawn.
 
-    `latents`: values of local latents to take instead; `marginals`: those of the GP sites, where
-    nothing that is drawn moves their inputs, so that draws need not make them anew.
+    `joint`: f at all rows together, by default where rows of y depend on several of f.
     """
-    key_gps, key_rest = random.split(key)
-    names, moments = list(conditionals), {}
+    joint = query.integration is Integration.joint_draws if joint is None else joint
+    conditionals = query.conditionals(draw)
+    # where nothing that is drawn moves the inputs of the GPs, once for all draws
+    fixed = query.integration is Integration.functions and not joint
+    names, marginals = list(conditionals), query.marginals(draw) if fixed else {}
 
-    def value(name, new: GP):
-        found = conditionals[name].marginals(new) if marginals is None else marginals[name]
-        moments[name], own = plain(found), random.fold_in(key_gps, names.index(name))
-        return conditionals[name].draw(own, new) if joint else _draw_rows(found, own)
+    def one(key, latents: dict | None = None):
+        key_gps, key_rest = random.split(key)
+        moments = {}
 
-    with handlers.block():
-        known = draw.hyper | (query.draw_latents(draw, key_rest) if latents is None else latents)
-        given = handlers.substitute(handlers.seed(query.model, key_rest), data=known)
-        trace = handlers.trace(set_gps(given, value)).get_trace(
-            *query.new_args, **{**query.new_kwargs, **observations}
-        )
-    return annotated(trace, query.model), moments
+        def value(name, new: GP):
+            found = marginals[name] if fixed else conditionals[name].marginals(new)
+            moments[name], own = plain(found), random.fold_in(key_gps, names.index(name))
+            return conditionals[name].draw(own, new) if joint else _draw_rows(found, own)
+
+        with handlers.block():
+            if latents is None:
+                pairs = enumerate(query.encoded(draw).items())
+                latents = {k: q.sample(random.fold_in(key_rest, i)) for i, (k, q) in pairs}
+            seeded = handlers.seed(query.model, key_rest)
+            given = handlers.trace(
+                set_gps(handlers.substitute(seeded, data=draw.hyper | latents), value)
+            )
+            trace = given.get_trace(*query.new_args, **query.new_kwargs)
+        return annotated(trace, query.model), moments
+
+    return one
 
 
 def require_same_kernels(fit: Record, new_args: tuple, new_kwargs: dict) -> dict[str, Any]:
@@ -259,7 +296,7 @@ def _require_extended(fit: Record, prior: PredictorGP, changed: dict[str, Any]) 
     kernel, trained = prior.kernel, Leaves(fit.model, fit.args, fit.kwargs).leaves
 
     def parts(tables):
-        return jax.tree.leaves(kernel.model.loadings(prior.X[:2], tables, kernel.hyper))
+        return jax.tree.leaves(dataclasses.replace(kernel, tables=tables).at(prior.X[:2]))
 
     seen = frozenset().union(*sources(parts, kernel.tables))
     for path in (p for p in changed if p in seen):
@@ -281,8 +318,8 @@ def _require_extended(fit: Record, prior: PredictorGP, changed: dict[str, Any]) 
 
 def _require_same_members(fit: Record, prior: PredictorGP, other: PredictorGP) -> None:
     """Raise `DataError` where an integrated site gets longer, of a q that has its members."""
-    one, two = (p.kernel.model.site_shapes(p.kernel, p.X) for p in (prior, other))
-    if longer := [k for k in one if one[k] != two[k]]:
+    one, two = ({k: x.shape for k, x in p.behind.zero.items()} for p in (prior, other))
+    if longer := [k for k in one if k not in prior.behind.axes and one[k] != two[k]]:
         raise DataError(
             f"site(s) {longer} have shapes {[two[k] for k in longer]} with the tables of this "
             f"prediction, and {[one[k] for k in longer]} in training: "
@@ -293,9 +330,7 @@ def _require_same_members(fit: Record, prior: PredictorGP, other: PredictorGP) -
 
 
 def _means_differ(prior: GP, other: GP) -> bool:
-    """At the training rows; a mean that cannot be computed there (an array of one entry a new row)
-    is not judged.
-    """
+    """At the training rows; a mean that cannot be computed there is not judged."""
     try:
         there = (
             PredictorGP(other.kernel, prior.X).mean
@@ -308,9 +343,7 @@ def _means_differ(prior: GP, other: GP) -> bool:
 
 
 def _changed(fit: Record, new: Leaves) -> list[str]:
-    """Paths of what a kernel could be computed from, no row's and no observation, whose value is
-    not the one of training.
-    """
+    """Paths of what a kernel could be computed from whose value is not the one of training."""
     reading, trained = fit.model.reading, Leaves(fit.model, fit.args, fit.kwargs).leaves
     skipped = {*reading.row_axes, *(p for p in new.arrays if p not in reading.shaping), "y"}
     others = {p: x for p, x in new.leaves.items() if not {p, argument_of(p)} & skipped}

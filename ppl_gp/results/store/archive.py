@@ -118,13 +118,12 @@ def _require_format(header: dict, kind: str, version: int) -> None:
 
 def _sizes(archive: zipfile.ZipFile, available: int) -> dict[str, int]:
     """{member: bytes}, which are in the file as they are, once each."""
-    members = {m.filename: m.file_size for m in archive.infolist()}
-    stored = all(
-        m.compress_type == zipfile.ZIP_STORED and m.file_size == m.compress_size
-        for m in archive.infolist()
-    )
+    infos = archive.infolist()
+    members = {m.filename: m.file_size for m in infos}
+    packed = [(m.compress_type, m.compress_size) for m in infos]
+    stored = packed == [(zipfile.ZIP_STORED, m.file_size) for m in infos]
     _require(stored, "it is compressed, which no file of ppl_gp is.")
-    _require(len(members) == len(archive.infolist()), "two members have one name.")
+    _require(len(members) == len(infos), "two members have one name.")
     _require(sum(members.values()) <= available, "its members overlap.")
     size = members.get(HEADER, 0)
     _require(size <= MAX_HEADER, f"its header has {size} bytes; up to {MAX_HEADER} are read.")

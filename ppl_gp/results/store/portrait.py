@@ -42,9 +42,8 @@ def portrait(model, args, kwargs, hyper: dict, values: dict) -> dict:
         return {k: site_number(s) for k, s in trace.items() if s["type"] == "sample"}
 
     try:
-        text = re.sub(
-            r"0x[0-9a-f]+|[\d.]+(e[+-]?\d+)?", "", str(jax.make_jaxpr(numbers)(hyper, values))
-        )
+        formula = str(jax.make_jaxpr(numbers)(hyper, values))
+        text = re.sub(r"0x[0-9a-f]+|[\d.]+(e[+-]?\d+)?", "", formula)
         found = {k: float(x) for k, x in numbers(hyper, values).items()}
     except Exception:  # noqa: BLE001 - a distribution may lack what this asks for
         return {"classes": classes, "numbers": {}, "formula": ""}
@@ -136,11 +135,8 @@ def _words(value) -> str:
     """The class of a distribution, kernel or mean, with those of its parts and its options."""
     if isinstance(value, dist.Distribution):
         value = unwrap(value)
-        parts = (
-            vars(value)
-            if not isinstance(value, GP)
-            else {"k": value.kernel, "m": value.mean_function}
-        )
+        is_gp = isinstance(value, GP)
+        parts = {"k": value.kernel, "m": value.mean_function} if is_gp else vars(value)
         inner = [_words(x) for _, x in sorted(parts.items()) if _has_parts(x)]
     elif isinstance(value, list | tuple):
         return f"[{', '.join(map(_words, value))}]"
@@ -153,7 +149,6 @@ def _words(value) -> str:
 
 
 def _has_parts(x) -> bool:
+    parts = x if isinstance(x, list | tuple) else [x]
     kinds = (dist.Distribution, dist.transforms.Transform, eqx.Module)
-    return isinstance(x, kinds) or (
-        isinstance(x, list | tuple) and bool(x) and all(isinstance(y, kinds) for y in x)
-    )
+    return len(parts) > 0 and all(isinstance(y, kinds) for y in parts)

@@ -26,12 +26,7 @@ from ppl_gp.mean_field.gaussian import Gaussian
 from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
 from ppl_gp.mean_field.positive import Gamma, Wishart
 from ppl_gp.numerics.arrow import Arrow
-from ppl_gp.reading.arguments import (
-    Leaves,
-    argument_names,
-    argument_of,
-    optional_arguments,
-)
+from ppl_gp.reading.arguments import Leaves, argument_names, argument_of, optional_arguments
 from ppl_gp.reading.declared import own_function
 from ppl_gp.reading.fingerprint import reads
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
@@ -88,9 +83,7 @@ def encode(value: Any, arrays: dict, where: str, name: str) -> Any:
 
 
 def _plain_array(value, name: str) -> np.ndarray:
-    is_key = isinstance(value, jax.Array) and jax.dtypes.issubdtype(
-        value.dtype, jax.dtypes.prng_key
-    )
+    is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
     if is_key or np.asarray(value).dtype.kind not in NUMBER_KINDS:
         raise DataError(
             f"{name} is an array of {value.dtype} and cannot be saved; pass numbers, or a list of "
@@ -153,6 +146,8 @@ def _fields(cls: type) -> tuple[str, ...]:
 
 # 6: every part is one module, with digests. Earlier versions are not read.
 FORMAT, FORMAT_VERSION = "ppl_gp.fit", 7
+# Fields of a fit that stand in its file under their names.
+FIELDS = ("draws", "local", "blocks", "names", "stats", "log_evidence", "num_chains", "sampled")
 
 
 def save(fit: Record, path) -> Path:
@@ -180,18 +175,12 @@ def save(fit: Record, path) -> Path:
 
     positional = list(arguments("args", named).values())
     header = {"args": positional, "kwargs": arguments("kwargs", kwargs)}
-    parts = {
-        "draws": fit.draws,
+    parts = {k: getattr(fit, k) for k in FIELDS} | {
         "local": {k: _local(k, q) for k, q in fit.local.items()},
-        "blocks": fit.blocks,
         "names": fit.names.without_rows(),
         "reading": fit.source.reading,
         "plan": model.plan if collapsed else None,
         "skeleton": model.skeleton if collapsed else None,
-        "stats": fit.stats,
-        "log_evidence": fit.log_evidence,
-        "num_chains": fit.num_chains,
-        "sampled": fit.sampled,
         "result": str(fit.result),
         "method": repr(fit.method),
     }
@@ -226,9 +215,8 @@ def _without_observations(fit) -> tuple[tuple, dict]:
     gone = {p: x for p, x in leaves.arrays.items() if p not in kept and np.ndim(x)}
     tied = {p for p in gone if argument_of(p) == "y" or reading.axis_of(p) is not None}
     gone |= {p: None for p in gone if p in tied or argument_of(p) in optional_arguments(fit.model)}
-    args, kwargs = leaves.replaced(
-        {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
-    )
+    gone = {p: None if x is None else jnp.zeros_like(x) for p, x in gone.items()}
+    args, kwargs = leaves.replaced(gone)
     return args, {k: v for k, v in kwargs.items() if v is not None or fit.kwargs[k] is None}
 
 

@@ -13,7 +13,6 @@ from jax import random  # isort: skip
 
 import ppl_gp as pg  # isort: skip
 from ppl_gp.infer.svgp.final_bound import total_bound  # isort: skip
-from ppl_gp.infer.svgp.devices import Placement  # isort: skip
 from ppl_gp.infer.loop import one_blas_thread  # isort: skip
 from ppl_gp.infer.svgp.prepare import prepare  # isort: skip
 from ppl_gp.infer.svgp.look import look_at  # isort: skip
@@ -69,7 +68,7 @@ class Engine:
 
     def reset(self):
         """Back to the start."""
-        problem, (self.tree, state) = self.problem, self.start
+        problem, (self.tree, state, *_) = self.problem, self.start
         g, f = ((problem.inner_mean, problem.inner_root), (problem.mean, problem.root))
         q = {"g": FullGaussian(*map(jnp.asarray, g)), "f": FullGaussian(*map(jnp.asarray, f))}
         self.state = begin(self.tree, state.free, Variational(state.variational.variables, q))
@@ -100,7 +99,7 @@ class Engine:
     def bound(self):
         """On all data."""
         self.key = random.fold_in(self.key, 2)
-        return total_bound(self.tree, self.state, self.subject, Placement(), self.key)
+        return total_bound(self.start, self.state, self.key)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ import numpyro.distributions as dist  # noqa: E402
 from jax import random  # noqa: E402
 
 import ppl_gp as pg  # noqa: E402
+from ppl_gp.infer.batches import repeated  # noqa: E402
 from ppl_gp.infer.loop import one_blas_thread  # noqa: E402
-from ppl_gp.infer.svgp.devices import Placement  # noqa: E402
 from ppl_gp.infer.svgp.final_bound import total_bound  # noqa: E402
 from ppl_gp.infer.svgp.look import look_at  # noqa: E402
 from ppl_gp.infer.svgp.prepare import prepare  # noqa: E402
 from ppl_gp.infer.svgp.problem import hyper_at  # noqa: E402
-from ppl_gp.infer.svgp.step import advance, advance_whole, begin  # noqa: E402
+from ppl_gp.infer.svgp.step import advance, begin  # noqa: E402
 from ppl_gp.sparse.bound import Batch, Variational, priors_at  # noqa: E402
 from ppl_gp.sparse.families import FullGaussian  # noqa: E402
 from ppl_gp.sparse.process import sparse_process  # noqa: E402
@@ -67,7 +67,7 @@ class Engine:
 
     def reset(self):
         """Back to the start."""
-        self.tree, self.state = self.start
+        self.tree, self.state, *_ = self.start
         q = self.state.variational.q["f"]
         if isinstance(q, FullGaussian):
             q = FullGaussian(jnp.asarray(self.problem.mean), jnp.asarray(self.problem.root))
@@ -94,7 +94,7 @@ class Engine:
             batch = jax.tree.map(
                 lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, batch
             )
-            self.state, bounds = advance_whole(self.tree, self.state, batch, keys)
+            self.state, bounds = advance(self.tree, self.state, *repeated(batch, keys))
         else:
             weights = jnp.full(rows.shape, len(self.problem.y) / self.batch, self.problem.X.dtype)
             data = jnp.asarray(source.args[0][rows]), jnp.asarray(source.kwargs["y"][rows])
@@ -106,7 +106,7 @@ class Engine:
 
     def bound(self):
         """On all data."""
-        return total_bound(self.tree, self.state, self.subject, Placement(), random.key(0))
+        return total_bound(self.start, self.state, random.key(0))
 
     def predict(self, X):
         """Mean and variance of f."""

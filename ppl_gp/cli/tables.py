@@ -1,17 +1,20 @@
-"""A CSV file as text by column, and its cells as numbers. Every error names the file, the line and
-the column.
+"""A CSV or Parquet file as text by column, and its cells as numbers. Every error names the file,
+the line (of a Parquet file the row) and the column.
 """
 
 import codecs
 import csv
 import io
 import re
+from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_gp.errors import DataError
+from ppl_gp.frames.opened import reads_as_float
 
 # Narrower than Python's float(), which also reads 1_000, nan and digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -30,8 +33,8 @@ _PANDAS_INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 
 
 class Columns(NamedTuple):
-    """A CSV file as text: `lines` are the file's lines of the header (0 where it has none) and of
-    each row.
+    """A file as text: `lines` are the file's lines of the header (0 where it has none) and of each
+    row.
     """
 
     path: str
@@ -56,10 +59,35 @@ class Columns(NamedTuple):
         return [row[where[0]] for row in self.rows]
 
     def refusal(self, name: str, row: int, remedy: str) -> DataError:
-        """The error that names a cell."""
         cell = self.rows[row][self.names.index(name)]
         place = f"{self.path}, {self.unit} {self.lines[row + 1]}"
         return DataError(f"{place}: column '{name}' has {cell!r} in data row {row + 1}; {remedy}")
+
+    def require_names(self) -> None:
+        """`DataError` where a column has no name of its own: every one is an input, and an index
+        would be one too.
+        """
+        for i, name in enumerate(self.names):
+            if not name or _PANDAS_INDEX.fullmatch(name):
+                raise DataError(
+                    f"{self.header}: column {i + 1} is named '{name}', as pandas leaves its index; "
+                    "write the file with index=False, or name the column."
+                )
+            self.cells(name)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """One column as floats, (N,); `DataError` names the first cell that is no finite number."""
+        for i, cell in enumerate(cells := self.cells(name)):
+            if not is_number(cell):
+                raise self.refusal(name, i, remedy(cell) or "give numbers, or drop the column.")
+            if not np.isfinite(float(cell)):
+                raise self.refusal(name, i, "that is beyond float64; scale the column.")
+        return np.array([float(cell) for cell in cells])
+
+
+def read_table(path: Path) -> Columns:
+    """A Parquet file by its suffix, else CSV."""
+    return read_parquet(path) if path.suffix in (".parquet", ".pq") else read_csv(path)
 
 
 def read_csv(path: str | Path) -> Columns:
@@ -105,17 +133,18 @@ def _require_commas(path, line: int, first: list[str]) -> None:
 def _parsed(path) -> tuple[list[int], list[list[str]]]:
     """(lines of the file, rows of stripped cells), blank rows left out."""
     reader = csv.reader(io.StringIO(_decoded(path), newline=""), strict=True)
-    found, before = [], 0  # a row stands on the line after the one before it, and may go on
+    lines, rows, before = [], [], 0  # a row stands on the line after the one before it
     try:
         for row in reader:
             if row:
-                found.append((before + 1, [cell.strip() for cell in row]))
+                lines.append(before + 1)
+                rows.append([cell.strip() for cell in row])
             before = reader.line_num
     except csv.Error as error:
         raise DataError(
             f"{path}, line {reader.line_num}: {error}; close and escape its quotation marks."
         ) from error
-    return [line for line, _ in found], [row for _, row in found]
+    return lines, rows
 
 
 def _decoded(path) -> str:
@@ -129,37 +158,74 @@ def _decoded(path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        before = content[: error.start]
-        line, start = before.count(b"\n") + 1, before.rfind(b"\n") + 1
-        column = _num_cells(before[start:].decode("latin-1"))
+        line = content[: error.start].count(b"\n") + 1
         raise DataError(
-            f"{path}, line {line}, column {column}: the byte {content[error.start]:#04x} is not "
-            "UTF-8; save the file as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's "
-            "own format)."
+            f"{path}, line {line}: the byte {content[error.start]:#04x} is not UTF-8; save the "
+            "file as CSV in UTF-8 (it may be in Latin-1, or in a spreadsheet's own format)."
         ) from error
 
 
-def _num_cells(text: str) -> int:
-    """Of the beginning of a line, of a file that may be anything."""
+def read_parquet(path: Path) -> Columns:
+    """Numbers as the shortest text that reads as the same float64, truth values as 0 and 1, labels
+    as they are; missing entries as empty cells. An index that pandas wrote is columns too.
+
+    Raises `DataError` where neither polars nor pyarrow is installed, where the file cannot be read,
+    and for entries that are neither numbers nor text.
+    """
+    Path(path).open("rb").close()  # a file that is not there is told as one
     try:
-        return len(next(csv.reader([text.replace("\r", "")]), [""]))
-    except csv.Error:
-        return text.count(",") + 1
+        columns = _entries(path)
+    except ImportError as error:
+        raise DataError(
+            f"{path} is a Parquet file, which needs polars, or pyarrow: "
+            f'pip install "ppl-gp[frames]" ({error}).'
+        ) from error
+    except Exception as error:
+        raise DataError(
+            f"{path} cannot be read as Parquet: {type(error).__name__}: {error}"
+        ) from error
+    cells = [
+        [_cell(path, name, i, x) for i, x in enumerate(column)] for name, column in columns.items()
+    ]
+    rows = [list(row) for row in zip(*cells, strict=True)]
+    if not rows:
+        raise DataError(f"{path} has no rows.")
+    return Columns(str(path), list(columns), rows, list(range(len(rows) + 1)), "row")
+
+
+def _entries(path: Path) -> dict[str, list]:
+    """{column: entries as Python has them}."""
+    try:
+        import polars
+    except ImportError:
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+
+        # A plain file: of a path the folder's name may add columns (hive partitions).
+        with Path(path).open("rb") as file:
+            return pyarrow.parquet.read_table(file).to_pydict()
+    return polars.read_parquet(path).to_dict(as_series=False)
+
+
+def _cell(path, name: str, row: int, value: Any) -> str:
+    if value is None or value != value:  # NaN is the one number that is not itself
+        return ""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, Integral):  # truth values too
+        return repr(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))
+    raise DataError(
+        f"{path}, row {row + 1}: column '{name}' has {value!r}; give numbers or text (the days "
+        "since a date of your choice, say), or drop the column."
+    )
 
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a plain decimal number."""
     return _NUMBER.fullmatch(cell) is not None
-
-
-def numbers(columns: Columns, name: str) -> np.ndarray:
-    """One column as floats, (N,); `DataError` names the first cell that is no finite number."""
-    for i, cell in enumerate(cells := columns.cells(name)):
-        if not is_number(cell):
-            raise columns.refusal(name, i, remedy(cell) or "give numbers, or drop the column.")
-        if not np.isfinite(float(cell)):
-            raise columns.refusal(name, i, "that is beyond float64; scale the column.")
-    return np.array([float(cell) for cell in cells])
 
 
 def remedy(cell: str) -> str | None:
@@ -168,27 +234,6 @@ def remedy(cell: str) -> str | None:
     """
     if cell in _MISSING:
         return "fill it in, or drop the row."
-    if not is_number(cell) and (_python_reads(cell) or is_number(_DECORATION.sub("", cell))):
+    if not is_number(cell) and (reads_as_float(cell) or is_number(_DECORATION.sub("", cell))):
         return "write it as a plain finite number, such as 1000.5."
     return None
-
-
-def _python_reads(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def require_names(columns: Columns) -> None:
-    """`DataError` where a column has no name of its own: every one is an input, and an index would
-    be one too.
-    """
-    for i, name in enumerate(columns.names):
-        if not name or _PANDAS_INDEX.fullmatch(name):
-            raise DataError(
-                f"{columns.header}: column {i + 1} is named '{name}', as "
-                "pandas leaves its index; write the file with index=False, or name the column."
-            )
-        columns.cells(name)
