@@ -1,19 +1,13 @@
 """The posterior processes of the GPs behind an integrated predictor."""
 
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
-from ppl_gp.posterior import (
-    FunctionsProcess,
-    Posterior,
-    SoftmaxProcess,
-    SomeUnknowns,
-    Unknowns,
-    UnknownsProcess,
-)
+from ppl_gp.local.factor import Root
+from ppl_gp.posterior import Posterior, SoftmaxProcess, Unknowns
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
@@ -23,7 +17,7 @@ from ppl_gp.sparse.projection import reduction_of_some
 
 def part_processes(
     model: Collapsed,
-    process: Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess,
+    process: Posterior | SoftmaxProcess | SparseProcess,
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ...
 
@@ -54,7 +48,9 @@ def _require_own_means(model: Collapsed, process: Any) -> None:
     """
     prior = process.prior
     behind = model.mean_sites(prior.kernel, prior.X)
-    direct, sparse = model.seen_directly(prior.kernel, prior.X), not isinstance(process, Posterior)
+    direct = model.seen_directly(prior.kernel, prior.X)
+    one = isinstance(process, Posterior) and isinstance(process.root, Root)
+    sparse = not one or prior.kernel.functions > 1
     for site, sites in behind.items():
         others = frozenset().union(*(s for k, s in behind.items() if k != site))
         if sites and (sparse or sites & (direct | others)):
@@ -84,8 +80,7 @@ def _of_table(site: str, part: Table, start: int, prior: GP, process) -> dict[st
 
     def of(first: int) -> SparseProcess:
         if isinstance(process.root, Unknowns):
-            own = process.root.part(start + first, num)
-            return _of_unknowns(cast(SomeUnknowns, own), prior)
+            return _of_unknowns(process.root, start + first, prior)
         return _of_columns(part.flat[:, first : first + num], prior, process)
 
     (num,) = prior.event_shape
@@ -125,8 +120,9 @@ def _of_columns(F, prior: GP, process: Any) -> SparseProcess:
     return SparseProcess(prior, points, points.root(prior), F.T @ process.alpha, reduction)
 
 
-def _of_unknowns(q: SomeUnknowns, prior: GP) -> SparseProcess:
-    """Of f = L w at a table of places, from q(w)."""
-    points, covariance = Points(prior.X), q.half.T @ q.half
-    reduction = jnp.eye(len(q.mean)) - covariance
-    return SparseProcess(prior, points, points.root(prior), q.mean, reduction)
+def _of_unknowns(q: Unknowns, start: int, prior: GP) -> SparseProcess:
+    """Of f = L w at a table of places, from q(w); its unknowns begin at `start`."""
+    points, (num,) = Points(prior.X), prior.event_shape
+    half = q.gram.half_of(start, num)
+    reduction, mean = jnp.eye(num) - half.T @ half, q.mean[start : start + num]
+    return SparseProcess(prior, points, points.root(prior), mean, reduction)
