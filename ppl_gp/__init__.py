@@ -11,9 +11,6 @@ from ppl_gp import native_logs as _sets_the_log_level
 # The site and what it is made of
 from ppl_gp import kernels, means, observations, priors
 
-# Compiled functions on disk
-from ppl_gp.cache import cache
-
 # Latents that stand one a datum
 from ppl_gp.deep.latents import Amortised, Free
 
@@ -60,6 +57,9 @@ from ppl_gp.local.vi import VI
 # Mean field
 from ppl_gp.mean_field.choose import register_family
 from ppl_gp.mean_field.method import MeanField
+
+# Compiled functions on disk
+from ppl_gp.quick import cache
 
 # Reading a model
 from ppl_gp.reading.factors import Factors, LogLikelihood, read

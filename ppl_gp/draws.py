@@ -1,5 +1,6 @@
 """Weighted draws of all that a fit inferred, and the mixture of posterior processes over them."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import equinox as eqx
@@ -48,9 +49,8 @@ class Draws(eqx.Module):
         """The same draws, with the sites that stand one a datum among `latents`."""
         known = self.known
         hyper = {k: v for k, v in known.items() if not latents(k)}
-        return Draws(
-            hyper, {k: v for k, v in known.items() if latents(k)}, self.kept, self.log_weights
-        )
+        local = {k: v for k, v in known.items() if latents(k)}
+        return dataclasses.replace(self, hyper=hyper, latents=local)
 
     @property
     def num(self) -> int:
@@ -69,11 +69,8 @@ class Draws(eqx.Module):
 
     @property
     def values(self) -> dict:
-        """{GP site: a value of f at the training inputs} of an entry, for running the model there;
-        sites without one are left out.
-        """
-        found = {k: v.values for k, v in self.kept.items()}
-        return {k: f for k, f in found.items() if f is not None}
+        """{GP site: f at the training inputs} of an entry, where there is one, to run the model."""
+        return {k: v.values for k, v in self.kept.items() if v.values is not None}
 
     def at(self, s) -> "Draws":
         """Entry s, without the leading axis."""
@@ -82,7 +79,7 @@ class Draws(eqx.Module):
     def part(self, indices) -> "Draws":
         """Some of the draws, in their proportions."""
         found = self.at(indices)
-        return Draws(found.hyper, found.latents, found.kept, jax.nn.log_softmax(found.log_weights))
+        return dataclasses.replace(found, log_weights=jax.nn.log_softmax(found.log_weights))
 
     @property
     def heaviest(self) -> "Draws":
@@ -112,14 +109,12 @@ class Draws(eqx.Module):
         """`num` resampled draws where weights differ, else these draws."""
         if not self.is_weighted():
             return self
-        found = self.at(self.resampled(num))
-        return Draws(found.hyper, found.latents, found.kept, jnp.full(num, -np.log(num)))
+        equal = jnp.full(num, -np.log(num))
+        return dataclasses.replace(self.at(self.resampled(num)), log_weights=equal)
 
 
 class Mixture(eqx.Module):
-    """The weighted mixture of posterior processes over S draws; each call rebuilds them one by one,
-    O(S (N^3 + M N^2)).
-    """
+    """The mixture of posterior processes over S draws, rebuilt in each call: O(S (N^3 + M N^2))."""
 
     process_of: Callable = eqx.field(static=True)  # an entry of the draws -> its process
     draws: Draws

@@ -127,6 +127,10 @@ class PplGpError(Exception):
 
     help: str = f"{_PAGE}#errors"
 
+    def __init_subclass__(cls):
+        if cls.__module__ == __name__:  # another's subclass has the heading of its base
+            cls.help = f"{_PAGE}#{cls.__name__.lower()}"
+
     def __init__(self, *args: object):
         super().__init__(*args)
         self.add_note(f"See {self.help}")
@@ -135,21 +139,15 @@ class PplGpError(Exception):
 class DataError(PplGpError, ValueError):
     """An argument's value cannot be used: NaN, wrong shape, label outside the support ..."""
 
-    help = f"{_PAGE}#dataerror"
-
 
 class ModelError(PplGpError, ValueError):
     """The model does not fit the method: no GP site, several latent functions, local latents, a GP
     fed by a GP ...
     """
 
-    help = f"{_PAGE}#modelerror"
-
 
 class NotPointwiseError(ModelError):
     """The likelihood of some datum depends on more than its own value of f."""
-
-    help = f"{_PAGE}#notpointwiseerror"
 
 
 class NotConjugateError(ModelError):
@@ -157,29 +155,21 @@ class NotConjugateError(ModelError):
     needs.
     """
 
-    help = f"{_PAGE}#notconjugateerror"
-
 
 class StoreError(PplGpError, ValueError):
     """A file that cannot be loaded: truncated, foreign, from another version, or saved from another
     model.
     """
 
-    help = f"{_PAGE}#storeerror"
-
 
 class MissingPackageError(PplGpError, ImportError):
     """An optional package that is not installed, or too old; the message has the `pip install`."""
-
-    help = f"{_PAGE}#missingpackageerror"
 
 
 class FitError(PplGpError, RuntimeError):
     """An inference ended badly; `error.fit` holds everything that was computed, `error.fit.result`
     says why, and `help` is about that result.
     """
-
-    help = f"{_PAGE}#fiterror"
 
     def __init__(self, message: str, fit: Any = None):
         if fit is not None:

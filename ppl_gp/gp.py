@@ -22,15 +22,13 @@ from ppl_gp.kernels import as_kernel
 from ppl_gp.kernels.base import jitter_of
 from ppl_gp.means import as_mean
 from ppl_gp.numerics.lapack import solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, robust_factors
 
 _WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
 
 
 def unwrap(fn) -> Any:
-    """The distribution beneath masks, expansions and `to_event` (Predictive masks every site, a
-    plate expands it).
-    """
+    """The distribution beneath masks (of `Predictive`), expansions (of plates) and `to_event`."""
     while isinstance(fn, _WRAPPERS):
         fn = fn.base_dist
     return fn
@@ -43,9 +41,7 @@ def bare(fn: dist.Distribution) -> dist.Distribution:
 
 
 def bare_shape(fn: dist.Distribution) -> tuple[int, ...]:
-    """The batch shape of `bare(fn)`: the axes that `to_event` took for events are batch axes
-    again.
-    """
+    """The batch shape of `bare(fn)`: axes that `to_event` took are batch axes again."""
     shape = fn.shape()
     return tuple(shape[: len(shape) - unwrap(fn).event_dim])
 
@@ -56,9 +52,7 @@ def hidden_axes(fn: dist.Distribution) -> int:
 
 
 def mask_of(fn: dist.Distribution) -> Bool[Array, "..."]:
-    """Which entries count, by every mask around a distribution; broadcasts against the batch shape
-    of `bare(fn)`.
-    """
+    """Which entries count, by every mask; broadcasts against the batch shape of `bare(fn)`."""
     mask = jnp.ones((), bool)
     while fn is not unwrap(fn):
         if isinstance(fn, dist.MaskedDistribution):
@@ -190,19 +184,16 @@ class Conditioned(eqx.Module):
             mean, covariance = self.joint(new)
             # differences of large prior variances may not be a covariance, by their rounding
             unit = jnp.finfo(covariance.dtype).eps * jnp.max(new.variance)
-            factor = jnp.vectorize(robust_cholesky, signature="(n,n),()->(n,n),()")
-            return dist.MultivariateNormal(mean, scale_tril=factor(covariance, unit)[0])
+            return dist.MultivariateNormal(mean, scale_tril=robust_factors(covariance, unit))
         mean, variance = self.marginals(new)
         return dist.Normal(mean, jnp.sqrt(variance))
 
     def at(self, X_new) -> GP:
         """The prior at new inputs."""
-        prior = self.prior
-        return (
-            X_new
-            if isinstance(X_new, GP)
-            else GP(prior.kernel, plain_numbers("X_new", X_new), prior.mean_function, prior.jitter)
-        )
+        if isinstance(X_new, GP):
+            return X_new
+        prior, X = self.prior, plain_numbers("X_new", X_new)
+        return GP(prior.kernel, X, prior.mean_function, prior.jitter)
 
 
 class Whiten(Reparam):

@@ -1,6 +1,4 @@
-"""What happens to the hyperparameters: configuration only, shared by every method's `hyper=`
-argument.
-"""
+"""What happens to the hyperparameters: configurations that every method's `hyper=` takes."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -57,8 +55,6 @@ class MAP(_ByValue):
                 f"maximise=({self.maximise!r},)."
             )
         object.__setattr__(self, "maximise", tuple(self.maximise))
-        if self.init is not None:
-            object.__setattr__(self, "init", _own_copy("MAP(init=...)", self.init))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +113,14 @@ class Grid(_ByValue):
 
     def __post_init__(self):
         _require_search(self)
-        if self.init is not None:
-            object.__setattr__(self, "init", _own_copy("Grid(init=...)", self.init))
 
 
 def _require_search(config: MAP | Grid) -> None:
     require_whole(config, "restarts", "max_steps")
     require_positive(config, "tol")
+    if config.init is not None:
+        name = f"{type(config).__name__}(init=...)"
+        object.__setattr__(config, "init", _own_copy(name, config.init))
 
 
 def _own_copy(name, values) -> dict:

@@ -22,18 +22,15 @@ from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP
 from ppl_gp.local.condition import prediction_root
-from ppl_gp.local.factor import PredictionRoot
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
-from ppl_gp.local.softmax import SoftmaxRoot
+from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.numerics.low_rank import LowRank
 from ppl_gp.posterior import (
-    FunctionsProcess,
     Posterior,
     SoftmaxProcess,
     Unknowns,
-    UnknownsProcess,
     coloured,
     condition_on_values,
     root_of_values,
@@ -44,7 +41,7 @@ from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.process import SparseProcess, draw_given_inducing, draw_jointly
 from ppl_gp.sparse.root import Root as SparseRoot
 
-Process = Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess
+Process = Posterior | SoftmaxProcess | SparseProcess
 
 
 class Kept(eqx.Module):
@@ -81,11 +78,9 @@ class Kept(eqx.Module):
         return jax.tree.map(lambda x: x[s], self)
 
     @property
-    @abstractmethod
     def values(self) -> Float[Array, "*C N"] | None:
-        """A value of f at the training inputs, for running the model on them; `None` leaves f at
-        its prior mean.
-        """
+        """f at the training inputs, for running the model there; `None`: at its prior mean."""
+        return self.mean
 
     @abstractmethod
     def root(self, prior: GP) -> PredictionRoot | Unknowns | SparseRoot:
@@ -93,19 +88,15 @@ class Kept(eqx.Module):
 
     @abstractmethod
     def process(self, prior: GP, root: Any = None) -> Process:
-        """The posterior process under a prior at the training inputs, factored anew unless `root`
-        is given.
-        """
+        """The posterior process, factored anew unless `root` is given."""
 
     def at(self, prior: GP, new: GP, ask, root: Any = None):
-        """ask(process, new), a mean or a tuple that begins with one; with an axis of functions
-        where there are several.
-        """
+        """ask(process, new), which begins with a mean; with an axis for several functions."""
         return ask(self.process(prior, root), new)
 
-    @abstractmethod
     def moments(self, prior: GP):
         """(mean, variance) of f at the training inputs, (*C, N) each."""
+        return self.mean, self.variance  # pyright: ignore[reportAttributeAccessIssue]
 
     @abstractmethod
     def sample(self, prior: GP, key, num: int) -> Float[Array, "num *C N"]:
@@ -123,18 +114,16 @@ class BehindSites(Kept):
     alpha: Float[Array, "*S RN"]
     sites: PseudoLikelihood
 
-    @property
-    def values(self):
-        return self.mean
-
     def root(self, prior):
         K = covariance_of(prior)
         if isinstance(K, LowRank) and K.rest is None:
             return unknowns(K, prior.mean, self.sites)
         return prediction_root(K, self.sites)
 
-    def moments(self, prior):
-        return self.mean, self.variance
+    def process(self, prior, root=None):
+        root = self.root(prior) if root is None else root
+        kind = SoftmaxProcess if isinstance(root, SoftmaxRoot) else Posterior
+        return kind(prior, self.alpha, root)  # pyright: ignore[reportArgumentType]
 
     def sample(self, prior, key, num):
         """Jointly: mean + L z, L L^T the covariance. O((R N)^3 + num (R N)^2) of R functions,
@@ -174,26 +163,13 @@ class BehindSites(Kept):
 class FromPseudo(BehindSites):
     """One function: marginals and alpha (N,)."""
 
-    def process(self, prior, root=None):
-        root = self.root(prior) if root is None else root
-        if isinstance(root, Unknowns):
-            return UnknownsProcess(prior, root)
-        return Posterior(prior, self.alpha, root)
-
 
 class FromFunctions(BehindSites):
-    """R correlated functions for each datum: marginals (R, N), alpha (R N,) and the natural
-    parameters that couple the functions.
-    """
+    """R correlated functions for each datum: marginals (R, N), alpha (R N,), coupled sites."""
 
     @property
     def coupled(self):
         return self.mean.shape[-2]
-
-    def process(self, prior, root=None):
-        root = self.root(prior) if root is None else root
-        kind = SoftmaxProcess if isinstance(root, SoftmaxRoot) else FunctionsProcess
-        return kind(prior, self.alpha, root)  # pyright: ignore[reportArgumentType]
 
 
 class FromDraws(Kept):
@@ -207,10 +183,6 @@ class FromDraws(Kept):
         """None is left, once f is given."""
         return jnp.zeros_like(self.mean)
 
-    @property
-    def values(self):
-        return self.mean
-
     def root(self, prior):
         return root_of_values(prior)
 
@@ -219,9 +191,7 @@ class FromDraws(Kept):
         return condition_on_values(prior, self.mean, root)
 
     def at(self, prior, new, ask, root=None):
-        """Several functions, whose means may differ, are each conditioned about its mean; K is
-        factored once for all.
-        """
+        """Several functions are each conditioned about their means; K is factored once."""
         if self.mean.ndim == 1:
             return ask(self.process(prior, root), new)
         root = self.root(prior) if root is None else root
@@ -230,9 +200,6 @@ class FromDraws(Kept):
             one = jax.vmap(one)
         mean, *rest = one(self.mean - prior.mean)
         return mean + new.mean, *rest
-
-    def moments(self, prior):
-        return self.mean, self.variance
 
     def sample(self, prior, key, num):
         """The draw itself, `num` times."""

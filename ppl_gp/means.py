@@ -5,14 +5,13 @@ a mean for each unit.
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import as_inputs, fill, per_column, scalar
+from ppl_gp.kernels.inputs import as_inputs, as_tree, fill, per_column, scalar
 
 
 class Zero(eqx.Module):
@@ -88,9 +87,7 @@ def principal_axes(X: ArrayLike, num: int) -> Float[Array, "D num"]:
 
 
 def as_mean(mean: Any) -> Any:
-    """`None` is the zero mean, a number a constant one, a callable X -> (N,) itself; anything else
-    is a `DataError`.
-    """
+    """`None` as the zero mean, a number as a constant one; what is no callable: `DataError`."""
     if mean is None:
         return Zero()
     if hasattr(mean, "shape") and mean.shape:
@@ -100,8 +97,7 @@ def as_mean(mean: Any) -> Any:
             "pg.means.Linear(slope); or add the array to the function, f + slope * x."
         )
     if callable(mean) and not isinstance(mean, type):
-        # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
-        return jax.tree_util.Partial(mean) if jax.tree_util.all_leaves([mean]) else mean
+        return as_tree(mean)
     try:
         return Constant(scalar(mean, "mean"))
     except TypeError:

@@ -59,9 +59,7 @@ def require_known(config: object) -> None:
 
 
 def require_whole(owner: object, *names: str, least: int = 1) -> None:
-    """Raise `DataError` unless the fields `names` are whole numbers from `least` on, or `None`
-    where that is their default.
-    """
+    """Raise `DataError` unless fields are whole numbers from `least` on, or `None` by default."""
     for name in names:
         value = getattr(owner, name)
         if value is None and getattr(type(owner), name, least) is None:
@@ -108,13 +106,8 @@ def require_settings(config: ChainSettings, *further: str) -> None:
     """Raise `DataError` unless the chains' numbers, and those named in `further`, are whole and
     from 1 on, and the acceptance lies in (0, 1).
     """
-    name = type(config).__name__
-    for count in (*further, "num_warmup", "num_samples", "num_chains"):
-        value = getattr(config, count)
-        if not isinstance(value, Integral) or value < 1:
-            raise DataError(f"{name}({count}={value!r}): give a whole number, at least 1.")
-    if not 0.0 < config.target_accept_prob < 1.0:
+    require_whole(config, *further, "num_warmup", "num_samples", "num_chains")
+    if not 0.0 < (share := config.target_accept_prob) < 1.0:
         raise DataError(
-            f"{name}(target_accept_prob={config.target_accept_prob!r}): give a number between 0 "
-            "and 1."
+            f"{type(config).__name__}(target_accept_prob={share!r}): give a number between 0 and 1."
         )

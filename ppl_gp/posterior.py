@@ -13,7 +13,7 @@ Cov[f*_r, f*_s] = 1[r = s] (k**_r - k_r^T E_r k_r) + G_r^T G_s,
 what is left of a function that has data of its own, and what it shares with the others.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import equinox as eqx
 import jax
@@ -22,39 +22,14 @@ from jax import lax, random
 from jaxtyping import Array, Float
 
 from ppl_gp.gp import GP, Conditioned
-from ppl_gp.local.factor import PredictionRoot, Root
+from ppl_gp.local.factor import Root
 from ppl_gp.local.natural import PseudoLikelihood
-from ppl_gp.local.softmax import SoftmaxRoot
+from ppl_gp.local.softmax import PredictionRoot, SoftmaxRoot
+from ppl_gp.numerics.arrow import ArrowGram
 from ppl_gp.numerics.blocks import gram_blocks, product_blocks, times
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky, tril_inverse
-from ppl_gp.numerics.loads import ArrowGram, Gram, Loads, OneAndOthers
-from ppl_gp.numerics.low_rank import LowRank
+from ppl_gp.numerics.low_rank import Dense, Gram, LowRank
 from ppl_gp.reading.predictor.prior import blocks_of, loads_of
-
-
-class Posterior(Conditioned):
-    """p(f(X*) | data) = N(m* + k*^T alpha, k** - k*^T R k*) with R = (K + T^-1)^-1 factored once
-    (R&W 3.21, 3.24).
-
-    `posterior(X_new)` gives marginals as `Normal`, (M,); `posterior(X_new, joint=True)` a
-    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
-    mean are taken). O(M N^2).
-    """
-
-    alpha: Float[Array, "N"]
-    root: PredictionRoot
-
-    def marginals(self, new: GP):
-        """(mean, variance), (M,) each; rounding below zero is raised to zero."""
-        k = new.kernel(self.prior.X, new.X)
-        variance = new.variance - self.root.explained(k)
-        return new.mean + k.T @ self.alpha, jnp.maximum(variance, 0.0)
-
-    def joint(self, new: GP):
-        """(mean (M,), covariance (M, M))."""
-        k = new.kernel(self.prior.X, new.X)
-        covariance = new.covariance_matrix - self.root.quadratic(k)
-        return new.mean + k.T @ self.alpha, covariance
 
 
 class Unknowns(eqx.Module):
@@ -65,44 +40,22 @@ class Unknowns(eqx.Module):
     mean: Float[Array, "U"]
     gram: Gram
 
-    def moments(self, loads: Loads) -> tuple[Array, Array]:
+    def moments(self, loads: Any) -> tuple[Array, Array]:
         """Mean and variance of what is computed from them, loads w, (M,) each."""
-        if not isinstance(self.gram, ArrowGram) or not isinstance(loads, OneAndOthers):
-            return SomeUnknowns(self.mean, self.gram.half()).moments(loads.array())
-        return loads @ self.mean, loads.variance(self.gram, loads.weight)
+        if not isinstance(self.gram, ArrowGram):
+            loads = Dense(loads.array())
+        mean = loads @ self.mean
+        return mean, loads.variance(self.gram, mean)
 
-    def part(self, start: int, size: int) -> "SomeUnknowns | LevelUnknowns":
-        """Some of them, side by side: those of one site. O(U^2) memory of a dense G, else O(U)."""
-        mean = self.mean[start : start + size]
-        if isinstance(self.gram, ArrowGram) and (start, size) == (self.gram.start, self.gram.num):
-            return LevelUnknowns(mean, self.gram.own)
-        return SomeUnknowns(mean, self.gram.half_of(start, size))
-
-
-class SomeUnknowns(eqx.Module):
-    """q(w) = N(mean, half^T half) of some of the unknowns."""
-
-    mean: Float[Array, "U"]
-    half: Float[Array, "K U"]
-
-    def moments(self, columns: Float[Array, "M U"]) -> tuple[Array, Array]:
-        """Mean and variance of columns w, (M,) each."""
-        return columns @ self.mean, jnp.sum((self.half @ columns.T) ** 2, 0)
-
-    def moments_of(self, part: Any) -> tuple[Array, Array]:
-        """Of what a `Table` adds, whose unknowns these are."""
-        return self.moments(part.flat)
-
-
-class LevelUnknowns(eqx.Module):
-    """Marginals of unknowns of which each row sees one."""
-
-    mean: Float[Array, "U"]
-    variance: Float[Array, "U"]
-
-    def moments_of(self, part: Any) -> tuple[Array, Array]:
-        """As of `SomeUnknowns`, of `Levels`."""
-        return part.weight * self.mean[part.index], part.weight**2 * self.variance[part.index]
+    def moments_of(self, part: Any, start: int) -> tuple[Array, Array]:
+        """Of what a `Table` adds, whose unknowns begin at `start`. O(U^2), of levels O(U)."""
+        size = part.num_unknowns
+        mean, levels = self.mean[start : start + size], (start, size)
+        if isinstance(self.gram, ArrowGram) and levels == (self.gram.start, self.gram.num):
+            own = self.gram.inverse.own
+            return part.weight * mean[part.index], part.weight**2 * own[part.index]
+        half = self.gram.half_of(start, size)
+        return part.flat @ mean, jnp.sum((half @ part.flat.T) ** 2, 0)
 
 
 def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
@@ -112,73 +65,56 @@ def unknowns(K: LowRank, mean, sites: PseudoLikelihood) -> Unknowns:
     return Unknowns(gram.solve(pulled), gram)
 
 
-class UnknownsProcess(Conditioned):
-    """A predictor eta = m + F w at new rows, from q(w). O(M U^2)."""
+class Posterior(Conditioned):
+    """p(f(X*) | data) = N(m* + k*^T alpha, k** - k*^T R k*) with R = (K + T^-1)^-1 factored once
+    (R&W 3.21, 3.24), or from q(w) of the unknowns of a predictor eta = m + F w.
 
-    root: Unknowns
+    `posterior(X_new)` gives marginals as `Normal`, (M,); `posterior(X_new, joint=True)` a
+    `MultivariateNormal`. X_new are the GP site's own inputs, or a `GP` at them (then its kernel and
+    mean are taken). O(M N^2), and O(M U^2) of U unknowns.
 
-    def marginals(self, new: GP):
-        """(mean, variance), (M,) each."""
-        mean, variance = self.root.moments(loads_of(new))
-        return new.mean + mean, variance
-
-    def joint(self, new: GP):
-        """(mean (M,), covariance (M, M))."""
-        F = loads_of(new).array()
-        half = self.root.gram.half() @ F.T
-        return new.mean + F @ self.root.mean, half.T @ half
-
-
-class FunctionsProcess(Conditioned):
-    """The R functions of a predictor at new rows, correlated within a row and between rows: as
-    `Posterior`, or `UnknownsProcess`, by what its `root` is. Matrices have rows (function, row),
-    functions outermost.
-
-    Marginals are `Normal` (R, M); `joint=True` a `MultivariateNormal` of all (R M,) values.
+    The R functions of a predictor are correlated within a row and between rows. Marginals are
+    (R, M), and matrices have rows (function, row), functions outermost.
     """
 
     alpha: Float[Array, "RN"]
-    root: Root | Unknowns
+    root: PredictionRoot | Unknowns
 
-    def marginals(self, new):
-        """(mean, variance), (R, M) each."""
-        k = self._columns(new)
+    def marginals(self, new: GP):
+        """(mean, variance), (M,) or (R, M) each; rounding below zero is raised to zero."""
         if isinstance(self.root, Unknowns):
             centred, variance = self.root.moments(loads_of(new))
         else:
+            k = new.kernel(self.prior.X, new.X)
             centred, variance = k.T @ self.alpha, new.variance - self.root.explained(k)
         shaped = lambda x: jnp.reshape(x, new.shape())  # noqa: E731
         return new.mean + shaped(centred), jnp.maximum(shaped(variance), 0.0)
 
-    def within(self, new) -> tuple[Array, Array, Array]:
-        """(mean, variance, (R, M) each; the covariances of the functions of each row, (M, R, R)).
-        O(M N^2 R^3).
-        """
-        k, like = self._columns(new), blocks_of(new)
+    def within(self, new: GP) -> tuple[Array, Array, Array]:
+        """(mean, variance, (R, M) each; covariances within a row, (M, R, R)). O(M N^2 R^3)."""
+        k, like, root = self._columns(new), blocks_of(new), cast(Root, self.root)
         if isinstance(self.root, Unknowns):
             blocks = gram_blocks(self.root.gram.half() @ k, like)
         else:
-            seen = gram_blocks(self.root.W @ k, like) * self.root.sign
-            blocks = like - seen - product_blocks(k, times(self.root.diagonal, k), like)
+            seen = gram_blocks(root.W @ k, like) * root.sign
+            blocks = like - seen - product_blocks(k, times(root.diagonal, k), like)
         return *self.marginals(new), jnp.moveaxis(blocks, -1, 0)
 
-    def joint(self, new):
-        """(mean (R M,), covariance (R M, R M))."""
+    def joint(self, new: GP):
+        """(mean (M,), covariance (M, M)), or of all (R M,) values."""
         k, mean = self._columns(new), jnp.ravel(new.mean)
         if isinstance(self.root, Unknowns):
             half = self.root.gram.half() @ k
             return mean + k.T @ self.root.mean, half.T @ half
         return mean + k.T @ self.alpha, new.covariance_matrix - self.root.quadratic(k)
 
-    def _columns(self, new):
-        """What stands left of the root: covariances with the training rows, or loads of unknowns,
-        (..., R M).
-        """
+    def _columns(self, new: GP):
+        """Covariances with the training rows, or loads of unknowns, (..., R M)."""
         if isinstance(self.root, Unknowns):
             return loads_of(new).array().T
         return new.kernel(self.prior.X, new.X)
 
-    def sample(self, key, new, num: int) -> Float[Array, "num R M"]:
+    def sample(self, key, new: GP, num: int) -> Float[Array, "num R M"]:
         """Joint draws. O((R M)^3 + num (R M)^2), and what `joint` costs."""
         mean, covariance = self.joint(new)
         L, _ = robust_cholesky(covariance, default_jitter(new.variance))
@@ -199,27 +135,18 @@ def root_of_values(prior: GP) -> Root:
 
 
 class SoftmaxProcess(Conditioned):
-    """As `posterior.FunctionsProcess`, of the scores of a softmax.
-
-    Marginals are `Normal` (R, M); `joint=True` a `MultivariateNormal` of all (R M,) values. O(R
-    N^2 M), and (R M)^2 numbers of `joint` alone.
-    """
+    """As `Posterior`, of the scores of a softmax. O(R N^2 M); `joint` alone has (R M)^2 numbers."""
 
     alpha: Float[Array, "RN"]
     root: SoftmaxRoot
 
     def marginals(self, new):
-        """(mean, variance), (R, M) each."""
         k = self._columns(new)
         explained, G = self.root.separately(k)
-        prior = jnp.reshape(new.variance, explained.shape)
-        variance = prior - explained + jnp.sum(G**2, 1)
+        variance = jnp.reshape(new.variance, explained.shape) - explained + jnp.sum(G**2, 1)
         return self._mean(new, k), jnp.maximum(variance, 0.0)
 
     def within(self, new) -> tuple[Array, Array, Array]:
-        """(mean, variance, (R, M) each; the covariances of the functions of each row, (M, R,
-        R)).
-        """
         k = self._columns(new)
         explained, G = self.root.separately(k)
         own = jnp.eye(len(explained), dtype=explained.dtype)[:, :, None] * explained
@@ -228,7 +155,6 @@ class SoftmaxProcess(Conditioned):
         return self._mean(new, k), variance, jnp.moveaxis(blocks, -1, 0)
 
     def joint(self, new):
-        """(mean (R M,), covariance (R M, R M))."""
         k = self._columns(new)
         A, G = self.root.left(new.kernel.separate(new.X), k)
         shared = jnp.concatenate([*G], 1)

@@ -11,7 +11,7 @@ the prior of the fit:
 
 import math
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,13 +23,6 @@ from ppl_gp.frames.names import plain_numbers
 
 _ROWS = 2000  # that distances are taken of; of more, rows spread evenly over them
 _FACTOR = 10.0  # of the variance of y: where the prior of a variance has its tails
-
-
-class Distances(NamedTuple):
-    """The median distance from a row to its nearest other one, and the largest distance."""
-
-    nearest: float
-    largest: float
 
 
 def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distribution:
@@ -52,9 +45,8 @@ def lengthscale(X, *, ard: bool = False, tail: float = 0.01) -> dist.Distributio
         raise DataError(f"priors.lengthscale(tail={tail}): give a number in (0, 1/2).")
     if not ard:
         return dist.InverseGamma(*_inverse_gamma(*distances(X), tail))
-    found = [
-        _inverse_gamma(*distances(X[:, [d]], f" in column {d}"), tail) for d in range(X.shape[1])
-    ]
+    each = [distances(X[:, [d]], f" in column {d}") for d in range(X.shape[1])]
+    found = [_inverse_gamma(*pair, tail) for pair in each]
     alpha, beta = (jnp.asarray(np.array(x)) for x in zip(*found, strict=True))
     return dist.InverseGamma(alpha, beta).to_event(1)
 
@@ -77,8 +69,10 @@ def variance(y, *, tail: float = 0.01) -> dist.Distribution:
     return dist.LogNormal(log_variance, math.log(_FACTOR) / NormalDist().inv_cdf(1.0 - tail))
 
 
-def distances(X: np.ndarray, where: str = "") -> Distances:
-    """Of rows (N, D), repeated ones counted once. Raises `DataError` for fewer than two."""
+def distances(X: np.ndarray, where: str = "") -> tuple[float, float]:
+    """(the median distance from a row to its nearest other one, the largest distance) of rows
+    (N, D), repeated ones counted once. Raises `DataError` for fewer than two.
+    """
     from scipy.spatial import KDTree
     from scipy.spatial.distance import pdist
 
@@ -91,7 +85,7 @@ def distances(X: np.ndarray, where: str = "") -> Distances:
     nearest = np.median(KDTree(rows).query(rows, k=2)[0][:, 1])
     some = rows[np.linspace(0, len(rows) - 1, min(len(rows), _ROWS)).astype(int)]
     largest = pdist(some).max() if X.shape[1] > 1 else np.ptp(rows)
-    return Distances(float(nearest), float(largest))
+    return float(nearest), float(largest)
 
 
 def _inverse_gamma(low: float, high: float, tail: float) -> tuple[float, float]:

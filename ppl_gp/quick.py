@@ -1,5 +1,5 @@
 """How functions are compiled: quickly where LAPACK, or a single pass over the data, is the work,
-and with all optimisation where XLA's own loops are.
+and with all optimisation where XLA's own loops are; and how they are kept on disk.
 
 `entry` and `one_entry` are small steps between compiled functions, done on the host: an operation
 of JAX outside `jit` costs tens of milliseconds of compiling for each new shape. Of concrete arrays
@@ -7,8 +7,11 @@ only, and of small ones: on an accelerator they are copied to the host.
 """
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -16,8 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental.compilation_cache import compilation_cache
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
+
+from ppl_gp.errors import DataError
 
 # Fusion emitters, the default of JAX 0.9 and 0.10 on CPU, compile 1.5 to 2.5 times as long as the
 # loops of before, which run as fast or faster (a step of SVGP with 200 inducing points: 0.77 of the
@@ -37,11 +43,8 @@ FEW_DATA = 400
 
 def full_jit(function: Callable) -> Any:
     """`equinox.filter_jit` for functions in which XLA's own loops are the work (the steps of a long
-    run, say); under another transformation of JAX, which takes compiler options at the outermost
-    `jit` only, as it is.
-
-    The backend is asked for at the first call, not at import, which would fix the number of
-    devices.
+    run, say), and as it is under another transformation, as compiler options are for the outermost
+    `jit`. The backend is asked for at the first call: at import it would fix the number of devices.
     """
     return _compiled(function, _FULL)
 
@@ -86,6 +89,12 @@ def one_entry(tree):
     return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[None]), tree)
 
 
+def zeros_of(function: Callable, *args) -> Any:
+    """Zeros like a function's results: what a loop starts from that compiles its body once."""
+    found = eqx.filter_eval_shape(function, *args)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), found)
+
+
 def pruned(function: Callable, x) -> Callable:
     """A function of one array to one without the steps that its result does not need: a model's
     draws of what it would observe, NumPyro's checks of parameters. Differentiating them twice costs
@@ -94,3 +103,43 @@ def pruned(function: Callable, x) -> Callable:
     closed = jax.make_jaxpr(function)(x)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True], instantiate=True)
     return lambda x: jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))(x)[0]
+
+
+def cache(path: str | Path | None = None) -> Path:
+    """Keep every compiled function in the folder `path`, and look there first: a second process
+    compiles what is new only.
+
+    Compiling is most of the time of a first fit. `path=None`: the folder that JAX was given already
+    (JAX_COMPILATION_CACHE_DIR), else `ppl_gp` in the user's cache folder ($XDG_CACHE_HOME, or
+    ~/.cache). Returns it. Programs are found by what they compute, so that a changed model finds no
+    old one. JAX's persistent cache, its smallest programs included; remove the folder to empty it.
+
+    Raises `DataError` for what is no path, and for a folder that cannot be written.
+    """
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ppl_gp"
+    own = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue] (made when jax is imported)
+    folder = _writable(own or users if path is None else path)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # Most of a fit's programs are small: hundreds of them, of some hundredths of a second each.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # JAX looks at these settings when it compiles for the first time
+    compilation_cache.reset_cache()
+    return folder
+
+
+def _writable(path) -> Path:
+    """The folder, made where it is not there. That a file can be written is tried: permissions do
+    not tell of a file system that takes none.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise DataError(f"cache(path={path!r}) is no path; give a folder, or None for the usual.")
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DataError(
+            f"cache(path={str(folder)!r}) is no folder that can be written: {error}"
+        ) from error
+    return folder

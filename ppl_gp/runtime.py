@@ -80,10 +80,9 @@ def stopwatch():
 
 
 def make_room(compilations: int) -> bool:
-    """Let JAX forget its compiled programs, with a warning, where the maps are nearly used up or
-    the process has grown by 2 GiB since the first look or the last time; whether it did.
-    `compilations`: how many the process has made, so that looks are rare. Nothing where the system
-    does not tell.
+    """Let JAX forget its compiled programs, with a warning, where maps are nearly used up or the
+    process has grown by 2 GiB since it last did; whether it did. `compilations` so far: looks are
+    rare.
     """
     if compilations - _compiled["seen"] < _EVERY:
         return False
@@ -151,10 +150,8 @@ verb = _Verb()
 @contextmanager
 def heard() -> Iterator[None]:
     """Within, a press of Ctrl-C ends in KeyboardInterrupt, whatever became of the one that Python
-    raised.
-
-    Where the program handles the signal in its own way, or in a thread that gets none, nothing is
-    changed.
+    raised. Nothing changes where the program handles the signal itself, or in threads that get
+    none.
     """
     handler, outer = signal.getsignal(signal.SIGINT), (verb.ended, verb.waits)
     ours = _in_main_thread() and handler in (signal.default_int_handler, _press)
@@ -234,9 +231,7 @@ _HANDLERS = threading.RLock()
 
 
 def one_at_a_time(verb: Callable) -> Callable:
-    """The verb, which waits until no other thread runs a model. A thread that holds the lock may
-    enter again.
-    """
+    """The verb, which waits until no other thread runs a model; its own thread may go on."""
 
     @functools.wraps(verb)
     def locked(*args, **kwargs) -> Any:

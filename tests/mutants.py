@@ -37,7 +37,7 @@ ALSO = {
     "local/softmax": ("test_softmax_posterior", "test_several_functions"),
     "local/method": ("test_sparse_models", "test_option_checks"),
     "local/natural": ("test_forms", "test_equivalence", "test_several_functions"),
-    "local/covariance": ("test_predictor", "test_arrow", "test_gradients"),
+    "local/factor": ("test_predictor", "test_arrow", "test_gradients"),
     "sparse/": ("test_sparse", "test_sparse_models", "test_options_obeyed"),
     "sparse/features/": ("test_features",),
     "sparse/parts": ("test_arrow", "test_sparse_effects"),

@@ -12,7 +12,6 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from ppl_gp import __version__
-from ppl_gp.cache import cache
 from ppl_gp.cli.data import Preparation, digest
 from ppl_gp.cli.demo import METHODS as DEMO_METHODS
 from ppl_gp.cli.demo import run_demo
@@ -33,6 +32,7 @@ from ppl_gp.cli.run import (
 from ppl_gp.cli.tables import Columns, read_table
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.infer.checklist.check import check as check_model
+from ppl_gp.quick import cache
 from ppl_gp.reading.arguments import argument_names
 from ppl_gp.results.compare.scores import is_classification, outcome_probabilities
 from ppl_gp.results.fit import Fit

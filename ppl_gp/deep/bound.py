@@ -1,4 +1,4 @@
-"""The ELBO of a model at given hyperparameters, on one page.
+"""The ELBO of a model at given hyperparameters, and how a batch is passed through the layers.
 
   sum_n w_n E log (1/K) sum_k exp(E_q(f)[log p(y_n | f_n, h_n^k)]) p(h_n^k) / q(h_n^k)
   - sum over GP sites of KL[q(u) || p(u)]
@@ -9,19 +9,35 @@ datum, the global KL stands outside it, w_n outside the mean. At K = 1 the first
   sum_n w_n (E[log p(y_n | f_n, h_n)] - KL[q(h_n) || p(h_n)]),
 and without latents and layers sum_n w_n E_q(f)[log p(y_n | f_n)] (Hensman, Fusi & Lawrence 2013;
 Hensman, Matthews & Ghahramani 2015, eq. 19).
+
+Inner GP sites are drawn, outer ones leave their moments for the likelihood (Salimbeni & Deisenroth
+2017, eq. 16; Salimbeni et al. 2019). K copies of each datum share one function: draws of f are
+joint over all of them. The copies are the rows of a `jax.vmap` with a named axis. At a GP site each
+copy asks its sisters for their inputs, the K x K covariance of every datum is factored once, and
+each takes its own entry of the draw. Independent draws would not give a lower bound: a log-mean-exp
+over copies is one only where f is the same function in all of them.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax, random
+from jaxtyping import Array, Float
+from numpyro import handlers
+from numpyro.distributions import Distribution
 
-from ppl_gp.deep.importance import Sampling
-from ppl_gp.deep.layers import Copies, Moments
+from ppl_gp.deep.importance import Sampling, log_ratio, own_site, per_datum_bound, with_share
+from ppl_gp.deep.latents import LatentGuide
 from ppl_gp.deep.structure import Structure
-from ppl_gp.reading.factors import shared_log_prob
+from ppl_gp.gp import GP
+from ppl_gp.numerics.linalg import add_diagonal, robust_factors
+from ppl_gp.reading.factors import JointLogLikelihood, shared_log_prob
 from ppl_gp.reading.roles import plate_scale
+from ppl_gp.reading.tracing import annotated, set_gps
 from ppl_gp.sparse.bound import (
+    AtBatch,
     Batch,
     Terms,
     Variational,
@@ -31,6 +47,139 @@ from ppl_gp.sparse.bound import (
 )
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 from ppl_gp.sparse.families import Nudge
+from ppl_gp.sparse.process import SparseProcess
+
+COPIES = "ppl_gp_copies"  # the axis's name
+
+
+def draw_copy(process: SparseProcess, new: GP, key, axis: str) -> Float[Array, "*F B"]:
+    """This copy's part of a draw of f that is joint over the copies of each datum, which give the
+    same `key`; `new`: the prior at its inputs. O(M^2 K B + K^3 B) for all copies.
+    """
+    X = lax.all_gather(new.X, axis)
+    mean, covariance = _over_copies(process, new, X)
+    unit = jnp.finfo(covariance.dtype).eps * jnp.mean(new.variance)
+    white = random.normal(key, mean.shape, mean.dtype)
+    drawn = mean + jnp.einsum("...ij,...j->...i", robust_factors(covariance, unit), white)
+    return jnp.take(drawn, lax.axis_index(axis), -1)
+
+
+def _over_copies(process: SparseProcess, prior: GP, X: Float[Array, "K B *D"]):
+    """(mean (*F, B, K), covariance (*F, B, K, K)) of each datum's copies."""
+    K, B = X.shape[:2]
+    rows = jnp.reshape(X, (K * B, *X.shape[2:]))
+    flat = GP(prior.kernel, rows, prior.mean_function, prior.jitter)
+    A = process.columns(flat)
+    m, P = process.mean, process.reduction
+    PA = P @ A if P.ndim > m.ndim else P[..., None] * A
+    explained = _products(A, PA, K)
+    mean = jnp.swapaxes(jnp.reshape(flat.mean + m @ A, (*m.shape[:-1], K, B)), -1, -2)
+    variance = jnp.reshape(flat.variance, (K, B)).T
+    if process.inducing.is_exact:
+        X = jnp.swapaxes(X, 0, 1)
+        covariance = jax.vmap(lambda x: prior.kernel(x, x))(X)
+        diagonal = variance - jnp.diagonal(covariance, axis1=-2, axis2=-1)  # the jitter
+        return mean, add_diagonal(covariance, diagonal) - explained
+    Q = _products(A, A, K)
+    rest = jnp.maximum(variance - jnp.diagonal(Q, axis1=-2, axis2=-1), 0.0)
+    return mean, add_diagonal(Q, rest) - explained
+
+
+def _products(A, PA, K: int) -> Float[Array, "*F B K K"]:
+    """a_bk^T P a_bj of each datum b."""
+    M = A.shape[0]
+    left = jnp.reshape(A, (M, K, -1))
+    right = jnp.reshape(PA, (*PA.shape[:-1], K, -1))
+    return jnp.einsum("mkb,...mjb->...bkj", left, right)
+
+
+class Copies(NamedTuple):
+    """A batch's copies on their way through the layers."""
+
+    at: AtBatch
+    expectation: Expectation
+    sampling: Sampling
+    structure: Structure
+    latents: dict[str, LatentGuide]
+    known: dict[str, tuple]  # (mean, variance) of GP sites that stand at the data in every copy
+
+    @property
+    def axis(self) -> str | None:
+        """The name of the copies' axis, where a GP site is drawn at copies of different inputs."""
+        several = self.sampling.num_importance > 1
+        return COPIES if several and self.sampling.jointly_drawn(self.structure) else None
+
+    def log_mean_weight(self, key) -> Float[Array, "B"]:
+        """log (1/K) sum_k w_nk, (B,), nats."""
+        key_f, *keys = random.split(key, 1 + self.sampling.num_importance)
+        if len(keys) == 1:
+            return self._log_weight(key_f, keys[0], None)
+        keys = jnp.stack(keys)
+
+        def log_weights(share):
+            return self._log_weights(key_f, keys, share), None
+
+        return per_datum_bound(log_weights, self.sampling)[0]
+
+    def _log_weights(self, key_f, keys, share) -> Float[Array, "K B"]:
+        if self.axis is None:  # one after the other, which is faster than one large problem
+            return lax.map(lambda k: self._log_weight(key_f, *k), (keys, share))
+        one = jax.vmap(lambda k, s: self._log_weight(key_f, k, s), axis_name=COPIES)
+        return one(keys, share)
+
+    def _log_weight(self, key_f, key_h, share) -> Float[Array, "B"]:
+        """log of p(y_n | h_n) p(h_n) / q(h_n) of one copy."""
+        q = self._latent_posteriors(self.latents)
+        h = {k: one.sample(random.fold_in(key_h, i)) for i, (k, one) in enumerate(q.items())}
+        if share is not None:
+            q = self._latent_posteriors(lax.stop_gradient(self.latents))
+            h = {k: with_share(v, self.at.trace[k], share) for k, v in h.items()}
+        given = {**self.at.given, **h}
+        trace, *moments = self._pass(given, key_f)
+        under_q = {k: {**own_site(trace, k), "fn": one} for k, one in q.items()}
+        ratio = log_ratio(trace, under_q, self.at.batch.num, self.sampling)
+        log_lik = self._log_lik(trace, *moments, given, key_f) / plate_scale(trace)
+        return log_lik + self.sampling.beta * ratio
+
+    def _latent_posteriors(self, guides: dict[str, LatentGuide]) -> dict[str, Distribution]:
+        batch, sites = self.at.batch, self.at.trace
+        return {
+            k: guides[k].at(sites[k], batch.rows, batch.args, batch.kwargs)
+            for k in self.structure.latents
+        }
+
+    def _pass(self, given: dict, key) -> tuple[dict, dict, dict]:
+        """(trace, {GP site that is not drawn: mean}, {the same: variance}) of the model with
+        hyperparameters and latents given. O(M^2 B) a GP site.
+        """
+        at, structure, sampling, means, variances = self.at, self.structure, self.sampling, {}, {}
+        drawn, together = sampling.drawn(structure), sampling.jointly_drawn(structure)
+
+        def value(name, new: GP):
+            process, own = at.processes[name], random.fold_in(key, structure.gps.index(name))
+            if self.axis is not None and name in together:
+                return draw_copy(process, new, own, self.axis)
+            mean, variance = self.known.get(name) or process.marginals(new)
+            # at the same inputs all copies have the same f, and the same key gives it
+            if name in drawn:
+                return mean + jnp.sqrt(variance) * random.normal(own, mean.shape, mean.dtype)
+            means[name], variances[name] = mean, variance
+            return mean
+
+        with handlers.block():
+            seeded = handlers.substitute(handlers.seed(at.model, random.key(0)), data=given)
+            run = handlers.trace(set_gps(seeded, value)).get_trace
+            trace = annotated(run(*at.batch.args, **at.batch.kwargs), at.model)
+        return trace, means, variances
+
+    def _log_lik(self, trace: dict, mean: dict, variance: dict, given: dict, key):
+        """E_q(f)[log p(y_n | f_n)], (B,), or log p(y_n | f_n) where every layer was drawn."""
+        batch, values = self.at.batch, lambda names: {k: trace[k]["value"] for k in names}
+        fixed = {**given, **values(self.sampling.drawn(self.structure))}
+        log_lik = JointLogLikelihood(self.at.model, batch.num, fixed, batch.args, batch.kwargs)
+        if not mean:
+            return log_lik(values(self.structure.outer))
+        return expected_log_lik(log_lik, mean, variance, self.expectation, key)
 
 
 def terms(
@@ -50,7 +199,7 @@ def terms(
     if structure.is_shallow:
         per_datum = expected_log_lik(at.log_lik, *at.marginals(), expectation, batch.key)
     else:
-        known = {k: Moments(*at.processes[k].marginals(at.priors[k])) for k in structure.given}
+        known = {k: at.processes[k].marginals(at.priors[k]) for k in structure.given}
         copies = Copies(at, expectation, sampling, structure, variational.latents, known)
         keys = random.split(at.batch.key, sampling.num_paths)
         # log (1/K) sum_k w_nk, averaged over paths

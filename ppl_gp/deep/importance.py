@@ -95,9 +95,7 @@ def own_site(trace: dict, name: str) -> dict:
 
 
 def own_scale(trace: dict, name: str):
-    """What `numpyro.handlers.scale` multiplies a site's log-density by: its scale without the N / B
-    of plates that subsample.
-    """
+    """A site's scale by `numpyro.handlers.scale`, without the N / B of plates that subsample."""
     site = trace[name]
     if site["scale"] is None:
         return 1.0

@@ -84,7 +84,6 @@ class FreeGaussian(LatentGuide):
     packed: Float[Array, "N P"]
 
     def unconstrained(self, rows, args, kwargs):
-        """Means and log scales of each row, which are parameters."""
         return self.packed if rows is None else self.packed[rows]
 
 
@@ -100,7 +99,6 @@ class Encoded(LatentGuide):
         return "y" in self.sees
 
     def unconstrained(self, rows, args, kwargs):
-        """Means and log scales that the encoder gives for each row."""
         seen = _of_rows(encoder_rows(self.sees, args, kwargs, self.inputs), rows)
         try:
             packed = jax.vmap(self.encoder)(seen)
@@ -132,7 +130,6 @@ class Around(LatentGuide):
         return self.guide.needs_y
 
     def unconstrained(self, rows, args, kwargs):
-        """Means and log scales of each row."""
         affine, unit = lax.stop_gradient((self.affine, self.unit))
         mean, log_scale = jnp.split(self.guide.unconstrained(rows, args, kwargs), 2, 1)
         center = _with_ones(rows, args, kwargs, self.inputs, len(mean)) @ affine
@@ -170,7 +167,6 @@ class Forgotten(LatentGuide):
     """Of a loaded fit whose q(h) is of the training data's rows, which no new data ask for."""
 
     def unconstrained(self, rows, args, kwargs):
-        """Raise `ModelError`: only prediction is possible."""
         raise ModelError(
             "a saved fit keeps encoders, and no q(h) of the training data's rows; fit the model "
             "again."
@@ -210,9 +206,8 @@ def gaussian_at(site: dict, packed: Float[Array, "B P"]) -> dist.Distribution:
             f"and {wanted} are needed: {wanted // 2} means and as many log scales."
         )
     others = tuple(n for i, n in enumerate(shape) if i != axis)
-    loc, log_scale = (
-        jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis) for x in jnp.split(packed, 2, -1)
-    )
+    at_rows = lambda x: jnp.moveaxis(jnp.reshape(x, (num, *others)), 0, axis)  # noqa: E731
+    loc, log_scale = map(at_rows, jnp.split(packed, 2, -1))
     base = dist.Normal(loc, jnp.exp(log_scale)).to_event(len(shape) - len(fn.batch_shape))
     transform = biject_to(fn.support)
     plain = getattr(transform, "base_transform", transform)  # `to_event` wraps it
@@ -243,10 +238,8 @@ def mlp_encoder(
     """An encoder for rows like these."""
     rows = np.asarray(rows)
     spread = np.where(rows.std(0) > 0, rows.std(0), 1.0)
-    dtype = rows.dtype
-    mlp = eqx.nn.MLP(
-        rows.shape[1], 2 * size, width, depth, activation=jnp.tanh, dtype=dtype, key=key
-    )
+    sizes, dtype = (rows.shape[1], 2 * size, width, depth), rows.dtype
+    mlp = eqx.nn.MLP(*sizes, activation=jnp.tanh, dtype=dtype, key=key)
     layers = [(layer.weight, jnp.zeros(layer.out_features, dtype)) for layer in mlp.layers]
     weight, bias = layers[-1]
     layers[-1] = (weight.at[size:].multiply(0.1), bias)
@@ -288,6 +281,5 @@ def _with_ones(rows, args: tuple, kwargs: dict, inputs, num: int) -> Float[Array
 
 def _columns(x) -> Float[Array, "B F"]:
     x = jnp.asarray(x)
-    return jnp.reshape(x, (x.shape[0], -1)).astype(
-        jnp.result_type(float) if x.dtype.kind in "iub" else x.dtype
-    )
+    dtype = jnp.result_type(float) if x.dtype.kind in "iub" else x.dtype
+    return jnp.reshape(x, (x.shape[0], -1)).astype(dtype)

@@ -1,6 +1,4 @@
-"""What feeds what in a model: layers of GP sites, latents that stand one a datum, and which layers
-see those.
-"""
+"""What feeds what in a model: layers of GP sites, and latents that stand one a datum."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -51,13 +49,11 @@ def structure_of(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> St
 
 def layers(found: Roles, trace: dict, rerun: Callable[[dict], dict]) -> Structure:
     """As `structure_of`, of any model, such as one without a GP site."""
-    fed = {s: _fed_by(s, found, trace, rerun) for s in (*found.gps, *found.local_latents)}
-    inner = tuple(g for g in found.gps if fed[g])
-    random = _downstream(found, fed, (*found.gps, *found.local_latents))
-    given = tuple(g for g in found.gps if g not in random)
-    return Structure(
-        found.gps, inner, found.local_latents, _downstream(found, fed, found.local_latents), given
-    )
+    gps, latents = found.gps, found.local_latents
+    fed = {s: _fed_by(s, found, trace, rerun) for s in (*gps, *latents)}
+    inner, varying = tuple(g for g in gps if fed[g]), _downstream(found, fed, latents)
+    random = _downstream(found, fed, (*gps, *latents))
+    return Structure(gps, inner, latents, varying, tuple(g for g in gps if g not in random))
 
 
 def _fed_by(source: str, found: Roles, trace: dict, rerun) -> tuple[str, ...]:
@@ -78,9 +74,7 @@ def feeds(source: str, gps: tuple[str, ...], trace: dict, rerun: Callable[[dict]
 
 
 def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
-    """({GP site: whether its inputs are computed from a site}, {GP site: the same of its kernel and
-    mean}).
-    """
+    """({GP site: whether a site reaches its inputs}, {GP site: the same of kernel and mean})."""
     others = [g for g in gps if g != source]
 
     def inputs(value):
@@ -93,13 +87,9 @@ def _reached_priors(source, gps, trace, rerun) -> tuple[dict, dict]:
 
 
 def _parameters(prior) -> list:
-    """What a kernel and a mean function are computed from, at inputs that are not: both may be any
-    callable.
-    """
-    X = np.broadcast_to(
-        np.arange(prior.X.shape[0]).reshape((-1,) + (1,) * (prior.X.ndim - 1)), prior.X.shape
-    )
-    X = jnp.asarray(X, prior.X.dtype)
+    """What kernel and mean are computed from, at fixed inputs: both may be any callable."""
+    rows = np.arange(len(prior.X)).reshape((-1,) + (1,) * (prior.X.ndim - 1))
+    X = jnp.asarray(np.broadcast_to(rows, prior.X.shape), prior.X.dtype)
     return [prior.kernel(X, X), prior.mean_function(X), *jax.tree.leaves(prior.jitter)]
 
 

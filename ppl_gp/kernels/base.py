@@ -1,6 +1,4 @@
-"""The kernel algebra: what a kernel is, sums and products, and how numbers and foreign kernels take
-part in them.
-"""
+"""The kernel algebra: what a kernel is, sums, products, numbers and foreign kernels."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -13,7 +11,15 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import ActiveDims, active_dims_field, as_inputs, fill, input_pair, scalar
+from ppl_gp.kernels.inputs import (
+    ActiveDims,
+    active_dims_field,
+    as_inputs,
+    as_tree,
+    fill,
+    input_pair,
+    scalar,
+)
 from ppl_gp.numerics.linalg import default_jitter
 
 
@@ -79,7 +85,23 @@ class Product(Kernel):
         return self.left.diag(X) * self.right.diag(X)
 
 
-class Constant(Kernel):
+class SameVariance(Kernel):
+    """k(x, x) = variance at every x."""
+
+    variance: eqx.AbstractVar[ArrayLike]
+    active_dims: eqx.AbstractVar[ActiveDims]
+
+    def diag(self, X: ArrayLike) -> Float[Array, "N"]:
+        """The vector k(x_n, x_n): the variance in every row."""
+        return fill(variance_of(self), as_inputs(X, self.active_dims))
+
+
+def variance_of(kernel: SameVariance) -> Float[Array, ""]:
+    """Its variance, checked to be one number."""
+    return scalar(kernel.variance, f"{type(kernel).__name__}(variance=...)")
+
+
+class Constant(SameVariance):
     """k(x, x') = variance: the prior of an unknown offset. `active_dims` changes nothing here."""
 
     finite_rank = True
@@ -88,12 +110,8 @@ class Constant(Kernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
-        variance = scalar(self.variance, "Constant(variance=...)")
+        variance = variance_of(self)
         return jnp.full((X1.shape[0], X2.shape[0]), variance, jnp.result_type(X1, X2, variance))
-
-    def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        """The vector k(x_n, x_n): the variance in every row."""
-        return fill(scalar(self.variance, "Constant(variance=...)"), as_inputs(X, self.active_dims))
 
 
 class CallableKernel(Kernel):
@@ -134,9 +152,7 @@ def as_kernel(kernel: Any) -> Any:
         )
     if hasattr(kernel, "diag"):
         return kernel
-    # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
-    is_function = jax.tree_util.all_leaves([kernel])
-    return CallableKernel(jax.tree_util.Partial(kernel) if is_function else kernel)
+    return CallableKernel(as_tree(kernel))
 
 
 def jitter_of(kernel, X) -> Float[Array, ""]:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels.base import Kernel, as_kernel
-from ppl_gp.kernels.inputs import as_inputs, input_pair
+from ppl_gp.kernels.inputs import as_inputs, as_tree, input_pair
 from ppl_gp.kernels.stationary import Matern12, White
 
 
@@ -55,12 +55,10 @@ class WithDerivatives(Kernel):
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
         """The vector k(x_n, x_n), of values and slopes."""
         A, i = split_inputs(as_inputs(X))
-        mixed = jax.vmap(
-            lambda a, s: _jet(self.base, a[None], a[None], s[None], s[None])[1][1][0, 0]
-        )
-        return jnp.where(i == 0, self.base.diag(A), mixed(A, unit_vectors(A, i))) + _nan_outside(
-            A, i
-        )
+        own = lambda a, s: _jet(self.base, a, a, s, s)[1][1][0, 0]  # noqa: E731
+        mixed = jax.vmap(own)(A[:, None], unit_vectors(A, i)[:, None])
+        chosen = jnp.where(i == 0, self.base.diag(A), mixed)
+        return chosen + _nan_outside(A, i)
 
 
 class MeanWithDerivatives(eqx.Module):
@@ -78,8 +76,7 @@ class MeanWithDerivatives(eqx.Module):
             raise DataError(
                 f"MeanWithDerivatives(base={base!r}) is not callable; give means.Constant(c), say."
             )
-        # A function is a leaf that jit refuses; in a Partial it is part of the tree's structure.
-        self.base = jax.tree_util.Partial(base) if jax.tree_util.all_leaves([base]) else base
+        self.base = as_tree(base)
 
     def __call__(self, X: ArrayLike) -> Float[Array, "N"]:
         A, i = split_inputs(as_inputs(X))
@@ -117,9 +114,7 @@ def as_dim(dim: int, D: int, name: str) -> int:
 
 
 def require_differentiable(kernel: Any, name: str) -> None:
-    """`ModelError` where a kernel of this package without mean-square derivative is part of
-    `kernel`.
-    """
+    """`ModelError` where a part of `kernel` has no mean-square derivative."""
     parts = jax.tree_util.tree_leaves(kernel, is_leaf=lambda k: isinstance(k, (Matern12, White)))
     for part in parts:
         if isinstance(part, (Matern12, White)):
@@ -167,7 +162,5 @@ def _nan_outside(A, i):
 
 
 def _jet(k, A, B, S, T):
-    """((k, D k), (D' k, D D' k)) at (A, B), D along the rows of S in the first argument, D' along T
-    in the second.
-    """
+    """((k, D k), (D' k, D D' k)) at (A, B), D along rows S of the first argument, D' along T."""
     return jax.jvp(lambda B: jax.jvp(lambda A: k(A, B), (A,), (S,)), (B,), (T,))

@@ -1,6 +1,4 @@
-"""Squared Euclidean distances between rows, and a square root that can be differentiated at
-zero.
-"""
+"""Squared distances between rows, and a square root that has a derivative at zero."""
 
 from functools import partial, reduce
 from operator import add
@@ -10,15 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from ppl_gp.numerics.linalg import product
+
 # up to here differences, exact but O(D) passes over the matrix; above it one matrix product
 MAX_DIRECT_COLUMNS = 16
-
-
-def matmul(A: Float[Array, "N1 D"], B: Float[Array, "N2 D"]) -> Float[Array, "N1 N2"]:
-    """A B^T at the inputs' full precision: accelerators round float32 products to fewer bits by
-    default.
-    """
-    return jnp.matmul(A, B.T, precision=lax.Precision.HIGHEST)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -45,8 +38,8 @@ def _squared_distance_jvp(same, primals, tangents):
     # it is.
     A, B = _centred(*primals)
     dA, dB = tangents
-    from_A = matmul(_append(-dA, jnp.sum(A * dA, 1)), _append(B, jnp.ones_like(B[:, 0])))
-    from_B = matmul(_append(-A, jnp.ones_like(A[:, 0])), _append(dB, jnp.sum(B * dB, 1)))
+    from_A = product(_append(-dA, jnp.sum(A * dA, 1)), _append(B, jnp.ones_like(B[:, 0])).T)
+    from_B = product(_append(-A, jnp.ones_like(A[:, 0])), _append(dB, jnp.sum(B * dB, 1)).T)
     return squared_distance(*primals, same), 2.0 * (from_A + from_B)
 
 
@@ -55,13 +48,13 @@ def _by_differences(A, B):
     # XLA would also fuse what makes the inputs (scaling, a layer's draws) into that pass, and
     # repeat it for every pair; it does not fuse a product, so the product with I stops it (an
     # optimization barrier does not, on CPU).
-    A, B = (matmul(X, jnp.eye(X.shape[1], dtype=X.dtype)) for X in (A, B))
+    A, B = (product(X, jnp.eye(X.shape[1], dtype=X.dtype)) for X in (A, B))
     return reduce(add, ((A[:, d, None] - B[None, :, d]) ** 2 for d in range(A.shape[1])))
 
 
 def _by_products(A, B, same):
     A, B = _centred(A, B)
-    r2 = jnp.sum(A**2, 1)[:, None] + jnp.sum(B**2, 1)[None, :] - 2.0 * matmul(A, B)
+    r2 = jnp.sum(A**2, 1)[:, None] + jnp.sum(B**2, 1)[None, :] - 2.0 * product(A, B.T)
     r2 = jnp.maximum(r2, 0.0)
     return jnp.where(jnp.eye(A.shape[0], dtype=bool), 0.0, r2) if same else r2
 
@@ -72,9 +65,7 @@ def _centred(A, B):
 
 
 def middle(X: Float[Array, "N D"]) -> Float[Array, "D"]:
-    """A point to measure from where only differences count: the mean, without bad values that spoil
-    all rows.
-    """
+    """The mean, without bad values, to measure from where only differences count."""
     return lax.stop_gradient(jnp.mean(jnp.where(jnp.isfinite(X), X, 0.0), 0))
 
 

@@ -1,13 +1,13 @@
-"""What every kernel does with its arguments first: inputs to (N, D) floats, columns picked, shapes
-checked.
-"""
+"""What every kernel does with its arguments: (N, D) floats, columns picked, shapes checked."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
@@ -21,9 +21,7 @@ def active_dims_field():
 
 
 def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[Array, "N D"]:
-    """X as (N, D) floats, restricted to the columns `active_dims`; (N,) means D = 1. `DataError`
-    where that fails.
-    """
+    """X as (N, D) floats, of the columns `active_dims`; (N,) means D = 1. Raises `DataError`."""
     X = jnp.asarray(X)
     if X.ndim not in (1, 2) or X.shape[1:] == (0,):
         raise DataError(
@@ -35,8 +33,7 @@ def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[
             f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as "
             "columns."
         )
-    X = X if jnp.issubdtype(X.dtype, jnp.floating) else X.astype(jnp.result_type(float))
-    X = X if X.ndim == 2 else X[:, None]
+    X = floating(X if X.ndim == 2 else X[:, None])
     if active_dims is None:
         return X
     if not all(0 <= d < X.shape[1] for d in active_dims):
@@ -50,9 +47,7 @@ def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[
 def input_pair(
     X1: Any, X2: Any, active_dims: ActiveDims
 ) -> tuple[Float[Array, "N1 D"], Float[Array, "N2 D"]]:
-    """Both arguments of `k(X1, X2)` as (N, D); the same object comes back where both are the same
-    object.
-    """
+    """Both arguments of `k(X1, X2)` as (N, D); one object where both are the same object."""
     d1, d2 = (1 if jnp.ndim(X) == 1 else jnp.shape(X)[-1] if jnp.ndim(X) else 0 for X in (X1, X2))
     if d1 != d2:
         raise DataError(
@@ -76,6 +71,20 @@ def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
     return dims
 
 
+def floating(x: ArrayLike) -> Float[Array, "..."]:
+    """As an array of floats."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+
+
+def as_tree(function: Any) -> Any:
+    """A callable as a pytree: a function is a leaf that jit refuses; in a Partial it is part of the
+    tree's structure.
+    """
+    is_function = jax.tree_util.all_leaves([function])
+    return jax.tree_util.Partial(function) if is_function else function
+
+
 def scalar(value: Any, name: str) -> Float[Array, ""]:
     """A parameter that has to be one number."""
     value = jnp.asarray(value)
@@ -84,7 +93,7 @@ def scalar(value: Any, name: str) -> Float[Array, ""]:
             f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap "
             "over it)."
         )
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    return floating(value)
 
 
 def per_column(value: Any, D: int, name: str) -> Float[Array, "..."]:
@@ -95,7 +104,7 @@ def per_column(value: Any, D: int, name: str) -> Float[Array, "..."]:
             f"{name} has shape {value.shape}, and there are {D} input column(s) (the active ones, "
             f"with active_dims): give one number, or shape ({D},)."
         )
-    return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(float)
+    return floating(value)
 
 
 def fill(value: Float[Array, ""], X: Float[Array, "N D"]) -> Float[Array, "N"]:

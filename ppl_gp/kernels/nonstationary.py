@@ -7,7 +7,6 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.kernels.base import Kernel
-from ppl_gp.kernels.distance import matmul
 from ppl_gp.kernels.inputs import (
     ActiveDims,
     active_dims_field,
@@ -16,6 +15,7 @@ from ppl_gp.kernels.inputs import (
     per_column,
     scalar,
 )
+from ppl_gp.numerics.linalg import product
 
 
 class Linear(Kernel):
@@ -31,7 +31,8 @@ class Linear(Kernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
-        return matmul(X1 * per_column(self.variance, X1.shape[1], "Linear(variance=...)"), X2)
+        variance = per_column(self.variance, X1.shape[1], "Linear(variance=...)")
+        return product(X1 * variance, X2.T)
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
         X = as_inputs(X, self.active_dims)
@@ -60,11 +61,11 @@ class Polynomial(Kernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
-        return self._of_product(matmul(X1, X2))
+        return self._of_product(product(X1, X2.T))
 
     def diag(self, X: ArrayLike) -> Float[Array, "N"]:
         return self._of_product(jnp.sum(as_inputs(X, self.active_dims) ** 2, 1))
 
-    def _of_product(self, product):
+    def _of_product(self, inner):
         variance = scalar(self.variance, "Polynomial(variance=...)")
-        return variance * (product + scalar(self.offset, "Polynomial(offset=...)")) ** self.degree
+        return variance * (inner + scalar(self.offset, "Polynomial(offset=...)")) ** self.degree

@@ -60,13 +60,10 @@ def pair_fault(kernel: Callable, X) -> str | None:
 
 
 def _is_own(kernel, X) -> bool:
-    """Whether a kernel is put together of this package's, with numbers, or one a column, as
-    parameters.
-    """
+    """Whether a kernel is put together of ours, with numbers, or one a column, as parameters."""
     parts = [v for v in vars(kernel).values() if callable(v)] if isinstance(kernel, Kernel) else []
-    ours = type(kernel).__module__.startswith("ppl_gp.kernels.") and not isinstance(
-        kernel, CallableKernel
-    )
+    ours = type(kernel).__module__.startswith("ppl_gp.kernels.")
+    ours &= not isinstance(kernel, CallableKernel)
     columns = jnp.shape(X)[1:] if jnp.shape(X)[0] not in jnp.shape(X)[1:] else ()
     numbers = all(jnp.shape(x) in ((), columns) for x in jax.tree.leaves(kernel) if not callable(x))
     return ours and numbers and all(_is_own(part, X) for part in parts)
@@ -92,9 +89,7 @@ def _spread(X, num: int):
 
 
 def _by_row(kernel: Callable) -> Callable:
-    """(N1, N2, R, R) of a kernel whose rows stand for R functions each, (R N1, R N2), functions
-    outermost.
-    """
+    """(N1, N2, R, R) of a kernel whose rows stand for R functions each, functions outermost."""
     if (R := getattr(kernel, "functions", 1)) == 1:
         return kernel
 
@@ -125,11 +120,9 @@ def _shape_fault(kernel, left, right) -> str | None:
             f"it cannot be called with {wanted[0]} rows and {wanted[1]} "
             f"({' '.join(str(error).split())[:200]})"
         )
-    return (
-        None
-        if shape[:2] == wanted
-        else f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
-    )
+    if shape[:2] == wanted:
+        return None
+    return f"of {wanted[0]} rows and {wanted[1]} it makes an array of shape {shape}"
 
 
 def _values(kernel, left, right):
@@ -145,7 +138,6 @@ def _close(a, b) -> bool:
         return False
     # Distances by a matrix product lose half of the digits where inputs are large; what is read
     # beside the rows changes more.
-    close = np.abs(a - b) <= np.sqrt(np.finfo(a.dtype if a.dtype.kind == "f" else float).eps) * (
-        1.0 + np.abs(a)
-    )
+    eps = np.finfo(a.dtype if a.dtype.kind == "f" else float).eps
+    close = np.abs(a - b) <= np.sqrt(eps) * (1.0 + np.abs(a))
     return bool(np.all(close | (a == b) | (np.isnan(a) & np.isnan(b))))

@@ -9,20 +9,18 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ppl_gp.kernels.base import Kernel
+from ppl_gp.kernels.base import SameVariance, variance_of
 from ppl_gp.kernels.distance import middle, safe_sqrt, squared_distance
 from ppl_gp.kernels.inputs import (
     ActiveDims,
     active_dims_field,
-    as_inputs,
-    fill,
     input_pair,
     per_column,
     scalar,
 )
 
 
-class Isotropic(Kernel):
+class Isotropic(SameVariance):
     """k(x, x') = variance rho(r^2) with r^2 = sum_d (x_d - x'_d)^2 / lengthscale_d^2."""
 
     variance: ArrayLike = 1.0
@@ -35,16 +33,10 @@ class Isotropic(Kernel):
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Float[Array, "N1 N2"]:
         X1, X2 = input_pair(X1, X2, self.active_dims)
-        name = type(self).__name__
-        lengthscale = per_column(self.lengthscale, X1.shape[1], f"{name}(lengthscale=...)")
-        variance = scalar(self.variance, f"{name}(variance=...)")
-        return variance * self.correlation(
-            squared_distance(X1 / lengthscale, X2 / lengthscale, X1 is X2)
-        )
-
-    def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        variance = scalar(self.variance, f"{type(self).__name__}(variance=...)")
-        return fill(variance, as_inputs(X, self.active_dims))
+        name = f"{type(self).__name__}(lengthscale=...)"
+        lengthscale = per_column(self.lengthscale, X1.shape[1], name)
+        r2 = squared_distance(X1 / lengthscale, X2 / lengthscale, X1 is X2)
+        return variance_of(self) * self.correlation(r2)
 
 
 class RBF(Isotropic):
@@ -91,7 +83,7 @@ class RationalQuadratic(Isotropic):
         return jnp.exp(-alpha * jnp.log1p(r2 / (2.0 * alpha)))
 
 
-class Periodic(Kernel):
+class Periodic(SameVariance):
     """k = variance exp(-2 sum_d sin^2(pi (x_d - x'_d) / period_d) / lengthscale_d^2).
 
     Rasmussen & Williams 2006, eq. 4.31. `period` is in units of x, `lengthscale` a pure number;
@@ -117,13 +109,10 @@ class Periodic(Kernel):
             return jnp.concatenate([jnp.cos(phase) / lengthscale, jnp.sin(phase) / lengthscale], 1)
 
         r2 = squared_distance(on_circles(X1), on_circles(X2), X1 is X2)
-        return scalar(self.variance, "Periodic(variance=...)") * jnp.exp(-0.5 * r2)
-
-    def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        return fill(scalar(self.variance, "Periodic(variance=...)"), as_inputs(X, self.active_dims))
+        return variance_of(self) * jnp.exp(-0.5 * r2)
 
 
-class White(Kernel):
+class White(SameVariance):
     """k(x, x') = variance where x and x' are equal in every (active) column, else 0.
 
     Equality of values, not of array objects, so the kernel means the same under jit and for any
@@ -140,11 +129,8 @@ class White(Kernel):
         equal = jnp.ones((X1.shape[0], X2.shape[0]), bool)
         for d in range(X1.shape[1]):
             equal &= X1[:, d, None] == X2[None, :, d]
-        variance = scalar(self.variance, "White(variance=...)")
+        variance = variance_of(self)
         return jnp.where(equal, variance, 0.0).astype(jnp.result_type(X1, X2, variance))
-
-    def diag(self, X: ArrayLike) -> Float[Array, "N"]:
-        return fill(scalar(self.variance, "White(variance=...)"), as_inputs(X, self.active_dims))
 
 
 # The Matern correlations as functions of r^2, with their derivatives given: each is the next

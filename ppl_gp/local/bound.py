@@ -12,7 +12,7 @@ likelihood, and for logits that are not proved affine.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import LISTED, ModelError
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.local.condition import condition, prior_marginals
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.method import LocalMethod, Solution, one_function_only
@@ -34,9 +34,7 @@ _LOGISTIC = (dist.BernoulliLogits, dist.BinomialLogits)
 
 class Logistic(NamedTuple):
     """weight [y log sigma(eta) + (total - y) log sigma(-eta)] + constant, eta = slope f_n +
-    intercept: one a logit.
-
-    Logits have the shape of the observed values, *E: repeats of a datum have a logit, and a xi,
+    intercept: one a logit, *E, of the shape of the observed values; repeats of a datum have one
     each.
     """
 
@@ -90,22 +88,10 @@ def logistic_form(log_lik) -> Logistic:
 
 
 def _weight(site, shape, dtype):
-    """Masks and scale of each logit."""
-    weight = jnp.ones(shape, dtype)
-    fn: Any = site["fn"]
-    if site["scale"] is not None:
-        weight = weight * _over_event(site["scale"], fn, dtype)
-    while fn is not unwrap(fn):
-        if isinstance(fn, dist.MaskedDistribution):
-            weight = weight * _over_event(fn._mask, fn, dtype)
-        fn = fn.base_dist
-    return weight
-
-
-def _over_event(x, fn, dtype):
-    """What has the batch shape of `fn`, with axes of length one for its event."""
-    x = jnp.asarray(x, dtype)
-    return jnp.reshape(x, x.shape + (1,) * fn.event_dim)
+    """Masks and scale of each logit; a scale has the batch shape, and no axes for an event."""
+    fn, scale = site["fn"], jnp.asarray(1.0 if site["scale"] is None else site["scale"], dtype)
+    scale = jnp.reshape(scale, scale.shape + (1,) * fn.event_dim)
+    return jnp.ones(shape, dtype) * mask_of(fn) * scale
 
 
 def lam(xi):
@@ -140,16 +126,12 @@ class LocalBound(LocalMethod):
     max_steps: int = eqx.field(default=500, static=True)
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
-        """Alternate q(f) and xi, accelerated; every kept step raises the bound. A warm start is not
-        used: xi is local.
-        """
-        tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
+        """Alternate q(f) and xi; every kept step raises the bound. No warm start: xi is local."""
         form = logistic_form(log_lik)
 
         def matched(q):
-            second = (
-                form.slope * form.moved(q.variance) + (form.moved(q.mean) + form.intercept) ** 2
-            )
+            mean = form.moved(q.mean) + form.intercept
+            second = form.slope * form.moved(q.variance) + mean**2
             return 0.5 * jnp.log(second + jnp.finfo(K.dtype).tiny)
 
         def evaluate(log_xi) -> Evaluation:
@@ -157,23 +139,17 @@ class LocalBound(LocalMethod):
             q = condition(K, mean, _sites(form, xi))
             target = matched(q)
             bound = q.log_partition + jnp.sum(_log_terms(form, xi))
-            return Evaluation(
-                target, jnp.ones_like(xi), jnp.max(jnp.abs(target - log_xi)), bound, q
-            )
+            residual = jnp.max(jnp.abs(target - log_xi))
+            return Evaluation(target, jnp.ones_like(xi), residual, bound, q)
 
         start = matched(prior_marginals(K, mean))
-        end = fixed_point(
-            evaluate, start, evaluate(start), tol=tol, max_steps=self.max_steps, damping=1.0
-        )
-        xi = jnp.exp(end.x)
-        return Solution(
-            _sites(form, xi), end.evaluation.aux, xi, end.steps, end.evaluation.residual, end.code
-        )
+        limits = {"tol": self.tol, "max_steps": self.max_steps, "damping": 1.0}
+        end = fixed_point(evaluate, start, evaluate(start), **limits)
+        xi, at = jnp.exp(end.x), end.evaluation
+        return Solution(_sites(form, xi), at.aux, xi, end.steps, at.residual, end.code)
 
     def refuses(self, log_lik):
-        """Several functions a datum, a likelihood that is not logistic, or whose logits are not
-        proved affine.
-        """
+        """Several functions, what is not logistic, and logits that are not proved affine."""
         if (why := one_function_only(self, log_lik)) is not None:
             return why
         try:
@@ -188,9 +164,7 @@ class LocalBound(LocalMethod):
         return _log_terms(logistic_form(log_lik), solution.local) + here
 
     def pull_back(self, K, mean, log_lik, solution):
-        """As in the base class; the sites also hold likelihood parameters (slope, intercept, scale)
-        at the given xi.
-        """
+        """As in the base class; the sites hold likelihood parameters too, at the given xi."""
         base_K, base_mean, terms_bar = super().pull_back(K, mean, log_lik, solution)
         q = solution.marginals
         sites_bar = Positive(q.mean, -0.5 * (q.mean**2 + q.variance))

@@ -1,6 +1,4 @@
-"""Exact conditioning of N(f; m, K) on a Gaussian pseudo-likelihood, and its log partition with a
-reverse rule of its own.
-"""
+"""Exact conditioning of N(f; m, K) on a Gaussian pseudo-likelihood, and its reverse rule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,23 +8,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.local.covariance import moved, pulled_back
-from ppl_gp.local.factor import Factor, PredictionRoot, low_rank, positive, signed
-from ppl_gp.local.natural import (
-    Centre,
-    Marginals,
-    MinusRankOne,
-    Positive,
-    PseudoLikelihood,
-    flat,
-    flat_as,
-)
-from ppl_gp.local.softmax import SoftmaxFactor
+from ppl_gp.local.factor import Factor, low_rank, moved, positive, pulled_back, signed
+from ppl_gp.local.natural import Marginals, MinusRankOne, Positive, PseudoLikelihood, flat
+from ppl_gp.local.softmax import PredictionRoot, SoftmaxFactor
 from ppl_gp.numerics.blocks import as_blocks, diagonal_of, is_positive, outer, pulled_to, times
 from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank, dense, within
 
 
-def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
+def _marginals(K, mean, sites: PseudoLikelihood, factor: Factor, variance=None) -> Marginals:
     """alpha = (I + T K)^-1 (nat1 - nat2 m), and log Z = [r^T K alpha + m^T (2 nat1 - nat2 m)] / 2 -
     log|I + T K| / 2.
     """
@@ -36,27 +25,21 @@ def _centre(K, mean, sites: PseudoLikelihood, factor: Factor) -> Centre:
     centred = factor.centred(K, r, alpha)
     constant = jnp.sum(mean * (sites.nat1 - 0.5 * pulled))
     half = factor.half_log_det()
-    return Centre(mean + centred, constant + 0.5 * r @ centred - half, alpha, half)
+    log_partition = constant + 0.5 * r @ centred - half
+    return Marginals(mean + centred, variance, log_partition, alpha, half)
 
 
-def condition_mean(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Centre:
+def condition_mean(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Marginals:
     """`condition` without variances: O(N^3 / 3)."""
-    return asked(K, sites, lambda factor: _centre(K, mean, sites, factor))
+    return asked(K, sites, lambda factor: _marginals(K, mean, sites, factor))
 
 
 def condition(K: Covariance, mean: Float[Array, "N"], sites: PseudoLikelihood) -> Marginals:
     """Marginals of N(f; mean, K) times the sites; NaN where the product is not a proper Gaussian.
     Not for gradients. O(N^3).
     """
-
-    def ask(factor):
-        return _with_variance(_centre(K, mean, sites, factor), factor.inverse().variance())
-
+    ask = lambda factor: _marginals(K, mean, sites, factor, factor.inverse().variance())  # noqa: E731
     return asked(K, sites, ask)
-
-
-def _with_variance(q: Centre, variance) -> Marginals:
-    return Marginals(q.mean, variance, q.log_partition, q.alpha, q.half_log_det)
 
 
 @jax.custom_vjp
@@ -77,9 +60,7 @@ def condition_for_gradients(K, mean, sites: PseudoLikelihood) -> tuple[Marginals
 
     def ask(factor):
         inverse = factor.inverse()
-        return _with_variance(
-            _centre(K, mean, sites, factor), inverse.variance()
-        ), inverse.precision()
+        return _marginals(K, mean, sites, factor, inverse.variance()), inverse.precision()
 
     return asked(K, sites, ask)
 
@@ -106,39 +87,27 @@ log_partition_and_mean.defvjp(_forward, _backward)
 
 def prior_marginals(K, mean, functions: int = 1) -> Marginals:
     """What `condition` gives for flat sites, without a factorisation."""
-    blocks = K.diagonal() if functions == 1 else within(K, functions)
     zero = jnp.zeros((), K.dtype)
-    return Marginals(mean, blocks, zero, jnp.zeros_like(mean), zero)
+    return Marginals(mean, within(K, functions), zero, jnp.zeros_like(mean), zero)
 
 
 def start_from(
-    K, mean, init: PseudoLikelihood | None, functions: int = 1
+    K, mean, init: PseudoLikelihood | None, functions: int = 1, variances: bool = True
 ) -> tuple[PseudoLikelihood, Marginals]:
-    """Warm-start sites with their marginals; flat sites where there are none, or where they are
-    flat or improper.
+    """Warm-start sites with their marginals, or without their `variances`; flat sites where there
+    are none, or where they are flat or improper.
     """
-    prior = prior_marginals(K, mean, functions)
+    prior, ask = prior_marginals(K, mean, functions), condition
+    if not variances:
+        prior, ask = prior._replace(variance=None), condition_mean
     if init is None:
         return flat(mean, functions=functions), prior
-    q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: condition(K, mean, init))
-    proper = jnp.isfinite(q.log_partition) & jnp.all(diagonal_of(q.variance) > 0)
-    return _if_proper(proper, init, q, prior)
-
-
-def start_from_mean(
-    K, mean, init: PseudoLikelihood | None, functions: int = 1
-) -> tuple[PseudoLikelihood, Centre]:
-    """As `start_from`, without variances."""
-    zero = jnp.zeros((), K.dtype)
-    prior = Centre(mean, zero, jnp.zeros_like(mean), zero)
-    if init is None:
-        return flat(mean, functions=functions), prior
-    q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: condition_mean(K, mean, init))
-    return _if_proper(jnp.isfinite(q.log_partition), init, q, prior)
-
-
-def _if_proper(proper, init: PseudoLikelihood, q, prior):
-    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), (init, q), (flat_as(init), prior))
+    q = lax.cond(jnp.all(init.nat2 == 0), lambda: prior, lambda: ask(K, mean, init))
+    proper = jnp.isfinite(q.log_partition)
+    if variances:
+        proper &= jnp.all(diagonal_of(q.variance) > 0)
+    start, none = (init, q), (jax.tree.map(jnp.zeros_like, init), prior)
+    return jax.tree.map(lambda a, b: jnp.where(proper, a, b), start, none)
 
 
 def prediction_root(K: Covariance, sites: PseudoLikelihood) -> PredictionRoot:
@@ -150,9 +119,7 @@ def prediction_root(K: Covariance, sites: PseudoLikelihood) -> PredictionRoot:
 
 
 def asked(K: Covariance, sites: PseudoLikelihood, ask: Callable[[Factor], Any]) -> Any:
-    """ask(factor), of the form that K and the signs of nat2 allow: by class where they are known,
-    else both are compiled.
-    """
+    """ask(factor), of the form that K and the signs of nat2 allow; both where these are unknown."""
     if isinstance(sites, MinusRankOne):
         if isinstance(K, Independent):
             return ask(SoftmaxFactor.of(K, sites.nat2))

@@ -21,12 +21,12 @@ is halved, and a run that fails is tried from its start again, twice, with 0.3 o
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.local import several
+from ppl_gp.local.cavity import Cavity, cavity, is_usable, matched_sites, tilted_terms
 from ppl_gp.local.condition import condition, prediction_root, start_from
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -34,10 +34,7 @@ from ppl_gp.local.method import LocalMethod, Solution, one_function_only
 from ppl_gp.local.natural import (
     Marginals,
     Positive,
-    PseudoLikelihood,
     admissible,
-    at_mean,
-    drop_rounding,
     lifted,
     mismatch,
     of_varying,
@@ -45,6 +42,7 @@ from ppl_gp.local.natural import (
 )
 from ppl_gp.local.tilted import tilted
 from ppl_gp.numerics.low_rank import dense
+from ppl_gp.quick import zeros_of
 from ppl_gp.reading.factors import functions_of
 
 # posterior standard deviations: a start that far off (a Poisson mean of exp(900), say) is no start
@@ -83,33 +81,20 @@ class EP(LocalMethod):
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Iterate sweeps from flat sites (or from `init`) until the moments match."""
-        tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
         sites, first = self._start(K, mean, log_lik, init)
         sweep = self._sequential_sweep if self.sequential else self._parallel_sweep
 
         def run(damping):
-            return fixed_point(
-                lambda x: sweep(K, mean, log_lik, x),
-                sites,
-                first,
-                tol=tol,
-                max_steps=self.max_steps,
-                damping=damping,
-                project=admissible,
-            )
+            limits = {"tol": self.tol, "max_steps": self.max_steps, "project": admissible}
+            step = lambda x: sweep(K, mean, log_lik, x)  # noqa: E731
+            return fixed_point(step, sites, first, damping=damping, **limits)
 
         end = run(self.damping) if sites.functions == 1 else self._ever_shorter(run)
         marginals, skipped, terms, moments = end.evaluation.aux
-        if sites.functions == 1:
-            precision, centre, _ = self._cavity(marginals, end.x)
-            error = moments.error(log_lik, centre, 1.0 / precision, self.power)
-        else:
-            without = several.cavity(marginals, end.x, self.power)
-            error = moments.error(log_lik, without, self.power, self.num_nodes)
-        error, residual = jnp.max(error), end.evaluation.residual
-        code = jnp.where(
-            (end.code == Result.converged.code) & skipped, Result.negative_cavity.code, end.code
-        )
+        without, residual = cavity(marginals, end.x, self.power), end.evaluation.residual
+        error = jnp.max(moments.error(log_lik, without, self.power, self.num_nodes))
+        skipped &= end.code == Result.converged.code
+        code = jnp.where(skipped, Result.negative_cavity.code, end.code)
         return Solution(end.x, marginals, None, end.steps, residual, code, terms, error)
 
     def _ever_shorter(self, run):
@@ -125,8 +110,7 @@ class EP(LocalMethod):
         def failed(state):
             return (state[0] < _TRIES) & (state[2].code != Result.converged.code)
 
-        blank = eqx.filter_eval_shape(run, jnp.asarray(self.damping))
-        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+        none = zeros_of(run, jnp.asarray(self.damping))
         none = none._replace(code=jnp.full_like(none.code, Result.nonfinite.code))
         zero = jnp.zeros_like(none.steps)
         _, steps, end = lax.while_loop(failed, again, (zero, zero, none))
@@ -150,86 +134,44 @@ class EP(LocalMethod):
             return tries + 1, sites, self._match(log_lik, sites, q)
 
         # A loop, so that the moments are compiled once for both starts.
-        blank = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype),
-            eqx.filter_eval_shape(self._match, log_lik, *flat),
-        )
-        start = (
-            jnp.zeros((), jnp.int32),
-            flat[0],
-            blank._replace(residual=jnp.asarray(jnp.inf, K.dtype)),
-        )
-        _, sites, first = lax.while_loop(
-            lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS), attempt, start
-        )
-        return sites, first
+        blank = zeros_of(self._match, log_lik, *flat)
+        blank = blank._replace(residual=jnp.asarray(jnp.inf, K.dtype))
+        hopeless = lambda s: (s[0] < 2) & ~(s[2].residual < _HOPELESS)  # noqa: E731
+        return lax.while_loop(hopeless, attempt, (jnp.zeros((), jnp.int32), flat[0], blank))[1:]
 
     def log_terms(self, log_lik, solution):
-        """(1/power) [log int cavity p^power - log int cavity site^power] + log site at q's mean,
-        the cavities held.
-        """
+        """As `cavity.tilted_terms`, the cavities held."""
         q, sites = solution.marginals, solution.sites
-        if sites.functions > 1:
-            without = several.cavity(q, sites, self.power)
-            moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
-            return several.tilted_terms(q, without, sites, moments.log_z, self.power)
-        cavity = self._cavity(q, sites)
-        log_z = self._tilted(log_lik, cavity[1], 1.0 / cavity[0]).log_z
-        return self._terms(q, sites, cavity, log_z)
+        without = cavity(q, sites, self.power)
+        log_z = self._tilted(log_lik, without).log_z
+        return tilted_terms(q, without, sites, log_z, self.power)
 
-    def _terms(self, q: Marginals, sites: PseudoLikelihood, cavity, log_z):
-        """As cavity x site^power is q times a constant, that constant and the site at q's mean are
-        the log ratio of q to the cavity there.
-        """
-        precision, centre, proper = cavity
-        ratio = 0.5 * (precision * (q.mean - centre) ** 2 - jnp.log(precision * q.variance))
-        return jnp.where(proper, (log_z + ratio) / self.power, at_mean(q, sites))
-
-    def _cavity(self, q: Marginals, sites: PseudoLikelihood):
-        precision = 1.0 / q.variance - self.power * sites.nat2
-        proper = precision > 1e-10 / q.variance
-        precision = jnp.where(proper, precision, 1.0 / q.variance)
-        nat1 = q.mean / q.variance - jnp.where(proper, self.power * sites.nat1, 0.0)
-        return precision, nat1 / precision, proper
-
-    def _tilted(self, log_lik, mean, variance):
+    def _tilted(self, log_lik, without: Cavity) -> Any:
+        """Moments of cavity x p(y_n | f_n)^power."""
+        if without.precision.ndim > 1:
+            return several.tilted_moments(log_lik, without, self.power, self.num_nodes)
         return tilted(
             log_lik,
-            mean,
-            variance,
+            without.mean,
+            1.0 / without.precision,
             num=several.nodes_of(1, self.num_nodes),
             power=self.power,
             closed_form=self.closed_form,
         )
 
     def _matched(self, log_lik, sites, q: Marginals):
-        """The sites whose product with the cavities has the tilted moments; the cavities, and the
-        moments.
-        """
+        """(`cavity.matched_sites`, q where it varies, the cavities, the moments)."""
         q, varies = lifted(q)
-        precision, centre, proper = cavity = self._cavity(q, sites)
-        moments = self._tilted(log_lik, centre, 1.0 / precision)
-        nat2 = drop_rounding((1.0 / moments.variance - precision) / self.power, precision)
-        nat1 = (moments.mean / moments.variance - centre * precision) / self.power
-        matched = sites.like(
-            jnp.where(proper, nat1, sites.nat1), jnp.where(proper, nat2, sites.nat2)
-        )
-        return of_varying(varies, admissible(matched)), cavity, moments
+        without = cavity(q, sites, self.power)
+        moments = self._tilted(log_lik, without)
+        target = matched_sites(moments, without, sites, self.power)
+        return of_varying(varies, target), q, without, moments
 
     def _match(self, log_lik, sites, q: Marginals) -> Evaluation:
-        q, varies = lifted(q)
-        if sites.functions > 1:
-            without = several.cavity(q, sites, self.power)
-            moments = several.tilted_moments(log_lik, without, self.power, self.num_nodes)
-            target = several.matched_sites(moments, without, sites, self.power)
-            target = of_varying(varies, target)
-            terms = several.tilted_terms(q, without, sites, moments.log_z, self.power)
-            improper, usable = jnp.any(~without.proper), several.is_usable(q)
-        else:
-            target, cavity, moments = self._matched(log_lik, sites, q)
-            terms = self._terms(q, sites, cavity, moments.log_z)
-            improper, usable = jnp.any(~cavity[2]), jnp.all(q.variance > 0)
-        residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
+        target, q, without, moments = self._matched(log_lik, sites, q)
+        terms = tilted_terms(q, without, sites, moments.log_z, self.power)
+        improper = jnp.any(~without.proper)
+        residual = jnp.where(is_usable(q), mismatch(q, sites, target), jnp.nan)
         if sites.functions > 1:  # no step may end there: from sites left alone few sweeps find back
             residual = jnp.where(improper, jnp.inf, residual)
         aux = (q, improper, terms, moments)
@@ -241,11 +183,8 @@ class EP(LocalMethod):
     def _sequential_sweep(self, K, mean, log_lik, sites) -> Evaluation:
         """As the parallel sweep from outside; inside, a site sees those updated before it."""
         start = self._parallel_sweep(K, mean, log_lik, sites)
-        q = start.aux[0]
-        whole = dense(K)
-        root: Any = prediction_root(whole, sites)  # (K + T^-1)^-1 K, of one function
-        product = root.diagonal[:, None] * whole + root.sign * root.W.T @ (root.W @ whole)
-        Sigma = whole - whole @ product
+        q, whole = start.aux[0], dense(K)
+        Sigma = whole - prediction_root(whole, sites).quadratic(whole)
 
         def visit(n, carry):
             sites, mu, Sigma = carry
@@ -259,6 +198,5 @@ class EP(LocalMethod):
             return sites, mu, Sigma - shrink * d2 * s[:, None] * s  # R&W 3.70
 
         target, _, _ = lax.fori_loop(0, mean.shape[0], visit, (sites, q.mean, Sigma))
-        return start._replace(
-            target=target, residual=jnp.maximum(start.residual, mismatch(q, sites, target))
-        )
+        residual = jnp.maximum(start.residual, mismatch(q, sites, target))
+        return start._replace(target=target, residual=residual)

@@ -4,16 +4,17 @@ asks for.
 The posterior is N(mu, Sigma), Sigma = (K^-1 + T)^-1, computed without K^-1, in one of two forms
 with the same questions:
 
-- nat2 >= 0: B = I + sqrt(T) K sqrt(T), eigenvalues >= 1 (R&W 3.26);
+- nat2 >= 0: B = I + S^T K S, T = S S^T, eigenvalues >= 1 (R&W 3.26);
 - any nat2 < 0: K = L L^T and A = I + L^T T L, whose Cholesky factor exists if and only if Sigma is
   positive definite; of either sign where L has few columns (`LowRank`), beside a K0 factored so.
 
-Of R functions a datum K is (R N, R N), T has blocks (`numerics.blocks`), and sqrt(T) is S with
-S S^T = T: R^3 times the cost of one function.
+Of R functions a datum K is (R N, R N), and T and S have blocks (`numerics.blocks`): R^3 times the
+cost of one function.
 """
 
 import abc
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import equinox as eqx
 import jax
@@ -21,75 +22,95 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_gp.local.covariance import Precision
-from ppl_gp.numerics.blocks import blocks_in, gram_blocks, matrix_of, roots, times, times_transposed
-from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.numerics import blocks
+from ppl_gp.numerics.blocks import gram_blocks, times, times_transposed
+from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import (
     add_diagonal,
     default_jitter,
     half_log_det,
     robust_cholesky,
+    solve_factored,
     tril_gram,
     tril_inverse,
 )
-from ppl_gp.numerics.loads import Dense, DenseGram, Gram, Loads
-from ppl_gp.numerics.low_rank import Covariance, LowRank
+from ppl_gp.numerics.low_rank import (
+    Covariance,
+    Dense,
+    DenseGram,
+    Gram,
+    Independent,
+    Loads,
+    LowRank,
+)
 
 _TINY_PRECISION = 1e-6  # below this nat2 x prior variance, (1 - diag B^-1) / nat2 loses digits
 
 
-class PredictionRoot(eqx.Module):
-    """R = (K + T^-1)^-1 as a prediction asks for it."""
-
-    @abc.abstractmethod
-    def explained(self, C: Float[Array, "RN M"]) -> Float[Array, "M"]:
-        """diag(C^T R C)."""
-
-    @abc.abstractmethod
-    def quadratic(self, C: Float[Array, "RN M"]) -> Float[Array, "M M"]:
-        """C^T R C."""
-
-    @abc.abstractmethod
-    def of_sum(self, a: Float[Array, "R N"]) -> "PredictionRoot":
-        """A^T R A, (N, N), A f = (a_1 f, ..., a_R f): of an f that enters the functions so."""
-
-
-class Root(PredictionRoot):
-    """(K + T^-1)^-1 = diagonal + sign W^T W. W (N, N), or (U, N); `diagonal` has the form of T."""
+class Root(eqx.Module):
+    """R = (K + T^-1)^-1 = diagonal + sign W^T W, as a prediction asks for it. W (N, N), or (U, N);
+    `diagonal` has the form of T.
+    """
 
     W: Float[Array, "U RN"]
     diagonal: Float[Array, "..."]
     sign: Float[Array, ""]
 
-    def explained(self, C):
+    def explained(self, C: Float[Array, "RN M"]) -> Float[Array, "M"]:
+        """diag(C^T R C)."""
         return jnp.sum((self.W @ C) ** 2, 0) * self.sign + jnp.sum(C * times(self.diagonal, C), 0)
 
-    def quadratic(self, C):
+    def quadratic(self, C: Float[Array, "RN M"]) -> Float[Array, "M M"]:
+        """C^T R C."""
         WC = self.W @ C
         return self.sign * WC.T @ WC + C.T @ times(self.diagonal, C)
 
-    def of_sum(self, a):
+    def of_sum(self, a: Float[Array, "R N"]) -> "Root":
+        """A^T R A, (N, N), A f = (a_1 f, ..., a_R f): of an f that enters the functions so."""
         diagonal = self.diagonal if len(a) > 1 else self.diagonal[None, None]
         W = jnp.sum(a * jnp.reshape(self.W, (len(self.W), *a.shape)), 1)
         return Root(W, jnp.einsum("an,abn,bn->n", a, diagonal, a), self.sign)
 
 
-class Inverse(eqx.Module):
-    """The factor's inverse, of which variances, R and the prediction's root are made. 2 N^3 / 3
-    more than the factor.
+class Precision(eqx.Module):
+    """R = (K + T^-1)^-1 = R0 - E G^-1 E^T of a `LowRank` K = K0 + F F^T; E = (I + T K0)^-1 T F, G =
+    I + F^T E, T = diag(nat2). `rest`: (K0, R0 = (K0 + T^-1)^-1); without it, K0 = 0 and R0 = T.
     """
 
-    @abc.abstractmethod
-    def variance(self) -> Float[Array, "..."]:
-        """diag(Sigma), or the blocks of it."""
+    nat2: Float[Array, "..."]
+    F: Loads
+    E: Loads
+    G: Gram
+    rest: tuple[Array, Array] | None = None
 
-    @abc.abstractmethod
-    def precision(self) -> Any:
-        """R = (K + T^-1)^-1, (N, N), or a `Precision`."""
+    def __matmul__(self, x: Float[Array, "RN"]) -> Float[Array, "RN"]:
+        alone = times(self.nat2, x) if self.rest is None else self.rest[1] @ x
+        return alone - self.E @ self.G.solve(self.E.pull(x))
 
-    @abc.abstractmethod
-    def root(self) -> PredictionRoot:
-        """R as a root."""
+    def dense(self) -> Float[Array, "RN RN"]:
+        """The matrix, where there is a K0."""
+        V = self.G.half() @ self.E.array().T
+        return self.rest[1] - V.T @ V  # pyright: ignore[reportOptionalSubscript]
+
+    def moved(self, x):
+        """As `moved`."""
+        alone = x if self.rest is None else x - self.rest[1] @ (self.rest[0] @ x)
+        unknowns = self.G.solve(self.F.pull(alone))
+        w, Kw = alone - self.E @ unknowns, self.F @ unknowns
+        return w, Kw if self.rest is None else Kw + self.rest[0] @ w
+
+
+class Inverse(NamedTuple):
+    """What the factor's inverse is made for, 2 N^3 / 3 more than the factor; each is computed where
+    it is called.
+
+    `variance()`: diag(Sigma), or the blocks of it. `precision()`: R = (K + T^-1)^-1, (N, N), or a
+    `Precision`. `root()`: R as a `Root`.
+    """
+
+    variance: Callable[[], Float[Array, "..."]]
+    precision: Callable[[], Any]
+    root: Callable[[], Any]
 
 
 class Factor(eqx.Module):
@@ -111,112 +132,52 @@ class Factor(eqx.Module):
     def inverse(self) -> Inverse:
         """What more than one vector is asked of."""
 
-    def root(self) -> PredictionRoot:
+    def root(self) -> Any:
         """R as a root, where nothing else is asked of the inverse."""
         return self.inverse().root()
 
 
-class _PositiveInverse(Inverse):
-    K: Float[Array, "N N"]
-    nat2: Float[Array, "N"]
-    s: Float[Array, "N"]
-    C_inverse: Float[Array, "N N"]
-
-    def variance(self):
-        prior = jnp.diagonal(self.K)
-
-        def fast():
-            # diag(Sigma) = (1 - diag B^-1) / T
-            return (1.0 - jnp.sum(self.C_inverse**2, 0)) / self.nat2
-
-        def careful():
-            # R&W 3.29
-            return prior - jnp.sum((self.C_inverse @ (self.s[:, None] * self.K)) ** 2, 0)
-
-        return lax.cond(jnp.all(self.nat2 * prior > _TINY_PRECISION), fast, careful)
-
-    def precision(self):
-        return tril_gram(self.C_inverse) * self.s[:, None] * self.s
-
-    def root(self):
-        return Root(self.C_inverse * self.s, jnp.zeros_like(self.s), jnp.ones((), self.K.dtype))
-
-
 class _PositiveFactor(Factor):
-    K: Float[Array, "N N"]
-    nat2: Float[Array, "N"]
-    s: Float[Array, "N"]
-    C: Float[Array, "N N"]
-
-    def half_log_det(self):
-        return half_log_det(self.C)
-
-    def solve(self, r):
-        # R&W 3.27, alpha = r - s B^-1 s K r, cancels badly for precise data; with r = s (r / s) it
-        # is s B^-1 (r / s).
-        flat = self.s == 0.0
-        free = jnp.where(flat, r, 0.0)
-        scaled = jnp.where(flat, 0.0, r / jnp.where(flat, 1.0, self.s)) - self.s * (self.K @ free)
-        return free + self.s * _cho_solve(self.C, scaled)
-
-    def inverse(self):
-        return _PositiveInverse(self.K, self.nat2, self.s, tril_inverse(self.C))
-
-
-class _BlockInverse(Inverse):
-    """Of several functions: B^-1 = C_inverse^T C_inverse, T = S S^T."""
+    """T = S S^T, directions without weight zero in S, and B = I + S^T K S = C C^T."""
 
     K: Float[Array, "RN RN"]
-    S: Float[Array, "R R N"]
-    C_inverse: Float[Array, "RN RN"]
-
-    def variance(self):
-        half = self.C_inverse @ times_transposed(self.S, self.K)
-        return blocks_in(self.K, self.S) - gram_blocks(half, self.S)
-
-    def precision(self):
-        return tril_gram(self.root().W)
-
-    def root(self):
-        W = times(self.S, self.C_inverse.T).T
-        return Root(W, jnp.zeros_like(self.S), jnp.ones((), self.K.dtype))
-
-
-class _BlockFactor(Factor):
-    """Of several functions: T = S S^T, directions without weight zero in S, and B = I + S^T K S."""
-
-    K: Float[Array, "RN RN"]
-    S: Float[Array, "R R N"]
-    whiten: Float[Array, "R R N"]  # of r = S w makes such a w
+    nat2: Float[Array, "..."]
+    S: Float[Array, "..."]
+    whiten: Float[Array, "..."]  # of r = S w makes such a w
     C: Float[Array, "RN RN"]
 
     def half_log_det(self):
         return half_log_det(self.C)
 
     def solve(self, r):
-        # As for one function: r = S w + free, (I + S S^T K)^-1 S w = S B^-1 w.
-        w = times(self.whiten, r)
-        free = r - times(self.S, w)
+        # R&W 3.27, alpha = r - s B^-1 s K r, cancels badly for precise data; of r = S w + free,
+        # (I + S S^T K)^-1 S w = S B^-1 w.
+        w, free = blocks.split_by(self.S, self.whiten, r)
         scaled = w - times_transposed(self.S, self.K @ free)
-        return free + times(self.S, _cho_solve(self.C, scaled))
+        return free + times(self.S, solve_factored(self.C, scaled))
 
     def inverse(self):
-        return _BlockInverse(self.K, self.S, tril_inverse(self.C))
+        S, prior = self.S, blocks.blocks_in(self.K, blocks.num_functions(self.S))
+        half = tril_inverse(self.C)  # B^-1 = half^T half
 
+        def fast():
+            # diag(Sigma) = (1 - diag B^-1) / T
+            return (1.0 - jnp.sum(half**2, 0)) / self.nat2
 
-class _SignedInverse(Inverse):
-    nat2: Float[Array, "..."]
-    V: Float[Array, "RN RN"]  # Sigma = V^T V
+        def careful():
+            # R&W 3.29
+            return prior - gram_blocks(half @ times_transposed(S, self.K), S)
 
-    def variance(self):
-        return gram_blocks(self.V, self.nat2)
+        def variance():
+            if S.ndim > 1:
+                return careful()
+            return lax.cond(jnp.all(self.nat2 * prior > _TINY_PRECISION), fast, careful)
 
-    def precision(self):
-        VT = times(self.nat2, self.V.T).T
-        return matrix_of(self.nat2) - VT.T @ VT
-
-    def root(self):
-        return Root(times(self.nat2, self.V.T).T, self.nat2, -jnp.ones((), self.V.dtype))
+        return Inverse(
+            variance,
+            lambda: times(S, times(S, tril_gram(half)).T),
+            lambda: Root(times(S, half.T).T, jnp.zeros_like(S), jnp.ones((), S.dtype)),
+        )
 
 
 class _SignedFactor(Factor):
@@ -228,33 +189,16 @@ class _SignedFactor(Factor):
         return half_log_det(self.C)
 
     def solve(self, r):
-        return r - times(self.nat2, self.L @ _cho_solve(self.C, self.L.T @ r))
+        return r - times(self.nat2, self.L @ solve_factored(self.C, self.L.T @ r))
 
     def inverse(self):
-        return _SignedInverse(self.nat2, tril_inverse(self.C) @ self.L.T)
-
-
-class _LowRankInverse(Inverse):
-    nat2: Float[Array, "..."]
-    F: Loads
-    E: Loads
-    G: Gram
-    rest: tuple[Array, Inverse] | None  # (K0, its inverse)
-
-    def variance(self):
-        if self.rest is None:
-            return self.F.variance(self.G, self.nat2)
-        K0, alone = self.rest
-        left = Dense(self.F.array() - K0 @ self.E.array())  # (I + K0 T)^-1 F
-        return alone.variance() + left.variance(self.G, self.nat2)
-
-    def precision(self):
-        rest = None if self.rest is None else (self.rest[0], self.rest[1].precision())
-        return Precision(self.nat2, self.F, self.E, self.G, rest)
-
-    def root(self):
-        V = self.G.half() @ self.F.array().T
-        return Root(times(self.nat2, V.T).T, self.nat2, -jnp.ones((), V.dtype))
+        V = tril_inverse(self.C) @ self.L.T  # Sigma = V^T V
+        VT = times(self.nat2, V.T).T
+        return Inverse(
+            lambda: gram_blocks(V, self.nat2),
+            lambda: blocks.matrix_of(self.nat2) - VT.T @ VT,
+            lambda: Root(VT, self.nat2, -jnp.ones((), V.dtype)),
+        )
 
 
 class _LowRankFactor(Factor):
@@ -285,18 +229,28 @@ class _LowRankFactor(Factor):
         return left, self.G.solve(self.K.F.pull(left))
 
     def inverse(self):
-        rest = None if self.alone is None else (self.K.rest, self.alone.inverse())
-        return _LowRankInverse(self.nat2, self.K.F, self.E, self.G, rest)
+        F, nat2, K0 = self.K.F, self.nat2, cast(Any, self.K.rest)
+        alone = None if self.alone is None else self.alone.inverse()
+
+        def variance():
+            if alone is None:
+                return F.variance(self.G, nat2)
+            left = Dense(F.array() - K0 @ self.E.array())  # (I + K0 T)^-1 F
+            return alone.variance() + left.variance(self.G, nat2)
+
+        def root():
+            V = self.G.half() @ F.array().T
+            return Root(times(nat2, V.T).T, nat2, -jnp.ones((), V.dtype))
+
+        rest = lambda: None if alone is None else (K0, alone.precision())  # noqa: E731
+        return Inverse(variance, lambda: Precision(nat2, F, self.E, self.G, rest()), root)
 
 
 def positive(K, nat2) -> Factor:
     """Of nat2 that is positive semi-definite."""
-    if nat2.ndim > 1:
-        S, whiten = roots(nat2)
-        half = times_transposed(S, times_transposed(S, K).T)
-        return _BlockFactor(K, S, whiten, cholesky(add_diagonal(half, 1.0)))
-    s = jnp.sqrt(nat2)
-    return _PositiveFactor(K, nat2, s, cholesky(add_diagonal(s[:, None] * K * s, 1.0)))
+    S, whiten = blocks.roots(nat2)
+    half = times_transposed(S, times_transposed(S, K).T)
+    return _PositiveFactor(K, nat2, S, whiten, cholesky(add_diagonal(half, 1.0)))
 
 
 def signed(K, nat2) -> Factor:
@@ -314,5 +268,36 @@ def low_rank(K: LowRank, nat2, alone: Factor | None = None) -> Factor:
     return _LowRankFactor(K, nat2, Dense(E), DenseGram(cholesky(add_diagonal(F.T @ E, 1.0))), alone)
 
 
-def _cho_solve(C, b):
-    return solve_lower(C, solve_lower(C, b), trans=1)
+def moved(K: Covariance, R, x: Float[Array, "RN"]) -> tuple[Array, Array]:
+    """(w, K w) of w = (I + T K)^-1 x: without a product by the squares of wide columns."""
+    if isinstance(R, Precision):
+        return R.moved(x)
+    w = x - R @ (K @ x)
+    return w, K @ w
+
+
+def _own_blocks(R: Float[Array, "RN RN"], functions: int) -> Float[Array, "R N N"]:
+    whole = jnp.reshape(R, (functions, len(R) // functions, functions, -1))
+    return jnp.einsum("rnrm->rnm", whole)
+
+
+def pulled_back(K: Covariance, R, z_bar, w, alpha) -> Covariance:
+    """The cotangent G of K, (z_bar / 2) (alpha alpha^T - R) + w alpha^T; of F in F F^T it is (G +
+    G^T) F, with R F = E G^-1.
+    """
+    if isinstance(K, Independent):
+        a, m = (jnp.reshape(x, K.parts.shape[:2]) for x in (alpha, w))
+        own = R.blocks() if hasattr(R, "blocks") else _own_blocks(R, len(a))
+        outer = a[:, :, None] * a[:, None]
+        return Independent(0.5 * z_bar * (outer - own) + m[:, :, None] * a[:, None])
+    if not isinstance(K, LowRank):
+        return (0.5 * z_bar) * (alpha[:, None] * alpha - R) + w[:, None] * alpha
+    F = K.F
+
+    def summed(a, b, RF):
+        """Entries; an index has no cotangent."""
+        return a + b - z_bar * RF if jnp.issubdtype(a.dtype, jnp.inexact) else None
+
+    outer = F.outer(z_bar * alpha + w, F.pull(alpha)), F.outer(alpha, F.pull(w))
+    rest = None if K.rest is None else pulled_back(K.rest, R.dense(), z_bar, w, alpha)
+    return LowRank(jax.tree.map(summed, *outer, R.E.through(R.G)), rest)  # pyright: ignore[reportArgumentType]

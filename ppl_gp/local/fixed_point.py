@@ -19,7 +19,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import Result
-from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.numerics.lapack import cholesky
+from ppl_gp.numerics.linalg import solve_factored
 
 MEMORY = 5
 SMALLEST_STEP = 1e-4
@@ -28,9 +29,7 @@ _GROWTH = 1.5  # by which a residual may grow in one accepted step
 
 
 class Evaluation(NamedTuple):
-    """g at a point: the target, weights that make its residual dimensionless, its size, the merit
-    and byproducts.
-    """
+    """g at a point: the target, weights for its residual, its size, the merit and byproducts."""
 
     target: Any
     weight: Any
@@ -69,13 +68,12 @@ def fixed_point(
     damping: float | Float[Array, ""],
     project: Callable[[Any], Any] = lambda x: x,
 ) -> FixedPoint:
-    """Iterate from x, whose evaluation is `first`, until the residual is below tol; `project` takes
-    a point to one that is allowed.
+    """Iterate from x, whose evaluation is `first`, until the residual is below tol (or 1e3
+    roundings); `project` takes a point to one that is allowed.
     """
-    size = ravel_pytree(x)[0].size
-    memory = jnp.zeros((MEMORY, size), first.residual.dtype)
-    zero = jnp.zeros((), jnp.int32)
-    step = jnp.asarray(damping, first.residual.dtype)
+    size, dtype = ravel_pytree(x)[0].size, first.residual.dtype
+    memory, zero = jnp.zeros((MEMORY, size), dtype), jnp.zeros((), jnp.int32)
+    tol, step = max(tol, 1e3 * float(jnp.finfo(dtype).eps)), jnp.asarray(damping, dtype)
     state = _State(x, first, step, memory, memory, zero, zero, jnp.zeros((), bool))
 
     def running(s):
@@ -109,8 +107,7 @@ def _anderson(x, g, weight, points, targets, count):
     gram = dr @ dr.T
     ridge = 1e-12 * jnp.trace(gram) + jnp.finfo(x.dtype).tiny
     gram = gram + jnp.diag(jnp.where(used[:, 0], ridge, 1.0))
-    C = cholesky(gram)
-    c = solve_lower(C, solve_lower(C, dr @ (weight * r)), trans=1)
+    c = solve_factored(cholesky(gram), dr @ (weight * r))
     return g - c @ jnp.where(used, g - targets, 0.0)
 
 

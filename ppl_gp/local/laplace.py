@@ -22,10 +22,10 @@ from jax import lax, vjp
 from jaxtyping import Array, Bool, Float, Int
 
 from ppl_gp.errors import DataError, Result
-from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from_mean
-from ppl_gp.local.covariance import moved, pulled_back
+from ppl_gp.local.condition import condition_for_gradients, condition_mean, start_from
+from ppl_gp.local.factor import moved, pulled_back
 from ppl_gp.local.method import LocalMethod, Solution
-from ppl_gp.local.natural import Centre, MinusRankOne, Positive, PseudoLikelihood, admissible
+from ppl_gp.local.natural import Marginals, MinusRankOne, Positive, PseudoLikelihood, admissible
 from ppl_gp.numerics.blocks import diagonal_of, per_datum, positive_part, pulled_to, times
 from ppl_gp.numerics.low_rank import Independent
 from ppl_gp.numerics.modes import derivatives
@@ -40,26 +40,18 @@ _MARGINALS = ("gaussian", "simplified")
 _RUNNING = -1  # no status of a result
 
 
-def curvature(log_lik, f: Float[Array, "RN"], form: type[PseudoLikelihood], functions: int):
+def curvature(log_lik, f: Float[Array, "RN"], sites: PseudoLikelihood):
     """(gradient, Hessian in the form of the sites) of a log-likelihood."""
-    if not issubclass(form, MinusRankOne):
-        return derivatives(log_lik, f, functions)
+    if not isinstance(sites, MinusRankOne):
+        return derivatives(log_lik, f, sites.functions)
     return jax.grad(lambda f: jnp.sum(log_lik(f)))(f), -log_lik.softmax_weights(f)
 
 
-def expand(
-    log_lik,
-    f: Float[Array, "RN"],
-    form: type[PseudoLikelihood] = PseudoLikelihood,
-    functions: int = 1,
-) -> tuple[PseudoLikelihood, Float[Array, "N"]]:
-    """Second-order Taylor expansion of log p(y|f) at f as (sites, constants)."""
-    g, h = curvature(log_lik, f, form, functions)
-    pulled = times(-h, f)
-    nat1 = g + pulled
-    constants = log_lik(f) - per_datum(nat1 * f - 0.5 * f * pulled, h)
-    sites = form(nat1, -h)
-    return admissible(sites) if functions == 1 else sites, constants
+def expansion(log_lik, f: Float[Array, "RN"], sites: PseudoLikelihood):
+    """(gradient, Hessian) at f, and the second-order Taylor expansion there as sites like these."""
+    g, h = curvature(log_lik, f, sites)
+    found = sites.like(g - times(h, f), -h)
+    return g, h, admissible(found) if sites.functions == 1 else found
 
 
 class _State(NamedTuple):
@@ -67,7 +59,7 @@ class _State(NamedTuple):
     alpha: Float[Array, "RN"]  # K^-1 (f - m)
     sites: PseudoLikelihood  # the expansion that gave `marginals`
     at: Float[Array, "RN"]  # where it was made
-    marginals: Centre
+    marginals: Marginals  # without variances
     decrement: Float[Array, ""]
     steps: Int[Array, ""]
     code: Int[Array, ""]
@@ -149,18 +141,18 @@ class Laplace(LocalMethod):
         """
         sites = solution.sites
         q, R = condition_for_gradients(K, mean, sites)
-        f, form, functions = solution.marginals.mean, type(sites), sites.functions
+        f = solution.marginals.mean
         half = pulled_to(sites.nat2, -0.5 * q.variance)  # of -log|B| / 2
         mode_bar = _bend(log_lik, f, sites, half)
         w, Kw = moved(K, R, mode_bar)
         K_bar = pulled_back(K, R, jnp.ones((), K.dtype), w, q.alpha)
 
         def held(lik):
-            g, h = curvature(lik, f, form, functions)
+            g, h = curvature(lik, f, sites)
             return g, -h, lik(f)
 
         _, pull_lik = eqx.filter_vjp(held, log_lik)
-        ones = jnp.ones_like(mean[: mean.size // functions])
+        ones = jnp.ones_like(mean[: mean.size // sites.functions])
         return (K_bar, q.alpha + w, *pull_lik((Kw, half, ones)))
 
 
@@ -168,7 +160,7 @@ def _bend(log_lik, f, sites: PseudoLikelihood, half) -> Float[Array, "RN"]:
     """sum_st d^3 log p / (df_r df_s df_t) Sigma_st / 2 at the mode f, (R N,); `half`: -Sigma / 2
     within each datum, as a cotangent of nat2.
     """
-    _, pull = vjp(lambda f: expand(log_lik, f, type(sites), sites.functions)[0].nat2, f)
+    _, pull = vjp(lambda f: expansion(log_lik, f, sites)[2].nat2, f)
     return pull(half)[0]
 
 
@@ -186,7 +178,7 @@ def _is_told(s: _State, mean, log_lik) -> Bool[Array, ""]:
 
 
 def _start(K, mean, init, functions: int) -> _State:
-    sites, q = start_from_mean(K, mean, init, functions)
+    sites, q = start_from(K, mean, init, functions, variances=False)
     decrement = jnp.asarray(jnp.inf, K.dtype)
     return _State(
         q.mean, q.alpha, sites, q.mean, q, decrement, jnp.zeros((), jnp.int32), jnp.int32(_RUNNING)
@@ -194,10 +186,7 @@ def _start(K, mean, init, functions: int) -> _State:
 
 
 def _newton(s: _State, K, mean, log_lik, tol) -> _State:
-    functions = s.sites.functions
-    g, h = curvature(log_lik, s.f, type(s.sites), functions)
-    sites = s.sites.like(g - times(h, s.f), -h)
-    sites = admissible(sites) if functions == 1 else sites
+    g, h, sites = expansion(log_lik, s.f, s.sites)
     q = condition_mean(K, mean, sites)
     proper = jnp.all(jnp.isfinite(q.mean))
     finite = jnp.all(jnp.isfinite(g)) & jnp.all(jnp.isfinite(h))
@@ -217,18 +206,15 @@ def _newton(s: _State, K, mean, log_lik, tol) -> _State:
     rounding = 1e3 * eps * (1.0 + jnp.abs(here) + jnp.max(bent * s.f**2)) + jnp.sum(bent) * lost**2
     at_limit = (decrement**2 < rounding) & ((decrement > 0.5 * s.decrement) | ~ascended)
     ended = (decrement < tol) | at_limit
-    code = jnp.where(
-        ended, jnp.where(proper, Result.converged.code, Result.negative_curvature.code), _RUNNING
-    )
+    at_end = jnp.where(proper, Result.converged.code, Result.negative_curvature.code)
+    code = jnp.where(ended, at_end, _RUNNING)
     code = jnp.where(~ascended & ~ended, Result.max_steps.code, code)
     code = jnp.where(finite & jnp.isfinite(here), code, Result.nonfinite.code).astype(jnp.int32)
     return _State(s.f + t * df, s.alpha + t * dalpha, sites, s.f, q, decrement, s.steps + 1, code)
 
 
 def _search(s: _State, df, dalpha, mean, log_lik, slope):
-    """(t, Psi at the start, ascended): t = 1 where the full step climbs as a Newton step should,
-    else the best of `_TRIALS`.
-    """
+    """(t, Psi at the start, ascended): t = 1 if that climbs as a Newton step, else the best."""
 
     def psi(t):
         f = s.f + t * df

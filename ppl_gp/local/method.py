@@ -1,6 +1,4 @@
-"""What every local approximation offers, and the log evidence built on it with its exact
-gradient.
-"""
+"""What every local approximation offers, and the log evidence with its exact gradient."""
 
 import abc
 from typing import Any, ClassVar, NamedTuple
@@ -23,7 +21,7 @@ from ppl_gp.local.natural import (
     flat,
 )
 from ppl_gp.numerics.blocks import diagonal_of
-from ppl_gp.numerics.low_rank import Covariance, LowRank
+from ppl_gp.numerics.low_rank import Covariance, LowRank, apart
 from ppl_gp.option_checks import require_positive, require_whole
 from ppl_gp.reading.factors import Factors, LogLikelihood, functions_of
 from ppl_gp.reading.predictor.prior import covariance_of
@@ -35,7 +33,7 @@ class Solution(NamedTuple):
     """A converged (or not: see `code`) pseudo-likelihood with its posterior marginals."""
 
     sites: PseudoLikelihood
-    marginals: Any  # `Marginals`, or `Centre` of a method that needs no variances
+    marginals: Marginals
     local: Any  # what else the method's objective depends on, e.g. the bound's xi
     steps: Int[Array, ""]
     residual: Float[Array, ""]  # distance to the fixed point in posterior standard deviations
@@ -136,7 +134,7 @@ def _has_digits(K: Covariance, mean, solution: Solution) -> Bool[Array, ""]:
     q, delta, array = solution.marginals, jnp.zeros(()), K
     if isinstance(K, LowRank):
         most = jnp.max(jnp.abs(diagonal_of(solution.sites.nat2)))
-        delta, array = jnp.max(jnp.abs(q.mean - mean)) / K.F.apart(most), K.rest
+        delta, array = jnp.max(jnp.abs(q.mean - mean)) / apart(K.F, most), K.rest
     sound = has_digits(array, q, solution.sites, delta)
     return sound | (solution.code != Result.converged.code)
 

@@ -41,9 +41,7 @@ class PseudoLikelihood(eqx.Module):
         return num_functions(self.nat2)
 
     def like(self, nat1, nat2) -> "PseudoLikelihood":
-        """Others of the same class: what is known of their signs is chosen once, where an iteration
-        starts.
-        """
+        """Others of the same class: signs are known from where an iteration starts."""
         return type(self)(nat1, nat2)
 
 
@@ -61,22 +59,14 @@ class MinusRankOne(Positive):
 
 class Marginals(NamedTuple):
     """Posterior mean and variance of each f_n, (N,), and log int N(f; m, K) prod_n site_n(f_n) df,
-    nats. Of R functions (R N,), and the covariances within each datum, (R, R, N).
+    nats. Of R functions (R N,), and the covariances within each datum, (R, R, N). Variances cost
+    twice as much as all the rest: a method that needs none has `None`.
     """
 
     mean: Float[Array, "RN"]
-    variance: Float[Array, "..."]
+    variance: Any
     log_partition: Float[Array, ""]
     alpha: Float[Array, "RN"]  # K^-1 (mean - m)
-    half_log_det: Float[Array, ""]  # log|I + T K| / 2
-
-
-class Centre(NamedTuple):
-    """`Marginals` without variances, which cost twice as much as all the rest."""
-
-    mean: Float[Array, "RN"]
-    log_partition: Float[Array, ""]
-    alpha: Float[Array, "RN"]
     half_log_det: Float[Array, ""]  # log|I + T K| / 2
 
 
@@ -84,25 +74,19 @@ def flat(
     like: Float[Array, "RN"], form: type[PseudoLikelihood] = PseudoLikelihood, functions: int = 1
 ) -> PseudoLikelihood:
     """A pseudo-likelihood that says nothing."""
-    zero = jnp.zeros_like(like)
+    zero, N = jnp.zeros_like(like), like.size // functions
     if functions == 1:
         return form(zero, zero)
-    if issubclass(form, MinusRankOne):
-        return form(zero, jnp.zeros((functions, like.size // functions), like.dtype))
-    return form(zero, jnp.zeros((functions, functions, like.size // functions), like.dtype))
+    rows = (functions,) if issubclass(form, MinusRankOne) else (functions, functions)
+    return form(zero, jnp.zeros((*rows, N), like.dtype))
 
 
-def flat_as(sites: PseudoLikelihood) -> PseudoLikelihood:
-    """As `flat`, of the same class and form."""
-    return sites.like(jnp.zeros_like(sites.nat1), jnp.zeros_like(sites.nat2))
-
-
-def at_mean(q: Marginals | Centre, sites: PseudoLikelihood) -> Float[Array, "N"]:
+def at_mean(q: Marginals, sites: PseudoLikelihood) -> Float[Array, "N"]:
     """log t_n at the posterior mean."""
     return per_datum(sites.nat1 * q.mean - 0.5 * q.mean * times(sites.nat2, q.mean), sites.nat2)
 
 
-def assembled(q: Marginals | Centre, mean: Float[Array, "RN"], terms: Float[Array, "N"]):
+def assembled(q: Marginals, mean: Float[Array, "RN"], terms: Float[Array, "N"]):
     """log int N(f; m, K) prod sites df + sum_n (terms_n - log t_n at the posterior mean), where
     terms_n holds the site at the mean already.
 
@@ -116,9 +100,9 @@ def admissible(sites: PseudoLikelihood) -> PseudoLikelihood:
     """The nearest sites that their class allows: a negative precision of a log-concave likelihood
     is an error of quadrature or of extrapolation. Others are what they are.
     """
-    return (
-        sites.like(sites.nat1, positive_part(sites.nat2)) if isinstance(sites, Positive) else sites
-    )
+    if not isinstance(sites, Positive):
+        return sites
+    return sites.like(sites.nat1, positive_part(sites.nat2))
 
 
 def as_general(tree: Any) -> Any:
@@ -139,9 +123,7 @@ def as_kept(sites: PseudoLikelihood) -> PseudoLikelihood:
 
 
 def of_arrays(nat1: Float[Array, "S RN"], nat2: Float[Array, "S ..."]) -> PseudoLikelihood:
-    """`as_kept` of S draws, from its arrays: nat2 of a softmax has one axis more than nat1, and
-    blocks have two.
-    """
+    """`as_kept` of S draws: nat2 of a softmax has one axis more than nat1, and blocks have two."""
     form = MinusRankOne if jnp.ndim(nat2) == jnp.ndim(nat1) + 1 else PseudoLikelihood
     return form(nat1, nat2)
 
@@ -153,9 +135,7 @@ def site_weights(q: Marginals, sites: PseudoLikelihood) -> PseudoLikelihood:
 
 
 def mismatch(q: Marginals, sites: PseudoLikelihood, target: PseudoLikelihood) -> Float[Array, ""]:
-    """Largest change of a marginal's mean (in standard deviations) or log variance that the target
-    would make alone.
-    """
+    """The most that the target alone would move a mean, in standard deviations, or log variance."""
     d1, d2 = target.nat1 - sites.nat1, target.nat2 - sites.nat2
     weights = site_weights(q, sites)
     return jnp.maximum(

@@ -21,11 +21,12 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from scipy.special import ndtri
 
-from ppl_gp.local.natural import Marginals, PseudoLikelihood, at_mean
+from ppl_gp.local.cavity import Cavity, front, joined, rows_times, split
+from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives
-from ppl_gp.numerics.quadrature import SAFETY, TOLERANCE
+from ppl_gp.numerics.quadrature import SAFETY, TOLERANCE, hermite
 
 NODES = {1: 96, 2: 24, 3: 14}  # a direction
 POINTS = 8192  # of Sobol's above, with their mirror images; they judge the others
@@ -42,9 +43,7 @@ class Rule(NamedTuple):
 
 
 def nodes_of(functions: int, num: int | None) -> int:
-    """What `num_nodes` of a method stands for: nodes a direction up to three functions, points
-    above.
-    """
+    """`num_nodes` of a method: nodes a direction up to three functions, points above."""
     return NODES.get(functions, POINTS) if num is None else max(num, 1)
 
 
@@ -58,10 +57,7 @@ def rule(functions: int, num: int | None = None, points: bool = False) -> Rule:
     """The rule of `num_nodes` for R functions; `points`: Sobol's in any case."""
     num = nodes_of(functions, num)
     if functions in NODES and not points:
-        x, w = np.polynomial.hermite_e.hermegauss(num)
-        z = np.stack(np.meshgrid(*[x] * functions, indexing="ij"), -1).reshape(-1, functions)
-        weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * functions, indexing="ij")), 0)
-        return Rule(z, weights.ravel())
+        return Rule(*hermite(num, functions))
     from scipy.stats import qmc  # takes half a second, which others need not wait for
 
     num = max(num // 2, 1)
@@ -72,32 +68,17 @@ def rule(functions: int, num: int | None = None, points: bool = False) -> Rule:
     return Rule(z, np.full(len(z), 1.0 / len(z)))
 
 
-def _split(x, R: int):
-    """(R N,) as (N, R)."""
-    return jnp.reshape(x, (R, -1)).T
-
-
-def _joined(x):
-    """(N, R) as (R N,)."""
-    return jnp.ravel(x.T)
-
-
-def _front(T):
-    """Blocks (R, R, N) as (N, R, R)."""
-    return jnp.moveaxis(T, -1, 0)
-
-
 def expected_log_lik(
     log_lik: Callable, mean, covariance: Float[Array, "R R N"], nodes: Rule
 ) -> Float[Array, "N"]:
     """E_N(f; mean, covariance)[log p(y_n | f_n)], (N,), differentiable in both. O(Q N)."""
     R = covariance.shape[0]
     z, w = (jnp.asarray(x, mean.dtype) for x in nodes)
-    L = small.lower_root(_front(covariance))
-    centre = _split(mean, R)
+    L = small.lower_root(front(covariance))
+    centre = split(mean, R)
 
     def at(node):
-        return log_lik(_joined(centre + L @ node))
+        return log_lik(joined(centre + L @ node))
 
     return jnp.tensordot(w, lax.map(jax.checkpoint(at), z, batch_size=_BATCH), 1)
 
@@ -123,8 +104,7 @@ def expectation_error(log_lik: Callable, q: Marginals, expected, num: int | None
 
 def _judged(away: Callable, away_wide: Callable | None, R: int, num: int | None):
     """`SAFETY` times the distance to fewer nodes and to more, or twice that to points where it is
-    more than their scatter explains: something narrow lies between the nodes. Of points, four
-    times their scatter.
+    beyond their scatter: something narrow lies between nodes. Of points, four times their scatter.
     """
     num = nodes_of(R, num)
     if R not in NODES:
@@ -146,29 +126,6 @@ def _of_parts(away: Callable, z: Float[np.ndarray, "Q R"]):
     return jnp.abs(jnp.mean(far, 0)), jnp.std(far, 0, ddof=1) / np.sqrt(8)
 
 
-class Cavity(NamedTuple):
-    """q without a share of its sites: precision (N, R, R), mean (R N,), and whether it is a
-    Gaussian.
-    """
-
-    precision: Float[Array, "N R R"]
-    mean: Float[Array, "RN"]
-    proper: Array
-
-
-def cavity(q: Marginals, sites: PseudoLikelihood, power: float) -> Cavity:
-    """Of every datum; where it is improper the whole of q."""
-    R = sites.functions
-    whole = small.inverse(_front(q.variance))
-    proper = small.is_definite(whole - power * _front(sites.nat2))
-    share = jnp.where(proper, power, 0.0)
-    precision = whole - share[:, None, None] * _front(sites.nat2)
-    pulled = jnp.einsum("nab,nb->na", whole, _split(q.mean, R))
-    nat1 = pulled - share[:, None] * _split(sites.nat1, R)
-    mean = jnp.einsum("nab,nb->na", small.inverse(precision), nat1)
-    return Cavity(precision, _joined(mean), proper)
-
-
 class TiltedMoments(NamedTuple):
     """log normaliser, mean and covariance; the Gaussians N(centre, half half^T) of the nodes."""
 
@@ -181,7 +138,7 @@ class TiltedMoments(NamedTuple):
     def error(self, log_lik, without: Cavity, power: float, num: int | None = None):
         """Estimated error of log_z, nats, (N,)."""
         (K, _, R), own = self.centres.shape, (self.centres, self.halves)
-        cavity = _split(without.mean, R)[None], _wide(without)[None]
+        cavity = split(without.mean, R)[None], _wide(without)[None]
         both = tuple(jnp.concatenate(pair) for pair in zip(own, cavity, strict=True))
 
         def away(nodes, at=own):
@@ -208,17 +165,17 @@ def tilted_moments(
     if several_modes:
         # a narrow mode that the cavity's mean does not lead to, and mass far from any
         wide = _wide(without)
-        at = lambda node: _joined(_split(without.mean, R) + wide @ node)  # noqa: E731
+        at = lambda node: joined(split(without.mean, R) + wide @ node)  # noqa: E731
         z = jnp.asarray(rule(R, nodes_of(R, num) // 4).z, wide.dtype)
         heights = lax.map(lambda node: log_lik(at(node)), z, batch_size=_BATCH)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
-        there = _split(without.mean, R) + jnp.einsum("nab,nb->na", wide, z[best])
-        starts = jnp.stack([without.mean, _joined(there)])
+        there = split(without.mean, R) + rows_times(wide, z[best])
+        starts = jnp.stack([without.mean, joined(there)])
     centres, halves = jax.vmap(lambda start: _mode(log_lik, without, power, start))(starts)
     if several_modes:
         centres = jnp.concatenate([centres, without.mean[None]])
         halves = jnp.concatenate([halves, wide[None]])
-    centres = jax.vmap(lambda c: _split(c, R))(centres)
+    centres = jax.vmap(lambda c: split(c, R))(centres)
     proposals = lax.stop_gradient((centres, halves))
     nodes = rule(R, nodes_of(R, num) // 2 if several_modes else num)
     return TiltedMoments(*_moments(log_lik, without, power, *proposals, nodes), *proposals)
@@ -230,12 +187,9 @@ def _log_tilted(log_lik, without: Cavity, power):
     constant = 0.5 * small.log_det(without.precision) - 0.5 * R * jnp.log(2 * jnp.pi)
 
     def at(f):
-        d = _split(f - without.mean, R)
-        return (
-            power * log_lik(f)
-            + constant
-            - 0.5 * jnp.einsum("na,nab,nb->n", d, without.precision, d)
-        )
+        d = split(f - without.mean, R)
+        square = jnp.einsum("na,nab,nb->n", d, without.precision, d)
+        return power * log_lik(f) + constant - 0.5 * square
 
     return at
 
@@ -251,22 +205,21 @@ def _mode(log_lik, without: Cavity, power, start):
 
     def curvature(f):
         g, h = derivatives(log_lik, f, R)
-        bend = -power * jnp.where(jnp.isfinite(h), h, 0.0)
-        bend = jnp.moveaxis(bend, -1, 0)
+        bend = -power * front(jnp.where(jnp.isfinite(h), h, 0.0))
         enough = small.is_definite(0.75 * without.precision + bend)[:, None, None]
         H = without.precision + jnp.where(enough, bend, small.majorant(bend))
         return g, small.lower_inverse(small.lower_root(H))
 
     def step(_, f):
         g, half = curvature(f)
-        pull = jnp.einsum("nab,nb->na", without.precision, _split(without.mean - f, R))
-        slope = power * _split(jnp.where(jnp.isfinite(g), g, 0.0), R) + pull
+        pull = rows_times(without.precision, split(without.mean - f, R))
+        slope = power * split(jnp.where(jnp.isfinite(g), g, 0.0), R) + pull
         move = jnp.einsum("nia,nib,nb->na", half, half, slope)
         fractions = jnp.asarray((0.0, *_FRACTIONS), f.dtype)
-        trials = jax.vmap(lambda t: f + _joined(t * move))(fractions)
+        trials = jax.vmap(lambda t: f + joined(t * move))(fractions)
         heights = jax.vmap(objective)(trials)
         best = jnp.argmax(jnp.where(jnp.isfinite(heights), heights, -jnp.inf), 0)
-        return f + _joined(fractions[best][:, None] * move)
+        return f + joined(fractions[best][:, None] * move)
 
     mode = lax.fori_loop(0, _STEPS, step, start)
     return mode, jnp.swapaxes(curvature(mode)[1], -1, -2)
@@ -288,13 +241,10 @@ def _moments(log_lik, without: Cavity, power, centres, halves, nodes: Rule):
         f = centres + halves @ node  # (K, N, R)
 
         def one(k):
-            away = [
-                node if j == k else jnp.einsum("nab,nb->na", back[j], f[k] - centres[j])
-                for j in range(K)
-            ]
+            away = [node if j == k else rows_times(back[j], f[k] - centres[j]) for j in range(K)]
             log_q = [-0.5 * jnp.sum(a**2, -1) - log_scale[j] for j, a in enumerate(away)]
             log_q = logsumexp(jnp.stack(log_q), 0) - np.log(K) - 0.5 * R * np.log(2 * np.pi)
-            return objective(_joined(f[k])) - log_q + jnp.log(weight / K)
+            return objective(joined(f[k])) - log_q + jnp.log(weight / K)
 
         return jnp.stack([one(k) for k in range(K)])
 
@@ -309,45 +259,4 @@ def _moments(log_lik, without: Cavity, power, centres, halves, nodes: Rule):
     cross = away[..., None] * along[..., None, :]
     spread += cross + jnp.swapaxes(cross, -1, -2)
     spread += (share * away)[..., None] * away[..., None, :]
-    return log_z, _joined(mean), jnp.sum(spread, 0)
-
-
-def matched_sites(
-    moments: TiltedMoments, without: Cavity, sites: PseudoLikelihood, power: float
-) -> PseudoLikelihood:
-    """The sites whose product with the cavities has the tilted moments; where a cavity is improper,
-    the old ones.
-    """
-    R = sites.functions
-    whole = small.inverse(moments.covariance)
-    nat2 = (whole - without.precision) / power
-    pulled = jnp.einsum("nab,nb->na", whole, _split(moments.mean, R))
-    centred = jnp.einsum("nab,nb->na", without.precision, _split(without.mean, R))
-    nat1 = (pulled - centred) / power
-    keep = without.proper
-    return sites.like(
-        jnp.where(jnp.tile(keep, R), _joined(nat1), sites.nat1),
-        jnp.where(keep, jnp.moveaxis(nat2, 0, -1), sites.nat2),
-    )
-
-
-def tilted_terms(
-    q: Marginals, without: Cavity, sites: PseudoLikelihood, log_z, power: float
-) -> Float[Array, "N"]:
-    """(1/power) [log int cavity p^power - log int cavity site^power] + log site at q's mean. As
-    cavity site^power is q times a constant, the last two are (1/power) times the log ratio of q to
-    the cavity at q's mean.
-    """
-    R = without.precision.shape[-1]
-    away = _split(q.mean - without.mean, R)
-    ratio = 0.5 * (
-        jnp.einsum("na,nab,nb->n", away, without.precision, away)
-        - small.log_det(without.precision)
-        - small.log_det(_front(q.variance))
-    )
-    return jnp.where(without.proper, (log_z + ratio) / power, at_mean(q, sites))
-
-
-def is_usable(q: Marginals) -> Array:
-    """Whether every block of a posterior covariance is positive definite."""
-    return jnp.all(small.is_definite(_front(q.variance)))
+    return log_z, joined(mean), jnp.sum(spread, 0)

@@ -10,14 +10,22 @@ D^-1)^-1, a block E_c a function, and M = 1^T E 1:
 A datum of no weight has a zero row in M, which is set apart.
 """
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.local.factor import Factor, Inverse, PredictionRoot
+from ppl_gp.local.factor import Factor, Inverse, Root
 from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_gram, tril_inverse
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    half_log_det,
+    solve_factored,
+    tril_gram,
+    tril_inverse,
+)
 from ppl_gp.numerics.low_rank import Independent
 
 
@@ -37,9 +45,9 @@ class SoftmaxPrecision(eqx.Module):
         return jax.lax.map(lambda pair: pair[0] - pair[1].T @ pair[1], (self.E, self.half))
 
 
-class SoftmaxRoot(PredictionRoot):
-    """(K + T^-1)^-1 as E and the inverse of chol(M): 2 N^3 / 3 more than the factor, and (R + 1)
-    N^2 numbers, where a root of the whole matrix has (R N)^2.
+class SoftmaxRoot(eqx.Module):
+    """(K + T^-1)^-1 as E and the inverse of chol(M), with the questions of a `Root`: 2 N^3 / 3 more
+    than the factor, and (R + 1) N^2 numbers, where a root of the whole matrix has (R N)^2.
     """
 
     E: Float[Array, "R N N"]
@@ -69,27 +77,27 @@ class SoftmaxRoot(PredictionRoot):
         and G_r^T G_s between any two. O(R N^2 M).
         """
 
-        def function(entry):
-            k, E = entry
-            Ek = E @ k
-            return jnp.sum(k * Ek, 0), self.whiten @ Ek
-
-        return jax.lax.map(function, (k, self.E))
+        return self._by_function(lambda k, Ek: jnp.sum(k * Ek, 0), k)
 
     def left(self, K: Float[Array, "R M M"], k: Float[Array, "R N M"]) -> tuple[Array, Array]:
         """(A, G): a posterior covariance as diag(A_1, ..., A_R) + G^T G with A_r = K_r - k_r^T E_r
         k_r, (R, M, M), from the prior's K. O(R (N^2 M + N M^2)).
         """
 
+        return self._by_function(lambda K, k, Ek: K - k.T @ Ek, K, k)
+
+    def _by_function(self, ask: Callable, *arrays: Array) -> tuple[Array, Array]:
+        """(ask(its arrays, E_r k_r), chol(M)^-1 E_r k_r) of one function after another."""
+
         def function(entry):
-            K, k, E = entry
-            Ek = E @ k
-            return K - k.T @ Ek, self.whiten @ Ek
+            E, *own = entry
+            Ek = E @ own[-1]
+            return ask(*own, Ek), self.whiten @ Ek
 
-        return jax.lax.map(function, (K, k, self.E))
+        return jax.lax.map(function, (self.E, *arrays))
 
 
-class Difference(PredictionRoot):
+class Difference(eqx.Module):
     """E - H^T H: what a softmax leaves of the precision of one function, or of a sum of them."""
 
     E: Float[Array, "N N"]
@@ -107,30 +115,7 @@ class Difference(PredictionRoot):
         return Difference(a[:, None] * self.E * a, self.H * a)
 
 
-class SoftmaxInverse(Inverse):
-    """Of a `SoftmaxFactor`."""
-
-    K: Independent
-    d: Float[Array, "R N"]
-    precise: SoftmaxPrecision
-    L: Float[Array, "N N"]  # of M
-
-    def variance(self):
-        """The blocks of the posterior covariance, one per row."""
-
-        def function(entry):
-            K, E, half = entry
-            return jnp.einsum("nm,mn->n", K, E @ K), half @ K
-
-        explained, G = jax.lax.map(function, (self.K.parts, self.precise.E, self.precise.half))
-        own = jnp.eye(len(explained), dtype=explained.dtype)[:, :, None] * explained
-        return self.K.within() - own + jnp.einsum("ajn,bjn->abn", G, G)
-
-    def precision(self):
-        return self.precise
-
-    def root(self):
-        return SoftmaxRoot(self.precise.E, tril_inverse(self.L))
+PredictionRoot = Root | SoftmaxRoot | Difference
 
 
 class SoftmaxFactor(Factor):
@@ -165,15 +150,22 @@ class SoftmaxFactor(Factor):
         split = jnp.reshape(r, self.d.shape)
         # (I - A) r = E K r
         EKr = jnp.einsum("rnm,rm->rn", self.E, jnp.einsum("rnm,rm->rn", self.K.parts, split))
-        moved = self._within(jnp.sum(EKr, 0))
+        moved = solve_factored(self.L, jnp.sum(EKr, 0))
         return jnp.ravel(split - EKr + jnp.einsum("rnm,m->rn", self.E, moved))
 
-    def _within(self, x):
-        return solve_lower(self.L, solve_lower(self.L, x), trans=1)
-
     def inverse(self):
-        half = jax.lax.map(lambda E: solve_lower(self.L, E), self.E)
-        return SoftmaxInverse(self.K, self.d, SoftmaxPrecision(self.E, half), self.L)
+        halves = jax.lax.map(lambda E: solve_lower(self.L, E), self.E)
+
+        def function(entry):
+            K, E, half = entry
+            return jnp.einsum("nm,mn->n", K, E @ K), half @ K
+
+        def variance():
+            explained, G = jax.lax.map(function, (self.K.parts, self.E, halves))
+            own = jnp.eye(len(explained), dtype=explained.dtype)[:, :, None] * explained
+            return self.K.within() - own + jnp.einsum("ajn,bjn->abn", G, G)
+
+        return Inverse(variance, lambda: SoftmaxPrecision(self.E, halves), self.root)
 
     def root(self):
         return SoftmaxRoot(self.E, tril_inverse(self.L))  # without the halves

@@ -15,6 +15,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.local.cavity import Cavity
 from ppl_gp.numerics.modes import normal_log_pdf
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.numerics.quadrature import likelihood_nodes, log_integral_error
@@ -35,23 +36,20 @@ class Tilted(NamedTuple):
     variance: Float[Array, "N"]
     nodes: Float[Array, "Q N"] | None = None
 
-    def error(self, log_lik: Callable, mean, variance, power=1.0) -> Float[Array, "N"]:
+    def error(self, log_lik: Callable, without: Cavity, power=1.0, num=None) -> Float[Array, "N"]:
         """Estimated error of log_z, nats, by a finer rule of another kind. O(N Q)."""
         if self.nodes is None:
             return jnp.zeros_like(self.log_z)
-        log_g = lambda f: power * log_lik(f)  # noqa: E731
-        return log_integral_error(log_g, self.log_z, self.nodes, mean, variance)
+        log_g, variance = lambda f: power * log_lik(f), 1.0 / without.precision
+        return log_integral_error(log_g, self.log_z, self.nodes, without.mean, variance)
 
 
 def tilted_quadrature(
     log_lik: Callable, mean, variance, *, num: int, power=1.0, **kind: bool
 ) -> Tilted:
-    """Moments by `num` nodes per datum, prepared for what `kind` says of the likelihood, as in
-    `likelihood_nodes`. O(N num).
-    """
-    f, log_w = likelihood_nodes(
-        log_lik, mean, variance, num=num, power=power, **kind or {"breaks": False}
-    )
+    """Moments by `num` nodes a datum, of the `kind` that `likelihood_nodes` takes. O(N num)."""
+    kind = kind or {"breaks": False}
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, power=power, **kind)
     log_p = power * jax.vmap(log_lik)(f) + log_w
     log_z = logsumexp(log_p, 0)
     p = jnp.exp(log_p - log_z)
@@ -89,44 +87,34 @@ class Line(NamedTuple):
 
 
 def is_affine(function: Callable, num: int, dtype) -> bool:
-    """Whether `numerics.affine` proves `function` of f (N,) to be affine. Decided while tracing;
-    nothing is computed.
-    """
+    """Whether `function` of f (N,) is proved affine, while tracing; nothing is computed."""
     return all(d <= Dependence.affine for d in dependence(function, jnp.zeros((num,), dtype)))
 
 
 def line(function: Callable, num: int, dtype) -> Line:
-    """An affine function of f (N,) of which each entry sees one f_n, as the lines that it is. One
-    jvp.
-    """
+    """The lines of an affine function of f (N,), of which each entry sees one f_n. One jvp."""
     zero = jnp.zeros((num,), dtype)
     intercept, slope = jax.jvp(function, (zero,), (jnp.ones_like(zero),))
     return Line(slope, intercept)
 
 
 def only_site(log_lik: LogLikelihood, kind: type):
-    """A function f -> the one observed site, where the model has one of this unwrapped, unscaled,
-    full-size kind.
-    """
+    """f -> the one observed site, if it is of this kind, unwrapped, unscaled and of full size."""
     zero = jnp.zeros((log_lik.num,))
     sites = {k: s for k, s in log_lik.trace(zero).items() if is_observed(s)}
     if len(sites) != 1:
         return None
     ((name, site),) = sites.items()
-    plain = (
-        type(site["fn"]) is kind
-        and site["scale"] is None
-        and jnp.shape(site["value"]) == (log_lik.num,)
-    )
-    return (lambda f: log_lik.trace(f)[name]) if plain else None
+    if type(site["fn"]) is not kind or site["scale"] is not None:
+        return None
+    whole = jnp.shape(site["value"]) == (log_lik.num,)
+    return (lambda f: log_lik.trace(f)[name]) if whole else None
 
 
 def tilted(
     log_lik: LogLikelihood, mean, variance, *, num: int, power=1.0, closed_form=True
 ) -> Tilted:
-    """Tilted moments by closed form where one exists (power 1), else by quadrature with `num`
-    nodes.
-    """
+    """Tilted moments in closed form where there is one (power 1), else by `num` nodes."""
     closed = _closed_form(log_lik, mean, variance) if closed_form and power == 1.0 else None
     if closed is not None:
         return closed
@@ -147,15 +135,14 @@ def _closed_form(log_lik, mean, variance) -> Tilted | None:
     if (site := only_site(log_lik, BernoulliProbit)) is not None:
         if not is_affine(eta := lambda f: site(f)["fn"].f, num, dtype):
             return None
-        return tilted_probit(
-            mean, variance, *line(eta, num, dtype), 2.0 * site(mean)["value"] - 1.0
-        )
+        sign = 2.0 * site(mean)["value"] - 1.0
+        return tilted_probit(mean, variance, *line(eta, num, dtype), sign)
     if (site := only_site(log_lik, dist.Normal)) is not None:
         if not is_affine(loc := lambda f: site(f)["fn"].loc, num, dtype):
             return None
         if any(dependence(lambda f: site(f)["fn"].scale, mean)):
             return None
-        return tilted_gaussian(
-            mean, variance, *line(loc, num, dtype), site(mean)["value"], site(mean)["fn"].scale
-        )
+        here = site(mean)
+        seen = here["value"], here["fn"].scale
+        return tilted_gaussian(mean, variance, *line(loc, num, dtype), *seen)
     return None

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.local import several
+from ppl_gp.local.cavity import is_usable
 from ppl_gp.local.condition import condition
 from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
@@ -49,9 +50,8 @@ def expected_log_lik(log_lik, mean, variance, num: int):
     the nodes (Q, N); O(N num).
     """
     kind = integrand(log_lik, mean)
-    f, log_w = likelihood_nodes(
-        log_lik, mean, variance, num=num, tilt=1.0, **kind
-    )  # tilt for exponential links
+    # tilt for exponential links
+    f, log_w = likelihood_nodes(log_lik, mean, variance, num=num, tilt=1.0, **kind)
     w, rise = _rises(log_lik, mean, f, log_w)
     z = (f - mean) / jnp.sqrt(variance)
     slope = jnp.sum(w * z * rise, 0) / jnp.sqrt(variance)
@@ -60,9 +60,7 @@ def expected_log_lik(log_lik, mean, variance, num: int):
 
 
 def _rises(log_lik, mean, f, log_w):
-    """Weights, and log p at the nodes less that at the mean; w underflows where log p may be
-    infinite.
-    """
+    """Weights, which underflow where log p may be infinite; log p less that at the mean."""
     w = jnp.exp(log_w)
     return w, jnp.where(w > 0, jax.vmap(log_lik)(f) - log_lik(mean), 0.0)
 
@@ -93,17 +91,10 @@ class VI(LocalMethod):
 
     def solve(self, K, mean, log_lik, init=None) -> Solution:
         """Natural-gradient steps from Laplace's sites, which a warm start `init` shortens."""
-        tol = max(self.tol, 1e3 * float(jnp.finfo(K.dtype).eps))
         init = Laplace(tol=1e-2).solve(K, mean, log_lik, init).sites
-        end = fixed_point(
-            lambda x: self._evaluate(K, mean, log_lik, x),
-            init,
-            self._evaluate(K, mean, log_lik, init),
-            tol=tol,
-            max_steps=self.max_steps,
-            damping=self.damping,
-            project=admissible,
-        )
+        step = lambda x: self._evaluate(K, mean, log_lik, x)  # noqa: E731
+        limits = {"tol": self.tol, "max_steps": self.max_steps, "damping": self.damping}
+        end = fixed_point(step, init, step(init), **limits, project=admissible)
         q, terms, nodes = end.evaluation.aux
         expected, residual = terms - _spread(q, end.x), end.evaluation.residual
         if init.functions == 1:
@@ -114,29 +105,27 @@ class VI(LocalMethod):
 
     def log_terms(self, log_lik, solution):
         """E_q[log p(y_n|f_n)] - E_q[log t_n] + log t_n at the mean, q held."""
-        q, sites = solution.marginals, solution.sites
-        if sites.functions > 1:
-            nodes = several.rule(sites.functions, self.num_nodes)
+        q, R = solution.marginals, solution.sites.functions
+        if R > 1:
+            nodes = several.rule(R, self.num_nodes)
             expected = several.expected_log_lik(log_lik, q.mean, q.variance, nodes)
-            return expected + _spread(q, sites)
-        expected, *_ = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
-        return expected + _spread(q, sites)
+        else:
+            expected = self._expected(log_lik, q.mean, q.variance)[0]
+        return expected + _spread(q, solution.sites)
 
-    @property
-    def _nodes(self) -> int:
-        return several.nodes_of(1, self.num_nodes)
+    def _expected(self, log_lik, mean, variance):
+        return expected_log_lik(log_lik, mean, variance, several.nodes_of(1, self.num_nodes))
 
     def _evaluate(self, K, mean, log_lik, sites) -> Evaluation:
         (q, varies), nodes = lifted(condition(K, mean, sites)), None
         if sites.functions > 1:
             target, expected = several.variational_target(log_lik, q, sites, self.num_nodes)
-            usable = several.is_usable(q)
         else:
-            expected, *slopes, nodes = expected_log_lik(log_lik, q.mean, q.variance, self._nodes)
-            target, usable = self._settle(log_lik, q, sites, *slopes), jnp.all(q.variance > 0)
+            expected, *slopes, nodes = self._expected(log_lik, q.mean, q.variance)
+            target = self._settle(log_lik, q, sites, *slopes)
         terms = expected + _spread(q, sites)
         target = of_varying(varies, target)
-        residual = jnp.where(usable, mismatch(q, sites, target), jnp.nan)
+        residual = jnp.where(is_usable(q), mismatch(q, sites, target), jnp.nan)
         elbo = assembled(q, mean, terms)
         return Evaluation(target, site_weights(q, sites), residual, elbo, (q, terms, nodes))
 
@@ -156,9 +145,8 @@ class VI(LocalMethod):
         def move(m, nat2, slope, curve):
             wanted = drop_rounding(-2.0 * curve, cavity)
             both = (nat2 > 0) & (wanted > 0)
-            nat2 = jnp.where(
-                both, jnp.sqrt(jnp.where(both, nat2 * wanted, 1.0)), 0.5 * (nat2 + wanted)
-            )
+            geometric = jnp.sqrt(jnp.where(both, nat2 * wanted, 1.0))
+            nat2 = jnp.where(both, geometric, 0.5 * (nat2 + wanted))
             precision = jnp.maximum(cavity + nat2, 0.1 * cavity)
             step = (slope - cavity * (m - centre)) / precision
             limit = 2.0 / jnp.sqrt(precision)
@@ -167,14 +155,13 @@ class VI(LocalMethod):
         def settle(_, state):
             m, nat2, slope, curve = state
             m, nat2, precision = move(m, nat2, slope, curve)
-            _, slope, curve, _ = expected_log_lik(log_lik, m, 1.0 / precision, self._nodes)
+            _, slope, curve, _ = self._expected(log_lik, m, 1.0 / precision)
             return m, nat2, slope, curve
 
         far = jnp.max(jnp.abs(-2.0 * curve - sites.nat2) * q.variance) > _SETTLE_ABOVE
         start = (q.mean, sites.nat2, slope, curve)
-        m, _, slope, curve = lax.cond(
-            far, lambda: lax.fori_loop(0, _ROUNDS, settle, start), lambda: start
-        )
+        settled = lambda: lax.fori_loop(0, _ROUNDS, settle, start)  # noqa: E731
+        m, _, slope, curve = lax.cond(far, settled, lambda: start)
         nat2 = drop_rounding(-2.0 * curve, 1.0 / q.variance)
         plain = sites.like(slope + nat2 * m, nat2)
         natural = sites.like(start[2] - 2.0 * start[3] * q.mean, -2.0 * start[3])

@@ -12,8 +12,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product
-from ppl_gp.numerics.loads import ArrowGram, joined
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    half_log_det,
+    product,
+    solve_factored,
+    tril_gram,
+    tril_inverse,
+)
 
 
 class Arrow(eqx.Module):
@@ -66,7 +72,7 @@ class Arrow(eqx.Module):
         top = self.block @ few + self.across.T @ levels
         return joined(self.across @ few + self.own * levels, top, self.start)
 
-    def factored(self) -> ArrowGram:
+    def factored(self) -> "ArrowGram":
         """As a precision: by the Cholesky factor of the few's Schur complement, NaN where it is not
         positive definite. O(U V^2 + V^3).
         """
@@ -75,15 +81,65 @@ class Arrow(eqx.Module):
         return ArrowGram(d, self.across, cholesky(0.5 * (schur + schur.T)), self.start)
 
     def covariance(self) -> "ArrowCovariance":
-        """Of the Gaussian whose covariance has these entries and whose precision is an arrow.
-        O(U V^2 + V^3).
-        """
+        """Of the Gaussian with these entries whose precision is an arrow. O(U V^2 + V^3)."""
         L = cholesky(self.block)
         half = solve_lower(L, self.across.T)
         given = self.own - jnp.sum(half**2, 0)
         least = jnp.finfo(given.dtype).eps * self.own
         slopes = solve_lower(L, half, trans=1).T
         return ArrowCovariance(L, slopes, jnp.maximum(given, least), self.start)
+
+
+class ArrowGram(eqx.Module):
+    """A positive definite arrow G, diag(d) for the levels and `cross` (levels, few), by the
+    Cholesky factor C of the few's Schur complement. `inverse`: what G^-1 has where G has entries.
+    """
+
+    d: Float[Array, "U"]
+    cross: Float[Array, "U V"]
+    C: Float[Array, "V V"]
+    inverse: Arrow
+
+    def __init__(self, d, cross, C, start: int):
+        self.d, self.cross, self.C = d, cross, C
+        block, relative = tril_gram(tril_inverse(C)), cross / d[:, None]
+        across = -relative @ block
+        self.inverse = Arrow(block, across, 1.0 / d - jnp.sum(across * relative, 1), start)
+
+    @property
+    def start(self) -> int:
+        return self.inverse.start
+
+    @property
+    def num(self) -> int:
+        return self.d.shape[0]
+
+    def half_log_det(self):
+        """As `numerics.low_rank.DenseGram`, and all that follows."""
+        return 0.5 * jnp.sum(jnp.log(self.d)) + half_log_det(self.C)
+
+    def solve(self, b):
+        few, levels = self.inverse.split(b)
+        found = solve_factored(self.C, few - self.cross.T @ (levels / self.d))
+        return joined((levels - self.cross @ found) / self.d, found, self.start)
+
+    def colour(self, z):
+        few, levels = self.inverse.split(z)
+        few = few @ tril_inverse(self.C)
+        rows = levels / jnp.sqrt(self.d) - few @ (self.cross / self.d[:, None]).T
+        return joined(rows, few, self.start, 1)
+
+    def half(self):
+        s, inverse = jnp.sqrt(self.d), tril_inverse(self.C)
+        top = joined(jnp.diag(1.0 / s), jnp.zeros_like(self.cross), self.start, 1)
+        rows = joined((-inverse @ (self.cross / self.d[:, None]).T), inverse, self.start, 1)
+        return jnp.concatenate([top, rows])
+
+    def half_of(self, start, size):
+        if start < self.start + self.num and self.start < start + size:
+            return self.half()[:, start : start + size]
+        at = start if start < self.start else start - self.num
+        return tril_inverse(self.C)[:, at : at + size]
 
 
 class ArrowCovariance(eqx.Module):
@@ -118,3 +174,9 @@ def split(x: Float[Array, "... M"], start: int, num: int) -> tuple[Array, Array]
     """(the others' entries, those of the `num` from `start` on)."""
     end = start + num
     return jnp.concatenate([x[..., :start], x[..., end:]], -1), x[..., start:end]
+
+
+def joined(one, others, start: int, axis: int = 0):
+    """`one` among the `others`, from `start` on."""
+    before, after = jnp.split(others, [start], axis)
+    return jnp.concatenate([before, one, after], axis)

@@ -14,10 +14,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ppl_gp.numerics import blocks as small
-
-Blocks = Float[Array, "*S N"] | Float[Array, "*S R R N"]
-
 
 def num_functions(T: Float[Array, "..."]) -> int:
     """R."""
@@ -68,21 +64,34 @@ def diagonal_of(T: Float[Array, "..."]) -> Float[Array, "RN"]:
     return T if T.ndim == 1 else jnp.ravel(jnp.einsum("aan->an", T))
 
 
-def times_transposed(T: Float[Array, "R R N"], x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """T^T x, as `times`."""
-    return times(jnp.swapaxes(T, 0, 1), x)
+def times_transposed(T: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """T^T x, as `times`, of numbers or blocks."""
+    return times(T if T.ndim == 1 else jnp.swapaxes(T, 0, 1), x)
 
 
-def roots(T: Float[Array, "R R N"]) -> tuple[Float[Array, "R R N"], Float[Array, "R R N"]]:
-    """(S with S S^T = T, G with S G r = r for r = S w) of positive semi-definite blocks; directions
-    without weight are zero in both.
+def roots(T: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """(S with S S^T = T, G with S G r = r for r = S w) of positive semi-definite numbers or blocks;
+    directions without weight are zero in both.
     """
-    S = small.lower_root(jnp.moveaxis(T, -1, 0))
-    return jnp.moveaxis(S, 0, -1), jnp.moveaxis(small.lower_inverse(S), 0, -1)
+    if T.ndim == 1:
+        S = jnp.sqrt(T)
+        return S, _over(jnp.ones_like(S), S)
+    S = lower_root(jnp.moveaxis(T, -1, 0))
+    return jnp.moveaxis(S, 0, -1), jnp.moveaxis(lower_inverse(S), 0, -1)
+
+
+def split_by(S: Float[Array, "..."], G: Float[Array, "..."], r):
+    """(w, rest) with r = S w + rest of `roots` (S, G), rest without weight: of numbers exactly zero
+    where there is any, as it is multiplied by large ones.
+    """
+    if S.ndim == 1:
+        return _over(r, S), jnp.where(S == 0.0, r, 0.0)
+    w = times(G, r)
+    return w, r - times(S, w)
 
 
 def matrix_of(T: Float[Array, "..."]) -> Float[Array, "RN RN"]:
-    """As a matrix."""
+    """T as a matrix."""
     if T.ndim == 1:
         return jnp.diag(T)
     T = as_blocks(T)
@@ -91,20 +100,17 @@ def matrix_of(T: Float[Array, "..."]) -> Float[Array, "RN RN"]:
     return jnp.reshape(whole, (R * N, R * N))
 
 
-def blocks_in(M: Float[Array, "RN RN"], like: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The part of a matrix that has the form of `like`: its diagonal, or its blocks."""
-    if like.ndim == 1:
+def blocks_in(M: Float[Array, "RN RN"], functions: int) -> Float[Array, "..."]:
+    """The part of a matrix that is within a datum: its diagonal, or its blocks."""
+    if functions == 1:
         return jnp.diagonal(M)
-    R, N = like.shape[0], like.shape[-1]
-    return jnp.einsum("anbn->abn", jnp.reshape(M, (R, N, R, N)))
+    whole = jnp.reshape(M, (functions, len(M) // functions, functions, -1))
+    return jnp.einsum("anbn->abn", whole)
 
 
 def gram_blocks(V: Float[Array, "U RN"], like: Float[Array, "..."]) -> Float[Array, "..."]:
     """`blocks_in` of V^T V, without the matrix."""
-    if like.ndim == 1:
-        return jnp.sum(V**2, 0)
-    split = jnp.reshape(V, (-1, like.shape[0], like.shape[-1]))
-    return jnp.einsum("uan,ubn->abn", split, split)
+    return product_blocks(V, V, like)
 
 
 def product_blocks(A, B, like: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -128,18 +134,16 @@ def is_positive(T: Float[Array, "..."]) -> Array:
     """Whether T is positive semi-definite, of blocks up to rounding."""
     if T.ndim < 3:
         return jnp.all(T >= 0)
-    return jnp.all(small.is_semidefinite(jnp.moveaxis(T, -1, 0)))
+    return jnp.all(is_semidefinite(jnp.moveaxis(T, -1, 0)))
 
 
 def positive_part(T: Float[Array, "..."]) -> Float[Array, "..."]:
-    """T without what is negative; blocks that are not positive semi-definite as the diagonal
-    matrices above them.
-    """
+    """T without what is negative; of blocks that are not semi-definite diagonal ones above them."""
     if T.ndim < 3:
         return jnp.maximum(T, 0.0)
     blocks = jnp.moveaxis(T, -1, 0)
-    whole = small.is_semidefinite(blocks)[:, None, None]
-    return jnp.moveaxis(jnp.where(whole, blocks, small.majorant(blocks)), 0, -1)
+    whole = is_semidefinite(blocks)[:, None, None]
+    return jnp.moveaxis(jnp.where(whole, blocks, majorant(blocks)), 0, -1)
 
 
 _NONE = 100  # roundings of the largest diagonal entry: a pivot below has no weight
@@ -167,9 +171,7 @@ def is_definite(A: Float[Array, "*batch R R"]) -> Bool[Array, "*batch"]:
 
 
 def lower_inverse(L: Float[Array, "*batch R R"]) -> Float[Array, "*batch R R"]:
-    """L^-1 of a lower triangular L; where columns of L are zero, G with L G r = r for every r = L
-    w.
-    """
+    """L^-1 of a lower L; where columns are zero, G with L G r = r for every r = L w."""
     R, rows = L.shape[-1], []
     unit = jnp.eye(R, dtype=L.dtype)
     for j in range(R):

@@ -19,9 +19,9 @@ from jaxtyping import Array, Float
 from ppl_gp.numerics.lapack import cholesky, solve_lower
 
 MAX_RAISES = 6
+BLOCK = 256
 _RELATIVE_JITTER = {"float64": 1e-8, "float32": 1e-5}
 _OF_FINITE_RANK = {"float64": 1e-12, "float32": 1e-5}  # what rounding in a factorisation asks for
-_BLOCK = 256  # below this size one triangular solve beats splitting
 
 
 def default_jitter(variance: Float[Array, "N"], finite: ArrayLike = 0.0) -> Float[Array, ""]:
@@ -30,16 +30,14 @@ def default_jitter(variance: Float[Array, "N"], finite: ArrayLike = 0.0) -> Floa
     singular, and may be a million times the rest.
     """
     variance = jnp.asarray(variance)
-    finite = jnp.asarray(finite, variance.dtype)
-    rest, of_finite = (
-        f.get(variance.dtype.name, 1e-5) for f in (_RELATIVE_JITTER, _OF_FINITE_RANK)
-    )
+    finite, name = jnp.asarray(finite, variance.dtype), variance.dtype.name
+    rest, of_finite = (f.get(name, 1e-5) for f in (_RELATIVE_JITTER, _OF_FINITE_RANK))
     return rest * jnp.mean(variance - finite) + of_finite * jnp.mean(finite)
 
 
 def add_diagonal(A: Float[Array, "*batch N N"], d: ArrayLike) -> Float[Array, "*batch N N"]:
-    """A + diag(d), d a scalar or (N,); one elementwise pass that fuses with what made A, where a
-    scatter would copy.
+    """A + diag(d), d a scalar or (*batch, N); one elementwise pass that fuses with what made A,
+    where a scatter would copy.
     """
     i = jnp.arange(A.shape[-1])
     return jnp.where(i[:, None] == i, A + jnp.asarray(d)[..., None], A)
@@ -71,20 +69,33 @@ def robust_cholesky(
     return L, added
 
 
+def robust_factors(K: Float[Array, "*batch N N"], unit: ArrayLike) -> Float[Array, "*batch N N"]:
+    """L of `robust_cholesky` for every matrix."""
+    one = lambda K, unit: robust_cholesky(K, unit)[0]  # noqa: E731
+    return jnp.vectorize(one, signature="(n,n),()->(n,n)")(K, unit)
+
+
 @robust_cholesky.defjvp
 def _robust_cholesky_jvp(primals, tangents):
     L, added = robust_cholesky(*primals)
     power = added / jnp.where(added > 0, primals[1], 1.0)
     dadded = (power * tangents[1]).astype(added.dtype)
-    return (L, added), (L @ _phi(L, add_diagonal(tangents[0], dadded)), dadded)
-
-
-def _phi(L, dK):
-    """Phi(L^-1 dK L^-T), Phi the lower triangle with a halved diagonal; dL is L times it (Murray
-    2016, eq. 8).
-    """
+    dK = add_diagonal(tangents[0], dadded)
     inner = solve_lower(L, solve_lower(L, 0.5 * (dK + dK.T)).T)
-    return jnp.tril(inner) - 0.5 * jnp.diag(jnp.diag(inner))
+    return (L, added), (L @ lower_half(inner), dadded)
+
+
+def lower_half(A: Float[Array, "*batch M M"]) -> Float[Array, "*batch M M"]:
+    """Phi, the lower triangle with a halved diagonal: of a Cholesky factor L of K, dL = L Phi(L^-1
+    dK L^-T) (Murray 2016, eq. 8).
+    """
+    i = jnp.arange(A.shape[-1])
+    return jnp.where(i[:, None] > i, A, jnp.where(i[:, None] == i, 0.5 * A, 0.0))
+
+
+def solve_factored(L: Float[Array, "N N"], b: Float[Array, "N *M"]) -> Float[Array, "N *M"]:
+    """(L L^T)^-1 b."""
+    return solve_lower(L, solve_lower(L, b), trans=1)
 
 
 def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
@@ -93,23 +104,19 @@ def tril_inverse(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
 
     About 2 N^3 / 3 multiply-adds in matrix products, where solving against the identity takes N^3.
     """
-    n = L.shape[0]
-    if n <= _BLOCK:
+    n, h = L.shape[0], _halves(L.shape[0])
+    if h is None:
         return solve_lower(L, jnp.eye(n, dtype=L.dtype))
-    h = n // 2
     A, C = tril_inverse(L[:h, :h]), tril_inverse(L[h:, h:])
     B = -C @ (L[h:, :h] @ A)
     return jnp.block([[A, jnp.zeros((h, n - h), L.dtype)], [B, C]])
 
 
 def tril_gram(L: Float[Array, "N N"]) -> Float[Array, "N N"]:
-    """L^T L of a lower triangular L by halving; about 2 N^3 / 3 operations where the plain product
-    takes 2 N^3.
-    """
-    n = L.shape[0]
-    if n <= _BLOCK:
+    """L^T L of a lower triangular L by halving: about 2 N^3 / 3 operations, not 2 N^3."""
+    h = _halves(L.shape[0])
+    if h is None:
         return L.T @ L
-    h = n // 2
     B, C = L[h:, :h], L[h:, h:]
     cross = B.T @ C
     return jnp.block([[tril_gram(L[:h, :h]) + B.T @ B, cross], [cross.T, tril_gram(C)]])
@@ -120,13 +127,8 @@ def half_log_det(L: Float[Array, "N N"]) -> Float[Array, ""]:
     return jnp.sum(jnp.log(jnp.diagonal(L)))
 
 
-BLOCK = 256
-
-
 def product(A, B):
-    """A @ B at the inputs' full precision: accelerators round float32 products to fewer bits by
-    default.
-    """
+    """A @ B at full precision, as accelerators round float32 products to fewer bits."""
     return jnp.matmul(A, B, precision=lax.Precision.HIGHEST)
 
 
@@ -136,9 +138,7 @@ def _halves(n: int) -> int | None:
 
 
 def transposed(A: Float[Array, "N M"]) -> Float[Array, "M N"]:
-    """A^T in memory: on CPU a product that folds the transpose of its left operand takes up to
-    twice as long.
-    """
+    """A^T in memory: on CPU products that fold a left transpose take up to twice as long."""
     return lax.optimization_barrier(A.T)
 
 
@@ -188,9 +188,7 @@ def symmetric_product(A: Float[Array, "M B"], C: Float[Array, "M B"]) -> Float[A
 
 
 def lower_of_product(A: Float[Array, "M K"], B: Float[Array, "K M"]) -> Float[Array, "M M"]:
-    """The lower triangle of A B; what stands above the diagonal blocks is zero, within them it is
-    not.
-    """
+    """The lower triangle of A B; within the diagonal blocks all of it."""
     n, h = A.shape[0], _halves(A.shape[0])
     if h is None:
         return product(A, B)

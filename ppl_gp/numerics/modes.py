@@ -89,9 +89,8 @@ def tilted_mode(
 
     def scale_from(h):
         total = 1.0 / variance - power * h
-        return 1.0 / jnp.sqrt(
-            jnp.where(jnp.isfinite(total) & (total > 0.25 / variance), total, 1.0 / variance)
-        )
+        bent = jnp.isfinite(total) & (total > 0.25 / variance)
+        return 1.0 / jnp.sqrt(jnp.where(bent, total, 1.0 / variance))
 
     def step(s: _Search) -> _Search:
         g, h = derivatives(log_lik, s.f)
@@ -105,9 +104,8 @@ def tilted_mode(
         bisect = bracketed & ~settled & ((new <= low) | (new >= high) | (jnp.abs(newton) > s.limit))
         new = jnp.where(bisect, 0.5 * (low + high), new)
         # Outside a bracket steps may grow; inside, a Newton step must be half the last one.
-        limit = jnp.where(
-            bracketed, jnp.where(bisect, high - low, 0.5 * jnp.abs(move)), 2.0 * s.limit
-        )
+        inside = jnp.where(bisect, high - low, 0.5 * jnp.abs(move))
+        limit = jnp.where(bracketed, inside, 2.0 * s.limit)
         return _Search(new, low, high, limit, scale, s.settled | settled, s.steps + 1)
 
     far = jnp.full_like(start, jnp.inf)
@@ -146,9 +144,7 @@ def densest_point(log_lik: Callable, mode, scale, variance, power=1.0):
 
 
 class Centres(NamedTuple):
-    """Where nodes are to be dense, at most `MAX_CENTRES` places a datum: (C, N) each. The first is
-    the main mode's.
-    """
+    """Where nodes are to be dense: at most `MAX_CENTRES` a datum, the main mode's first."""
 
     at: Float[Array, "C N"]
     scale: Float[Array, "C N"]
@@ -179,15 +175,10 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
     empty = jnp.zeros((MAX_CENTRES, *mean.shape), mean.dtype)
     blank = Centres(empty, empty + 1.0, jnp.zeros(empty.shape, bool))
 
-    rows = jnp.arange(SCAN)[:, None]
+    rows, places = jnp.arange(SCAN)[:, None], jnp.arange(MAX_CENTRES)[:, None]
 
-    def centres_with(centres, k, new):
-        return Centres(
-            *(
-                jnp.where(jnp.arange(MAX_CENTRES)[:, None] == k, a, b)
-                for a, b in zip(new, centres, strict=True)
-            )
-        )
+    def centres_with(centres, k, *new):
+        return jax.tree.map(lambda a, b: jnp.where(places == k, a, b), Centres(*new), centres)
 
     def more(state):
         k, scan, _ = state
@@ -201,19 +192,16 @@ def find_centres(log_lik: Callable, mean, variance, power=1.0, breaks=True) -> C
         at, scale = _locate_mode(log_lik, scan, i, ~a_mode, mean, variance, power)
         if not breaks:
             done = scan._replace(mode=jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode))
-            return k + 1, done, centres_with(centres, k, (at, scale, a_mode))
+            return k + 1, done, centres_with(centres, k, at, scale, a_mode)
         j = jnp.argmax(scan.gap, 0)
         a_break = ~a_mode & (_row(scan.gap, j) > 0)
-        edge, width = lax.cond(
-            jnp.any(a_break),
-            lambda: _locate_break(log_lik, scan, j, mean, variance, power),
-            lambda: (at, scale),
-        )
+        locate_break = lambda: _locate_break(log_lik, scan, j, mean, variance, power)  # noqa: E731
+        edge, width = lax.cond(jnp.any(a_break), locate_break, lambda: (at, scale))
         at, scale = jnp.where(a_break, edge, at), jnp.where(a_break, width, scale)
         resolved = jnp.sqrt(centres.scale**2 + (at - centres.at) ** 2)
         sharper = scale < 0.05 * jnp.min(jnp.where(centres.used, resolved, jnp.inf), 0)
         scan = _without(scan, i, j, a_mode, a_break, at)
-        return k + 1, scan, centres_with(centres, k, (at, scale, a_mode | (a_break & sharper)))
+        return k + 1, scan, centres_with(centres, k, at, scale, a_mode | (a_break & sharper))
 
     return lax.while_loop(more, locate, (jnp.zeros((), jnp.int32), scan, blank))[2]
 
@@ -246,10 +234,7 @@ def _third(values):
 
 def _breaks(log_p, log_normal, top):
     """Third difference of the log-likelihood around each gap, where it stands out from those three
-    points away.
-
-    It shows a jump of the value, of the slope and of the curvature alike; 0 where no density is
-    near.
+    points away: at jumps of the value, slope and curvature. 0 where no density is near.
     """
     floored = jnp.maximum(log_p, top - _FLOOR)
     size = jnp.pad(_third(floored - log_normal), ((1, 2), (0, 0)))
@@ -286,10 +271,8 @@ def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
     def value(f):
         log_normal = normal_log_pdf(f, mean, variance)
         log_p = power * log_lik(f) + log_normal
-        return (
-            jnp.maximum(jnp.where(jnp.isnan(log_p), -jnp.inf, log_p), scan.top - _FLOOR)
-            - log_normal
-        )
+        log_p = jnp.where(jnp.isnan(log_p), -jnp.inf, log_p)
+        return jnp.maximum(log_p, scan.top - _FLOOR) - log_normal
 
     def closer(state):
         middle, step, values, size, done = state
@@ -315,9 +298,7 @@ def _locate_break(log_lik, scan: _Scan, j, mean, variance, power):
 
 
 def _without(scan: _Scan, i, j, a_mode, a_break, at) -> _Scan:
-    """The scan with what has been located taken out: a break shows in its own gap and the two
-    beside it.
-    """
+    """The scan without what is located: a break shows in its own gap and in both beside it."""
     rows = jnp.arange(scan.x.shape[0])[:, None]
     step = scan.x[1] - scan.x[0]
     mode = jnp.where(a_mode & (rows == i), -jnp.inf, scan.mode)

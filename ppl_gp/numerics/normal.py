@@ -18,9 +18,7 @@ _LEVELS = 24
 
 @jax.custom_jvp
 def log_ndtr(x: ArrayLike) -> Float[Array, "..."]:
-    """log Phi(x) = log of the standard normal probability below x; elementwise, finite for |x| <
-    1e150.
-    """
+    """log Phi(x), the standard normal probability below x; finite for |x| < 1e150."""
     x = jnp.asarray(x)
     negative = x < 0.0
     below, above = jnp.where(negative, x, 0.0), jnp.where(negative, 0.0, x)

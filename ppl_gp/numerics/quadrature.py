@@ -12,7 +12,7 @@ two breaks may be ends of pieces instead. `panel_nodes`, a finer rule of another
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -77,10 +77,8 @@ def _spread(scale, reach, num: int):
     """(distance from the centre, log spacing) of nodes that are dense within `scale` of it."""
     end = jnp.arcsinh(reach / scale)
     t = jnp.linspace(-1.0, 1.0, num, dtype=reach.dtype)[:, None] * end
-    log_spacing = (
-        jnp.log(scale) + jnp.logaddexp(t, -t) - jnp.log(2.0) + jnp.log(2.0 * end / (num - 1))
-    )
-    return scale * jnp.sinh(t), log_spacing
+    log_slope = jnp.log(scale) + jnp.logaddexp(t, -t) - jnp.log(2.0)
+    return scale * jnp.sinh(t), log_slope + jnp.log(2.0 * end / (num - 1))
 
 
 def _in_pieces(centres: Centres, breaks, split, reach, num: int):
@@ -113,6 +111,13 @@ def _legendre(num: int):
     return np.polynomial.legendre.leggauss(num)
 
 
+def hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
+    """(nodes (num^dims, dims), weights) for N(0, I): the product of Gauss and Hermite's rules."""
+    x, w = np.polynomial.hermite_e.hermegauss(num)
+    z, weights = (np.meshgrid(*[a] * dims, indexing="ij") for a in (x, w / w.sum()))
+    return np.stack(z, -1).reshape(-1, dims), np.prod(np.stack(weights), 0).ravel()
+
+
 def panel_nodes(nodes: Float[Array, "Q N"], mean, variance):
     """(f, log_w) as of `sinh_nodes`, by a rule to judge another one's `nodes` by: four nodes of
     Gauss and Legendre between any two of them, and of `_UNIFORM` more that are equally spaced.
@@ -134,27 +139,22 @@ def nodes_around(mean, variance, centre, scale, num: int, tilt: float = 0.0):
 
 
 def _shared(centres: Centres, reach, single):
-    """(f - c_0, log spacing) of the nodes where several centres share them; `single` for data that
-    have one.
-    """
+    """(f - c_0, log spacing) where several centres share the nodes; `single` where one has all."""
     x, log_spacing = single
     num = x.shape[0]
     several = jnp.any(centres.used[1:], 0)
     distance = centres.at - centres.at[0]
 
-    def over_centres(term):
+    def over_centres(term, x):
         """sum_k term(f - c_k, a_k), of the shape of x, one centre at a time."""
-        return lambda x: lax.fori_loop(
-            0,
-            centres.at.shape[0],
-            lambda k, total: (
-                total + jnp.where(centres.used[k], term(x - distance[k], centres.scale[k]), 0.0)
-            ),
-            jnp.zeros_like(x),
-        )
 
-    t_at = over_centres(lambda d, a: jnp.arcsinh(d / a))
-    density_at = over_centres(lambda d, a: 1.0 / jnp.sqrt(a**2 + d**2))
+        def add(k, total):
+            return total + jnp.where(centres.used[k], term(x - distance[k], centres.scale[k]), 0.0)
+
+        return lax.fori_loop(0, len(distance), add, jnp.zeros_like(x))
+
+    t_at = partial(over_centres, lambda d, a: jnp.arcsinh(d / a))
+    density_at = partial(over_centres, lambda d, a: 1.0 / jnp.sqrt(a**2 + d**2))
     low, high = t_at(-reach), t_at(reach)
     wanted = jnp.linspace(0.0, 1.0, num, dtype=x.dtype)[:, None] * (high - low) + low
     ends = jnp.broadcast_to(-reach, x.shape), jnp.broadcast_to(reach, x.shape)
@@ -205,9 +205,8 @@ def likelihood_nodes(
     """
     frozen = jax.tree.map(lax.stop_gradient, (mean, variance))
     if concave:
-        centre = densest_point(
-            log_lik, *tilted_mode(log_lik, *frozen, frozen[0], power), frozen[1], power
-        )
+        mode, scale = tilted_mode(log_lik, *frozen, frozen[0], power)
+        centre = densest_point(log_lik, mode, scale, frozen[1], power)
         return nodes_around(mean, variance, *jax.tree.map(lax.stop_gradient, centre), num, tilt)
     centres = find_centres(log_lik, *frozen, power, breaks or split)
     return sinh_nodes(mean, variance, jax.tree.map(lax.stop_gradient, centres), num, tilt, split)

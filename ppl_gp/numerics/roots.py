@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.numerics.linalg import lower_half
 
 # Rows up to which written-out loops are as fast: of ten rows they compile five times as long as
 # LAPACK's calls, and run as long over 2000 matrices.
@@ -32,10 +33,8 @@ def root(A: Float[Array, "*batch D D"]) -> Float[Array, "*batch D D"]:
 def _root_jvp(primals, tangents):
     L, dA = root(*primals), tangents[0]
     G = _lower_inverse(L)
-    # dL = L Phi(L^-1 dA L^-T), Phi the lower triangle with a halved diagonal (Murray 2016, eq. 8)
     inner = G @ (0.5 * (dA + jnp.swapaxes(dA, -1, -2))) @ jnp.swapaxes(G, -1, -2)
-    diagonal = jnp.eye(L.shape[-1], dtype=L.dtype) * inner
-    return L, L @ (jnp.tril(inner) - 0.5 * diagonal)
+    return L, L @ lower_half(inner)
 
 
 @jax.custom_jvp

@@ -92,7 +92,7 @@ def _given_predictor(kept, prior, here: Behind, key, num: int) -> dict:
     return jax.vmap(given)(e, eta)
 
 
-def _moved(here: Moved, e: dict, alpha) -> dict:
+def _moved(here: Behind, e: dict, alpha) -> dict:
     """e + Cov[e, eta] alpha, of these sites."""
     (slopes,) = jax.vjp(here.eta, here.zero)[1](alpha)
     found = {}

@@ -1,19 +1,13 @@
 """The posterior processes of the GPs behind an integrated predictor."""
 
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP
-from ppl_gp.posterior import (
-    FunctionsProcess,
-    Posterior,
-    SoftmaxProcess,
-    SomeUnknowns,
-    Unknowns,
-    UnknownsProcess,
-)
+from ppl_gp.local.factor import Root
+from ppl_gp.posterior import Posterior, SoftmaxProcess, Unknowns
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import SparseProcess
@@ -21,7 +15,7 @@ from ppl_gp.sparse.projection import reduction_of_some
 
 
 def part_processes(
-    process: Posterior | UnknownsProcess | FunctionsProcess | SoftmaxProcess | SparseProcess,
+    process: Posterior | SoftmaxProcess | SparseProcess,
 ) -> dict[str, Any]:
     """{GP site: its posterior process}; of a site of several functions one each, `site[0]`, ...
 
@@ -47,8 +41,9 @@ def _require_own_means(process: Any) -> None:
     through it alone, and where it is not told by inducing variables.
     """
     prior = process.prior
-    behind = prior.behind.mean_sites()
-    direct, sparse = prior.behind.seen_directly(), not isinstance(process, Posterior)
+    behind, direct = prior.behind.mean_sites(), prior.behind.seen_directly()
+    one = isinstance(process, Posterior) and isinstance(process.root, Root)
+    sparse = not one or prior.kernel.functions > 1
     for site, sites in behind.items():
         others = frozenset().union(*(s for k, s in behind.items() if k != site))
         if sites and (sparse or sites & (direct | others)):
@@ -88,8 +83,10 @@ def _of_table(part: Table, start: int, first: int, prior: GP, process: Any) -> S
     """
     (num,), root = prior.event_shape, process.root
     if isinstance(root, Unknowns):
-        q = cast(SomeUnknowns, root.part(start + first, num))
-        return _given(Points(prior.X), prior, q.mean, jnp.eye(num) - q.half.T @ q.half)
+        begin = start + first
+        half = root.gram.half_of(begin, num)
+        mean, reduction = root.mean[begin : begin + num], jnp.eye(num) - half.T @ half
+        return _given(Points(prior.X), prior, mean, reduction)
     F = part.flat[:, first : first + num]
     return _given(Points(prior.X), prior, F.T @ process.alpha, root.quadratic(F))
 

@@ -136,7 +136,7 @@ def _part_moments(train: Loadings, there: Loadings, root, kept: Any) -> dict[str
     for k in sorted(there.parts):
         part: Any = there.parts[k]
         if isinstance(root, Unknowns):
-            mean, variance = root.part(start, part.num_unknowns).moments_of(part)
+            mean, variance = root.moments_of(part, start)
             start += part.num_unknowns
         else:
             u = kept.inducing_variables

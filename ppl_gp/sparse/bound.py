@@ -38,9 +38,8 @@ from ppl_gp.sparse.expectation import (
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.own_effects import Averaged, averaged, quadratic, split_effects
-from ppl_gp.sparse.process import SparseProcess
+from ppl_gp.sparse.process import SparseProcess, is_coupled
 from ppl_gp.sparse.projection import gram
-from ppl_gp.sparse.several import is_coupled
 
 _PAIRED = 4000  # rows whose covariance matrix is made
 
@@ -92,9 +91,8 @@ class Terms(eqx.Module):
 
 def priors_at(model: Callable, batch: Batch, hyper: dict) -> dict[str, GP]:
     """The GP priors that the model declares at a minibatch. O(B)."""
-    trace = run(
-        declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, {**hyper, **batch.given}
-    )
+    args = batch.args, batch.kwargs
+    trace = run(declare(model, *args), *args, {**hyper, **batch.given})
     return {k: unwrap(trace[k]["fn"]) for k in roles(trace).gps}
 
 
@@ -229,11 +227,8 @@ class Collapsed(NamedTuple):
 def collapsed(
     model: Callable, hyper: dict, variables: dict[str, InducingVariables], batch: Batch
 ) -> Collapsed:
-    """The collapsed bound on the evidence at these hyperparameters, differentiable in them and in
-    the inducing variables.
-
-    One latent function, all data in the batch. O(N M^2). `require_gaussian` says whether the
-    likelihood allows it.
+    """The collapsed bound on the evidence, differentiable in hyperparameters and inducing
+    variables, of one latent function and all data (`require_gaussian`). O(N M^2).
     """
     priors, own = split_effects(priors_at(model, batch, hyper))
     ((name, prior),) = priors.items()
@@ -250,11 +245,8 @@ def collapsed(
 
 
 def require_gaussian(model: Callable, hyper: dict, batch: Batch) -> None:
-    """Raise `ModelError` unless there is one latent function (N,) whose likelihood is proved to be
-    Gaussian in f.
-
-    The proof is `degree` <= 2 and a curvature that is not positive: at any f, not at those that
-    were tried.
+    """Raise `ModelError` unless there is one latent function (N,) whose likelihood is Gaussian in
+    f, proved at any f: `degree` <= 2 and a curvature that is not positive.
     """
     trace = run(declare(model, batch.args, batch.kwargs), batch.args, batch.kwargs, hyper)
     gps = {k: trace[k] for k in roles(trace).gps}

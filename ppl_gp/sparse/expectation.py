@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import random
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.numerics.blocks import lower_root
-from ppl_gp.numerics.quadrature import likelihood_nodes
+from ppl_gp.numerics.quadrature import hermite, likelihood_nodes
 
 MAX_CUBATURE = 3
 NODES = {1: 20, 2: 12, 3: 8}
@@ -74,8 +73,10 @@ def expected_log_lik(
     m, rebuild = flatten(mean)
     if expectation.additive and expectation.num_draws is None:
         # each term sees one function, and so its marginal alone
-        scale = jnp.sqrt(_positive(flatten(_variances(mean, variance))[0]))
-        x, w = _hermite(expectation.num_nodes or NODES[1], 1)
+        diagonal = lambda m, v: jnp.einsum("aan->an", v) if v.ndim > m.ndim else v  # noqa: E731
+        own = {k: diagonal(mean[k], v) for k, v in variance.items()}
+        scale = jnp.sqrt(_positive(flatten(own)[0]))
+        x, w = hermite(expectation.num_nodes or NODES[1], 1)
         each = jax.vmap(lambda x: log_lik(rebuild(m + scale * x)))(jnp.asarray(x[:, 0], m.dtype))
         return jnp.asarray(w, m.dtype) @ each
     num = expectation.nodes(m.shape[0])
@@ -88,7 +89,7 @@ def expected_log_lik(
         z = random.normal(key, (expectation.num_draws or 10, *m.shape), m.dtype)
         at = _coloured(mean, variance)
         return jnp.mean(jax.vmap(lambda z: log_lik(at(rebuild(z))))(z), 0)
-    z, w = _hermite(num, m.shape[0])
+    z, w = hermite(num, m.shape[0])
     at, ones = _coloured(mean, variance), jnp.ones_like(m)
     values = jax.vmap(lambda z: log_lik(at(rebuild(z[:, None] * ones))))(jnp.asarray(z, m.dtype))
     return jnp.asarray(w, m.dtype) @ values
@@ -99,30 +100,18 @@ def _positive(variance):
     return jnp.maximum(variance, jnp.finfo(variance.dtype).tiny ** 0.5)
 
 
-def _is_joint(mean, variance) -> bool:
-    """Whether the functions of a site are given by their covariances."""
-    return jnp.ndim(variance) > jnp.ndim(mean)
-
-
-def _variances(mean: dict, variance: dict) -> dict:
-    """{site: (*C, B)}, of covariances their diagonals."""
-    diagonal = lambda v: jnp.einsum("aan->an", v)  # noqa: E731
-    return {k: diagonal(v) if _is_joint(mean[k], v) else v for k, v in variance.items()}
-
-
 def _coloured(mean: dict, variance: dict) -> Callable:
     """z ~ N(0, I), {site: (*C, B)} -> f ~ N(mean, variance)."""
-    roots = {
-        k: lower_root(jnp.moveaxis(v, -1, 0)) if _is_joint(mean[k], v) else jnp.sqrt(_positive(v))
-        for k, v in variance.items()
-    }
 
-    def one(k, z):
-        if _is_joint(mean[k], variance[k]):
-            return mean[k] + jnp.einsum("nab,bn->an", roots[k], z)
-        return mean[k] + roots[k] * z
+    def of_site(m, v):
+        if v.ndim == m.ndim:
+            sd = jnp.sqrt(_positive(v))
+            return lambda z: m + sd * z
+        L = lower_root(jnp.moveaxis(v, -1, 0))
+        return lambda z: m + jnp.einsum("nab,bn->an", L, z)
 
-    return lambda z: {k: one(k, x) for k, x in z.items()}
+    colour = {k: of_site(mean[k], v) for k, v in variance.items()}
+    return lambda z: {k: colour[k](x) for k, x in z.items()}
 
 
 def expectation_error(
@@ -159,13 +148,3 @@ def expectation_error(
     f, log_w = likelihood_nodes(one, m[0], _positive(flatten(variance)[0][0]), num=FINE, tilt=1.0)
     w = jnp.exp(log_w)
     return coarse - jnp.sum(jnp.where(w > 0, w * jax.vmap(one)(f), 0.0), 0)
-
-
-def _hermite(num: int, dims: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes (num^dims, dims) and weights of the tensor product, constants of the program."""
-    x, w = np.polynomial.hermite_e.hermegauss(num)
-    nodes = np.stack(np.meshgrid(*[x] * dims, indexing="ij"), -1).reshape(-1, dims)
-    weights = np.prod(np.stack(np.meshgrid(*[w / w.sum()] * dims, indexing="ij"), -1), -1).reshape(
-        -1
-    )
-    return nodes, weights

@@ -7,7 +7,6 @@ lands on the maximum of the bound's linearisation; for a Gaussian likelihood tha
 (Hensman, Fusi & Lawrence 2013; Khan & Lin 2017).
 """
 
-import dataclasses
 from abc import abstractmethod
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import (
     add_diagonal,
     half_log_det,
@@ -27,13 +27,10 @@ from ppl_gp.numerics.linalg import (
     tril_inverse,
     tril_outer,
 )
-from ppl_gp.sparse.root import positive_definite
 
 
 class Whitened(NamedTuple):
-    """q(v) = N(mean, I - reduction); `reduction` is (*F, M, M), its diagonal (*F, M), or an
-    `Arrow`. `kl` in nats.
-    """
+    """q(v) = N(mean, I - reduction), a matrix, its diagonal or an `Arrow`, and `kl` in nats."""
 
     mean: Float[Array, "*F M"]
     reduction: Any
@@ -59,7 +56,12 @@ class FullGaussian(Family):
     scale_tril: Float[Array, "*F M M"]
 
     def whitened(self):
-        return _from_scale(self.loc, jnp.tril(self.scale_tril))
+        m, L = self.loc, jnp.tril(self.scale_tril)
+        S = jnp.vectorize(_outer, signature="(m,m)->(m,m)")(L)
+        half_log_det_S = jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1)
+        trace = jnp.trace(S, axis1=-2, axis2=-1)
+        kl = 0.5 * (trace + jnp.sum(m**2, -1) - m.shape[-1]) - half_log_det_S
+        return Whitened(m, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
 
     def narrowed(self, scale):
         return FullGaussian(self.loc, scale * self.scale_tril)
@@ -71,20 +73,15 @@ class Values(Family):
     values: Float[Array, "*F M"]
 
     def whitened(self):
-        return Whitened(
-            self.values,
-            jnp.ones_like(self.values),
-            jnp.zeros(self.values.shape[:-1], self.values.dtype),
-        )
+        one = jnp.ones_like(self.values)
+        return Whitened(self.values, one, jnp.zeros_like(one[..., 0]))
 
     def narrowed(self, scale):
         return self
 
 
 class DiagonalGaussian(Family):
-    """q(v) = N(loc, diag(scale^2)): O(M B) beside the whitening, no M x M parameters; too narrow
-    along correlations.
-    """
+    """q(v) = N(loc, diag(scale^2)): O(M B), no M x M parameters; too narrow along correlations."""
 
     loc: Float[Array, "*F M"]
     log_scale: Float[Array, "*F M"]
@@ -98,43 +95,20 @@ class DiagonalGaussian(Family):
         return DiagonalGaussian(self.loc, self.log_scale + jnp.log(scale))
 
 
-def _from_scale(loc, L) -> Whitened:
-    outer = _outer
-    for _ in L.shape[:-2]:
-        outer = jax.vmap(outer)
-    S = outer(L)
-    return _of_moments(loc, S, jnp.sum(jnp.log(jnp.abs(jnp.diagonal(L, axis1=-2, axis2=-1))), -1))
-
-
 @jax.custom_vjp
 def _outer(L):
-    """L L^T of a lower triangular L, whose reverse rule is one product: 2 tril(S_bar L) for a
-    symmetric S_bar.
-    """
+    """L L^T of a lower triangular L; its reverse rule is one product, 2 tril(S_bar L)."""
     return tril_outer(L)
 
 
-def _outer_forward(L):
-    return tril_outer(L), L
-
-
-def _outer_reverse(L, S_bar):
-    return (jnp.tril(lower_of_product(S_bar + S_bar.T, L)),)
-
-
-_outer.defvjp(_outer_forward, _outer_reverse)
-
-
-def _of_moments(m, S, half_log_det_S) -> Whitened:
-    trace = jnp.trace(S, axis1=-2, axis2=-1)
-    kl = 0.5 * (trace + jnp.sum(m**2, -1) - m.shape[-1]) - half_log_det_S
-    return Whitened(m, jnp.eye(S.shape[-1], dtype=S.dtype) - S, kl)
+_outer.defvjp(
+    lambda L: (tril_outer(L), L),
+    lambda L, S_bar: (jnp.tril(lower_of_product(S_bar + S_bar.T, L)),),
+)
 
 
 class Nudge(NamedTuple):
-    """Zeros added to q(v)'s mean and P before the expectation: the derivative in them is the
-    natural gradient.
-    """
+    """Zeros added to q(v)'s mean and P: the derivative in them is the natural gradient."""
 
     mean: Float[Array, "*F M"]
     reduction: Any  # as q(v)'s
@@ -151,11 +125,8 @@ class NaturalGaussian(Family):
     nat2: Any  # (*F, M, M)
 
     def whitened(self):
-        one = _from_natural
-        for _ in self.nat1.shape[:-1]:
-            one = jax.vmap(one)
-        mean, reduction, kl = one(self.nat1, self.nat2)
-        return Whitened(mean, reduction, kl)
+        each = jnp.vectorize(_from_natural, signature="(m),(m,m)->(m),(m,m),()")
+        return Whitened(*each(self.nat1, self.nat2))
 
     def narrowed(self, scale):
         # the precision I + nat2, held where v is whitened
@@ -173,15 +144,10 @@ class NaturalGaussian(Family):
         P = I - S; `weight` of the KL, whose natural gradient is weight x (the sites).
         """
         share = (1.0 / jnp.asarray(weight)).astype(gradient.mean.dtype)
-        P_bar = (
-            share[..., None, None]
-            * 0.5
-            * (gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2))
-        )
-        nat1 = share[..., None] * gradient.mean + 2.0 * jnp.einsum(
-            "...ij,...j->...i", P_bar, q.mean
-        )
-        return NaturalGaussian(nat1, 2.0 * P_bar)
+        both = gradient.reduction + jnp.swapaxes(gradient.reduction, -1, -2)
+        nat2 = share[..., None, None] * both
+        pulled = jnp.einsum("...ij,...j->...i", nat2, q.mean)
+        return NaturalGaussian(share[..., None] * gradient.mean + pulled, nat2)
 
     def expected_gain(self, q: Whitened, target: "NaturalGaussian", weight) -> Array:
         """What a whole step is expected to gain, nats, summed over functions: KL[q || target] to
@@ -198,17 +164,13 @@ class NaturalGaussian(Family):
 
     def blended(self, target: "NaturalGaussian", rate) -> "NaturalGaussian":
         """A natural-gradient step of size `rate` in (0, 1]."""
-        nat1, nat2 = jax.tree.map(
-            lambda a, b: (1.0 - rate) * a + rate * b,
-            (self.nat1, self.nat2),
-            (target.nat1, target.nat2),
-        )
-        return dataclasses.replace(self, nat1=nat1, nat2=nat2)
+        return jax.tree.map(lambda a, b: (1.0 - rate) * a + rate * b, self, target)
 
     def is_proper(self) -> Bool[Array, ""]:
         """Whether the precision I + nat2 is positive definite, of every function."""
         precisions = jnp.reshape(self.nat2, (-1, *self.nat2.shape[-2:]))
-        return jnp.all(lax.map(lambda nat2: positive_definite(add_diagonal(nat2, 1.0)), precisions))
+        L = lax.map(lambda nat2: cholesky(add_diagonal(nat2, 1.0)), precisions)
+        return jnp.all(jnp.isfinite(L[:, -1, -1]))
 
 
 def _from_natural(nat1, nat2):

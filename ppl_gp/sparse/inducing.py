@@ -67,7 +67,10 @@ class Points(InducingVariables):
         return prior.kernel(self.Z, X)
 
     def __check_init__(self):
-        if hasattr(self.Z, "ndim") and (self.Z.ndim not in (1, 2) or 0 in self.Z.shape):
-            raise DataError(
-                f"Points(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1."
-            )
+        require_places(self.Z, "Points")
+
+
+def require_places(Z, name: str) -> None:
+    """Raise `DataError` for an array that is not (M, D) or (M,)."""
+    if hasattr(Z, "ndim") and (Z.ndim not in (1, 2) or 0 in Z.shape):
+        raise DataError(f"{name}(Z=...) has shape {Z.shape}; give (M, D) or (M,) with M >= 1.")

@@ -12,7 +12,6 @@ quadrature with nodes where N(e; 0, s^2) p(y | f + e) needs them.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -35,26 +34,21 @@ FINER = 4  # times as many, to tell the error of these
 DRAWN_FROM = 384  # nodes of the distribution function that effects are drawn by
 
 
-def apart(prior: GP) -> tuple[GP, Float[Array, "N"] | None]:
-    """(the prior without effects that stand one a datum, their variances); (the prior, `None`)
-    where there are none. Of one function a datum.
+def split_effects(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
+    """({GP site: prior without effects that stand one a datum}, {GP site that has such effects:
+    their variances}). Of one function a datum.
     """
-    if not isinstance(prior, PredictorGP) or not _own_of(prior, prior.X[:2]):
-        return prior, None
-    return prior.without_own(), added(_own_of(prior, prior.X))[0, 0]
+    left, own = dict(priors), {}
+    for k, prior in priors.items():
+        if isinstance(prior, PredictorGP) and _own_of(prior, prior.X[:2]):
+            left[k], own[k] = prior.without_own(), added(_own_of(prior, prior.X))[0, 0]
+    return left, own
 
 
 def _own_of(prior: PredictorGP, X) -> list[Array]:
     """Covariances within a row of each of them, (R, R, n)."""
     parts = prior.kernel.at(X).parts.values()
     return [part.covariance for part in parts if isinstance(part, Own)]
-
-
-def split_effects(priors: dict[str, GP]) -> tuple[dict[str, GP], dict[str, Array]]:
-    """({GP site: prior without them}, {GP site that has such effects: their variances})."""
-    found = {k: apart(prior) for k, prior in priors.items()}
-    own = {k: variance for k, (_, variance) in found.items() if variance is not None}
-    return {k: prior for k, (prior, _) in found.items()}, own
 
 
 def averaged(joint: JointLogLikelihood, own: dict[str, Array]) -> "JointLogLikelihood | Averaged":
@@ -97,14 +91,11 @@ class Averaged(eqx.Module):
             white = random.normal(key, f.shape, f.dtype)
             e = b * variance / rest + jnp.sqrt(variance / rest) * white
         else:
-            e = self._by_nodes(f, variance, random.uniform(key, f.shape, f.dtype))
+            x, log_w = self._nodes(f, variance, DRAWN_FROM)
+            p = jax.nn.softmax(log_w + jax.vmap(self._at)(x), 0)
+            u, below = random.uniform(key, f.shape, f.dtype), jnp.cumsum(p, 0) - 0.5 * p
+            e = jax.vmap(jnp.interp, (0, 1, 1))(u, below, x) - f
         return jnp.where(self.variance > 0, e, 0.0)
-
-    def _by_nodes(self, f, variance, u):
-        x, log_w = self._nodes(f, variance, DRAWN_FROM)
-        p = jax.nn.softmax(log_w + jax.vmap(self._at)(x), 0)
-        below = jnp.cumsum(p, 0) - 0.5 * p
-        return jax.vmap(jnp.interp, (0, 1, 1))(u, below, x) - f
 
     def _at(self, f):
         return self.joint({self.site: f})
@@ -123,7 +114,8 @@ class Averaged(eqx.Module):
 
     def _sum(self, f, variance):
         """By nodes that stay where they are as far as derivatives go: their weights carry them."""
-        still = jax.tree.map(_held, self)
+        hold = lambda x: lax.stop_gradient(x) if eqx.is_inexact_array(x) else x  # noqa: E731
+        still = jax.tree.map(hold, self)
         held = lax.stop_gradient((f, variance))
         x, log_w = still._nodes(*held, self.num_nodes)
         x, spacing = lax.stop_gradient((x, log_w - normal_log_pdf(x, *held)))
@@ -133,10 +125,6 @@ class Averaged(eqx.Module):
     def _nodes(self, f, variance, num: int):
         concave = is_concave(lambda f: self.joint.trace({self.site: f}), None, f.shape[-1])
         return likelihood_nodes(self._at, f, variance, num=num, concave=concave)
-
-
-def _held(x: Any) -> Any:
-    return lax.stop_gradient(x) if eqx.is_inexact_array(x) else x
 
 
 def quadratic(log_lik: Callable, f) -> tuple[Array, Array, Array]:

@@ -20,16 +20,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import ModelError
-from ppl_gp.numerics.arrow import Arrow, split
+from ppl_gp.numerics.arrow import Arrow, ArrowGram, joined, split
 from ppl_gp.numerics.linalg import product
-from ppl_gp.numerics.loads import ArrowGram, joined
-from ppl_gp.reading.predictor.parts import (
-    Levels,
-    Loadings,
-    Part,
-    Table,
-    Weighted,
-)
+from ppl_gp.reading.predictor.parts import Levels, Table, Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP, widest
 from ppl_gp.sparse.families import NaturalGaussian, Whitened
 from ppl_gp.sparse.features.composed import BlockRoot
@@ -73,40 +66,40 @@ class PartsVariables(InducingVariables):
         return self._blocks(prior, self.names)
 
     def _blocks(self, prior, sites: list[str]) -> BlockRoot:
-        parts = _at(prior, prior.X[:2]).parts
-        roots = [r for k in sites for r in self._roots(k, parts[k])]
-        return BlockRoot(tuple(roots), tuple(s for k in sites for s in self._sizes(k)))
+        parts = prior.kernel.at(prior.X[:2]).parts
+        roots = [pair for k in sites for pair in self._roots(k, parts[k])]
+        return BlockRoot(tuple(root for root, _ in roots), tuple(size for _, size in roots))
 
-    def _sizes(self, site: str) -> list[int]:
+    def _roots(self, site: str, part: Any) -> list[tuple[Root, int]]:
+        """With the sizes of their blocks."""
         if site in self.tables:
-            return [self.tables[site]]
-        return [self.gps[site].num] * self.units[site]
-
-    def _roots(self, site: str, part: Any) -> list[Root]:
-        if site in self.tables:
-            return [DiagonalRoot(jnp.ones(self.tables[site]))]
-        return [self.gps[site].root(part.prior)] * self.units[site]
+            return [(DiagonalRoot(jnp.ones(self.size(site))), self.size(site))]
+        own = self.gps[site]
+        return [(own.root(part.prior), own.num)] * self.units[site]
 
     def cross(self, prior, X):
-        parts = _at(prior, X).parts
-        return jnp.concatenate([self._cross(k, parts[k]) for k in self.names])
+        parts = prior.kernel.at(X).parts
+        return self._of({k: parts[k] for k in self.names})
 
     def cross_of_part(self, site: str, part: Any) -> Any:
         """Cov[u, what one site adds to the predictor at n rows], (M, R n); zero of an effect that
         stands one a datum, which u is not about.
         """
-        if site not in self.names:
-            return jnp.zeros((self.num, part.mean.size), part.mean.dtype)
-        return self._stacked({site: self._cross(site, part)})
+        return self._of({site: part})
 
     def cross_of_effects(self, loads: dict[str, Table]) -> Any:
         """Cov[u, sum_j D_j w_j], (M, n), of `{site j: D_j}`, w_j what stands behind its columns."""
-        return self._stacked({k: part.flat.T for k, part in loads.items()})
+        return self._of(loads)
 
-    def _stacked(self, rows: dict[str, Array]):
-        n = next(iter(rows.values())).shape[1]
-        blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.names]
-        return jnp.concatenate(blocks)
+    def _of(self, parts: dict[str, Any]) -> Any:
+        """Cov[u, .] of what some sites add at the same rows."""
+        return self._stacked(self.names, parts)
+
+    def _stacked(self, sites: list[str], parts: dict[str, Any]) -> Float[Array, "V Rn"]:
+        """Of the unknowns of `sites`: zero of those that `parts` lacks."""
+        n = next(iter(parts.values())).mean.size
+        none = lambda k: jnp.zeros((self.size(k), n))  # noqa: E731
+        return jnp.concatenate([self._cross(k, parts[k]) if k in parts else none(k) for k in sites])
 
     def _cross(self, site: str, part: Any):
         if isinstance(part, Table):
@@ -126,10 +119,6 @@ class SeveralParts(PartsVariables):
     @property
     def functions(self):
         return self.num_functions
-
-
-def _at(prior: Any, X) -> Loadings:
-    return prior.kernel.at(X)
 
 
 class LevelColumns(eqx.Module):
@@ -202,39 +191,23 @@ class ArrowVariables(PartsVariables):
         blocks = self._blocks(prior, self.few)
         return LevelRoot(blocks, self.tables[self.levels], self.start(self.levels))
 
-    def cross(self, prior, X):
-        parts = prior.kernel.at(X).parts
-        return self._joined({k: self._cross(k, parts[k]) for k in self.few}, parts[self.levels])
-
-    def cross_of_part(self, site, part):
-        if site == self.levels:
-            return self._joined({}, part)
-        if site not in self.names:
-            none = self.few[0]
-            return self._joined({none: jnp.zeros((self.size(none), part.mean.size))}, None)
-        return self._joined({site: self._cross(site, part)}, None)
-
     def cross_of_effects(self, loads):
-        levels = loads.get(self.levels)
-        if isinstance(levels, Levels | None):
-            few = {k: part.flat.T for k, part in loads.items() if k != self.levels}
-            return self._joined(few, levels)
-        return super().cross_of_effects(loads)
+        seen = isinstance(loads.get(self.levels), Levels | None)
+        return self._of(loads) if seen else self._stacked(self.names, loads)
 
-    def _joined(self, rows: dict[str, Array], levels: Part | None) -> LevelColumns:
-        """Of the few, zero where `rows` lacks them, and what each row sees of the levels."""
+    def _of(self, parts):
+        """Of the few, and what each row sees of the levels."""
         num, start = self.tables[self.levels], self.start(self.levels)
-        if not isinstance(levels, Levels | None):
+        levels, few = parts.get(self.levels), self._stacked(self.few, parts)
+        if levels is None:
+            n = few.shape[1]
+            return LevelColumns(few, jnp.zeros(n, int), jnp.zeros(n), num, start)
+        if not isinstance(levels, Levels):
             raise ModelError(
                 f"rows of the data see one level of site '{self.levels}' each, and those here are "
                 "not seen to: q(u) of a fit by SVGP() has a form for the former alone. Compute the "
                 "linear predictor in the same way for any number of rows."
             )
-        n = next(iter(rows.values())).shape[1] if levels is None else len(levels.weight)
-        blocks = [rows[k] if k in rows else jnp.zeros((self.size(k), n)) for k in self.few]
-        few = jnp.concatenate(blocks)
-        if levels is None:
-            return LevelColumns(few, jnp.zeros(n, int), jnp.zeros(n), num, start)
         return LevelColumns(few, levels.index, levels.weight, num, start)
 
 
@@ -274,9 +247,9 @@ class ArrowGaussian(NaturalGaussian):
 
     def whitened(self):
         gram = self._precision()
-        m, trace = gram.solve(self.nat1), jnp.trace(gram.block) + jnp.sum(gram.own)
+        m, S = gram.solve(self.nat1), gram.inverse
+        trace = jnp.trace(S.block) + jnp.sum(S.own)
         kl = 0.5 * (trace + jnp.sum(m**2) - m.size) + gram.half_log_det()
-        S = Arrow(gram.block, gram.across, gram.own, gram.start)
         return Whitened(m, S.times(-1.0).plus_diagonal(1.0), kl)
 
     def _precision(self) -> ArrowGram:
@@ -287,9 +260,7 @@ class ArrowGaussian(NaturalGaussian):
         return ArrowGaussian(self.nat1 / scale**2, nat2)
 
     def target(self, q, gradient, weight):
-        """As there. An entry of `across` stands for two of the matrix: its derivative is twice the
-        matrix's.
-        """
+        """As there. `across` stands for two entries, and its derivative is twice the matrix's."""
         share = (1.0 / jnp.asarray(weight)).astype(gradient.mean.dtype)
         bar = gradient.reduction.symmetric()
         nat2 = Arrow(2.0 * bar.block, bar.across, 2.0 * bar.own, bar.start).times(share)
@@ -302,7 +273,7 @@ class ArrowGaussian(NaturalGaussian):
         """
         gram, D = self._precision(), target.nat2 + self.nat2.times(-1.0)
         r = target.nat1 - self.nat1 - D @ q.mean
-        C, d, B = -gram.cross / gram.d[:, None], gram.d, gram.block
+        C, d, B = -gram.cross / gram.d[:, None], gram.d, gram.inverse.block
         Y = D.across + D.own[:, None] * C
         inside = D.block + product(D.across.T, C) + product(C.T, Y)
         own = jnp.sum((D.own / d) ** 2) + 2.0 * jnp.sum(B * product(Y.T, Y / d[:, None]))
@@ -310,5 +281,4 @@ class ArrowGaussian(NaturalGaussian):
         return weight * (0.5 * r @ gram.solve(r) + 0.25 * (own + jnp.sum(BD * BD.T)))
 
     def is_proper(self):
-        gram = self._precision()
-        return jnp.isfinite(gram.half_log_det())
+        return jnp.isfinite(self._precision().half_log_det())

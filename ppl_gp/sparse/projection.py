@@ -114,9 +114,7 @@ def _explained_arrow(A: Any, m, P: Arrow):
 
 
 def _of_several(A, mean, reduction):
-    """One function after the other: their M x B arrays stay in the processor's cache, which one
-    large product's do not.
-    """
+    """One function after another, so that M x B arrays stay in the processor's cache."""
     M, F = mean.shape[-1], mean.shape[:-1]
     each = (jnp.reshape(mean, (-1, M)), jnp.reshape(reduction, (-1, M, M)))
     m, square = lax.map(lambda q: _explained(A, *q), each)
@@ -145,11 +143,7 @@ def _explained_forward(A, m, P):
     return (mean, square), (A, PA, m)
 
 
-def _explained_reverse(saved, cotangents):
-    return _reverse(*saved, *cotangents)
-
-
-_explained.defvjp(_explained_forward, _explained_reverse)
+_explained.defvjp(_explained_forward, lambda saved, bars: _reverse(*saved, *bars))
 
 
 @jax.custom_vjp
@@ -178,8 +172,7 @@ def _explained_dense_forward(W, omega, C, m, P):
     return (mean, square), (W, P, A, PA, m)
 
 
-def _explained_dense_reverse(saved, cotangents):
-    return jnp.zeros_like(saved[0]), *_dense_reverse(*saved, *cotangents)
-
-
-_explained_dense.defvjp(_explained_dense_forward, _explained_dense_reverse)
+_explained_dense.defvjp(
+    _explained_dense_forward,
+    lambda saved, bars: (jnp.zeros_like(saved[0]), *_dense_reverse(*saved, *bars)),
+)

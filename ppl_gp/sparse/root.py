@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import (
     add_diagonal,
+    lower_half,
     product,
     robust_cholesky,
     tril_inverse,
@@ -148,12 +148,6 @@ def _pull_back(W, omega_bar):
 _factor.defvjp(_factor_forward, _factor_reverse)
 
 
-def lower_half(A: Float[Array, "M M"]) -> Float[Array, "M M"]:
-    """Phi: the lower triangle with a halved diagonal."""
-    i = jnp.arange(A.shape[-1])
-    return jnp.where(i[:, None] > i, A, jnp.where(i[:, None] == i, 0.5 * A, 0.0))
-
-
 @jax.custom_jvp
 def _whiten(W, omega, C):
     return product(W, C)
@@ -165,8 +159,3 @@ def _whiten_jvp(primals, tangents):
     _, d_omega, dC = tangents
     A = _whiten(*primals)
     return A, product(W, dC) - product(d_omega, A)
-
-
-def positive_definite(A: Float[Array, "M M"]) -> Bool[Array, ""]:
-    """Whether a symmetric matrix has a Cholesky factor."""
-    return jnp.isfinite(cholesky(A)[-1, -1])

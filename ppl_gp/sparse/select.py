@@ -1,6 +1,4 @@
-"""Choosing inducing points among the inputs: greedily by conditional variance, by k-means, or at
-random.
-"""
+"""Choosing inducing points among the inputs: by conditional variance, k-means, or at random."""
 
 from functools import partial
 
@@ -44,12 +42,9 @@ def select(
         )
     rng = np.random.default_rng([seed, 17])
     X = np.asarray(X)
-    rows = (
-        X
-        if len(X) <= MAX_CANDIDATES
-        else X[np.sort(rng.choice(len(X), MAX_CANDIDATES, replace=False))]
-    )
-    rows = np.unique(rows, axis=0)
+    if len(X) > MAX_CANDIDATES:
+        X = X[np.sort(rng.choice(len(X), MAX_CANDIDATES, replace=False))]
+    rows = np.unique(X, axis=0)
     if len(rows) <= num:
         return rows
     if rule == "kmeans":
@@ -100,9 +95,7 @@ def _filled(Z, rows, num):
 
 @partial(jax.jit, static_argnames="num")
 def greedy(prior: GP, num: int) -> tuple[Int[Array, "M"], Float[Array, "M"]]:
-    """(rows in the order chosen, each one's variance given those before it) of a pivoted Cholesky
-    factorisation.
-    """
+    """(rows as chosen, each one's variance given those before it) of a pivoted Cholesky factor."""
     X, variance = prior.X, prior.variance
 
     def step(carry, i):

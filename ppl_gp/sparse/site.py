@@ -1,6 +1,4 @@
-"""q(u) at a GP site of a NumPyro model: the distribution that replaces the prior there, and its KL
-rule.
-"""
+"""q(u) at a GP site of a NumPyro model: what replaces the prior there, and its KL rule."""
 
 from typing import Any, cast
 
@@ -41,9 +39,8 @@ class SparseMarginals(dist.Distribution):
     ):
         self.process, self.prior, self.kl = process, prior, kl
         self.loc, self.variance_n = process.marginals(prior)
-        super().__init__(
-            jnp.shape(self.loc)[:-1], jnp.shape(self.loc)[-1:], validate_args=validate_args
-        )
+        shape = jnp.shape(self.loc)
+        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
     @property
     def mean(self):
@@ -112,13 +109,9 @@ class SparsePosterior(eqx.Module):
         return Points(_param(f"{name}_Z", Z) if self.train_inducing else Z)
 
     def _family(self, name, batch, variables) -> Family:
-        shape = (*batch, variables.num)
-        zeros, eye = (
-            jnp.zeros(shape),
-            jnp.broadcast_to(jnp.eye(variables.num), (*shape, variables.num)),
-        )
+        zeros = jnp.zeros((*batch, variables.num))
+        loc = _param(f"{name}_loc", zeros)
         if self.covariance == "diagonal":
-            return DiagonalGaussian(
-                _param(f"{name}_loc", zeros), _param(f"{name}_log_scale", zeros)
-            )
-        return FullGaussian(_param(f"{name}_loc", zeros), _param(f"{name}_scale_tril", eye))
+            return DiagonalGaussian(loc, _param(f"{name}_log_scale", zeros))
+        eye = jnp.broadcast_to(jnp.eye(variables.num), (*zeros.shape, variables.num))
+        return FullGaussian(loc, _param(f"{name}_scale_tril", eye))

@@ -1,7 +1,7 @@
 """`SVGP`: the configuration of sparse stochastic variational inference."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,17 +13,6 @@ from ppl_gp.sparse.expectation import Expectation
 COVARIANCES = ("full", "diagonal")
 _FULL_BATCH = 2000
 _MINIBATCH = 1000
-_COUNTS = (
-    "num_inducing",
-    "max_steps",
-    "batch_size",
-    "num_nodes",
-    "num_draws",
-    "devices",
-    "patience",
-    "num_importance",
-    "num_paths",
-)
 
 
 @dataclass(frozen=True)
@@ -179,7 +168,8 @@ class SVGP:
 
 
 def _require_counts(method: SVGP) -> None:
-    require_whole(method, *_COUNTS)
+    counts = {f.name for f in fields(method) if f.type in (int, int | None)}
+    require_whole(method, *sorted(counts - {"warm_up"}))
     require_whole(method, "warm_up", least=0)
     if method.checkpoint is not None and not isinstance(method.checkpoint, Checkpoint):
         raise DataError(

@@ -20,11 +20,10 @@ from models.deep import deep
 from models.gplvm import gplvm
 from models.latent import latent
 from models.latent_deep import latent_deep
-from ppl_gp.deep import layers as deep_layers
-from ppl_gp.deep.bound import terms
+from ppl_gp.deep import bound as deep_layers
+from ppl_gp.deep.bound import _over_copies, draw_copy, terms
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.deep.latents import Encoded, FreeGaussian, mlp_encoder
-from ppl_gp.deep.layers import _over_copies, draw_copy
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.sources import ArraySource

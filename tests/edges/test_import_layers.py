@@ -22,7 +22,6 @@ LAYERS = [
     "option_checks",
     "runtime",
     "quick",
-    "cache",
     "numerics",
     "kernels",
     "means",

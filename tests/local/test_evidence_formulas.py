@@ -21,6 +21,7 @@ from ppl_gp.infer.hyper import grid
 from ppl_gp.infer.hyper.grid import Lattice, composite
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice, _kernel
 from ppl_gp.kept import FromDraws
+from ppl_gp.local.cavity import Cavity
 from ppl_gp.local.condition import condition_mean
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
 from ppl_gp.local.vi import _spread
@@ -77,7 +78,7 @@ def test_the_closed_form_of_a_probit_is_left_alone_under_a_power():
         second = ((f - first) ** 2 * p).sum(0) / p.sum(0)
         for closed_form in (True, False):
             method = pg.EP(power=power, closed_form=closed_form)
-            found = method._tilted(log_lik, mean, variance)
+            found = method._tilted(log_lik, Cavity(1.0 / variance, mean, jnp.ones(5, bool)))
             np.testing.assert_allclose(found.log_z, np.log(z), atol=1e-8)
             np.testing.assert_allclose(found.mean, first, atol=1e-7)
             np.testing.assert_allclose(found.variance, second, atol=1e-7)

@@ -14,6 +14,7 @@ from scipy.special import gammaln
 
 import ppl_gp as pg
 from ppl_gp import kernels
+from ppl_gp.local.cavity import Cavity
 from ppl_gp.local.tilted import tilted_quadrature
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.sparse.expectation import Expectation, expectation_error, expected_log_lik
@@ -86,7 +87,7 @@ def truth():
 def by_nodes():
     def at(m, v, num, **kind):
         found = tilted_quadrature(every, m, v, num=num, **kind)
-        return found, found.error(every, m, v)
+        return found, found.error(every, Cavity(1.0 / v, m, jnp.ones(m.shape, bool)))
 
     run = jax.jit(at, static_argnames=("num", "breaks", "split"))
     return {

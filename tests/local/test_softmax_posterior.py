@@ -20,7 +20,7 @@ from ppl_gp.local.natural import MinusRankOne, as_general
 from ppl_gp.local.softmax import SoftmaxRoot
 from ppl_gp.numerics.blocks import matrix_of
 from ppl_gp.numerics.low_rank import Independent
-from ppl_gp.posterior import FunctionsProcess, SoftmaxProcess, coloured
+from ppl_gp.posterior import Posterior, SoftmaxProcess, coloured
 from ppl_gp.results.query.query import query_at
 
 R, N, M = 3, 7, 4
@@ -144,7 +144,7 @@ def test_a_fit_predicts_as_with_the_blocks_written_out(order):
     slow = in_blocks(fit)
     (kept,) = fit.latent.values()
     assert type(kept.sites) is MinusRankOne
-    assert type(fit.process) is SoftmaxProcess and type(slow.process) is FunctionsProcess
+    assert type(fit.process) is SoftmaxProcess and type(slow.process) is Posterior
     new = rng.normal(size=(9, 2))
     for at in (X, new, new[:1]):
         ours, theirs = (jax.tree.leaves(asked_of(f, jnp.asarray(at), order)) for f in (fit, slow))

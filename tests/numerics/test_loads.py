@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import ppl_gp as pg
-from ppl_gp.numerics.loads import Dense, OneAndOthers
+from ppl_gp.numerics.low_rank import Dense, OneAndOthers
 from ppl_gp.reading.predictor.parts import FEW_LEVELS
 from ppl_gp.reading.predictor.prior import loads_of
 from ppl_gp.reading.predictor.single_lookup import OneEach, entries_seen

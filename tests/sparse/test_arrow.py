@@ -17,8 +17,7 @@ from ppl_gp.infer.svgp.fit import make_fit
 from ppl_gp.infer.svgp.look import look_at
 from ppl_gp.infer.svgp.prepare import prepare
 from ppl_gp.infer.svgp.step import Reached, blend_all, step
-from ppl_gp.numerics.arrow import Arrow
-from ppl_gp.numerics.loads import joined
+from ppl_gp.numerics.arrow import Arrow, joined
 from ppl_gp.results import parts
 from ppl_gp.sparse.families import NaturalGaussian
 from ppl_gp.sparse.parts import (
@@ -65,7 +64,7 @@ def test_the_algebra_is_that_of_the_matrix():
     a, b = _arrow(0, 0.5), jnp.asarray(np.random.default_rng(1).normal(size=V + U))
     dense, found = _written(a), a.factored()
     S = jnp.linalg.inv(dense)
-    pattern = Arrow(found.block, found.across, found.own, START)
+    pattern = found.inverse
     assert a.shape == dense.shape and a.ndim == 2
     _close(a @ b, dense @ b)
     _close(found.solve(b), S @ b)
@@ -98,8 +97,7 @@ def test_half_of_a_precision_is_that_of_some_unknowns():
 def test_columns_are_those_of_the_array():
     columns, a = _columns(2), _arrow(3, 0.5)
     A = columns.array()
-    P = a.factored()
-    P = Arrow(P.block, P.across, P.own, START).times(-1.0).plus_diagonal(1.0)
+    P = a.factored().inverse.times(-1.0).plus_diagonal(1.0)
     whole = jnp.eye(V + U) - jnp.linalg.inv(_written(a))
     m = jnp.asarray(np.random.default_rng(4).normal(size=(V + U)))
     root = LevelRoot(DiagonalRoot(jnp.full(V, 2.0)), U, START)

@@ -35,7 +35,7 @@ from ppl_gp.sparse.features import (
     LaplacianFeatures,
     MercerFeatures,
 )
-from ppl_gp.sparse.features.indices import multi_indices
+from ppl_gp.sparse.features.structure import multi_indices
 from ppl_gp.sparse.inducing import Points
 from ppl_gp.sparse.process import sparse_process
 

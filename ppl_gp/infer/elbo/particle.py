@@ -13,6 +13,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 from numpyro.primitives import Messenger
 
+from ppl_gp.deep.bound import COPIES, draw_copy
 from ppl_gp.deep.importance import (
     Sampling,
     log_ratio,
@@ -21,7 +22,6 @@ from ppl_gp.deep.importance import (
     require_separate,
     with_share,
 )
-from ppl_gp.deep.layers import COPIES, draw_copy
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import bare_shape, unwrap
@@ -38,7 +38,7 @@ from ppl_gp.reading.roles import (
 )
 from ppl_gp.reading.tracing import annotated, run
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
-from ppl_gp.sparse.process import draw_with_inducing
+from ppl_gp.sparse.process import draws_with_inducing
 from ppl_gp.sparse.site import SparseMarginals
 
 
@@ -114,8 +114,8 @@ class OverRows(Messenger):
         """Stands outside of the seed."""
         fn = unwrap(msg["fn"]) if msg["type"] == "sample" else None
         if isinstance(fn, SparseMarginals) and msg["value"] is None:
-            drawn = draw_with_inducing(fn.process, fn.prior, msg["kwargs"]["rng_key"])
-            msg["value"], self.log_ratios[msg["name"]] = drawn
+            found = draws_with_inducing(fn.process, fn.prior, msg["kwargs"]["rng_key"], 1)
+            msg["value"], self.log_ratios[msg["name"]] = (x[0] for x in found)
 
 
 class _Given(NamedTuple):

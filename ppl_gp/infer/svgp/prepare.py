@@ -42,7 +42,7 @@ from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family
 from ppl_gp.sparse.own_effects import averaged, split_effects
-from ppl_gp.sparse.several import num_values, prior_moments
+from ppl_gp.sparse.process import num_values, prior_moments
 from ppl_gp.sparse.svgp import SVGP
 
 SOME = 1e-3  # nats per datum that more inducing variables may add, from which others are tried

@@ -40,8 +40,8 @@ from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, NaturalGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.parts import PartsVariables, natural_prior, parts_variables
+from ppl_gp.sparse.process import batch_of
 from ppl_gp.sparse.select import select
-from ppl_gp.sparse.several import batch_of
 from ppl_gp.sparse.svgp import SVGP
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start

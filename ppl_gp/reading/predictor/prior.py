@@ -19,8 +19,7 @@ from ppl_gp.gp import GP
 from ppl_gp.kernels.base import Kernel
 from ppl_gp.numerics.blocks import diagonal_of, matrix_of
 from ppl_gp.numerics.linalg import add_diagonal
-from ppl_gp.numerics.loads import Dense, Loads, OneAndOthers
-from ppl_gp.numerics.low_rank import Covariance, Independent, LowRank
+from ppl_gp.numerics.low_rank import Covariance, Dense, Independent, Loads, LowRank, OneAndOthers
 from ppl_gp.reading.predictor.behind import Behind
 from ppl_gp.reading.predictor.parts import FEW_LEVELS, Levels, Loadings, Table, Weighted, added
 

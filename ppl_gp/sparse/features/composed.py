@@ -1,9 +1,9 @@
-"""Inducing variables for sums and products of kernels, from inducing variables for each term or
-factor.
-"""
+"""Inducing variables for sums and products of kernels, from those of each term or factor."""
 
 from abc import abstractmethod
 from functools import reduce
+from itertools import accumulate
+from math import prod
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -31,9 +31,7 @@ class _Composed(InducingVariables):
 
     @property
     def is_exact(self) -> bool:
-        """Whether all parts are functionals of their processes, so that the bound is one on the
-        evidence.
-        """
+        """Whether all parts are."""
         return all(getattr(part, "is_exact", True) for part in self.parts)
 
     def _pairs(self, kernels, prior):
@@ -64,10 +62,8 @@ class Additive(_Composed):
         return sum(part.num for part in self.parts)
 
     def root(self, prior) -> "BlockRoot":
-        return BlockRoot(
-            tuple(part.root(term) for part, term in self._terms(prior)),
-            tuple(p.num for p in self.parts),
-        )
+        roots = tuple(part.root(term) for part, term in self._terms(prior))
+        return BlockRoot(roots, tuple(part.num for part in self.parts))
 
     def cross(self, prior, X):
         return jnp.concatenate([part.cross(term, X) for part, term in self._terms(prior)])
@@ -88,7 +84,7 @@ class Kronecker(_Composed):
 
     @property
     def num(self):
-        return reduce(lambda n, part: n * part.num, self.parts, 1)
+        return prod(part.num for part in self.parts)
 
     def root(self, prior) -> "KroneckerRoot":
         roots = tuple(part.root(factor) for part, factor in self._factors(prior))
@@ -126,11 +122,8 @@ class BlockRoot(_Roots):
     """R = blockdiag(R_1, R_2, ...)."""
 
     def _each(self, apply, C):
-        ends = [sum(self.sizes[: i + 1]) for i in range(len(self.sizes))]
-        blocks = jnp.split(C, ends[:-1])
-        return jnp.concatenate(
-            [apply(root, block) for root, block in zip(self.roots, blocks, strict=True)]
-        )
+        blocks = jnp.split(C, list(accumulate(self.sizes))[:-1])
+        return jnp.concatenate([apply(*pair) for pair in zip(self.roots, blocks, strict=True)])
 
 
 class KroneckerRoot(_Roots):
@@ -141,7 +134,6 @@ class KroneckerRoot(_Roots):
         C = C.reshape(*self.sizes, -1)
         for axis, root in enumerate(self.roots):
             front = jnp.moveaxis(C, axis, 0)
-            C = jnp.moveaxis(
-                apply(root, front.reshape(front.shape[0], -1)).reshape(front.shape), 0, axis
-            )
+            rows = apply(root, front.reshape(front.shape[0], -1))
+            C = jnp.moveaxis(rows.reshape(front.shape), 0, axis)
         return C.reshape(shape)

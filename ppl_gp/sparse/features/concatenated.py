@@ -13,7 +13,7 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
 from ppl_gp.kernels.distance import safe_sqrt
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
-from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.inducing import InducingVariables, Points, require_places
 from ppl_gp.sparse.root import DenseRoot, Root, dense_root
 
 
@@ -55,21 +55,15 @@ class Derivatives(InducingVariables):
         return self.of(lambda Z: prior.kernel(Z, X))
 
     def of(self, function):
-        """The functional itself: the derivative of X -> array, one axis of which follows the rows
-        of X, at Z.
-        """
+        """The functional itself, of X -> array: its derivative at Z along the rows of X."""
         D = 1 if self.Z.ndim == 1 else self.Z.shape[1]
         along = jnp.zeros_like(self.Z) + jnp.asarray(jnp.arange(D) == self.dim, self.Z.dtype)
         return jax.jvp(function, (self.Z,), (along,))[1]
 
     def __check_init__(self):
-        if not hasattr(self.Z, "ndim"):
-            return
-        if self.Z.ndim not in (1, 2) or 0 in self.Z.shape:
-            raise DataError(
-                f"Derivatives(Z=...) has shape {self.Z.shape}; give (M, D) or (M,) with M >= 1."
-            )
-        as_dim(self.dim, 1 if self.Z.ndim == 1 else self.Z.shape[1], "Derivatives")
+        require_places(self.Z, "Derivatives")
+        if hasattr(self.Z, "ndim"):
+            as_dim(self.dim, 1 if self.Z.ndim == 1 else self.Z.shape[1], "Derivatives")
 
 
 class Concatenated(InducingVariables):
@@ -111,10 +105,8 @@ class Concatenated(InducingVariables):
         scale = safe_sqrt(jnp.diagonal(K))
         unit = default_jitter(jnp.ones_like(scale))
         jitter = jnp.concatenate([_jitter(prior, part, unit) for part in self.parts])
-        correlation = K / scale[:, None] / scale
-        return ScaledRoot(
-            scale, dense_root(add_diagonal(correlation, jnp.maximum(unit, jitter / scale**2)), unit)
-        )
+        raised = add_diagonal(K / scale[:, None] / scale, jnp.maximum(unit, jitter / scale**2))
+        return ScaledRoot(scale, dense_root(raised, unit))
 
     def cross(self, prior, X):
         return jnp.concatenate([part.cross(prior, X) for part in self.parts])
@@ -151,9 +143,5 @@ def _covariance(prior, first, second):
 
 def _jitter(prior, part, unit):
     """What the GP's own `jitter` asks for: it is noise on f, so on values of f alone."""
-    absolute = (
-        prior.jitter
-        if isinstance(part, Points) and prior.jitter is not None
-        else jnp.zeros_like(unit)
-    )
-    return jnp.full(part.num, absolute, unit.dtype)
+    known = isinstance(part, Points) and prior.jitter is not None
+    return jnp.full(part.num, prior.jitter if known else 0.0, unit.dtype)

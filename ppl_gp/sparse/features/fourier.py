@@ -13,8 +13,7 @@ from jaxtyping import Array, Float
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels import Matern12, Matern32, Matern52
 from ppl_gp.numerics.linalg import product
-from ppl_gp.sparse.features.indices import as_num, as_numbers, check_box
-from ppl_gp.sparse.features.structure import columns, fitting
+from ppl_gp.sparse.features.structure import as_num, as_numbers, check_box, columns, fitting
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import LowRankRoot
 
@@ -91,9 +90,7 @@ class FourierFeatures(InducingVariables):
         return jnp.where(x == nearest, inside, outside)
 
     def _process(self, prior, X):
-        """(variance, rate, p, x): the kernel as a Markov process, and its one input column,
-        (B,).
-        """
+        """(variance, rate, p, x (B,)): the kernel as a Markov process, and its input column."""
         variance, core = fitting(prior.kernel, tuple(_ORDERS), "FourierFeatures")
         order = _ORDERS[type(core)]
         X, lengthscale = columns(core, X)
@@ -109,9 +106,7 @@ class FourierFeatures(InducingVariables):
         return 2.0 * np.pi * np.arange(self.num_frequencies + 1) / (self.high - self.low)
 
     def _edge(self, rate, order):
-        """V C, (M, p), with C C^T = variance P^-1: V has (phi, phi' / rate, phi'' / rate^2), alike
-        at both ends.
-        """
+        """V C, (M, p), C C^T = variance P^-1, V of (phi, phi' / rate, phi'' / rate^2) at an end."""
         w = jnp.asarray(self._frequencies(), rate.dtype) / rate
         one, zero = jnp.ones_like(w), jnp.zeros_like(w[1:])
         value, slope = jnp.concatenate([one, zero]), jnp.concatenate([0.0 * one, w[1:]])
@@ -133,9 +128,7 @@ def _stationary_factor(order, dtype):
 
 
 def _edge_covariance(order, rate, beyond):
-    """C^T Cov[s(edge), f(x)] / variance, (p, B), for x at the signed distance `beyond` from the
-    nearest end.
-    """
+    """C^T Cov[s(edge), f(x)] / variance, (p, B), x at the signed distance `beyond` from the end."""
     z = rate * jnp.abs(beyond)
     # Derivatives of the correlation in z; those of f(edge) are in the edge, so the odd one turns
     # its sign to the left.

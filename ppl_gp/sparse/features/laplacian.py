@@ -19,23 +19,22 @@ from numpyro.contrib.hsgp.spectral_densities import (
 
 from ppl_gp.kernels import RBF, Matern12, Matern32, Matern52
 from ppl_gp.kernels.distance import safe_sqrt
-from ppl_gp.sparse.features.indices import (
+from ppl_gp.sparse.features.structure import (
+    Eigenfunctions,
     Numbers,
     as_num,
     as_numbers,
     check_box,
-    count,
+    columns,
+    fitting,
     multi_indices,
     per_dimension,
 )
-from ppl_gp.sparse.features.structure import columns, fitting
-from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DiagonalRoot
 
 _SMOOTHNESS = {Matern12: 0.5, Matern32: 1.5, Matern52: 2.5}
 
 
-class LaplacianFeatures(InducingVariables):
+class LaplacianFeatures(Eigenfunctions):
     """Cov[u] = I and Cov[u_j, f(x)] = sqrt(S(w_j)) phi_j(x), taken as the approximation k ~ sum_j
     S(w_j) phi_j phi_j.
 
@@ -62,7 +61,8 @@ class LaplacianFeatures(InducingVariables):
     `ModelError`. K_uf costs O(D M B); nothing is factored.
     """
 
-    size: int | tuple[int, ...] = eqx.field(static=True)
+    kinds = (RBF, *_SMOOTHNESS)
+    is_exact = False
     low: Numbers = eqx.field(static=True)
     high: Numbers = eqx.field(static=True)
 
@@ -70,29 +70,12 @@ class LaplacianFeatures(InducingVariables):
         self.size, self.low, self.high = as_num(num), as_numbers(low), as_numbers(high)
         check_box(self.low, self.high, "LaplacianFeatures")
 
-    @property
-    def num(self):
-        return count(self.size)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether Cov[u, f(X)] is that of functionals of f under the prior, and the bound one on
-        its evidence.
-        """
-        return False
-
-    def root(self, prior) -> DiagonalRoot:
-        fitting(prior.kernel, (RBF, *_SMOOTHNESS), "LaplacianFeatures")
-        return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))
-
     def cross(self, prior, X) -> Float[Array, "M B"]:
         """Cov[u, f(X)]: eigenfunctions times roots of the spectral density."""
-        variance, core = fitting(prior.kernel, (RBF, *_SMOOTHNESS), "LaplacianFeatures")
+        variance, core = fitting(prior.kernel, self.kinds, "LaplacianFeatures")
         X, lengthscale = columns(core, X)
-        low, high = (
-            per_dimension(edge, X.shape[1], "LaplacianFeatures' box")
-            for edge in (self.low, self.high)
-        )
+        D, name = X.shape[1], "LaplacianFeatures' box"
+        low, high = (per_dimension(edge, D, name) for edge in (self.low, self.high))
         w = _frequencies(self.size, high - low)
         density = _spectral_density(core, jnp.asarray(w, X.dtype), variance, lengthscale)
         # safe_sqrt: an RBF's density underflows to 0 at high frequencies, where a plain root has no
@@ -102,9 +85,8 @@ class LaplacianFeatures(InducingVariables):
 
 def _frequencies(size, width):
     """w, (M, D)."""
-    index = multi_indices(
-        size, len(width), lambda d, j: ((j + 1) * width.min() / width[d]) ** 2, "LaplacianFeatures"
-    )
+    cost = lambda d, j: ((j + 1) * width.min() / width[d]) ** 2  # noqa: E731
+    index = multi_indices(size, len(width), cost, "LaplacianFeatures")
     return np.pi * (index + 1) / width
 
 
@@ -117,8 +99,6 @@ def _spectral_density(core, w, variance, lengthscale):
 
 def _eigenfunctions(w, low, high, X):
     w, low, high = (jnp.asarray(a, X.dtype) for a in (w, low, high))
-    phi = (
-        jnp.sqrt(2.0 / (high[d] - low[d])) * jnp.sin(w[:, d, None] * (X[:, d] - low[d]))
-        for d in range(len(low))
-    )
+    wave = lambda d: jnp.sin(w[:, d, None] * (X[:, d] - low[d]))  # noqa: E731
+    phi = (jnp.sqrt(2.0 / (high[d] - low[d])) * wave(d) for d in range(len(low)))
     return jnp.where(jnp.all((X >= low) & (X <= high), 1), reduce(mul, phi), 0.0)

@@ -16,20 +16,19 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.kernels import RBF
-from ppl_gp.sparse.features.indices import (
+from ppl_gp.sparse.features.structure import (
+    Eigenfunctions,
     Numbers,
     as_num,
     as_numbers,
-    count,
+    columns,
+    fitting,
     multi_indices,
     per_dimension,
 )
-from ppl_gp.sparse.features.structure import columns, fitting
-from ppl_gp.sparse.inducing import InducingVariables
-from ppl_gp.sparse.root import DiagonalRoot
 
 
-class MercerFeatures(InducingVariables):
+class MercerFeatures(Eigenfunctions):
     """u_m = lambda_m^(-1/2) integral (f(x) - m(x)) phi_m(x) N(x; mean, scale^2) dx: Cov[u] = I,
     E[u] = 0.
 
@@ -50,7 +49,7 @@ class MercerFeatures(InducingVariables):
     constants; else `ModelError`. K_uf costs O(D M B); nothing is factored.
     """
 
-    size: int | tuple[int, ...] = eqx.field(static=True)
+    kinds = (RBF,)
     measure_mean: Numbers = eqx.field(static=True)
     scale: Numbers = eqx.field(static=True)
 
@@ -62,32 +61,20 @@ class MercerFeatures(InducingVariables):
                 "deviation."
             )
 
-    @property
-    def num(self):
-        return count(self.size)
-
-    def root(self, prior) -> DiagonalRoot:
-        fitting(prior.kernel, (RBF,), "MercerFeatures")
-        return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))
-
     def cross(self, prior, X) -> Float[Array, "M B"]:
         """Cov[u, f(X)]: eigenfunctions times roots of the eigenvalues."""
-        variance, core = fitting(prior.kernel, (RBF,), "MercerFeatures")
+        variance, core = fitting(prior.kernel, self.kinds, "MercerFeatures")
         X, lengthscale = columns(core, X)
         D = X.shape[1]
         mean = per_dimension(self.measure_mean, D, "MercerFeatures(mean=...)")
         scale = per_dimension(self.scale, D, "MercerFeatures(scale=...)")
         index = multi_indices(self.size, D, lambda d, j: float(j), "MercerFeatures")
-        factors = (
-            eigenfunctions(
-                X[:, d] - float(mean[d]),
-                lengthscale[d],
-                float(scale[d]),
-                int(index[:, d].max()) + 1,
-            )[index[:, d]]
-            for d in range(D)
-        )
-        return jnp.sqrt(variance) * reduce(mul, factors)
+
+        def factor(d):
+            x, num = X[:, d] - float(mean[d]), int(index[:, d].max()) + 1
+            return eigenfunctions(x, lengthscale[d], float(scale[d]), num)[index[:, d]]
+
+        return jnp.sqrt(variance) * reduce(mul, map(factor, range(D)))
 
 
 def eigenfunctions(
@@ -114,9 +101,8 @@ def eigenfunctions(
         # Any positive number serves as the scale; held fixed, it drops out of the derivative too.
         size = lax.stop_gradient(jnp.maximum(jnp.abs(current), jnp.abs(following)))
         size = jnp.maximum(size, jnp.finfo(x.dtype).tiny)
-        return (current / size, following / size, log_scale + jnp.log(size)), current * jnp.exp(
-            log_scale
-        )
+        row = current * jnp.exp(log_scale)
+        return (current / size, following / size, log_scale + jnp.log(size)), row
 
     start = (jnp.zeros_like(step), jnp.ones_like(step), log_first)
     return lax.scan(advance, start, jnp.arange(num, dtype=x.dtype))[1]

@@ -1,17 +1,44 @@
 """What features ask of a kernel: its terms, its factors, its scale, and that it is of a kind that
-they fit.
+they fit. And their static settings, which may not depend on hyperparameters, as these are traced
+while they are trained: numbers that shapes depend on, boxes, and which products of 1-D features are
+taken.
 """
 
+import heapq
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from ppl_gp.errors import ModelError
+from ppl_gp.errors import DataError, ModelError
 from ppl_gp.kernels import Constant, Product, Sum
-from ppl_gp.kernels.inputs import as_inputs, per_column, scalar
+from ppl_gp.kernels.base import variance_of
+from ppl_gp.kernels.inputs import as_inputs, per_column
 from ppl_gp.kernels.stationary import Isotropic
+from ppl_gp.sparse.inducing import InducingVariables
+from ppl_gp.sparse.root import DiagonalRoot
+
+Numbers = float | tuple[float, ...]
+
+
+class Eigenfunctions(InducingVariables):
+    """Products of orthonormal functions of one column each, of a kernel of `kinds`: Cov[u] = I."""
+
+    kinds: ClassVar[tuple[type, ...]]
+    size: int | tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def num(self):
+        return self.size if isinstance(self.size, int) else prod(self.size)
+
+    def root(self, prior) -> DiagonalRoot:
+        fitting(prior.kernel, self.kinds, type(self).__name__)
+        return DiagonalRoot(jnp.ones(self.num, prior.X.dtype))
 
 
 def sum_terms(kernel: Any) -> list[Any]:
@@ -19,11 +46,9 @@ def sum_terms(kernel: Any) -> list[Any]:
     if isinstance(kernel, Sum):
         return sum_terms(kernel.left) + sum_terms(kernel.right)
     scale, core = scaled(kernel)
-    return (
-        [Product(Constant(scale), term) for term in sum_terms(core)]
-        if isinstance(core, Sum)
-        else [kernel]
-    )
+    if not isinstance(core, Sum):
+        return [kernel]
+    return [Product(Constant(scale), term) for term in sum_terms(core)]
 
 
 def product_factors(kernel: Any) -> list[Any]:
@@ -44,11 +69,7 @@ def _factors(kernel):
     if isinstance(kernel, Product):
         (c1, rest1), (c2, rest2) = _factors(kernel.left), _factors(kernel.right)
         return c1 + c2, rest1 + rest2
-    return (
-        ([scalar(kernel.variance, "Constant(variance=...)")], [])
-        if isinstance(kernel, Constant)
-        else ([], [kernel])
-    )
+    return ([variance_of(kernel)], []) if isinstance(kernel, Constant) else ([], [kernel])
 
 
 def fitting(kernel: Any, kinds: tuple[type, ...], name: str) -> tuple[Float[Array, ""], Any]:
@@ -63,7 +84,7 @@ def fitting(kernel: Any, kinds: tuple[type, ...], name: str) -> tuple[Float[Arra
         raise ModelError(
             f"{name} has no form for the kernel {kernel!r}: it takes {wanted}. {_remedy(kernel)}"
         )
-    return scale * scalar(core.variance, f"{type(core).__name__}(variance=...)"), core
+    return scale * variance_of(core), core
 
 
 def _remedy(kernel):
@@ -79,8 +100,82 @@ def _remedy(kernel):
 
 def columns(core: Isotropic, X: Any) -> tuple[Float[Array, "N D"], Float[Array, "D"]]:
     """The columns of X that a stationary kernel sees, and its length scale in each."""
-    X = as_inputs(X, core.active_dims)
-    lengthscale = per_column(
-        core.lengthscale, X.shape[1], f"{type(core).__name__}(lengthscale=...)"
-    )
+    X, name = as_inputs(X, core.active_dims), f"{type(core).__name__}(lengthscale=...)"
+    lengthscale = per_column(core.lengthscale, X.shape[1], name)
     return X, jnp.broadcast_to(lengthscale, (X.shape[1],)).astype(jnp.result_type(X, lengthscale))
+
+
+def as_numbers(value: Any) -> Numbers:
+    """One finite number, or one for each column, as what a static field may hold."""
+    try:
+        array = np.asarray(value, float)
+    except (jax.errors.TracerArrayConversionError, TypeError, ValueError):
+        raise DataError(
+            f"features got {value!r}; their box or measure is fixed: give numbers known outside "
+            "of jit and the model."
+        ) from None
+    if array.ndim > 1 or not np.all(np.isfinite(array)) or array.size == 0:
+        raise DataError(
+            f"features got {value!r}; give one finite number, or one for each input column."
+        )
+    return float(array) if array.ndim == 0 else tuple(array.tolist())
+
+
+def as_num(num: Any) -> int | tuple[int, ...]:
+    """How many features: a total, or a number for each input column (their full grid)."""
+    values = num if isinstance(num, tuple | list) else (num,)
+    if not values or any(isinstance(n, bool) or int(n) != n or n < 1 for n in values):
+        raise DataError(
+            f"the number of features is {num!r}; give a positive integer, or a tuple of them, one "
+            "a column."
+        )
+    return tuple(int(n) for n in values) if isinstance(num, tuple | list) else int(num)
+
+
+def check_box(low: Numbers, high: Numbers, name: str) -> None:
+    """`DataError` unless low < high in every column."""
+    try:
+        good = np.all(np.asarray(low) < np.asarray(high))
+    except ValueError:
+        good = False
+    if not good:
+        raise DataError(
+            f"{name}(low={low}, high={high}) is no box; give low < high in every input column."
+        )
+
+
+def per_dimension(value: Numbers, D: int, name: str) -> np.ndarray:
+    """One number for each of D columns, (D,)."""
+    if np.shape(value) not in ((), (D,)):
+        raise DataError(
+            f"{name} has {np.size(value)} numbers, and the kernel sees {D} input column(s): give "
+            f"{D}, or one."
+        )
+    return np.broadcast_to(np.asarray(value, float), (D,))
+
+
+def multi_indices(
+    num: int | tuple[int, ...], D: int, cost: Callable[[int, int], float], name: str
+) -> np.ndarray:
+    """(M, D) of indices from 0: the full grid where `num` is a tuple, else the M with the smallest
+    sum_d cost(d, j_d), which grows with j; of equal ones the lexicographically smaller. O(M D log
+    M).
+    """
+    if isinstance(num, tuple):
+        if len(num) != D:
+            raise DataError(
+                f"{name}(num={num}) is for {len(num)} input column(s); the kernel sees {D}."
+            )
+        return np.indices(num).reshape(D, -1).T
+    taken, queue, seen = [], [(0.0, (0,) * D)], {(0,) * D}
+    while len(taken) < num:
+        _, index = heapq.heappop(queue)
+        taken.append(index)
+        for d in range(D):
+            after = (*index[:d], index[d] + 1, *index[d + 1 :])
+            if after not in seen:
+                seen.add(after)
+                # Rounded, so that equal costs stay ties whatever order they were summed in.
+                total = round(sum(cost(e, j) for e, j in enumerate(after)), 9)
+                heapq.heappush(queue, (total, after))
+    return np.array(taken)

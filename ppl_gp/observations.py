@@ -1,5 +1,6 @@
-"""Probit likelihoods of two classes and of ordered ones, exact in both tails, and the multinomial
-probit: the largest of several noisy functions wins.
+"""Distributions of observations that GP models use and NumPyro lacks: probit likelihoods of two
+classes and of ordered ones, exact in both tails, and the multinomial probit: the largest of several
+noisy functions wins.
 """
 
 import jax
@@ -13,10 +14,29 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from ppl_gp.errors import DataError
+from ppl_gp.kernels.inputs import floating
 from ppl_gp.numerics.normal import log_ndtr
 
+__all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]
 
-class BernoulliProbit(Distribution):
+
+class _OfClasses(Distribution):
+    """y in {0, ..., num_classes - 1}."""
+
+    has_enumerate_support = True
+    num_classes: int
+
+    @constraints.dependent_property(is_discrete=True, event_dim=0)  # pyright: ignore[reportArgumentType]
+    def support(self):
+        return constraints.integer_interval(0, self.num_classes - 1)
+
+    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
+        values = jnp.arange(self.num_classes).reshape((-1,) + (1,) * len(self.batch_shape))
+        shape = (self.num_classes, *self.batch_shape)
+        return jnp.broadcast_to(values, shape) if expand else values
+
+
+class BernoulliProbit(_OfClasses):
     """y in {0, 1} with p(y = 1 | f) = Phi(f), Phi the standard normal distribution function.
 
     `f` has the batch shape. log p = log Phi((2 y - 1) f) is never formed from a probability, so it
@@ -28,7 +48,7 @@ class BernoulliProbit(Distribution):
     arg_constraints = {"f": constraints.real}
     support = constraints.boolean  # pyright: ignore[reportAssignmentType]
     pytree_data_fields = ("f",)
-    has_enumerate_support = True
+    num_classes = 2
 
     def __init__(self, f: ArrayLike, *, validate_args: bool | None = None):
         self.f = floating(f)
@@ -50,11 +70,8 @@ class BernoulliProbit(Distribution):
     def variance(self) -> Float[Array, "..."]:
         return ndtr(self.f) * ndtr(-self.f)
 
-    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
-        return enumerated(2, self.batch_shape, expand)
 
-
-class OrdinalProbit(Distribution):
+class OrdinalProbit(_OfClasses):
     """y in {0, ..., K - 1} by which interval between cutpoints a noisy f falls into:
 
     p(y = k | f) = Phi(c_k - f) - Phi(c_{k-1} - f) with c_{-1} = -inf, c_{K-1} = inf (Chu &
@@ -68,7 +85,6 @@ class OrdinalProbit(Distribution):
 
     arg_constraints = {"f": constraints.real, "cutpoints": constraints.ordered_vector}
     pytree_data_fields = ("f", "cutpoints")
-    has_enumerate_support = True
 
     def __init__(self, f: ArrayLike, cutpoints: ArrayLike, *, validate_args: bool | None = None):
         f, cutpoints = floating(f), floating(cutpoints)
@@ -82,9 +98,10 @@ class OrdinalProbit(Distribution):
         self.cutpoints = jnp.broadcast_to(cutpoints, batch_shape + cutpoints.shape[-1:])
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
 
-    @constraints.dependent_property(is_discrete=True, event_dim=0)  # pyright: ignore[reportArgumentType]
-    def support(self):
-        return constraints.integer_interval(0, self.cutpoints.shape[-1])
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.cutpoints.shape[-1] + 1
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
         shape = sample_shape + self.batch_shape
@@ -99,9 +116,8 @@ class OrdinalProbit(Distribution):
         upper = self._cutpoint(jnp.clip(value, 0, last - 1)) - self.f
         lower = self._cutpoint(jnp.clip(value - 1, 0, last - 1)) - self.f
         inside = (value > 0) & (value < last)
-        between = _log_ndtr_difference(
-            jnp.where(inside, lower, -1.0), jnp.where(inside, upper, 1.0)
-        )
+        ends = jnp.where(inside, lower, -1.0), jnp.where(inside, upper, 1.0)
+        between = _log_ndtr_difference(*ends)
         return jnp.where(inside, between, log_ndtr(jnp.where(value == 0, upper, -lower)))
 
     def _cutpoint(self, index):
@@ -123,37 +139,20 @@ class OrdinalProbit(Distribution):
         """P(y > k), (..., K - 1)."""
         return ndtr(self.f[..., None] - self.cutpoints)
 
-    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
-        return enumerated(self.cutpoints.shape[-1] + 1, self.batch_shape, expand)
-
 
 def _log_ndtr_difference(a, b):
-    """log(Phi(b) - Phi(a)) for a < b: mirrored into the lower tail, then log Phi(b) + log(1 -
-    Phi(a) / Phi(b)).
-    """
+    """log(Phi(b) - Phi(a)), a < b, in the lower tail: log Phi(b) + log(1 - Phi(a) / Phi(b))."""
     mirrored = a + b > 0.0
     a, b = jnp.where(mirrored, -b, a), jnp.where(mirrored, -a, b)
     log_b = log_ndtr(b)
     return log_b + jnp.log(-jnp.expm1(log_ndtr(a) - log_b))
 
 
-def enumerated(size, batch_shape, expand):
-    values = jnp.arange(size).reshape((-1,) + (1,) * len(batch_shape))
-    return jnp.broadcast_to(values, (size,) + batch_shape) if expand else values
-
-
-def floating(x):
-    x = jnp.asarray(x)
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
-
-
 _NODES = 24  # log p to 1e-9 and better, see tests
-_STEPS = (
-    8  # of Newton's method towards the integrand's mode; the rule forgives a centre that is off
-)
+_STEPS = 8  # of Newton's method to the integrand's mode; the rule forgives a centre that is off
 
 
-class MultinomialProbit(Distribution):
+class MultinomialProbit(_OfClasses):
     """y = argmax_c (f_c + e_c) in {0, ..., C - 1}, e_c ~ N(0, 1) independent (Girolami & Rogers
     2006; Riihimaki, Jylanki & Vehtari 2013, eq. 3):
 
@@ -167,7 +166,6 @@ class MultinomialProbit(Distribution):
 
     arg_constraints = {"f": constraints.real_vector}
     pytree_data_fields = ("f",)
-    has_enumerate_support = True
 
     def __init__(self, f: ArrayLike, *, validate_args: bool | None = None):
         self.f = floating(f)
@@ -181,10 +179,6 @@ class MultinomialProbit(Distribution):
     def num_classes(self) -> int:
         """C."""
         return self.f.shape[-1]
-
-    @constraints.dependent_property(is_discrete=True, event_dim=0)  # pyright: ignore[reportArgumentType]
-    def support(self):
-        return constraints.integer_interval(0, self.num_classes - 1)
 
     def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
         noise = random.normal(key, sample_shape + self.f.shape, self.f.dtype)
@@ -205,9 +199,6 @@ class MultinomialProbit(Distribution):
         """p(y = c | f) of every class; they sum to one up to the quadrature."""
         classes = jnp.reshape(jnp.arange(self.num_classes), (-1,) + (1,) * len(self.batch_shape))
         return jnp.moveaxis(jnp.exp(self.log_prob(classes)), 0, -1)
-
-    def enumerate_support(self, expand: bool = True) -> Int[Array, "..."]:
-        return enumerated(self.num_classes, self.batch_shape, expand)
 
 
 def _log_all_below(d, mask):
