@@ -15,7 +15,7 @@ from ppl_gp.infer.probes.joint import probe
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.reading.factors import read
+from ppl_gp.reading.factors import factors_of, read
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.levels import require_levels
 from ppl_gp.reading.roles import require_no_subsampling, roles
@@ -49,7 +49,7 @@ def _fit_local(method: LocalMethod, model, rng_key, args, kwargs, progress) -> F
         trace = run(holding(model, method.hyper), args, kwargs)
     problem = LocalProblem(method, model, trace, rng_key, args, kwargs, progress)
     hyper = {k: trace[k]["value"] for k in problem.found.hyper}
-    factors = read(model, *args, hyper=hyper, **kwargs)
+    factors = factors_of(model, args, kwargs, trace, hyper)
     log_lik = factors.log_lik
     if isinstance(model, Collapsed):
         require_levels(model, args, kwargs, factors.log_lik.joint.hyper)

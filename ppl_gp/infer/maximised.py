@@ -22,7 +22,7 @@ from ppl_gp.reading.affine import bend
 from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
-from ppl_gp.reading.fingerprint import keyed
+from ppl_gp.reading.fingerprint import by_shapes, keyed
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.predictor import is_gaussian
@@ -56,8 +56,15 @@ def require_no_maximised_effects(
     Effects are Gaussian sites of several values that the observations depend on (a vector, or
     single values that `integrate=` could make one function of), and others of several values that
     act on an array that functions act on too. `maximise`: sites that the user knows of. Abstract
-    traces, and none where no such site is left.
+    traces, once for arguments of these shapes.
     """
+    for told in _maximised(model, args, kwargs, method, tuple(maximise)):
+        warn(told)
+
+
+@by_shapes
+def _maximised(model: Declared, args, kwargs, method: str, maximise: tuple) -> list[str]:
+    """What to warn of; `ModelError` for what is refused."""
     source = model.source if isinstance(model, Collapsed) else model
     inside = list(model.plan.sites) if isinstance(model, Collapsed) else []
     trace = run(source, args, kwargs)
@@ -65,18 +72,13 @@ def require_no_maximised_effects(
     hyper = [k for k in hyper if _is_floating(trace[k]["value"])]
     many = [k for k in hyper if np.size(trace[k]["value"]) > 1]
     if not many and not any(is_gaussian(trace[k]) for k in hyper):
-        return
+        return []
     functions = [*inside, *roles(trace).gps]
     seen = _Seen(source, args, kwargs, trace, functions)
     gaussians = [k for k in hyper if is_gaussian(trace[k]) and k in seen.reached]
     joined = _joined(source, args, kwargs, inside, gaussians, many)
     points = [k for k in hyper if k in joined or k in many and k in (*gaussians, *seen.shared)]
     causes = _causes(source, args, kwargs, trace, {*gaussians, *points})
-    for site in (k for k in causes if k not in points):
-        warn(
-            f"{method} maximises '{site}' with the hyperparameters and does not integrate it: "
-            f"{causes[site]}."
-        )
     if points:
         if causes.keys().isdisjoint(points):
             require_bounded(trace, source.reading, method, points, integrated=functions)
@@ -92,6 +94,8 @@ def require_no_maximised_effects(
             "as known (where tried, 2 values of 50 rows: evidence 4.7 nats too high, variances "
             "down to 0.78 of the right ones)."
         )
+    told = "maximises '{}' with the hyperparameters and does not integrate it"
+    return [f"{method} {told.format(k)}: {causes[k]}." for k in causes]
 
 
 class _Seen:

@@ -45,7 +45,8 @@ def declare(model: Callable, args: tuple, kwargs: dict, tables=()) -> Declared:
     if isinstance(model, Declared):
         return model
     try:
-        return Declared(keyed(model), read_off(model, args, kwargs, tables))
+        function = keyed(model)
+        return Declared(function, read_off(function, args, kwargs, tables))
     except (TypeError, ValueError) as error:
         if lists := [
             k for k, v in {**dict(enumerate(args)), **kwargs}.items() if isinstance(v, list)

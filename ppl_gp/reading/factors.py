@@ -223,7 +223,11 @@ def read(model: Callable, *args, hyper: dict | None = None, **kwargs) -> Factors
     """
     args, kwargs = as_arrays(*named_arrays(model, args, kwargs)[:2])
     model = collapse(declare(model, args, kwargs), args, kwargs, given=hyper)
-    trace = run(model, args, kwargs, hyper)
+    return factors_of(model, args, kwargs, run(model, args, kwargs, hyper), hyper)
+
+
+def factors_of(model, args: tuple, kwargs: dict, trace: dict, hyper: dict | None) -> Factors:
+    """As `read`, of a trace at these hyperparameters of a model that is read as it stands."""
     found = roles(trace)
     require_one_latent_function(
         found, trace, lambda latent: run(model, args, kwargs, hyper, latent)

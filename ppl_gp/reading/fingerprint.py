@@ -15,6 +15,12 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from ppl_gp.reading.digest import Entry, state_of
 
@@ -26,6 +32,8 @@ _ATTRIBUTES = frozenset(
     {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
 )
 _NOT_READ = {"_abc_impl", "__class__", "__wrapped__"}  # of a class
+_OPTIONS = (bool, int, float, complex, str, bytes)  # that nobody can change
+_T = TypeVar("_T")
 
 
 class Keyed:
@@ -73,6 +81,47 @@ def settle(model: Keyed) -> None:
     counter, a cache). `changed` leaves it out from now on.
     """
     model._own |= frozenset(changed(model))
+
+
+def by_shapes(function: Callable[..., _T]) -> Callable[..., _T]:
+    """`function(model, *more)`, kept for models that are equal, arrays of the same shapes and
+    types, and options of the same values. What it finds holds no arrays.
+
+    It is given tracers in place of arrays, so that no value can decide. Where it asks for one, or
+    an option is an object, which may change, it is given what was passed, and nothing is kept.
+    """
+
+    @functools.lru_cache(maxsize=128)
+    def kept(model, structure, shapes, options, floats) -> list[_T]:
+        found: list[_T] = []
+
+        def look(arrays):
+            rest = iter(arrays)
+            leaves = [next(rest) if x is None else x[1] for x in options]
+            found.append(function(model, *jax.tree.unflatten(structure, leaves)))
+
+        jax.eval_shape(look, shapes)
+        return found
+
+    @functools.wraps(function)
+    def asked(model, *more) -> _T:
+        leaves, structure = jax.tree.flatten(more)
+        arrays = [isinstance(x, np.ndarray | jax.Array) for x in leaves]
+        pairs = [*zip(leaves, arrays, strict=True)]
+        is_keyed = isinstance(getattr(model, "function", model), Keyed)
+        if is_keyed and all(a or type(x) in _OPTIONS for x, a in pairs):
+            shapes = tuple(_shape(x) for x, a in pairs if a)
+            options = tuple(None if a else (type(x), x) for x, a in pairs)
+            with suppress(Exception):  # the function says the same, or more, of the arrays
+                return kept(model, structure, shapes, options, jnp.result_type(float))[-1]
+        return function(model, *more)
+
+    return asked
+
+
+def _shape(x) -> jax.ShapeDtypeStruct:
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, dtype, weak_type=getattr(x, "weak_type", False))
 
 
 def reads(function: Callable) -> dict[str, str]:

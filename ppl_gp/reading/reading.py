@@ -15,6 +15,7 @@ from ppl_gp.errors import (
     NotPointwiseError,
 )
 from ppl_gp.reading.arguments import Leaves, argument_of
+from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.graph import Sees, Sources, graph
 from ppl_gp.reading.rows import Rows, rows_of
 from ppl_gp.reading.shapes import Look, look_at
@@ -202,6 +203,7 @@ class Reading:
         )
 
 
+@by_shapes
 def read_off(model: Callable, args: tuple, kwargs: dict, tables=()) -> Reading:
     """The reading of `model(*args, **kwargs)`. Abstract traces only, five as a rule."""
     leaves = Leaves(model, args, kwargs)

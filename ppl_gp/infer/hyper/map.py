@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
@@ -32,8 +33,9 @@ from ppl_gp.infer.hyper.restarts import (
 from ppl_gp.infer.hyper.space import fixed_values, space, support
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.maximised import perhaps_unbounded, require_bounded
-from ppl_gp.quick import entry
+from ppl_gp.quick import entry, quick_jit
 from ppl_gp.reading.dependence import sources
+from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
@@ -119,8 +121,8 @@ def _elsewhere(
     """
     if config.init is not None:
         return None
-    first = jax.tree.map(lambda x: x[0], begun)
-    hyper = ascent.space.constrain(first)
+    first = entry(begun, 0)
+    hyper, _ = constrained(ascent, runs._replace(point=begun), np.asarray(0))
     best = int(np.argmin(np.asarray(runs.loss)))
     others = jnp.asarray(np.arange(len(runs.done)) != best)
     found, least = None, float(runs.loss[best]) - FLAT
@@ -151,7 +153,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
     """The best of the restarts, solved once more at its point; `begun`: where they began."""
     losses = np.asarray(runs.loss)
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
-    hyper, bounds = constrained(ascent, runs, best)
+    hyper, bounds = constrained(ascent, runs, np.asarray(best))
     others = jnp.asarray(np.arange(len(losses)) != best)
     _, last = asked_for(ascent, runs._replace(asked=runs.point, done=others))
     _, slopes, value, solution = entry(last, best)
@@ -166,7 +168,7 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
     }
     result = Result.interrupted if verb.ended else _result(runs, best)
     if result in (Result.max_steps, Result.nonfinite):
-        first, _ = constrained(ascent, runs._replace(point=begun), best)
+        first, _ = constrained(ascent, runs._replace(point=begun), np.asarray(best))
         if caution := vanishing(trace, first, hyper, slopes):
             stats["caution"] = caution
         elif result is Result.max_steps:
@@ -180,17 +182,18 @@ def _best(ascent: Ascent, begun: dict, runs: Run, trace: dict) -> Point:
 
 def warn_if_weakly_known(model, args, kwargs, trace: dict, hyper: dict, sds: dict | None) -> None:
     """A warning where `weakly_known` has something to say."""
-    scales = _scales_of_effects(model, args, kwargs, trace, hyper) if sds else frozenset()
+    scales = _scales_of_effects(model, args, kwargs, hyper) if sds else frozenset()
     if text := weakly_known(trace, hyper, sds or {}, scales):
         warn(text)
 
 
-def _scales_of_effects(model, args, kwargs, trace: dict, hyper: dict) -> frozenset:
+@by_shapes
+def _scales_of_effects(model, args, kwargs, hyper: dict) -> frozenset:
     """The hyperparameters that covariances of integrated effects, no GPs, are computed from."""
 
     def covariances(hyper):
         there = run(model, args, kwargs, hyper)
-        fn: Any = unwrap(there[roles(trace).gps[0]]["fn"])
+        fn: Any = unwrap(there[roles(there).gps[0]]["fn"])
         if not isinstance(fn, PredictorGP):
             return []
         gps, parts = fn.behind.priors(), fn.kernel.at(fn.X).parts
@@ -296,7 +299,8 @@ def lower_end(where: Any):
     return None if hasattr(where, "upper_bound") else getattr(where, "lower_bound", None)
 
 
-def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], list[str], list[str]]:
+@by_shapes
+def behind_kernels(model, args, kwargs, values: dict) -> tuple[list[str], ...]:
     """Names behind kernels' (periods, length scales, those of several columns). Abstract."""
 
     def tuned(values):
@@ -317,8 +321,10 @@ def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]
     by powers of ten up to a thousandth and a thousand times those, and as far around the standard
     deviation of each column of the kernels' inputs.
     """
-    scales = behind_kernels(model, args, kwargs, hyper)[1]
-    middles = {0, *_powers_to_inputs(run(model, args, kwargs, hyper))} if scales else set()
+    if not (scales := behind_kernels(model, args, kwargs, hyper)[1]):
+        return
+    ratios = np.concatenate([np.ravel(x) for x in _spreads_in_scales(model, args, kwargs, hyper)])
+    middles = {0, *np.round(np.log10(ratios[ratios > 0])).astype(int).tolist()}
     powers = {m + p for m in middles for p in range(-_POWERS, _POWERS + 1)} - {0}
     for power in sorted(powers):
         # unconstrained values are logarithms of positive ones
@@ -326,18 +332,19 @@ def other_scales(free: dict, model, args, kwargs, hyper: dict) -> Iterator[dict]
         yield {k: x + step if k in scales else x for k, x in free.items()}
 
 
-def _powers_to_inputs(trace: dict) -> Iterator[int]:
-    """Powers of ten, rounded, between length scales and standard deviations of their columns."""
-    for name in roles(trace).gps:
-        for prior in _priors(unwrap(trace[name]["fn"])):
-            spread = np.std(np.asarray(prior.X).reshape(len(prior.X), -1), 0)
-            for k in jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale")):
-                scale = np.ravel(getattr(k, "lengthscale", ()))
-                own = spread[list(getattr(k, "active_dims", None) or range(len(spread)))]
-                # a periodic kernel's is a pure number; a user's may be of other inputs
-                if not hasattr(k, "period") and scale.size in (1, len(own)):
-                    ratio = own / scale
-                    yield from np.round(np.log10(ratio[ratio > 0])).astype(int).tolist()
+@quick_jit
+def _spreads_in_scales(model, args, kwargs, hyper: dict) -> list[Array]:
+    """Standard deviations of the columns that kernels' length scales are of, in these."""
+    trace, found = run(model, args, kwargs, hyper), [jnp.zeros(0)]
+    for prior in (p for name in roles(trace).gps for p in _priors(unwrap(trace[name]["fn"]))):
+        spread = jnp.std(jnp.reshape(prior.X, (len(prior.X), -1)), 0)
+        for k in jax.tree.leaves(prior.kernel, is_leaf=lambda k: hasattr(k, "lengthscale")):
+            scale = jnp.ravel(jnp.asarray(getattr(k, "lengthscale", ())))
+            dims = getattr(k, "active_dims", None) or range(len(spread))
+            # a periodic kernel's is a pure number; a user's may be of other inputs
+            if not hasattr(k, "period") and scale.size in (1, len(dims)):
+                found.append(spread[jnp.asarray([*dims], int)] / scale)
+    return found
 
 
 def _priors(fn: Any) -> list:

@@ -2,6 +2,7 @@
 and dtype, and every row for a log-likelihood that is a number.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -70,18 +71,14 @@ def _given(model, args, kwargs, trace: dict, latent: dict) -> dict:
 
 
 def _require_numbers(again, trace: dict, known: dict, names: list[str], free) -> None:
-    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at plain
-    values of the latents, nor at any of several prior draws, f random.
+    """Raise `DataError` for rows of the observed sites `names` that have no log-likelihood at the
+    values of the trace, nor at plain values of the latents, nor at any of several prior draws, f
+    random.
 
     One point alone proves nothing: under a wide prior a rate may overflow at a draw. O(N).
     """
-    found, bad = roles(trace), dict.fromkeys(names, True)
-    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
-    at = trace if free is None else again(_plain_values(trace) | known)
-    means = {k: at[k]["value"] for k in found.gps}
-    for i in range(_DRAWS) if names else ():
-        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
-        there = again(known if i else _plain_values(trace) | known, f, random.key(i))
+    bad = dict.fromkeys(names, True)
+    for there in _points(again, trace, known, free) if names else ():
         bad = {k: x & ~_has_number(k, again, there) for k, x in bad.items()}
         if not any(map(np.any, bad.values())):
             return
@@ -91,6 +88,19 @@ def _require_numbers(again, trace: dict, known: dict, names: list[str], free) ->
         cause = f"{at_edge[:5]} are where the density of {type(fn).__name__} is zero or infinite"
         where = (f" of site '{name}'", f"{_DRAWS} values of the latent sites")
         require_finite(~rows, *where, *([cause] if len(at_edge) else []))
+
+
+def _points(again, trace: dict, known: dict, free) -> Iterator[dict]:
+    """Traces at other values of the latents; the first is there already."""
+    yield trace
+    found = roles(trace)
+    known = known | {k: trace[k]["value"] for k in found.hyper if cannot_be_drawn(trace[k])}
+    plain = _plain_values(trace) | known
+    at = trace if free is None else again(plain)
+    means = {k: at[k]["value"] for k in found.gps}
+    for i in range(_DRAWS):
+        f = {k: x + random.normal(random.key(i), jnp.shape(x)) for k, x in means.items()}
+        yield again(known if i else plain, f, random.key(i))
 
 
 def _plain_values(trace: dict) -> dict:

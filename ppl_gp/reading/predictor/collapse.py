@@ -18,13 +18,14 @@ from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
+from ppl_gp.reading.fingerprint import by_shapes
 from ppl_gp.reading.interactions import dependence
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
 from ppl_gp.reading.predictor.cut import evaluated
 from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian, shapes
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.predictor.sites import spread_of
-from ppl_gp.reading.predictor.skeleton import skeleton
+from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
 from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import needed
@@ -45,13 +46,12 @@ def _of_any_length():
         yield
 
 
-@_of_any_length()
 def collapse(
     model: Declared,
     args: tuple,
     kwargs: dict,
     given: Mapping | None = None,
-    only=None,
+    only: Collection[str] | None = None,
     plain: bool = False,
 ) -> Declared:
     """The model with its Gaussian sites integrated into its linear predictors; the model itself
@@ -61,22 +61,35 @@ def collapse(
     `given`: values of sites that are held, and so not integrated. `only`: the only sites to
     integrate beside GPs. `plain`: also the model of one GP site, whose predictor may have a
     coefficient and an offset. A model that holds arrays of N rows of its own, and so cannot be
-    traced at another number of rows, stays as it is. Abstract traces, some 0.1 s.
+    traced at another number of rows, stays as it is. Abstract traces, some 0.1 s, once for
+    arguments of these shapes.
     """
-    trace = run(model, args, kwargs, dict(given or {}))
+    named = None if only is None else tuple(sorted(only))
+    if (found := _found(model, args, kwargs, dict(given or {}), named, plain)) is None:
+        return model
+    plan, bones = found
+    return Collapsed(model, plan, bones.with_first(Leaves(model, args, kwargs)))
+
+
+@by_shapes
+@_of_any_length()
+def _found(
+    model: Declared, args: tuple, kwargs: dict, given: dict, only, plain: bool
+) -> tuple[Plan, Skeleton] | None:
+    trace = run(model, args, kwargs, given)
     sites = tuple(
         k
         for k, s in trace.items()
         if is_gaussian(s)
         and is_whole(s)
         and not is_missing_part(k, trace)
-        and k not in (given or {})
+        and k not in given
         and (only is None or k in only or is_gp(s))
     )
     done = any(isinstance(unwrap(trace[k]["fn"]), PredictorGP) for k in sites)
     stays = done or not model.reading.grows or bool(model.reading.without_rows)
     if stays or not sites or (_is_plain(trace, sites) and not plain):
-        return model
+        return None
     whole, found = Innovated(model, skeleton(model, args, kwargs), sites), roles(trace)
     free = (*found.gps, *found.hyper, *found.params, *found.local_latents)
     # what stands one a datum has another shape for other rows, and is drawn where it is not given
@@ -84,10 +97,10 @@ def collapse(
     rest = Rest(Leaves(model, args, kwargs).arrays, values)
     whole = whole._replace(sites=integrable(whole, rest, found.gps, asked=only is not None))
     if not whole.sites or (_is_plain(trace, whole.sites) and not plain):
-        return model
+        return None
     if {*found.gps, *found.local_latents} - set(whole.sites):
-        return model  # something that stands beside the data is left, a layer below, say
-    return Collapsed(model, _plan(whole, trace, rest), whole.skeleton)
+        return None  # something that stands beside the data is left, a layer below, say
+    return _plan(whole, trace, rest), whole.skeleton
 
 
 def _is_by_row(site: dict) -> bool:

@@ -101,6 +101,13 @@ class Skeleton:
             at += width
         return found
 
+    def with_first(self, leaves: Leaves) -> "Skeleton":
+        """With the first entries of these arguments, which have values."""
+        known = {p: (leaves.leaves[p], a) for p, a in self.rows if p in leaves.arrays}
+        known = {p: (x, a) for p, (x, a) in known.items() if not isinstance(x, Tracer)}
+        first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
+        return replace(self, first=first)
+
     def _require_same(self, path, entry, given):
         if path in given and given[path] is not entry and given[path] != entry:
             raise DataError(
@@ -118,18 +125,9 @@ def skeleton(model: Callable, args: tuple, kwargs: dict) -> Skeleton:
     # what a factor is computed from may be what its predictor is, a group say; y is not
     wanted |= {p for p in reading.factored if argument_of(p) != "y"}
     columns = tuple(p for p, _ in rows if p in wanted)
-    known = {p: (leaves.leaves[p], a) for p, a in rows if not isinstance(leaves.leaves[p], Tracer)}
-    first = {p: np.take(np.asarray(x), [0], a) for p, (x, a) in known.items() if x.shape[a]}
-    found = Skeleton(
-        tuple(leaves.leaves),
-        entries,
-        jax.tree.structure((args, kwargs)),
-        rows,
-        columns,
-        reading.square,
-        first,
-    )
-    return _with_numbers(model, found)
+    structure = jax.tree.structure((args, kwargs))
+    found = Skeleton(tuple(leaves.leaves), entries, structure, rows, columns, reading.square)
+    return _with_numbers(model, found.with_first(leaves))
 
 
 def _with_numbers(model: Callable, bones: Skeleton) -> Skeleton:
