@@ -27,9 +27,6 @@ from ppl_gp.errors import (
     StoreError,
 )
 from ppl_gp.gp import GP, Whiten
-
-# What happens to the hyperparameters
-from ppl_gp.hyperparameters import MAP, Fixed, Grid, Sample
 from ppl_gp.infer import local as _registers_local_methods
 
 # Sparse approximations
@@ -70,6 +67,9 @@ from ppl_gp.results.compare.models import ModelComparison, compare_models
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.load import load
 from ppl_gp.results.predict.predict import Prediction
+
+# What happens to the hyperparameters
+from ppl_gp.settings import MAP, Fixed, Grid, Sample
 from ppl_gp.sparse import features
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.site import SparsePosterior

@@ -12,8 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ppl_gp.kept import Kept
-from ppl_gp.numerics.lapack import cholesky
-from ppl_gp.numerics.linalg import add_diagonal
+from ppl_gp.numerics.linalg import add_diagonal, cholesky
 from ppl_gp.quick import one_entry
 
 

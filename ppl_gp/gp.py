@@ -21,8 +21,13 @@ from ppl_gp.frames.names import plain_numbers
 from ppl_gp.kernels import as_kernel
 from ppl_gp.kernels.base import jitter_of
 from ppl_gp.means import as_mean
-from ppl_gp.numerics.lapack import solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, robust_cholesky, robust_factors
+from ppl_gp.numerics.linalg import (
+    add_diagonal,
+    half_log_det,
+    robust_cholesky,
+    robust_factors,
+    solve_lower,
+)
 
 _WRAPPERS = (dist.MaskedDistribution, dist.ExpandedDistribution, dist.Independent)
 

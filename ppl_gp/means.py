@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import as_inputs, as_tree, fill, per_column, scalar
+from ppl_gp.kernels.base import as_inputs, as_tree, fill, per_column, scalar
 
 
 class Zero(eqx.Module):

@@ -14,7 +14,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import floating
+from ppl_gp.kernels.base import floating
 from ppl_gp.numerics.normal import log_ndtr
 
 __all__ = ["BernoulliProbit", "MultinomialProbit", "OrdinalProbit"]

@@ -13,7 +13,6 @@ import numpy as np
 
 from ppl_gp.errors import DataError, PplGpError, Result
 from ppl_gp.frames.names import Names
-from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.fit import fit
 from ppl_gp.infer.mcmc.elliptical import EllipticalSlice
 from ppl_gp.infer.mcmc.nuts import NUTS
@@ -25,6 +24,7 @@ from ppl_gp.local.vi import VI
 from ppl_gp.results.compare.compare import Comparison
 from ppl_gp.results.compare.table import WIDTH, verdict
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import MAP, Sample
 from ppl_gp.sparse.svgp import SVGP
 
 LOCAL = {"laplace": Laplace, "ep": EP, "vi": VI, "bound": LocalBound}

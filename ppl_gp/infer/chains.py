@@ -25,9 +25,9 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import Result
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.kept import Kept
-from ppl_gp.option_checks import ChainSettings
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import ChainSettings
 
 
 def over_leading_axis(function, xs):

@@ -10,7 +10,6 @@ import numpy as np
 from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
-from ppl_gp.option_checks import as_key, require_known
 from ppl_gp.reading.arguments import Leaves, argument_names, as_arrays, named_arrays
 from ppl_gp.reading.declared import declare, own_function
 from ppl_gp.reading.fingerprint import settle
@@ -18,6 +17,7 @@ from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import one_at_a_time, stopwatch, verb, was_interrupt
+from ppl_gp.settings import as_key, require_known
 
 _APART = 1e3  # scales of two columns that a fit that failed names
 

@@ -29,20 +29,20 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import LISTED, DataError, ModelError, Result, warn
-from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.hyper.point import LocalProblem
 from ppl_gp.infer.hyper.space import Space, fixed_values, starts, transform
 from ppl_gp.infer.loop import Stage, interruptible
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.mcmc.sampled_model import require_samplable
 from ppl_gp.mean_field.log_joint import scored
-from ppl_gp.numerics.lapack import cholesky, solve_lower
+from ppl_gp.numerics.linalg import cholesky, solve_lower
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.roles import is_missing_part, require_gp, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import MAP, Fixed
 
 MAX_LATENTS = 3000  # entries of all sites: H has their square
 _DRAWS = 1000  # of q that a fit keeps, half of them the mirror images of the others

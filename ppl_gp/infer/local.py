@@ -1,7 +1,6 @@
 """Fitting by a local approximation: what is checked whatever is chosen for `hyper`."""
 
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.hyperparameters import GAUSSIAN, MAP
 from ppl_gp.infer.fit import run_method
 
 # each registers its choice
@@ -21,6 +20,7 @@ from ppl_gp.reading.predictor.levels import require_levels
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import GAUSSIAN, MAP
 
 
 def local_methods() -> dict[str, LocalMethod]:

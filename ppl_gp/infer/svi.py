@@ -43,12 +43,12 @@ from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
 from ppl_gp.infer.mcmc.sampled_model import missing_parts, require_samplable, self_contained
 from ppl_gp.infer.probes.guides import require_guide
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.option_checks import require_positive, require_whole
+from ppl_gp.numerics.linalg import cholesky, solve_lower
 from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.roles import roles
 from ppl_gp.results.compare.truth import KHAT_LIMIT, smooth
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import require_positive, require_whole
 
 CHUNK = 50  # steps between two looks at Ctrl-C
 BOUNDS = 200  # draws of the bound at the end

@@ -1,26 +1,196 @@
-"""The kernel algebra: what a kernel is, sums, products, numbers and foreign kernels."""
+"""The kernel algebra: what a kernel is, sums, products, numbers and foreign kernels; what every
+kernel does with its arguments; squared distances between rows.
+"""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.inputs import (
-    ActiveDims,
-    active_dims_field,
-    as_inputs,
-    as_tree,
-    fill,
-    input_pair,
-    scalar,
-)
-from ppl_gp.numerics.linalg import default_jitter
+from ppl_gp.numerics.linalg import default_jitter, product
+
+ActiveDims = tuple[int, ...] | None
+
+
+def active_dims_field():
+    """`active_dims` of a kernel: a keyword, `None` for all columns."""
+    return eqx.field(default=None, static=True, kw_only=True, converter=as_active_dims)
+
+
+def as_inputs(X: Any, active_dims: ActiveDims = None, name: str = "X") -> Float[Array, "N D"]:
+    """X as (N, D) floats, of the columns `active_dims`; (N,) means D = 1. Raises `DataError`."""
+    X = jnp.asarray(X)
+    if X.ndim not in (1, 2) or X.shape[1:] == (0,):
+        raise DataError(
+            f"{name} has shape {X.shape}; inputs are (N, D) with D >= 1, or (N,) for one input "
+            "dimension."
+        )
+    if jnp.issubdtype(X.dtype, jnp.complexfloating):
+        raise DataError(
+            f"{name} has dtype {X.dtype}; inputs are real: pass the real and imaginary parts as "
+            "columns."
+        )
+    X = floating(X if X.ndim == 2 else X[:, None])
+    if active_dims is None:
+        return X
+    if not all(0 <= d < X.shape[1] for d in active_dims):
+        raise DataError(
+            f"active_dims={active_dims} is out of range for {name}, which has {X.shape[1]} "
+            f"column(s): give column numbers from 0 to {X.shape[1] - 1}."
+        )
+    return X[:, jnp.array(active_dims)]
+
+
+def input_pair(
+    X1: Any, X2: Any, active_dims: ActiveDims
+) -> tuple[Float[Array, "N1 D"], Float[Array, "N2 D"]]:
+    """Both arguments of `k(X1, X2)` as (N, D); one object where both are the same object."""
+    d1, d2 = (1 if jnp.ndim(X) == 1 else jnp.shape(X)[-1] if jnp.ndim(X) else 0 for X in (X1, X2))
+    if d1 != d2:
+        raise DataError(
+            f"X1 has {d1} column(s) and X2 has {d2} (shapes {jnp.shape(X1)} and {jnp.shape(X2)}): "
+            "both arguments of a kernel have the same input dimensions."
+        )
+    A = as_inputs(X1, active_dims, "X1")
+    return A, A if X2 is X1 else as_inputs(X2, active_dims, "X2")
+
+
+def as_active_dims(dims: int | Iterable[int] | None) -> ActiveDims:
+    """One column number or several as the static tuple that a kernel keeps."""
+    if dims is None:
+        return None
+    dims = (dims,) if isinstance(dims, int | np.integer) else tuple(int(d) for d in dims)
+    if not dims:
+        raise DataError(
+            "active_dims=() picks no column: give at least one column number, or None for all "
+            "columns."
+        )
+    return dims
+
+
+def floating(x: ArrayLike) -> Float[Array, "..."]:
+    """As an array of floats."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+
+
+def as_tree(function: Any) -> Any:
+    """A callable as a pytree: a function is a leaf that jit refuses; in a Partial it is part of the
+    tree's structure.
+    """
+    is_function = jax.tree_util.all_leaves([function])
+    return jax.tree_util.Partial(function) if is_function else function
+
+
+def scalar(value: Any, name: str) -> Float[Array, ""]:
+    """A parameter that has to be one number."""
+    value = jnp.asarray(value)
+    if value.ndim:
+        raise DataError(
+            f"{name} has shape {value.shape}; it is one number (for a batch of kernels, jax.vmap "
+            "over it)."
+        )
+    return floating(value)
+
+
+def per_column(value: Any, D: int, name: str) -> Float[Array, "..."]:
+    """A parameter that is one number for all columns, or one for each, (D,)."""
+    value = jnp.asarray(value)
+    if value.shape not in ((), (D,)):
+        raise DataError(
+            f"{name} has shape {value.shape}, and there are {D} input column(s) (the active ones, "
+            f"with active_dims): give one number, or shape ({D},)."
+        )
+    return floating(value)
+
+
+def fill(value: Float[Array, ""], X: Float[Array, "N D"]) -> Float[Array, "N"]:
+    """One value for every row of X, in the dtype that a computation with both has."""
+    return jnp.full(X.shape[0], value, jnp.result_type(X, value))
+
+
+# up to here differences, exact but O(D) passes over the matrix; above it one matrix product
+MAX_DIRECT_COLUMNS = 16
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def squared_distance(
+    A: Float[Array, "N1 D"], B: Float[Array, "N2 D"], same: bool = False
+) -> Float[Array, "N1 N2"]:
+    """r2_ij = sum_d (a_id - b_jd)^2; `same` says that A and B are one array, so that the diagonal
+    is exactly zero.
+
+    Up to 16 columns the differences themselves are taken: no cancellation, and equal rows are at
+    distance 0. Above, the expansion |a|^2 + |b|^2 - 2 a.b of centred inputs, clipped at 0: its
+    absolute error is about eps max|a|^2.
+
+    The derivative is written as two products with thin matrices. Its transpose, what a gradient
+    needs, then reads the cotangent twice whatever D is, where differentiating the sum of squares
+    reads and writes it several times a column.
+    """
+    return _by_differences(A, B) if A.shape[1] <= MAX_DIRECT_COLUMNS else _by_products(A, B, same)
+
+
+@squared_distance.defjvp
+def _squared_distance_jvp(same, primals, tangents):
+    # dr2_ij = 2 (a_i - b_j).(da_i - db_j), multiplied out; any common shift of a and b leaves it as
+    # it is.
+    A, B = _centred(*primals)
+    dA, dB = tangents
+    from_A = product(_append(-dA, jnp.sum(A * dA, 1)), _append(B, jnp.ones_like(B[:, 0])).T)
+    from_B = product(_append(-A, jnp.ones_like(A[:, 0])), _append(dB, jnp.sum(B * dB, 1)).T)
+    return squared_distance(*primals, same), 2.0 * (from_A + from_B)
+
+
+def _by_differences(A, B):
+    # One column at a time, so that XLA fuses the sum into one pass and no (N1, N2, D) array exists.
+    # XLA would also fuse what makes the inputs (scaling, a layer's draws) into that pass, and
+    # repeat it for every pair; it does not fuse a product, so the product with I stops it (an
+    # optimization barrier does not, on CPU).
+    A, B = (product(X, jnp.eye(X.shape[1], dtype=X.dtype)) for X in (A, B))
+    return reduce(add, ((A[:, d, None] - B[None, :, d]) ** 2 for d in range(A.shape[1])))
+
+
+def _by_products(A, B, same):
+    A, B = _centred(A, B)
+    r2 = jnp.sum(A**2, 1)[:, None] + jnp.sum(B**2, 1)[None, :] - 2.0 * product(A, B.T)
+    r2 = jnp.maximum(r2, 0.0)
+    return jnp.where(jnp.eye(A.shape[0], dtype=bool), 0.0, r2) if same else r2
+
+
+def _centred(A, B):
+    centre = middle(A)
+    return A - centre, B - centre
+
+
+def middle(X: Float[Array, "N D"]) -> Float[Array, "D"]:
+    """The mean, without bad values, to measure from where only differences count."""
+    return lax.stop_gradient(jnp.mean(jnp.where(jnp.isfinite(X), X, 0.0), 0))
+
+
+def _append(A, column):
+    return jnp.concatenate([A, column[:, None]], 1)
+
+
+def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """sqrt(x) for x >= 0 whose derivative at 0 is 0, not inf: below the smallest normal number x
+    counts as that number.
+
+    No `where(x == 0, ...)`: XLA may compute x anew for each use and round it differently (fused
+    multiply-adds), so that two tests of one x disagree. A guard like this one, continuous across
+    its threshold, is safe.
+    """
+    return jnp.sqrt(jnp.maximum(x, jnp.finfo(x.dtype).tiny))
 
 
 class Kernel(eqx.Module):

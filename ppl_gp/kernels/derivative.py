@@ -18,8 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.kernels.base import Kernel, as_kernel
-from ppl_gp.kernels.inputs import as_inputs, as_tree, input_pair
+from ppl_gp.kernels.base import Kernel, as_inputs, as_kernel, as_tree, input_pair
 from ppl_gp.kernels.stationary import Matern12, White
 
 

@@ -6,9 +6,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.base import Kernel
-from ppl_gp.kernels.inputs import (
+from ppl_gp.kernels.base import (
     ActiveDims,
+    Kernel,
     active_dims_field,
     as_inputs,
     input_pair,

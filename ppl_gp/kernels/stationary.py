@@ -9,14 +9,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ppl_gp.kernels.base import SameVariance, variance_of
-from ppl_gp.kernels.distance import middle, safe_sqrt, squared_distance
-from ppl_gp.kernels.inputs import (
+from ppl_gp.kernels.base import (
     ActiveDims,
+    SameVariance,
     active_dims_field,
     input_pair,
+    middle,
     per_column,
+    safe_sqrt,
     scalar,
+    squared_distance,
+    variance_of,
 )
 
 

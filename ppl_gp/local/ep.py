@@ -26,11 +26,9 @@ from jax import lax
 
 from ppl_gp.errors import DataError, Result
 from ppl_gp.local import several
-from ppl_gp.local.cavity import Cavity, cavity, is_usable, matched_sites, tilted_terms
 from ppl_gp.local.condition import condition, prediction_root, start_from
-from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.local.method import LocalMethod, Solution, one_function_only
+from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point, one_function_only
 from ppl_gp.local.natural import (
     Marginals,
     Positive,
@@ -40,7 +38,7 @@ from ppl_gp.local.natural import (
     of_varying,
     site_weights,
 )
-from ppl_gp.local.tilted import tilted
+from ppl_gp.local.tilted import Cavity, cavity, is_usable, matched_sites, tilted, tilted_terms
 from ppl_gp.numerics.low_rank import dense
 from ppl_gp.quick import zeros_of
 from ppl_gp.reading.factors import functions_of

@@ -24,9 +24,9 @@ from jaxtyping import Array, Float
 
 from ppl_gp.numerics import blocks
 from ppl_gp.numerics.blocks import gram_blocks, times, times_transposed
-from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import (
     add_diagonal,
+    cholesky,
     default_jitter,
     half_log_det,
     robust_cholesky,

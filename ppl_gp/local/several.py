@@ -21,8 +21,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 from scipy.special import ndtri
 
-from ppl_gp.local.cavity import Cavity, front, joined, rows_times, split
 from ppl_gp.local.natural import Marginals, PseudoLikelihood
+from ppl_gp.local.tilted import Cavity, front, joined, rows_times, split
 from ppl_gp.numerics import blocks as small
 from ppl_gp.numerics.blocks import times
 from ppl_gp.numerics.modes import derivatives

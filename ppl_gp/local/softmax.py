@@ -18,11 +18,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.local.factor import Factor, Inverse, Root
-from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
+    cholesky,
     half_log_det,
     solve_factored,
+    solve_lower,
     tril_gram,
     tril_inverse,
 )

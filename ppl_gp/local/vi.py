@@ -21,11 +21,9 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError
 from ppl_gp.local import several
-from ppl_gp.local.cavity import is_usable
 from ppl_gp.local.condition import condition
-from ppl_gp.local.fixed_point import Evaluation, fixed_point
 from ppl_gp.local.laplace import Laplace
-from ppl_gp.local.method import LocalMethod, Solution
+from ppl_gp.local.method import Evaluation, LocalMethod, Solution, fixed_point
 from ppl_gp.local.natural import (
     Marginals,
     PseudoLikelihood,
@@ -37,7 +35,7 @@ from ppl_gp.local.natural import (
     of_varying,
     site_weights,
 )
-from ppl_gp.local.tilted import integrand
+from ppl_gp.local.tilted import integrand, is_usable
 from ppl_gp.numerics.quadrature import SAFETY, likelihood_nodes, panel_nodes
 
 _ROUNDS = 20

@@ -29,10 +29,10 @@ from ppl_gp.mean_field.structure import (
     start_of,
 )
 from ppl_gp.mean_field.sweep import Progress, begin, caution_of, climb, is_open
-from ppl_gp.option_checks import require_whole
 from ppl_gp.quick import FEW_DATA, quick_jit
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import require_whole
 from ppl_gp.sparse.svgp import Checkpoint
 
 CHUNK = 10  # sweeps between two looks at Ctrl-C

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ppl_gp.numerics.lapack import cholesky, solve_lower
 from ppl_gp.numerics.linalg import (
     add_diagonal,
+    cholesky,
     half_log_det,
     product,
     solve_factored,
+    solve_lower,
     tril_gram,
     tril_inverse,
 )

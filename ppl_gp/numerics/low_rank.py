@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, Int
 
 from ppl_gp.numerics.arrow import ArrowGram, joined, split
 from ppl_gp.numerics.blocks import blocks_in, gram_blocks, times
-from ppl_gp.numerics.lapack import cholesky
 from ppl_gp.numerics.linalg import (
     add_diagonal,
+    cholesky,
     half_log_det,
     solve_factored,
     tril_gram,

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics import blocks as small
-from ppl_gp.numerics.lapack import cholesky, solve_lower
-from ppl_gp.numerics.linalg import lower_half
+from ppl_gp.numerics.linalg import cholesky, lower_half, solve_lower
 
 # Rows up to which written-out loops are as fast: of ten rows they compile five times as long as
 # LAPACK's calls, and run as long over 2000 matrices.

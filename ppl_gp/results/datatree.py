@@ -15,7 +15,6 @@ from jax import lax, random
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError
 from ppl_gp.gp import bare, mask_of
-from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.roles import is_factor, is_gp, is_observed
@@ -51,6 +50,7 @@ from ppl_gp.results.tree_groups import (
     predicted_groups,
     without_masked_rows,
 )
+from ppl_gp.settings import as_key
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -22,7 +22,6 @@ from jaxtyping import Array, Float
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, warn
-from ppl_gp.hyperparameters import Fixed
 from ppl_gp.kept import FromInducing
 from ppl_gp.numerics.blocks import times
 from ppl_gp.quick import full_jit
@@ -54,6 +53,7 @@ from ppl_gp.results.tree_dimensions import (
     rows_that_count,
     scored_names,
 )
+from ppl_gp.settings import Fixed
 from ppl_gp.sparse.process import SparseProcess, draws_with_inducing
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from ppl_gp.local.factor import Root
 from ppl_gp.posterior import Posterior, SoftmaxProcess, Unknowns
 from ppl_gp.reading.predictor.parts import Loadings, Table, Weighted
 from ppl_gp.sparse.inducing import Points
-from ppl_gp.sparse.process import SparseProcess
-from ppl_gp.sparse.projection import reduction_of_some
+from ppl_gp.sparse.process import SparseProcess, reduction_of_some
 
 
 def part_processes(

@@ -31,7 +31,7 @@ from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record, prior_at
 from ppl_gp.sparse.parts import PartsVariables
-from ppl_gp.sparse.projection import explained
+from ppl_gp.sparse.process import explained
 
 TOTAL, OFFSET = "total", "offset"
 _ROWS = 1000  # of the training inputs, from which coefficients are read

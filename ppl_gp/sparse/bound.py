@@ -21,8 +21,7 @@ from jaxtyping import Array, Float
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.numerics.lapack import solve_lower
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product, robust_cholesky
+from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product, robust_cholesky, solve_lower
 from ppl_gp.reading.affine import degree
 from ppl_gp.reading.declared import declare
 from ppl_gp.reading.factors import JointLogLikelihood
@@ -38,8 +37,7 @@ from ppl_gp.sparse.expectation import (
 from ppl_gp.sparse.families import Family, NaturalGaussian, Nudge, Whitened
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.own_effects import Averaged, averaged, quadratic, split_effects
-from ppl_gp.sparse.process import SparseProcess, is_coupled
-from ppl_gp.sparse.projection import gram
+from ppl_gp.sparse.process import SparseProcess, gram, is_coupled
 
 _PAIRED = 4000  # rows whose covariance matrix is made
 

@@ -25,7 +25,7 @@ from ppl_gp.numerics.linalg import product
 from ppl_gp.reading.predictor.parts import Levels, Table, Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP, widest
 from ppl_gp.sparse.families import NaturalGaussian, Whitened
-from ppl_gp.sparse.features.composed import BlockRoot
+from ppl_gp.sparse.features.structure import BlockRoot
 from ppl_gp.sparse.inducing import InducingVariables
 from ppl_gp.sparse.root import DiagonalRoot, Root
 

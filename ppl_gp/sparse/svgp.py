@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ppl_gp.errors import DataError
-from ppl_gp.hyperparameters import MAP, Fixed, Sample
-from ppl_gp.option_checks import require_positive, require_whole
+from ppl_gp.settings import MAP, Fixed, Sample, require_positive, require_whole
 from ppl_gp.sparse.expectation import Expectation
 
 COVARIANCES = ("full", "diagonal")

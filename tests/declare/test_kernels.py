@@ -10,7 +10,7 @@ import tinygp
 
 from ppl_gp import kernels as K
 from ppl_gp.errors import DataError
-from ppl_gp.kernels.distance import squared_distance
+from ppl_gp.kernels.base import squared_distance
 
 rng = np.random.default_rng(0)
 X1, X2 = rng.normal(size=(7, 3)), rng.normal(size=(5, 3))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ppl_gp as pg
-from ppl_gp.option_checks import require_positive, require_whole
+from ppl_gp.settings import require_positive, require_whole
 
 WHOLE = {
     "max_steps": (pg.Laplace, pg.EP, pg.VI, pg.LocalBound, pg.MAP, pg.Grid, pg.SVGP),

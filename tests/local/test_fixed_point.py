@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ppl_gp.errors import Result
-from ppl_gp.local.fixed_point import Evaluation, fixed_point
+from ppl_gp.local.method import Evaluation, fixed_point
 
 SIZE = 12
 RNG = np.random.default_rng(0)

@@ -14,8 +14,7 @@ from scipy.special import gammaln
 
 import ppl_gp as pg
 from ppl_gp import kernels
-from ppl_gp.local.cavity import Cavity
-from ppl_gp.local.tilted import tilted_quadrature
+from ppl_gp.local.tilted import Cavity, tilted_quadrature
 from ppl_gp.numerics.normal import log_ndtr
 from ppl_gp.sparse.expectation import Expectation, expectation_error, expected_log_lik
 

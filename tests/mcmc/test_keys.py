@@ -17,8 +17,8 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy.special import logsumexp
 
 import ppl_gp as pg
-from ppl_gp.option_checks import as_key
 from ppl_gp.results import fit as verbs
+from ppl_gp.settings import as_key
 
 X, y, X_new = small_fits.classification()
 SEED = 3

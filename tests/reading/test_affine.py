@@ -14,8 +14,7 @@ import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import ModelError, Result
 from ppl_gp.infer.checklist.check import check
-from ppl_gp.local.cavity import Cavity
-from ppl_gp.local.tilted import is_affine, line, tilted
+from ppl_gp.local.tilted import Cavity, is_affine, line, tilted
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.reading.affine import Dependence, dependence
 

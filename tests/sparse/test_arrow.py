@@ -27,7 +27,7 @@ from ppl_gp.sparse.parts import (
     LevelRoot,
     PartsVariables,
 )
-from ppl_gp.sparse.projection import explained, explained_jointly, gram, squares
+from ppl_gp.sparse.process import explained, explained_jointly, gram, squares
 from ppl_gp.sparse.root import DiagonalRoot
 
 V, U, START, ROWS = 4, 7, 2, 9  # the levels stand among the others

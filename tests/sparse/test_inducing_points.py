@@ -20,7 +20,7 @@ import ppl_gp as pg
 from ppl_gp.infer.hyper.map import other_scales
 from ppl_gp.infer.svgp import run as long_run
 from ppl_gp.reading.declared import declare
-from ppl_gp.sparse.select import select
+from ppl_gp.sparse.inducing import select
 
 
 def regression(X, y=None):

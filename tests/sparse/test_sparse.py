@@ -28,10 +28,9 @@ from ppl_gp.sparse.families import (
     FullGaussian,
     NaturalGaussian,
 )
-from ppl_gp.sparse.inducing import Points
-from ppl_gp.sparse.projection import explained
+from ppl_gp.sparse.inducing import Points, greedy, select
+from ppl_gp.sparse.process import explained
 from ppl_gp.sparse.root import DiagonalRoot, dense_root
-from ppl_gp.sparse.select import greedy, select
 
 FIXED = pg.Fixed(small_fits.HYPER)
 OF = Structure(("f",), (), (), (), ("f",))  # one GP at given inputs

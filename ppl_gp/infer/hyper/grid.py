@@ -24,7 +24,6 @@ from scipy.special import logsumexp
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import ModelError, Result, warn
-from ppl_gp.hyperparameters import MAP, Grid
 from ppl_gp.infer.hyper.map import maximise
 from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, warn_if_wide
 from ppl_gp.infer.hyper.restarts import UNUSABLE, Ascent, Evaluation, evaluate
@@ -36,6 +35,7 @@ from ppl_gp.local.natural import as_general, as_kept
 from ppl_gp.quick import quick_jit
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import verb
+from ppl_gp.settings import MAP, Grid
 
 # From here on a posterior counts as no Gaussian, besides a stretch that had to be cut: the share of
 # the points that one would use, and the mass that a lattice leaves out.

@@ -15,7 +15,6 @@ from jaxtyping import Array
 
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import MAP
 from ppl_gp.infer.hyper.point import LocalProblem, Point, fit_at, infer_hyper, point_at
 from ppl_gp.infer.hyper.restarts import (
     FLAT,
@@ -41,6 +40,7 @@ from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import verb
+from ppl_gp.settings import MAP
 
 _AGAIN = 8  # starts where none of those that were asked for has a value
 # sd of a logarithm from which on a hyperparameter is weakly known. Length scales and variances of

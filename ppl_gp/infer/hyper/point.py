@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, Result, warn
 from ppl_gp.gp import GP
-from ppl_gp.hyperparameters import Fixed
 from ppl_gp.infer.hyper.space import Space, fixed_values
 from ppl_gp.kept import from_sites
 from ppl_gp.local import several
@@ -39,6 +38,7 @@ from ppl_gp.reading.predictor.parts import Table
 from ppl_gp.reading.predictor.prior import PredictorGP, covariance_of
 from ppl_gp.reading.roles import Roles, roles
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import Fixed
 
 WIDE = 2.0  # standard deviations of q(f_n), in prior ones, that no mode away from a saddle has
 _APART = 1e3

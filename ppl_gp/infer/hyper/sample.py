@@ -10,7 +10,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from ppl_gp.errors import ModelError, Result
-from ppl_gp.hyperparameters import Sample
 from ppl_gp.infer.chains import Kernel, run_chains, sampled_fit
 from ppl_gp.infer.hyper.point import LocalProblem, Setting, infer_hyper, warn_if_wide, widest
 from ppl_gp.infer.hyper.space import require_draws
@@ -26,6 +25,7 @@ from ppl_gp.reading.factors import read
 from ppl_gp.reading.predictor.prior import covariance_of
 from ppl_gp.reading.tracing import sample_hyper
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import Sample
 
 
 def marginal(model: Callable, approximation: LocalMethod) -> Callable:

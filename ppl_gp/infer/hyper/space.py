@@ -18,9 +18,9 @@ from numpyro.distributions.transforms import Transform, biject_to
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.reading.roles import cannot_be_drawn, roles
 from ppl_gp.reading.tracing import run
+from ppl_gp.settings import MAP, Fixed
 
 _MEDIAN_DRAWS = 101
 _AT_BOUND = 1e-3

@@ -15,9 +15,9 @@ from ppl_gp.infer.mcmc.sampled_model import (
 )
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.kept import FromDraws
-from ppl_gp.option_checks import require_settings
 from ppl_gp.reading.roles import require_gp, roles
 from ppl_gp.results.fit import Fit
+from ppl_gp.settings import require_settings
 
 
 class NUTS(eqx.Module):

@@ -14,7 +14,6 @@ from jax.flatten_util import ravel_pytree
 
 from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, ModelError, Result, warn
-from ppl_gp.hyperparameters import MAP, Sample
 from ppl_gp.infer.batches import as_batch, repeated
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.hyper.map import warn_if_weakly_known
@@ -36,6 +35,7 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.roles import roles
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import verb
+from ppl_gp.settings import MAP, Sample
 from ppl_gp.sparse.bound import Batch, priors_at, require_gaussian
 from ppl_gp.sparse.svgp import SVGP
 

@@ -9,7 +9,6 @@ from numpyro import handlers
 from ppl_gp.deep.structure import Structure, structure_of
 from ppl_gp.errors import DataError
 from ppl_gp.gp import unwrap
-from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.space import held, holding
@@ -26,8 +25,9 @@ from ppl_gp.reading.predictor.levels import require_levels
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.row_independence import require_pairs, unpaired
 from ppl_gp.reading.tracing import run
+from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch
-from ppl_gp.sparse.select import MAX_CANDIDATES
+from ppl_gp.sparse.inducing import MAX_CANDIDATES
 from ppl_gp.sparse.svgp import SVGP
 
 _DRAWN_ROWS = 1000

@@ -14,7 +14,6 @@ from ppl_gp.deep.latents import Amortised, Free
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
-from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name
 from ppl_gp.infer.maximised import require_bounded
@@ -38,6 +37,7 @@ from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
+from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.expectation import expected_log_lik
 from ppl_gp.sparse.families import Family

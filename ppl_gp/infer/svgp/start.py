@@ -24,7 +24,6 @@ from ppl_gp.deep.latents import (
 from ppl_gp.deep.structure import Structure
 from ppl_gp.errors import DataError
 from ppl_gp.gp import GP, unwrap
-from ppl_gp.hyperparameters import MAP, Fixed
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.map import other_scales
 from ppl_gp.infer.hyper.space import Space, fixed_values, space, starts
@@ -36,12 +35,12 @@ from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood
 from ppl_gp.reading.predictor.parts import Weighted
 from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch, Variational
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian, NaturalGaussian
-from ppl_gp.sparse.inducing import InducingVariables, Points
+from ppl_gp.sparse.inducing import InducingVariables, Points, select
 from ppl_gp.sparse.parts import PartsVariables, natural_prior, parts_variables
 from ppl_gp.sparse.process import batch_of
-from ppl_gp.sparse.select import select
 from ppl_gp.sparse.svgp import SVGP
 
 INNER_SCALE = 1e-2  # standard deviation of q(v) in inner layers at the start

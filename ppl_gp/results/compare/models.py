@@ -17,12 +17,12 @@ from scipy.special import logsumexp
 
 from ppl_gp.errors import DataError
 from ppl_gp.gp import bare_shape, mask_of, unwrap
-from ppl_gp.hyperparameters import MAP
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.compare.table import printed
 from ppl_gp.results.datatree import require_same_stream, training_sites
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.tree_dimensions import observed_names
+from ppl_gp.settings import MAP
 
 
 @dataclasses.dataclass(frozen=True)

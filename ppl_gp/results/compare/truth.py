@@ -28,16 +28,15 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from ppl_gp.numerics.blocks import positive_part, times
-from ppl_gp.numerics.lapack import cholesky
-from ppl_gp.numerics.linalg import add_diagonal, half_log_det, tril_inverse
+from ppl_gp.numerics.linalg import add_diagonal, cholesky, half_log_det, tril_inverse
 from ppl_gp.numerics.modes import derivatives
-from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.factors import functions_of, read
 from ppl_gp.results.datatree import training_sites
 from ppl_gp.results.left_out import khats
 from ppl_gp.results.record import Record
 from ppl_gp.results.tree_dimensions import observed_names
+from ppl_gp.settings import as_key
 
 WIDTHS = (1.0, 1.4, 2.0, 4.0)
 MODE_WIDTHS = (1.0, 2.0)  # of the Gaussians at other modes

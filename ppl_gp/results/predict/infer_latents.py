@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 
 from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.option_checks import as_key
 from ppl_gp.quick import full_jit
 from ppl_gp.results.integrals.latent_proposals import Proposals
 from ppl_gp.results.integrals.several import coupled_groups
 from ppl_gp.results.query.by_names import observing, with_observations
 from ppl_gp.results.query.query import Query, query_at
 from ppl_gp.results.record import Record
+from ppl_gp.settings import as_key
 
 
 class LatentDraws(NamedTuple):

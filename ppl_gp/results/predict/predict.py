@@ -21,7 +21,6 @@ from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.observations import OrdinalProbit
-from ppl_gp.option_checks import as_key
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.declared import Declared
 from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
@@ -37,6 +36,7 @@ from ppl_gp.results.query.by_names import (
 )
 from ppl_gp.results.query.query import Integration, Query, query_at
 from ppl_gp.results.record import Record
+from ppl_gp.settings import as_key
 
 UNKNOWN = 0.5  # nats, a standard error from which a log density is no more than a guess
 # Distributions over classes by the parameter that has an entry for each; a count has a number of

@@ -2,11 +2,9 @@
 combine.
 """
 
-from ppl_gp.sparse.features.composed import Additive, Kronecker
 from ppl_gp.sparse.features.concatenated import Concatenated, Derivatives
-from ppl_gp.sparse.features.fourier import FourierFeatures
-from ppl_gp.sparse.features.laplacian import LaplacianFeatures
-from ppl_gp.sparse.features.mercer import MercerFeatures
+from ppl_gp.sparse.features.spectral import FourierFeatures, LaplacianFeatures, MercerFeatures
+from ppl_gp.sparse.features.structure import Additive, Kronecker
 
 __all__ = [
     "FourierFeatures",

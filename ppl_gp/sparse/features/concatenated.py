@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ppl_gp.errors import DataError, ModelError
+from ppl_gp.kernels.base import safe_sqrt
 from ppl_gp.kernels.derivative import WithDerivatives, as_dim, require_differentiable
-from ppl_gp.kernels.distance import safe_sqrt
 from ppl_gp.numerics.linalg import add_diagonal, default_jitter, product
 from ppl_gp.sparse.inducing import InducingVariables, Points, require_places
 from ppl_gp.sparse.root import DenseRoot, Root, dense_root
