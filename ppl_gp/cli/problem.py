@@ -19,7 +19,7 @@ from ppl_gp.cli.tables import Columns, is_number, read_table
 from ppl_gp.errors import DataError, ModelError, PplGpError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.arguments import argument_names, as_arrays, parameters_of
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.store.portrait import site_number

@@ -10,7 +10,7 @@ import numpy as np
 from ppl_gp.errors import LISTED, ModelError
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.dependence import reached
-from ppl_gp.reading.missing_observations import observes_nothing
+from ppl_gp.reading.refusals import observes_nothing
 from ppl_gp.reading.roles import Roles, require_gp
 
 

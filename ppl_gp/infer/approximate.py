@@ -21,7 +21,7 @@ from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.svgp.look import subsampling_plates, uses_inputs
 from ppl_gp.infer.svgp.start import initial_latents, num_rows, of_site
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import is_gp, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.bound import Batch

@@ -11,10 +11,9 @@ from ppl_gp.errors import LISTED, DataError, FitError, ModelError, Result
 from ppl_gp.frames.names import Names, explained
 from ppl_gp.infer.sources import Stream
 from ppl_gp.reading.arguments import Leaves, argument_names, as_arrays, named_arrays
-from ppl_gp.reading.declared import declare, own_function
 from ppl_gp.reading.fingerprint import settle
-from ppl_gp.reading.missing_observations import require_drawn
-from ppl_gp.reading.user_errors import of_the_model
+from ppl_gp.reading.reading import declare, own_function
+from ppl_gp.reading.refusals import of_the_model, require_drawn
 from ppl_gp.results.fit import Fit
 from ppl_gp.runtime import one_at_a_time, stopwatch, verb, was_interrupt
 from ppl_gp.settings import as_key, require_known

@@ -6,9 +6,9 @@ import numpy as np
 
 from ppl_gp.errors import DataError, ModelError, warn
 from ppl_gp.local.method import LocalMethod
-from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.settings import GAUSSIAN

@@ -15,8 +15,7 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.factors import factors_of, read
-from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.roles import require_no_subsampling, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit

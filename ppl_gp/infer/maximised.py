@@ -19,7 +19,6 @@ from numpyro.primitives import Messenger
 from ppl_gp.errors import ONE_TABLE, ModelError, warn
 from ppl_gp.gp import bare, unwrap
 from ppl_gp.reading.affine import bend
-from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes, keyed
@@ -28,7 +27,7 @@ from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.predictor.predictor import is_gaussian
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.predictor.sites import gaussian, mean_of
-from ppl_gp.reading.reading import Reading
+from ppl_gp.reading.reading import Declared, Reading
 from ppl_gp.reading.roles import is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import line_of

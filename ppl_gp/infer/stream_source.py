@@ -14,7 +14,7 @@ from ppl_gp.errors import DataError, warn
 from ppl_gp.frames.names import Names, arrays
 from ppl_gp.infer.sources import Rows, Stream, bind, num_rows, row_axes, take
 from ppl_gp.reading.arguments import Leaves, argument_names, argument_of, wide
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 
 _INPUTS = "positional argument 0"
 MOST_LOOKED = 2000  # rows that stand for all, or are summed at once

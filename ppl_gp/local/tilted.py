@@ -2,7 +2,7 @@
 
 Quadrature in log space, at the modes and breaks of the factor, with an estimate of its error; a
 closed form where the likelihood is a Gaussian or a probit of a + b f, which is proved while tracing
-(the site's type; `numerics.affine`).
+(the site's type; `reading.affine`).
 
 q without a share of each datum's site, and what moments of the tilted distributions, cavity x
 p(y_n | f_n)^power, give: the sites that match them, and their part of the evidence.

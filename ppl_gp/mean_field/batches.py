@@ -35,7 +35,7 @@ from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.structure import Structure, find_structure, number_of, start_of
 from ppl_gp.mean_field.sweep import caution_of
 from ppl_gp.quick import FEW_DATA, quick_jit
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import require_no_subsampling, roles
 
 

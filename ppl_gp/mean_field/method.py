@@ -235,5 +235,5 @@ def _stages(structure: Structure, starts, method: MeanField) -> Iterator[Stage]:
 @quick_jit
 def _climb(joint: LogJoint, terms, state: Progress, tol: float, num: int):
     # On CPU one start after the other: NumPyro's own factors of Wishart and normal sites, batched
-    # over starts, can wait for each other for ever (`numerics.lapack`).
+    # over starts, can wait for each other for ever (`numerics.linalg`).
     return over_leading_axis(lambda s: climb(joint, terms, s, tol, num), state)

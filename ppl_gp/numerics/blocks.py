@@ -6,7 +6,7 @@ softmax they are diag(d) - d d^T / sum d, given by d, (R, N): "minus rank one".
 
 Factors and inverses of many small matrices (..., R, R) are loops over R that are written out,
 elementwise over the batch: LAPACK's batched kernels on CPU wait in the thread pool that runs the
-program (`numerics.lapack`), and cost more than the arithmetic of matrices of ten rows. Cost: R^3
+program (`numerics.linalg`), and cost more than the arithmetic of matrices of ten rows. Cost: R^3
 operations per entry of the batch, and R^2 to compile. Differentiable.
 """
 

@@ -2,7 +2,7 @@
 differentiable.
 
 Up to four rows the loops are written out over the batch (`numerics.blocks`); above, LAPACK takes
-one matrix after another (`numerics.lapack`). O(D^3) a matrix. Derivatives are written down,
+one matrix after another (`numerics.linalg`). O(D^3) a matrix. Derivatives are written down,
 products with the inverse, so that differentiating traces and compiles no second set of loops.
 """
 

@@ -25,11 +25,11 @@ from ppl_gp.gp import GP, mask_of, unwrap
 from ppl_gp.observations import BernoulliProbit
 from ppl_gp.reading.affine import Dependence, dependence
 from ppl_gp.reading.arguments import as_arrays, named_arrays
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.dependence import depends
-from ppl_gp.reading.missing_observations import observes_nothing
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.prior import PredictorGP
+from ppl_gp.reading.reading import declare
+from ppl_gp.reading.refusals import observes_nothing
 from ppl_gp.reading.roles import (
     Roles,
     is_observed,

@@ -17,7 +17,7 @@ from numpyro.primitives import Messenger
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.label_rules import LabelRules
 from ppl_gp.reading.labels import Cause, Seen
-from ppl_gp.reading.shapes import (
+from ppl_gp.reading.tracing import (
     ARGUMENT,
     SITE,
     Look,

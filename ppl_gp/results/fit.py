@@ -16,8 +16,8 @@ from ppl_gp.errors import DataError, FitError, ModelError, Result
 from ppl_gp.kept import FromPseudo
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.reading.arguments import argument_names, argument_of
-from ppl_gp.reading.declared import require_unchanged
-from ppl_gp.reading.user_errors import of_the_model
+from ppl_gp.reading.reading import require_unchanged
+from ppl_gp.reading.refusals import of_the_model
 from ppl_gp.results.datatree import draws_with_parts, to_datatree
 from ppl_gp.results.loo import loo
 from ppl_gp.results.parts import components, effects, function_rows

@@ -12,10 +12,10 @@ from numpyro.distributions import biject_to, constraints
 
 from ppl_gp.errors import Result, StoreError, warn
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import Declared, own_function
 from ppl_gp.reading.fingerprint import keyed, reads
-from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.reading import Declared, own_function
+from ppl_gp.reading.refusals import require_drawn
 from ppl_gp.reading.tracing import run
 from ppl_gp.results.fit import Fit
 from ppl_gp.results.store.archive import named, package_versions, read_archive

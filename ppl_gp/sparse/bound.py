@@ -23,8 +23,8 @@ from ppl_gp.errors import ModelError
 from ppl_gp.gp import GP, unwrap
 from ppl_gp.numerics.linalg import add_diagonal, half_log_det, product, robust_cholesky, solve_lower
 from ppl_gp.reading.affine import degree
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.sparse.expectation import (

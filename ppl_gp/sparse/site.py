@@ -13,7 +13,7 @@ from numpyro.distributions.kl import kl_divergence
 
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import GP
-from ppl_gp.reading.row_independence import require_pairs, unpaired
+from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.sparse.families import DiagonalGaussian, Family, FullGaussian
 from ppl_gp.sparse.inducing import InducingVariables, Points
 from ppl_gp.sparse.process import SparseProcess, sparse_process

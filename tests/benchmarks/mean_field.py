@@ -25,7 +25,7 @@ from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.method import _climb
 from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.mean_field.sweep import begin
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from tests.benchmarks.common import Row, ratio, seconds
 from tests.benchmarks.fresh import fresh
 

@@ -32,7 +32,7 @@ from ppl_gp.mean_field.stochastic import (
 from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.mean_field.sweep import bound, sweep, updated
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 
 RNG = np.random.default_rng(11)
 ROWS = np.concatenate([RNG.normal(-2, 0.7, (10, 2)), RNG.normal(2, 1.0, (14, 2))])[

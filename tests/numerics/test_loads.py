@@ -11,9 +11,8 @@ import pytest
 
 import ppl_gp as pg
 from ppl_gp.numerics.low_rank import Dense, OneAndOthers
-from ppl_gp.reading.predictor.parts import FEW_LEVELS
+from ppl_gp.reading.predictor.parts import FEW_LEVELS, OneEach, entries_seen
 from ppl_gp.reading.predictor.prior import loads_of
-from ppl_gp.reading.predictor.single_lookup import OneEach, entries_seen
 
 N, LEVELS = 40, 17
 

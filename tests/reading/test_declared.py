@@ -16,8 +16,7 @@ import pytest
 from numpyro import handlers
 
 import ppl_gp as pg
-from ppl_gp.reading.declared import declare
-from ppl_gp.reading.reading import read_off
+from ppl_gp.reading.reading import declare, read_off
 
 K = pg.kernels.RBF(1.0, 0.7)
 N = 3  # as many data as there are outputs, sensors, blanks and places

@@ -17,7 +17,7 @@ from ppl_gp import kernels
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
 from ppl_gp.infer.probes.joint import probe
 from ppl_gp.infer.probes.observed import first_trace
-from ppl_gp.reading.missing_observations import require_dtype
+from ppl_gp.reading.refusals import require_dtype
 
 N = 6
 X = np.random.default_rng(0).normal(size=(N, 2))

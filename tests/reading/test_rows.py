@@ -17,8 +17,7 @@ import ppl_gp as pg
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.rows import Rows
 from ppl_gp.reading.rows import rows_of as read_rows
-from ppl_gp.reading.shapes import look_at
-from ppl_gp.reading.tracing import bare_trace
+from ppl_gp.reading.tracing import bare_trace, look_at
 from ppl_gp.reading.walk import line_of
 
 N = 7

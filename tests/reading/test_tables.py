@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import ppl_gp as pg
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 
 RNG = np.random.default_rng(0)
 PLACES, IDX = np.linspace(0.0, 3.0, 5)[:, None], RNG.integers(0, 5, 12)

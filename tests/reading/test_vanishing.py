@@ -11,7 +11,7 @@ import pytest
 import ppl_gp as pg
 from ppl_gp.infer.hyper.map import vanishing, weakly_known
 from ppl_gp.infer.hyper.space import Space
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.tracing import run
 
 X = np.linspace(0.0, 6.0, 12)

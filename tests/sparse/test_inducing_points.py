@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 import ppl_gp as pg
 from ppl_gp.infer.hyper.map import other_scales
 from ppl_gp.infer.svgp import run as long_run
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.sparse.inducing import select
 
 

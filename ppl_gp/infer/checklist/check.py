@@ -30,14 +30,18 @@ from ppl_gp.infer.checklist.sites import (
 from ppl_gp.infer.fit import list_methods_by
 from ppl_gp.infer.probes.observed import checked_trace
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
-from ppl_gp.reading.declared import declare, own_function
-from ppl_gp.reading.missing_observations import require_drawn
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed
+from ppl_gp.reading.reading import declare, own_function
+from ppl_gp.reading.refusals import (
+    of_the_model,
+    require_drawn,
+    require_none_tied,
+    require_pairs,
+    unpaired,
+)
 from ppl_gp.reading.roles import is_factor, roles
-from ppl_gp.reading.row_independence import require_none_tied, require_pairs, unpaired
 from ppl_gp.reading.tracing import run
-from ppl_gp.reading.user_errors import of_the_model
 from ppl_gp.runtime import one_at_a_time
 
 

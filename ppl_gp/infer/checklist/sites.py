@@ -18,10 +18,9 @@ from ppl_gp.infer.hyper.space import Space, space
 from ppl_gp.kernels.stationary import Isotropic
 from ppl_gp.priors import distances
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.declared import Declared
-from ppl_gp.reading.missing_observations import require_observations
-from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.reading import Declared
+from ppl_gp.reading.refusals import require_observations
 from ppl_gp.reading.roles import Roles, is_factor, require_gp, subsampling
 from ppl_gp.reading.tracing import run
 

@@ -18,7 +18,7 @@ from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer.elbo.particle import OverRows, Particle, auxiliary, log_density, seeded
 from ppl_gp.infer.probes.guides import require_guide
-from ppl_gp.reading.declared import declare
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import plate_scale
 from ppl_gp.reading.tracing import bare_trace
 from ppl_gp.settings import require_whole

@@ -20,9 +20,9 @@ from ppl_gp.local.method import LocalMethod, centred, has_digits, log_evidence
 from ppl_gp.local.natural import of_arrays
 from ppl_gp.numerics.blocks import diagonal_of
 from ppl_gp.quick import quick_jit
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.factors import read
 from ppl_gp.reading.predictor.prior import covariance_of
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.tracing import sample_hyper
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import Sample

@@ -28,8 +28,8 @@ from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.factors import JointLogLikelihood
+from ppl_gp.reading.reading import declare
 from ppl_gp.reading.tracing import run, sample_hyper, set_gps
 from ppl_gp.results.fit import Fit
 from ppl_gp.settings import require_settings

@@ -7,8 +7,8 @@ import numpyro.distributions as dist
 
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import unwrap
+from ppl_gp.reading.refusals import VALUE_WANTED
 from ppl_gp.reading.roles import is_missing_part, subsampling
-from ppl_gp.reading.user_errors import VALUE_WANTED
 
 _FAR = 1e30  # inside of every unbounded support of numbers, and of no bounded one
 

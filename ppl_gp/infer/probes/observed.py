@@ -18,9 +18,9 @@ from ppl_gp.errors import DataError, ModelError
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.infer.probes.joint import listed, require_finite
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.dependence import depends
-from ppl_gp.reading.missing_observations import require_dtype, require_observations
+from ppl_gp.reading.reading import declare
+from ppl_gp.reading.refusals import VALUE_WANTED, require_dtype, require_observations
 from ppl_gp.reading.roles import (
     cannot_be_drawn,
     is_factor,
@@ -29,7 +29,6 @@ from ppl_gp.reading.roles import (
     sum_per_datum,
 )
 from ppl_gp.reading.tracing import reading_of, run
-from ppl_gp.reading.user_errors import VALUE_WANTED
 
 _DRAWS = 20  # of the prior, in which a row has no log-likelihood before it is named
 

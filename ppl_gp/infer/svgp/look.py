@@ -17,13 +17,12 @@ from ppl_gp.infer.probes.joint import probe_layers
 from ppl_gp.infer.probes.observed import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
-from ppl_gp.reading.declared import declare
 from ppl_gp.reading.dependence import depends
 from ppl_gp.reading.digest import arrays_of
-from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
+from ppl_gp.reading.reading import declare
+from ppl_gp.reading.refusals import require_pairs, unpaired
 from ppl_gp.reading.roles import roles
-from ppl_gp.reading.row_independence import require_pairs, unpaired
 from ppl_gp.reading.tracing import run
 from ppl_gp.settings import MAP, Fixed
 from ppl_gp.sparse.bound import Batch

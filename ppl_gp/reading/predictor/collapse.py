@@ -15,7 +15,6 @@ import numpyro.distributions as dist
 
 from ppl_gp.gp import hidden_axes, unwrap
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.dependence import sources
 from ppl_gp.reading.digest import arrays_of
 from ppl_gp.reading.fingerprint import by_shapes
@@ -26,6 +25,7 @@ from ppl_gp.reading.predictor.predictor import Cut, Innovated, Rest, is_gaussian
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.predictor.sites import spread_of
 from ppl_gp.reading.predictor.skeleton import Skeleton, skeleton
+from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_gp, is_missing_part, is_observed, is_whole, roles
 from ppl_gp.reading.tracing import run
 from ppl_gp.reading.walk import needed

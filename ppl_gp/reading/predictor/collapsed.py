@@ -6,6 +6,8 @@ every method and every verb for one function of a datum takes it as it stands.
 
 `Plan` is what `collapse` finds in a model: which sites are integrated, and what the observed sites
 are computed from.
+
+Whether the integrated sites have what the rows of a model look up in them.
 """
 
 from collections.abc import Mapping
@@ -15,18 +17,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from ppl_gp.errors import DataError
+from ppl_gp.errors import DataError, warn
 from ppl_gp.gp import unwrap
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.predictor.predictor import Innovated, ObservedPart, Rest
 from ppl_gp.reading.predictor.prior import PredictorGP, RowsKernel
 from ppl_gp.reading.predictor.skeleton import Skeleton
-from ppl_gp.reading.reading import Reading
+from ppl_gp.reading.reading import Declared, Reading
 from ppl_gp.reading.tracing import sample_hyper
 
 
@@ -154,3 +156,33 @@ class Collapsed(Declared):
             if site.scale is not None:
                 around.enter_context(handlers.scale(scale=site.scale))
             numpyro.sample(sees.label, site.fn, obs=None if missing else site.value)
+
+
+def require_levels(model: Collapsed, args: tuple, kwargs: dict, hyper: dict) -> None:
+    """Raise `DataError` where an index of an effect, or of a place, is out of its range, which
+    JAX would take for the nearest one inside. Not under `jit`.
+    """
+    num, arrays = model.completed(args, kwargs)
+    rest = Rest(arrays if num > 1 else model.skeleton.twice(arrays), hyper)
+    zero = model.moved.zero(rest)
+    names = [None] * len(jax.tree.leaves(zero)) + sorted(arrays)
+    here = model.moved.at(rest)
+    for indices, sizes, places, signed in here.predictors.looked_up(zero, rest):
+        outside = np.asarray((indices < 0) | (indices >= jnp.asarray(sizes)))
+        paths = [p for i in places if i < len(names) and (p := names[i])]
+        if (below := min((int(np.min(x)) for x in signed), default=0)) < 0:
+            warn(
+                f"argument {paths} leads to negative indices ({below}), which count from the end: "
+                "-1 is the last level. Start at 0; if -1 stands for a missing group (as "
+                "pandas.factorize has it), give that a level of its own."
+            )
+        if outside.any():
+            rows, bad = outside.any(-1), np.asarray(indices)[outside]
+            if len(signed) == 1 and signed[0].shape == rows.shape:  # before JAX adds the size
+                bad = np.asarray(signed[0])[rows]
+            raise DataError(
+                f"argument {paths} leads to the index {np.unique(bad)[:3].tolist()}, and what it "
+                f"looks up has {[n for n in sizes if n > 1] or sizes} entries: a level that the "
+                "model does not have. Declare as many members of the plate as there are levels, "
+                "new ones included: those without data keep their prior."
+            )

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import LISTED, ModelError
-from ppl_gp.reading.declared import Declared
 from ppl_gp.reading.digest import Bones
 from ppl_gp.reading.predictor.cut import Predictors, at_places
 from ppl_gp.reading.predictor.sites import gaussian, mean_of
 from ppl_gp.reading.predictor.skeleton import Skeleton
+from ppl_gp.reading.reading import Declared
 from ppl_gp.reading.roles import is_observed
 from ppl_gp.reading.tracing import run
 

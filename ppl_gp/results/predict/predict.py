@@ -22,7 +22,7 @@ from ppl_gp.gp import unwrap
 from ppl_gp.numerics.quadrature import TOLERANCE
 from ppl_gp.observations import OrdinalProbit
 from ppl_gp.reading.arguments import Leaves
-from ppl_gp.reading.declared import Declared
+from ppl_gp.reading.reading import Declared
 from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
 from ppl_gp.results.integrals.factorised_moments import integrated_moments, warn_if_infinite
 from ppl_gp.results.integrals.quantiles import quantiles_at

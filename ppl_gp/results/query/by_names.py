@@ -13,7 +13,7 @@ from ppl_gp.frames.names import Names
 from ppl_gp.gp import mask_of, unwrap
 from ppl_gp.quick import full_jit
 from ppl_gp.reading.arguments import argument_names, argument_of, as_arrays, parameters_of
-from ppl_gp.reading.missing_observations import require_dtype
+from ppl_gp.reading.refusals import require_dtype
 from ppl_gp.reading.roles import is_factor, is_observed
 from ppl_gp.results.query.query import Query
 from ppl_gp.results.record import Record

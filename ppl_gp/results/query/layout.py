@@ -16,9 +16,9 @@ from ppl_gp.draws import Draws
 from ppl_gp.errors import DataError, PplGpError
 from ppl_gp.gp import bare, bare_shape, unwrap
 from ppl_gp.reading.factors import is_concave
+from ppl_gp.reading.refusals import VALUE_WANTED, integers_wanted
 from ppl_gp.reading.roles import data_axis, is_gp, is_missing_part
 from ppl_gp.reading.tracing import run
-from ppl_gp.reading.user_errors import VALUE_WANTED, integers_wanted
 
 MAX_SUPPORT = 1000  # outcomes beyond which probabilities are not enumerated
 

@@ -23,8 +23,7 @@ from ppl_gp.kernels.pairs import kernels_differ
 from ppl_gp.numerics.linalg import default_jitter, robust_cholesky
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
-from ppl_gp.reading.predictor.collapsed import Collapsed
-from ppl_gp.reading.predictor.levels import require_levels
+from ppl_gp.reading.predictor.collapsed import Collapsed, require_levels
 from ppl_gp.reading.predictor.prior import PredictorGP
 from ppl_gp.reading.tracing import annotated, reading_of, run, set_gps
 from ppl_gp.results.query.layout import Layout, ObservedSite, layout

@@ -27,11 +27,10 @@ from ppl_gp.mean_field.paired import NormalGamma, NormalWishart
 from ppl_gp.mean_field.positive import Gamma, Wishart
 from ppl_gp.numerics.arrow import Arrow
 from ppl_gp.reading.arguments import Leaves, argument_names, argument_of, optional_arguments
-from ppl_gp.reading.declared import own_function
 from ppl_gp.reading.fingerprint import reads
 from ppl_gp.reading.predictor.collapsed import Collapsed, Observed, Plan
 from ppl_gp.reading.predictor.skeleton import Skeleton
-from ppl_gp.reading.reading import Reading
+from ppl_gp.reading.reading import Reading, own_function
 from ppl_gp.results.record import Record
 from ppl_gp.results.store.archive import NUMBER_KINDS, write_archive
 from ppl_gp.results.store.portrait import portrait

@@ -1,11 +1,15 @@
-"""Whether a model was given its observations, in a dtype that their density takes, and whether
-handlers around it substitute or hide latents: such a site is still random, and whatever value an
-inference gives it the model ignores.
+"""What is refused before any work, and what a user's model raises while it is run, as errors of
+this package that say what to change.
+
+Whether a model was given its observations, in a dtype that their density takes; whether handlers
+around it substitute or hide latents: such a site is still random, and whatever value an inference
+gives it the model ignores; whether new rows have a covariance with the training rows.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -13,13 +17,121 @@ import jax
 import jax.numpy as jnp
 from jax import random
 from numpyro import handlers
+from numpyro.distributions import Distribution
 from numpyro.primitives import Messenger
 
 from ppl_gp.errors import DataError, ModelError
-from ppl_gp.gp import unwrap
+from ppl_gp.gp import GP, unwrap
+from ppl_gp.kernels.pairs import pair_fault
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.roles import Roles, is_factor, is_observed, roles
 from ppl_gp.reading.tracing import bare_trace
+
+VALUE_WANTED = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+# methods of a distribution that NumPyro's base class, or a user's, leaves to others
+_WANTED = {
+    "sample": (
+        ", and what was asked for is drawn: give the class sample(self, key, sample_shape=()); or "
+        "leave `sample` out of it, for answers that need no draw"
+    ),
+    "log_prob": ": give the class log_prob(self, value), the log density of each entry",
+}
+_OURS = "ppl_gp jax jaxlib numpyro equinox numpy functools contextlib threading".split()
+
+
+def of_the_model(function: Callable) -> Callable:
+    """The same function; NumPy on a traced array becomes a `ModelError`, a mask of numbers, a
+    distribution's parameter out of range, or a plate of size zero, a `DataError`.
+    """
+
+    @functools.wraps(function)
+    def told(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs))
+        if any(isinstance(x, jax.core.Tracer) for x in leaves):
+            raise DataError(
+                f"{function.__name__} was given an array that jax.jit, jax.vmap or jax.grad "
+                "traces, and it needs numbers: call it outside of them, as it compiles its own "
+                "work. Inside of them a model with a GP has fit.posterior(X_new).mean and "
+                ".variance, of f."
+            )
+        try:
+            return function(*args, **kwargs)
+        except VALUE_WANTED as error:
+            raise ModelError(
+                f"the model asks for the values of an array while it is compiled{_line(error)}: "
+                "NumPy was applied to an argument or a site's value, or `if`, a loop or an index "
+                "depends on one. Use jax.numpy there: jnp.asarray(table)[index] for "
+                "table[index], jnp.where for np.where and `if`."
+            ) from error
+        except jax.errors.UnexpectedTracerError as error:
+            raise ModelError(
+                f"the model keeps an array of an earlier run{_line(error)}: a function, or a "
+                "method of a distribution's class, encloses it. Keep each array that a "
+                "distribution uses as an attribute, self.loc = loc."
+            ) from error
+        except NotImplementedError as error:
+            *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+            name, own = frame.f_code.co_name, frame.f_locals.get("self")
+            if name not in _WANTED or not isinstance(own, Distribution):
+                raise
+            raise ModelError(
+                f"{type(own).__name__}, the distribution of a site{_line(error)}, has no `{name}`"
+                f"{_WANTED[name]}."
+            ) from error
+        except TypeError as error:
+            if (told := integers_wanted(error)) is None:
+                raise
+            raise told from error
+        except ValueError as error:
+            if "should be a bool array" in str(error):
+                raise DataError(
+                    f"a mask of the model holds numbers, or is left out{_line(error)}: make it "
+                    "boolean there, mask=seen.astype(bool) or obs_mask=seen.astype(bool)."
+                ) from error
+            if "distribution got invalid" not in str(error):
+                raise
+            raise DataError(
+                f"{error}: a distribution of the model refuses it{_line(error)}; check the "
+                "arguments of the model."
+            ) from error
+        except AssertionError as error:
+            if "size of plate" not in str(error):
+                raise
+            raise DataError(
+                f"a plate of the model has size zero{_line(error)}: give it at least one element "
+                "(a row of the data, a group, a component), or leave it out where there is none."
+            ) from error
+
+    return told
+
+
+def integers_wanted(error: Exception) -> DataError | None:
+    """What to say of an index that is not of integers, the model's own or NumPyro's binomial's."""
+    if "Indexer must have integer" not in str(error):
+        return None
+    frames = traceback.walk_tb(error.__traceback__)
+    if any(f.f_code.co_name == "_binomial_dispatch" for f, _ in frames):
+        told = "NumPyro draws from a binomial whose total_count is of integers alone"
+        return DataError(f"{told}{_line(error)}: write total_count=n.astype(int) in the model.")
+    return DataError(
+        f"the model looks something up by numbers that are no integers{_line(error)}: "
+        f"{str(error).split('.')[0]}. Give an index of integers, group.astype(int)."
+    )
+
+
+def _line(error: Exception) -> str:
+    """Where in the user's code it happened."""
+    own = [
+        f" ({f.f_code.co_name}, line {line})"
+        for f, line in traceback.walk_tb(error.__traceback__)
+        if f.f_globals.get("__name__", "").split(".")[0] not in _OURS
+    ]
+    return own[-1] if own else ""
 
 
 def require_observations(model: Callable, args: tuple, kwargs: dict, trace: dict) -> None:
@@ -195,3 +307,37 @@ def _with_values(model, leaves: Leaves) -> list[str]:
     except jax.errors.JAXTypeError:  # the model looks at values
         trace(leaves.arrays)
     return found
+
+
+def unpaired(priors: Mapping[str, GP]) -> dict[str, str]:
+    """{GP site whose kernel is no function of two rows: why}: it has a training covariance, and
+    none with new rows.
+    """
+    faults = {k: pair_fault(prior.kernel, prior.X) for k, prior in priors.items()}
+    return {k: fault for k, fault in faults.items() if fault is not None}
+
+
+def require_pairs(faults: Mapping[str, str]) -> None:
+    """Raise `ModelError` where new rows, or inducing points, have no covariance with the training
+    rows.
+    """
+    for name, fault in faults.items():
+        raise ModelError(
+            f"the kernel of GP site '{name}' is no function k(X1, X2) -> (N1, N2) of any two "
+            f"numbers of rows: {fault}. So other rows have no covariance with the training rows. "
+            "Laplace, EP, VI and NUTS fit the model as it stands; f at the training rows is in "
+            f"fit.latent['{name}']."
+        )
+
+
+def require_none_tied(sites: list[str], there: str = "fit.sites") -> None:
+    """Raise `ModelError` where sites have an entry for each training row, and no others. `there`:
+    where their posterior is.
+    """
+    if sites:
+        raise ModelError(
+            f"site(s) {sites} have an entry for each row of the data and covariances between "
+            "them (a random walk, or a matrix, over the rows themselves), so that other rows have "
+            "none of it. Declare a GP over inputs, pg.GP(kernel, X), or entries for all times "
+            f"that rows index, z[time]. The posterior at the training rows is in {there}."
+        )
