@@ -10,8 +10,7 @@ from ppl_gp.infer.hyper.space import given, held, holding
 from ppl_gp.infer.integrated import integrated
 from ppl_gp.infer.joint_mode import fit_joint
 from ppl_gp.infer.maximised import require_no_maximised_effects
-from ppl_gp.infer.probes.joint import probe
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace, probe
 from ppl_gp.local.laplace import Laplace
 from ppl_gp.local.method import LocalMethod
 from ppl_gp.reading.factors import factors_of, read

@@ -24,7 +24,7 @@ from ppl_gp.infer.batches import (
     where_not_finite,
 )
 from ppl_gp.infer.loop import Stage, interruptible, unless_stopped
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import ArraySource, Rows
 from ppl_gp.infer.stream_source import StreamSource
 from ppl_gp.infer.svgp.checkpoint import Checkpoints, identity

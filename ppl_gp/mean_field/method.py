@@ -15,7 +15,7 @@ from ppl_gp.errors import DataError, ModelError, Result
 from ppl_gp.infer.chains import over_leading_axis
 from ppl_gp.infer.fit import run_method
 from ppl_gp.infer.loop import Stage, interruptible
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.sources import Stream
 from ppl_gp.kept import FromDraws
 from ppl_gp.mean_field.batches import Found, fit_by_steps

@@ -19,7 +19,7 @@ from ppl_gp.quick import full_jit
 from ppl_gp.reading.predictor.collapsed import Collapsed
 from ppl_gp.reading.roles import is_factor, is_gp, is_observed
 from ppl_gp.reading.tracing import run
-from ppl_gp.results.integrals.enumerated import densities_without_labels
+from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.part_draws import draw_layers, draw_parts, own_effects
 from ppl_gp.results.parts import function_rows
 from ppl_gp.results.query.layout import require_all_rows

@@ -34,7 +34,7 @@ from ppl_gp.results.datatree import (
     require_whole_data,
     training_sites,
 )
-from ppl_gp.results.integrals.enumerated import densities_without_labels
+from ppl_gp.results.integrals.latents import densities_without_labels
 from ppl_gp.results.left_out import (
     DRAWS,
     cavity_log_densities,

@@ -19,7 +19,7 @@ from sklearn.mixture import BayesianGaussianMixture
 
 import ppl_gp as pg
 from models.mixture import mixture
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field.forms import with_forms
 from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.method import _climb

@@ -18,7 +18,7 @@ import ppl_gp as pg
 from models.deep import deep
 from models.gplvm import gplvm
 from models.latent import latent
-from ppl_gp.infer.probes.joint import is_additive
+from ppl_gp.infer.probes import is_additive
 from ppl_gp.reading.factors import JointLogLikelihood
 from ppl_gp.sparse.expectation import Expectation, expected_log_lik
 

@@ -12,7 +12,7 @@ from numpyro import handlers
 
 import ppl_gp as pg
 from ppl_gp.errors import DataError, FitError, ModelError, PplGpError
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 
 FIXED = pg.Fixed({"variance": 1.5, "lengthscale": 1.0})
 LOCAL = {

@@ -11,7 +11,7 @@ import pytest
 
 import ppl_gp as pg
 from models.mixture import mixture
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field import conjugacy
 from ppl_gp.mean_field.choose import paired, single
 from ppl_gp.mean_field.conjugacy import num_values

@@ -10,7 +10,7 @@ import pytest
 from conjugate_networks import exact, log_weights, network
 from jax import random
 
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field.discrete import Discrete
 from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.structure import find_structure

@@ -14,7 +14,7 @@ from jax import random
 import ppl_gp as pg
 from models.linear_regression import linear_regression
 from models.mixture import mixture
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field import batches as stochastic_fit
 from ppl_gp.mean_field import batches as stochastic_run
 from ppl_gp.mean_field.family import blend

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gaussian_graphs import SITES, Graph, K, random_graph, separated
 
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.structure import find_structure
 from ppl_gp.mean_field.sweep import updated

@@ -15,8 +15,7 @@ from numpyro import handlers
 import ppl_gp as pg
 from ppl_gp import kernels
 from ppl_gp.errors import DataError, ModelError, NotPointwiseError
-from ppl_gp.infer.probes.joint import probe
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace, probe
 from ppl_gp.reading.refusals import require_dtype
 
 N = 6

@@ -5,7 +5,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.mean_field.log_joint import log_joint_of
 from ppl_gp.mean_field.structure import find_structure, start_of
 from ppl_gp.reading.reading import declare

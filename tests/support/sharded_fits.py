@@ -47,7 +47,7 @@ def on_devices(out):
     batch size says, too.
     """
     from ppl_gp.errors import DataError
-    from ppl_gp.infer.svgp.devices import Placement
+    from ppl_gp.infer.svgp.problem import Placement
 
     seen, real = [], Placement.batch
 

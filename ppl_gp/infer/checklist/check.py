@@ -28,7 +28,7 @@ from ppl_gp.infer.checklist.sites import (
     predictor,
 )
 from ppl_gp.infer.fit import list_methods_by
-from ppl_gp.infer.probes.observed import checked_trace
+from ppl_gp.infer.probes import checked_trace
 from ppl_gp.reading.arguments import Leaves, as_arrays, named_arrays
 from ppl_gp.reading.predictor.collapse import collapse
 from ppl_gp.reading.predictor.collapsed import Collapsed

@@ -17,7 +17,7 @@ from numpyro.infer.elbo import ELBO as NumPyroELBO
 from ppl_gp.deep.importance import Sampling
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.infer.elbo.particle import OverRows, Particle, auxiliary, log_density, seeded
-from ppl_gp.infer.probes.guides import require_guide
+from ppl_gp.infer.hyper.autoguides import require_guide
 from ppl_gp.reading.reading import declare
 from ppl_gp.reading.roles import plate_scale
 from ppl_gp.reading.tracing import bare_trace

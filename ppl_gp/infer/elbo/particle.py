@@ -25,8 +25,7 @@ from ppl_gp.deep.importance import (
 from ppl_gp.deep.structure import Structure, layers
 from ppl_gp.errors import ModelError
 from ppl_gp.gp import bare_shape, unwrap
-from ppl_gp.infer.hyper.autoguides import log_q
-from ppl_gp.infer.probes.guides import require_guide
+from ppl_gp.infer.hyper.autoguides import log_q, require_guide
 from ppl_gp.reading.digest import Bones
 from ppl_gp.reading.roles import (
     data_axis,

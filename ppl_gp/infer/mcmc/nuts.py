@@ -13,7 +13,7 @@ from ppl_gp.infer.mcmc.sampled_model import (
     self_contained,
     whitened,
 )
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.kept import FromDraws
 from ppl_gp.reading.roles import require_gp, roles
 from ppl_gp.results.fit import Fit

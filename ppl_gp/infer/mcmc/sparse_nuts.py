@@ -24,7 +24,7 @@ from ppl_gp.infer.mcmc.sampled_model import (
     require_samplable,
     self_contained,
 )
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace
 from ppl_gp.infer.svgp.look import look_at, site_inputs
 from ppl_gp.infer.svgp.start import inducing_variables, priors_of
 from ppl_gp.kept import FromInducing

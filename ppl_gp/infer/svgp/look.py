@@ -13,8 +13,7 @@ from ppl_gp.infer.batches import Source, as_batch, first_rows, source_of
 from ppl_gp.infer.hyper.autoguides import is_auto
 from ppl_gp.infer.hyper.space import held, holding
 from ppl_gp.infer.integrated import with_effects
-from ppl_gp.infer.probes.joint import probe_layers
-from ppl_gp.infer.probes.observed import first_trace
+from ppl_gp.infer.probes import first_trace, probe_layers
 from ppl_gp.infer.sources import ArraySource, Rows, Stream, num_rows, take
 from ppl_gp.infer.stream_source import MOST_LOOKED, StreamSource
 from ppl_gp.reading.dependence import depends

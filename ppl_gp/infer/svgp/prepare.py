@@ -18,10 +18,9 @@ from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.autoguides import HyperGuide, guide_name
 from ppl_gp.infer.maximised import require_bounded
 from ppl_gp.infer.stream_source import StreamSource
-from ppl_gp.infer.svgp.devices import placement
 from ppl_gp.infer.svgp.final_bound import errors_of
 from ppl_gp.infer.svgp.look import Subject, site_inputs, uses_inputs
-from ppl_gp.infer.svgp.problem import Problem, hyper_at
+from ppl_gp.infer.svgp.problem import Problem, hyper_at, placement
 from ppl_gp.infer.svgp.start import (
     Begun,
     initial_latents,

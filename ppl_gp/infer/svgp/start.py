@@ -27,9 +27,8 @@ from ppl_gp.gp import GP, unwrap
 from ppl_gp.infer.batches import as_batch
 from ppl_gp.infer.hyper.map import other_scales
 from ppl_gp.infer.hyper.space import Space, fixed_values, space, starts
-from ppl_gp.infer.svgp.devices import Placement
 from ppl_gp.infer.svgp.look import Subject
-from ppl_gp.infer.svgp.problem import Problem, hyper_at
+from ppl_gp.infer.svgp.problem import Placement, Problem, hyper_at
 from ppl_gp.infer.svgp.step import State, begin
 from ppl_gp.quick import quick_jit
 from ppl_gp.reading.factors import JointLogLikelihood, LogLikelihood

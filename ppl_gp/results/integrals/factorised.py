@@ -9,6 +9,15 @@ it is q' of the same families, of natural parameters eta_b + c_b, and by Bayes' 
 That the right-hand side is one number, at values of all sites that are far apart, is the proof for
 each row; where it is not (two blocks meet in one density, a local bound stood in for one), rows are
 averaged over draws of q. Labels of a row are summed.
+
+Predictive means, variances and probabilities under mean field, integrated over its factors
+exactly: E[y] = E_q[m(z)] and Var[y] = E_q[v(z) + (m(z) - E[y])^2], m and v of y given the sites z,
+labels of a row summed with their probabilities.
+
+Where m, and v + m^2, are proved affine in statistics of each block that have nodes
+(`Family.moment_rules`), their means are sums over the product of the blocks' nodes. The proof
+is one for all rows: of random combinations of all entries, each scaled to one. Where it fails (a
+sigmoid, a latent of the row that is continuous, a GP, moments that do not exist), q is drawn.
 """
 
 import dataclasses
@@ -22,12 +31,18 @@ from jax import lax, random
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
+from ppl_gp.errors import warn
+from ppl_gp.mean_field.conjugacy import affine_in, quadratic_in
 from ppl_gp.mean_field.discrete import Discrete
-from ppl_gp.mean_field.family import Family, Values
-from ppl_gp.quick import full_jit
+from ppl_gp.mean_field.family import Family, Rule, Values
+from ppl_gp.mean_field.gaussian import Gaussian
+from ppl_gp.quick import full_jit, quick_jit
 from ppl_gp.reading.arguments import Leaves, argument_of
 from ppl_gp.reading.dependence import sources
-from ppl_gp.results.integrals.enumerated import labelled, log_density_of_labels
+from ppl_gp.results.integrals.compiled import Outcome, outcome_given, outcome_moments
+from ppl_gp.results.integrals.latents import all_labels, labelled, log_density_of_labels
+from ppl_gp.results.query.layout import ObservedSite
+from ppl_gp.results.query.mixture import Moments
 from ppl_gp.results.query.query import Query
 
 _SURROUNDINGS = 3
@@ -178,3 +193,187 @@ def _side_by_side(blocks) -> int:
         return sum(math.prod(x.shape) for x in shapes.values())
 
     return max(1, _NUMBERS // max([1, *(held(q) for q in blocks)]))
+
+
+MAX_NODES = 10_000  # runs of the model at all rows, labels included
+_COMBINATIONS = 4  # of all entries, that the proof is of
+
+
+def integrated_moments(query: Query, blocks: tuple[Family, ...]):
+    """What `compiled.predictive` gives, without draws and errors: ({}, {label: Outcome}); `None`
+    where it is not proved exact.
+
+    A proof of some gradients for each block that y sees; the model at all rows at the product of
+    the blocks' nodes and the labels, twice.
+    """
+    (seen, is_all), sites = blocks_of(query, blocks), query.layout.sites
+    if not is_all or query.local or not sites or any(s.axis is None for s in sites):
+        return None
+    if (every := all_labels(query)) is None:
+        return None
+    labels = jnp.asarray(every)
+    if query.layout.local_latents and not bool(_labels_apart(query, seen, labels)):
+        return None
+    rules = _proved_rules(query, seen, labels)
+    nodes = [jax.eval_shape(r.nodes).weights.shape[0] for r in rules or ()]
+    if rules is None or len(labels) * math.prod(nodes) > MAX_NODES:
+        return None
+    found = _integrated_moments(query, seen, rules, labels)
+    y = {}
+    for site in sites:
+        first, second = (
+            jnp.moveaxis(x[site.label], 0, _axis(site)) if site.label in x else None for x in found
+        )
+        if site.support is None:
+            y[site.label] = Outcome(None if second is None else Moments(first, second))
+        else:
+            log_probs = jnp.log(first)
+            y[site.label] = Outcome(outcome_moments(site.support, log_probs), log_probs)
+    return {}, y
+
+
+def warn_if_infinite(query: Query, blocks: tuple[Family, ...]) -> None:
+    """Warn where draws of q are averaged, and a precision that y sees has no mean of its inverse:
+    averages over draws are finite all the same.
+    """
+    seen = [q for q in blocks_of(query, blocks)[0] if q.lacks_variances()]
+    if seen and (labels := all_labels(query)) is not None and not query.draws.kept:
+        named = {k for q in _seen(query, tuple(seen), jnp.asarray(labels)) for k in q.sites}
+        seen = [q for q in seen if not named.isdisjoint(q.sites)]
+    if seen:
+        warn(
+            f"predict: under q the inverse of the precision in {[list(q.sites) for q in seen]} has "
+            "no mean (a Student-t of at most two degrees of freedom): variances of y are infinite "
+            "where they see it, and the averages over draws given here, with their mean_error, "
+            "stand for no number. Ask for quantiles=."
+        )
+
+
+def _axis(site: ObservedSite) -> int:
+    """Of the rows, in moments of y, or in probabilities with the outcomes before them."""
+    return site.axis + (site.support is not None)  # pyright: ignore[reportOptionalOperand]
+
+
+def _given(query: Query, values: Values, z) -> tuple[dict, dict, Array]:
+    """({label: E[y], or p of outcomes}, {label: Var[y]}, log p of the labels), the rows first."""
+    trace, log_p = labelled(query, values, z)
+    first, second = {}, {}
+    for site in query.layout.sites:
+        y = outcome_given(site, trace)
+        if y.log_probs is not None:
+            first[site.label] = jnp.moveaxis(jnp.exp(y.log_probs), _axis(site), 0)
+        elif y.moments is not None:
+            first[site.label], second[site.label] = (
+                jnp.moveaxis(x, _axis(site), 0) for x in y.moments
+            )
+    return first, second, log_p
+
+
+def _summed(query: Query, values: Values, labels, centre: dict | None) -> tuple[dict, dict]:
+    """(E[first], E[v + (m - centre)^2]) over the labels of a row, given all sites in no row."""
+
+    def one(z):
+        first, second, log_p = _given(query, values, z)
+        about = {k: v + (first[k] - (centre or {}).get(k, 0.0)) ** 2 for k, v in second.items()}
+        weigh = lambda x: jnp.expand_dims(jnp.exp(log_p), tuple(range(1, x.ndim))) * x  # noqa: E731
+        return jax.tree.map(weigh, (first, about))
+
+    return _total(one, labels)
+
+
+def _total(function, nodes) -> Any:
+    """The sum of function(node) over the leading axis of a tree, one after another."""
+    shape = jax.eval_shape(function, jax.tree.map(lambda x: x[0], nodes))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shape)
+    add = lambda total, node: (jax.tree.map(jnp.add, total, function(node)), None)  # noqa: E731
+    return lax.scan(add, zero, nodes)[0]
+
+
+@quick_jit
+def _labels_apart(query: Query, blocks, labels):
+    """Whether a row sees its own labels alone: under random labels of all rows it has what it has
+    where all rows have its own.
+    """
+    values, num = anywhere(blocks, random.key(5)), query.layout.num
+    alone = lax.map(lambda z: _given(query, values, z), labels)
+    which = random.randint(random.key(6), (num,), 0, len(labels))
+    mixed = _given(query, values, labels[which].T)
+    same = jax.tree.map(lambda x, every: _close(x, every[which, jnp.arange(num)]), mixed, alone)
+    return jnp.all(jnp.stack(jax.tree.leaves(same)))
+
+
+def _close(a, b):
+    return jnp.all((a == b) | (jnp.abs(a - b) <= _TOLERANCE * (1.0 + jnp.abs(b))))
+
+
+def _proved_rules(query: Query, blocks, labels) -> tuple[Rule, ...] | None:
+    """A rule of each block that the moments of y are computed from."""
+    found = []
+    for q in _seen(query, blocks, labels):
+        if isinstance(q, Discrete):
+            return None
+        proved = (
+            r for r in q.moment_rules() if bool(jnp.all(_is_affine(query, blocks, r, labels)))
+        )
+        if (rule := next(proved, None)) is None:
+            return None
+        found.append(rule)
+    return tuple(found)
+
+
+def _seen(query: Query, blocks, labels) -> list[Family]:
+    """Blocks that what is integrated is computed from, by the jaxpr."""
+    values = dict(query.draws.at(0).hyper)
+    from_sites = sources(lambda v: _given(query, v, labels[0]), values)
+    names = frozenset().union(*jax.tree.leaves(from_sites))
+    return [q for q in blocks if not names.isdisjoint(q.sites)]
+
+
+@quick_jit
+def _is_affine(query: Query, blocks, rule: Rule, labels):
+    """Whether first and second moments are affine in a rule's statistics, other blocks anywhere."""
+    at_centre = _entries(query, centre_of(blocks), labels)
+    size = jnp.abs(at_centre)
+    size = jnp.where(jnp.isfinite(size) & (size > 0), size, 1.0)
+    # every weight is away from zero, or an entry would be left out
+    signs = random.uniform(random.key(7), (_COMBINATIONS, len(size)), minval=0.5, maxval=1.5)
+    signs *= jnp.where(random.bernoulli(random.key(8), shape=signs.shape), 1.0, -1.0)
+
+    def in_surroundings(key):
+        around = anywhere(blocks, random.fold_in(key, 1))
+
+        def combined(own: Values):
+            return signs @ (_entries(query, {**around, **own}, labels) / size)
+
+        if isinstance(rule.q, Gaussian):
+            return quadratic_in(lambda own: list(combined(own)), rule.q, key)
+        return affine_in(combined, rule.q, rule.statistics, key)
+
+    return lax.map(in_surroundings, random.split(random.key(9), _SURROUNDINGS))
+
+
+def _entries(query: Query, values: Values, labels):
+    parts = jax.tree.leaves(_summed(query, values, labels, None))
+    return jnp.concatenate([jnp.ravel(x) for x in parts])
+
+
+@full_jit
+def _integrated_moments(query: Query, blocks, rules: tuple[Rule, ...], labels) -> tuple[dict, dict]:
+    rest = centre_of(blocks)
+    first, _ = _over_nodes(lambda v: _summed(query, v, labels, None), rules, rest)
+    _, second = _over_nodes(lambda v: _summed(query, v, labels, first), rules, rest)
+    return first, second
+
+
+def _over_nodes(function, rules, values: Values) -> Any:
+    """The weighted sum over the product of the rules' nodes."""
+    if not rules:
+        return function(values)
+    nodes = rules[0].nodes()
+
+    def one(node):
+        own, weight = node
+        inner = _over_nodes(function, rules[1:], {**values, **own})
+        return jax.tree.map(lambda x: weight * x, inner)
+
+    return _total(one, (nodes.values, nodes.weights))

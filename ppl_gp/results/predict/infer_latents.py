@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from ppl_gp.deep.latents import encoder_of, latent_form
 from ppl_gp.errors import DataError, ModelError
 from ppl_gp.quick import full_jit
-from ppl_gp.results.integrals.latent_proposals import Proposals
+from ppl_gp.results.integrals.latents import Proposals
 from ppl_gp.results.integrals.several import coupled_groups
 from ppl_gp.results.query.by_names import observing, with_observations
 from ppl_gp.results.query.query import Query, query_at

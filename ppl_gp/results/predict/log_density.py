@@ -18,9 +18,8 @@ from ppl_gp.reading.factors import is_concave
 from ppl_gp.results.integrals import averages, several
 from ppl_gp.results.integrals.compiled import predictive
 from ppl_gp.results.integrals.cubature import log_expectation_and_error
-from ppl_gp.results.integrals.enumerated import combinations, summed_log_density
 from ppl_gp.results.integrals.factorised import integrated_log_density
-from ppl_gp.results.integrals.latent_proposals import Proposals
+from ppl_gp.results.integrals.latents import Proposals, combinations, summed_log_density
 from ppl_gp.results.integrals.likelihood import log_density_per_datum
 from ppl_gp.results.integrals.quantiles import cdf_at
 from ppl_gp.results.query.by_names import observing, with_observations

@@ -24,7 +24,7 @@ from ppl_gp.observations import OrdinalProbit
 from ppl_gp.reading.arguments import Leaves
 from ppl_gp.reading.reading import Declared
 from ppl_gp.results.integrals.compiled import check_link_approximation, joint_draws, predictive
-from ppl_gp.results.integrals.factorised_moments import integrated_moments, warn_if_infinite
+from ppl_gp.results.integrals.factorised import integrated_moments, warn_if_infinite
 from ppl_gp.results.integrals.quantiles import quantiles_at
 from ppl_gp.results.parts import function_rows
 from ppl_gp.results.predict.log_density import log_density_at
